@@ -1,0 +1,1 @@
+"""Doors and formulas under the paths that scripts and plug-ins import."""

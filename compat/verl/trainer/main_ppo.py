@@ -1,0 +1,10 @@
+"""python3 -m verl.trainer.main_ppo"""
+
+import sys
+
+from paddock.trainer.main_ppo import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The command `paddock`. Heavy imports happen inside the command that needs them: a wrong key is answered at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from paddock import __version__
+from paddock.errors import EXIT_CODE, UserError
+
+USAGE = """\
+paddock trains language models with reinforcement learning.
+
+  paddock train [key=value ...]       train; the same as python -m paddock.trainer.main_ppo
+  paddock plan [--json] [--gpu NAME] [--rows N] [key=value ...]
+                                      show what a run would do, without loading weights
+  paddock run [--plan] SCRIPT [args]  run a launch script written for verl, unchanged
+  paddock data NAME [options]         prepare a data set: gsm8k, math
+
+Overrides are Hydra's: a.b=c, +a.b=c, ++a.b=c, ~a.b, lists [a,b], --config-path DIR --config-name NAME.
+Without a model, data or hardware, everything runs on a small embedded default:
+  paddock plan algorithm.adv_estimator=grpo
+"""
+
+
+def _train(arguments: list[str]) -> int:
+    from paddock.trainer.main_ppo import run
+
+    return run(arguments)
+
+
+def _plan(arguments: list[str]) -> int:
+    from paddock.plan.report import run
+
+    return run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    from paddock.scripts import run
+
+    return run(arguments)
+
+
+def _data(arguments: list[str]) -> int:
+    from paddock.data.prepare import main as prepare
+
+    if not arguments:
+        raise UserError("which data set?", key="paddock data", fix="paddock data gsm8k, or paddock data math")
+    return prepare(arguments[0], arguments[1:])
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": _train, "plan": _plan, "run": _run, "data": _data}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script."""
+    return guarded(_dispatch, list(sys.argv[1:] if argv is None else argv))
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    if arguments[0] == "--version":
+        print(f"paddock {__version__}")
+        return 0
+    command = COMMANDS.get(arguments[0])
+    if command is None:
+        import difflib
+
+        near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+        fix = f"did you mean `paddock {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}; see paddock --help"
+        raise UserError("no such command", key=arguments[0], fix=fix)
+    if arguments[1:2] in (["-h"], ["--help"]) and arguments[0] != "data":
+        print(USAGE, end="")
+        return 0
+    return command(arguments[1:])
+
+
+def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
+    """What every door does with an error: what the user can mend is one message and exit code 2."""
+    try:
+        return command(arguments)
+    except UserError as error:
+        print(f"paddock: {error}", file=sys.stderr)
+        return EXIT_CODE
+    except KeyboardInterrupt:
+        print("paddock: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+
+
+if __name__ == "__main__":
+    sys.exit(main())

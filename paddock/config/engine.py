@@ -1,0 +1,108 @@
+"""Keys of the training engines: optimizer, FSDP, Megatron, checkpoints, profilers. Every trained role has these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paddock.config.field import follows, key, section
+
+DTYPES = ("bfloat16", "bf16", "float16", "fp16", "float32", "fp32")
+STRATEGIES = ("fsdp", "fsdp2", "megatron", "single")
+
+
+@dataclass
+class OptimConfig:
+    optimizer: str = key("AdamW", "class of torch.optim", choices=("AdamW", "Adam", "SGD"))
+    lr: float = key(1e-6, "peak learning rate", low=0)
+    lr_warmup_steps: int = key(-1, "linear warm-up in optimizer steps; -1: use the ratio")
+    lr_warmup_steps_ratio: float = key(0.0, "warm-up as a share of all steps", low=0, high=1)
+    lr_warmup_init: float = key(0.0, "learning rate at the start of the warm-up", low=0)
+    lr_scheduler_type: str = key("constant", "after the warm-up", choices=("constant", "linear", "cosine"))
+    lr_decay_steps: int | None = key(None, "steps of the decay; unset: until the end of training", low=1)
+    min_lr_ratio: float = key(0.0, "lowest learning rate of a decay, as a share of lr", low=0, high=1)
+    num_cycles: float = key(0.5, "cosine waves between peak and end", above=0)
+    total_training_steps: int = key(-1, "length of the schedule; -1: the length of the run")
+    weight_decay: float = key(0.01, "decoupled weight decay", low=0)
+    betas: list[float] = key([0.9, 0.999], "AdamW's moment decays")
+    clip_grad: float = key(1.0, "largest gradient norm", above=0)
+    override_optimizer_config: dict[str, Any] = key({}, "further arguments of the optimizer, by name")
+
+
+@dataclass
+class MixedPrecisionConfig:
+    param_dtype: str = key("bf16", "type in which forward and backward compute", choices=DTYPES)
+    reduce_dtype: str = key("fp32", "type in which gradients are summed over ranks", choices=DTYPES)
+    buffer_dtype: str = key("fp32", "type of buffers", choices=DTYPES)
+
+
+@dataclass
+class FSDPConfig:
+    param_offload: bool = key(False, "keep parameters in host memory while the role is idle")
+    optimizer_offload: bool = key(False, "keep optimizer state in host memory while the role is idle")
+    offload_policy: bool = key(False, "FSDP2's own offload: parameters live on the host, also in training")
+    reshard_after_forward: bool = key(True, "free gathered parameters between forward and backward")
+    fsdp_size: int = key(-1, "ranks that share one copy of the weights; -1: all")
+    forward_prefetch: bool = key(False, "gather the next layer while this one computes")
+    model_dtype: str = key("fp32", "type of the master weights", choices=DTYPES)
+    dtype: str = key("bfloat16", "type in which the model computes", choices=DTYPES)
+    mixed_precision: MixedPrecisionConfig = section(MixedPrecisionConfig)
+    full_determinism: bool = key(False, "deterministic kernels, at the price of speed")
+
+
+@dataclass
+class MegatronConfig:
+    tensor_model_parallel_size: int = key(1, "ranks that share each matrix", low=1)
+    pipeline_model_parallel_size: int = key(1, "ranks that share the layers", low=1)
+    virtual_pipeline_model_parallel_size: int | None = key(None, "chunks of layers per pipeline rank", low=1)
+    context_parallel_size: int = key(1, "ranks that share each sequence", low=1)
+    expert_model_parallel_size: int = key(1, "ranks that share the experts", low=1)
+    expert_tensor_parallel_size: int | None = key(None, "ranks that share each expert's matrices", low=1)
+    sequence_parallel: bool = key(True, "split activations outside tensor-parallel regions")
+    use_distributed_optimizer: bool = key(True, "share optimizer state over data-parallel ranks")
+    param_offload: bool = key(False, "keep parameters in host memory while the role is idle")
+    grad_offload: bool = key(False, "keep gradient buffers in host memory while the role is idle")
+    optimizer_offload: bool = key(False, "keep optimizer state in host memory while the role is idle")
+    use_mbridge: bool = key(True, "read and write Hugging Face weights through a bridge library")
+    vanilla_mbridge: bool = key(True, "the bridge is mbridge; False: megatron-bridge")
+    use_dist_checkpointing: bool = key(False, "start from a Megatron distributed checkpoint")
+    dist_checkpointing_path: str | None = key(None, "that checkpoint", path=True)
+    dist_checkpointing_prefix: str = key("", "prefix of the names in that checkpoint")
+    use_remove_padding: bool = key(True, "pack sequences instead of padding them")
+    seed: int = key(42, "seed of Megatron's RNG tracker")
+    dtype: str = key("bfloat16", "type in which the model computes", choices=DTYPES)
+    override_ddp_config: dict[str, Any] = key({}, "fields of Megatron's DistributedDataParallelConfig")
+    override_transformer_config: dict[str, Any] = key(
+        {"attention_backend": "flash"}, "fields of Megatron's TransformerConfig: recompute_granularity, ..."
+    )
+    override_mcore_model_config: dict[str, Any] = key({}, "further arguments of the Megatron model")
+
+
+@dataclass
+class CheckpointConfig:
+    save_contents: list[str] = key(
+        ["model", "optimizer", "extra"], "what a checkpoint holds; hf_model adds weights that transformers loads"
+    )
+    load_contents: list[str] | None = key(None, "what is read back; unset: all that was saved")
+    async_save: bool = key(False, "write while the next step runs")
+
+
+@dataclass
+class ProfilerConfig:
+    enable: bool = key(False, "profile this role in the steps of global_profiler.steps")
+    all_ranks: bool = key(False, "profile every rank")
+    ranks: list[int] = key([], "ranks to profile")
+    tool: str | None = follows("global_profiler.tool", "profiler of this role")
+    save_path: str | None = follows("global_profiler.save_path", "where its traces go", path=True)
+    tool_config: dict[str, Any] = key({}, "options of the tool: nsys, npu, torch, torch_memory")
+
+
+@dataclass
+class RouterReplayConfig:
+    mode: str = key(
+        "disabled",
+        "replay of expert choices in training: recorded in the log-prob pass (R2) or the rollout (R3)",
+        choices=("disabled", "R2", "R3"),
+    )
+    record_file: str | None = key(None, "write the chosen experts here", path=True)
+    replay_file: str | None = key(None, "read the chosen experts from here", path=True)

@@ -1,0 +1,253 @@
+"""Keys of other launch surfaces that are no fields here: mapped, ignored with a warning, or refused with a reason.
+
+Nothing is accepted in silence: a key that is neither in the schema nor in this file is an error. A pattern's `*` stands
+for any part of a key, also across dots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from paddock.errors import UserError
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """The same thing under another name."""
+
+    to: str
+    value: Callable[[Any], Any] = lambda value: value
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """Has no effect here, and needs none."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Cannot be honoured, but for the values that ask for nothing."""
+
+    why: str
+    fix: str
+    harmless: tuple[Any, ...] = (None,)
+
+
+Rule = Mapped | Ignored | Refused
+
+_A = "actor_rollout_ref.actor"
+_REF = "actor_rollout_ref.ref"
+_RO = "actor_rollout_ref.rollout"
+_M = "actor_rollout_ref.model"
+_FSDP = (f"{_A}.fsdp_config", f"{_REF}.fsdp_config", "critic.model.fsdp_config", "reward_model.model.fsdp_config")
+_MEGATRON = (f"{_A}.megatron", f"{_REF}.megatron", "critic.megatron", "reward_model.megatron")
+_OPTIM = (f"{_A}.optim", "critic.optim")
+
+
+def _each(places: Iterable[str], rules: dict[str, Rule]) -> dict[str, Rule]:
+    return {f"{place}.{name}": rule for place in places for name, rule in rules.items()}
+
+
+def _moved(pairs: dict[str, str]) -> dict[str, Rule]:
+    return {old: Mapped(new) for old, new in pairs.items()}
+
+
+_TOTAL_BATCH = Refused(
+    "counts rows over all GPUs, so its meaning changes with the machine", "set the same key with _per_gpu"
+)
+_ALWAYS_CHUNKED = Ignored("logits are always processed in chunks here")
+_ALWAYS_FUSED = Ignored("log-probs and entropy are always fused and chunked here")
+_FOLLOWS_N = Ignored("follows actor_rollout_ref.rollout.n")
+_ONE_SEED = Ignored("every random choice follows trainer.seed")
+_WHOLE_ROLE = Ignored("follows the role's strategy")
+
+LEGACY: dict[str, Rule] = {
+    # one meaning, another name
+    **_moved(
+        {
+            f"{_A}.grad_clip": f"{_A}.optim.clip_grad",
+            "critic.grad_clip": "critic.optim.clip_grad",
+            f"{_A}.use_remove_padding": f"{_M}.use_remove_padding",
+            f"{_A}.fsdp_config.use_torch_compile": f"{_A}.use_torch_compile",
+            f"{_REF}.fsdp_config.use_torch_compile": f"{_REF}.use_torch_compile",
+            f"{_A}.fsdp_config.ulysses_sequence_parallel_size": f"{_A}.ulysses_sequence_parallel_size",
+            f"{_REF}.fsdp_config.ulysses_sequence_parallel_size": f"{_REF}.ulysses_sequence_parallel_size",
+            "critic.model.fsdp_config.ulysses_sequence_parallel_size": "critic.ulysses_sequence_parallel_size",
+            "reward_manager.name": "reward_model.reward_manager",
+            "algorithm.rollout_is": "algorithm.rollout_correction.rollout_is",
+            "algorithm.rollout_is_threshold": "algorithm.rollout_correction.rollout_is_threshold",
+            "trainer.train_batch_size": "data.train_batch_size",
+            # later names of the same surface
+            "reward.custom_reward_function.path": "custom_reward_function.path",
+            "reward.custom_reward_function.name": "custom_reward_function.name",
+            "reward.reward_manager.name": "reward_model.reward_manager",
+            "reward.num_workers": "reward_model.num_workers",
+            "reward.reward_model.enable": "reward_model.enable",
+            "reward.reward_model.model_path": "reward_model.model.path",
+            "reward.sandbox_fusion.url": "reward_model.sandbox_fusion.url",
+            "reward.sandbox_fusion.max_concurrent": "reward_model.sandbox_fusion.max_concurrent",
+            "reward.sandbox_fusion.memory_limit_mb": "reward_model.sandbox_fusion.memory_limit_mb",
+            **{
+                f"reward_model.overlong_buffer.{name}": f"reward_model.reward_kwargs.overlong_buffer_cfg.{name}"
+                for name in ("enable", "len", "penalty_factor", "log")
+            },
+        }
+    ),
+    **{f"{place}.warmup_style": Mapped(f"{place}.lr_scheduler_type", lambda v: v or "constant") for place in _OPTIM},
+    **{f"{place}.lr_decay_style": Mapped(f"{place}.lr_scheduler_type") for place in _OPTIM},
+    # optimizer
+    **_each(
+        _OPTIM,
+        {
+            "optimizer_impl": Refused("optimizers come from torch.optim", "leave it out", (None, "torch.optim")),
+            "min_lr": Refused("is an absolute rate", "set min_lr_ratio to min_lr / lr", (None, 0, 0.0)),
+            "weight_decay_incr_style": Refused("weight decay is constant", "leave it out", (None, "constant")),
+            "lr_wsd_decay_style": Ignored("schedules are constant, linear or cosine"),
+            "lr_wsd_decay_steps": Ignored("schedules are constant, linear or cosine"),
+            "use_checkpoint_opt_param_scheduler": Ignored("a resumed run always restores its schedule"),
+        },
+    ),
+    # FSDP and Megatron
+    **_each(
+        _FSDP,
+        {
+            "wrap_policy.min_num_params": Refused("models are sharded layer by layer", "leave it out", (None, 0)),
+            "use_orig_params": Ignored("FSDP2 always keeps the original parameters"),
+            "seed": _ONE_SEED,
+            "strategy": _WHOLE_ROLE,
+            "forward_only": Ignored("follows from the role"),
+            "entropy_from_logits_with_chunking": _ALWAYS_CHUNKED,
+            "entropy_checkpointing": _ALWAYS_CHUNKED,
+        },
+    ),
+    **_each(_FSDP[2:], {"use_torch_compile": Ignored("follows actor_rollout_ref.actor.use_torch_compile")}),
+    **_each(_MEGATRON, {"forward_only": Ignored("follows from the role")}),
+    **_each(
+        (_A, _REF, "critic", "reward_model"),
+        {
+            "load_weight": Refused("a role without its weights cannot train", "leave it out", (True,)),
+        },
+    ),
+    # actor, reference, critic
+    f"{_A}.rollout_n": _FOLLOWS_N,
+    f"{_REF}.rollout_n": _FOLLOWS_N,
+    "critic.rollout_n": _FOLLOWS_N,
+    f"{_A}.ppo_micro_batch_size": _TOTAL_BATCH,
+    f"{_REF}.log_prob_micro_batch_size": _TOTAL_BATCH,
+    f"{_RO}.log_prob_micro_batch_size": _TOTAL_BATCH,
+    "critic.ppo_micro_batch_size": _TOTAL_BATCH,
+    "critic.forward_micro_batch_size": _TOTAL_BATCH,
+    "reward_model.micro_batch_size": _TOTAL_BATCH,
+    f"{_A}.entropy_from_logits_with_chunking": _ALWAYS_CHUNKED,
+    f"{_A}.entropy_checkpointing": _ALWAYS_CHUNKED,
+    f"{_REF}.entropy_from_logits_with_chunking": _ALWAYS_CHUNKED,
+    f"{_REF}.entropy_checkpointing": _ALWAYS_CHUNKED,
+    f"{_A}.use_fused_kernels": _ALWAYS_FUSED,
+    f"{_A}.calculate_sum_pi_squared": Ignored("follows what the estimator needs"),
+    f"{_A}.sum_pi_squared_checkpointing": _ALWAYS_CHUNKED,
+    f"{_REF}.router_replay.*": Ignored("the reference follows the actor's router_replay"),
+    "actor_rollout_ref.hybrid_engine": Refused("actor and rollout share their devices", "leave it out", (None, True)),
+    # model
+    f"{_M}.use_shm": Ignored("weights are memory-mapped from where they are"),
+    "critic.model.use_shm": Ignored("weights are memory-mapped from where they are"),
+    "reward_model.model.use_shm": Ignored("weights are memory-mapped from where they are"),
+    "data.use_shm": Ignored("data files are memory-mapped from where they are"),
+    f"{_M}.use_fused_kernels": _ALWAYS_FUSED,
+    "reward_model.model.use_fused_kernels": _ALWAYS_FUSED,
+    f"{_M}.fused_kernel_options.impl_backend": _ALWAYS_FUSED,
+    f"{_M}.use_liger": Ignored("Paddock fuses what Liger would"),
+    f"{_M}.tiled_mlp.*": Refused(
+        "the MLP is not tiled", "use ulysses_sequence_parallel_size or a smaller token budget", (None, False, 4)
+    ),
+    "critic.model.tiled_mlp.*": Refused(
+        "the MLP is not tiled", "use ulysses_sequence_parallel_size or a smaller token budget", (None, False, 4)
+    ),
+    f"{_M}.mtp.enable*": Refused("multi-token prediction is not trained", "leave it out", (None, False)),
+    f"{_M}.mtp.*": Ignored("multi-token prediction is off"),
+    f"{_RO}.mtp*": Refused("multi-token prediction is not used", "leave it out"),
+    **_each(
+        (_M, "critic.model"),
+        {
+            "lora.type": Refused("adapters are plain LoRA", "leave it out", (None, "lora")),
+            "lora.dropout_position": Refused("dropout stands before the adapter", "leave it out", (None, "pre")),
+            "lora.a2a_experimental": Refused("is an experiment of another system", "leave it out", (None, False)),
+            "lora.freeze_*": Ignored("only adapters are trained under LoRA"),
+        },
+    ),
+    # rollout
+    f"{_RO}.mode": Refused("is not a mode", "leave it out: requests always run side by side", (None, "async", "sync")),
+    f"{_RO}.calculate_log_probs": Ignored("log-probs of sampled tokens are always returned"),
+    f"{_RO}.skip_tokenizer_init": Ignored("engines take tokens and give tokens"),
+    f"{_RO}.layered_summon": Ignored("weights are always streamed layer by layer"),
+    f"{_RO}.layer_name_map.*": Ignored("weights travel under Hugging Face names"),
+    f"{_RO}.profiler.*": Ignored("rollouts share the actor's profiler"),
+    f"{_RO}.skip_rollout": Refused("rollouts are not read from a file", "leave it out", (None, False)),
+    f"{_RO}.skip_dump_dir": Refused("rollouts are not read from a file", "leave it out"),
+    f"{_RO}.multi_turn.num_repeat_rollouts": _FOLLOWS_N,
+    f"{_RO}.trace.backend": Refused(
+        "traces go to no service", "set trainer.rollout_data_dir to keep every rollout as jsonl"
+    ),
+    f"{_RO}.trace.*": Ignored("only with a trace backend"),
+    f"{_RO}.agent.custom_async_server.*": Refused(
+        "engines are chosen by rollout.name", "name an engine, or register one through model.external_lib"
+    ),
+    f"{_RO}.engine_kwargs.trtllm*": Refused("TensorRT-LLM is not an engine here", "use rollout.name=vllm", (None, {})),
+    # reward
+    "reward_manager.source": Refused("managers are chosen by name", "leave it out", (None, "register")),
+    "reward_manager.module.*": Refused(
+        "managers are chosen by name",
+        "write a scorer and name it in custom_reward_function.path",
+        (None, "custom_reward_manager"),
+    ),
+    "reward_model.use_reward_loop": Ignored("scoring always overlaps generation"),
+    "reward_model.reward_loop_source": Refused("managers are chosen by name", "leave it out", (None, "register")),
+    "reward_model.reward_loop_module_path": Refused("managers are chosen by name", "use custom_reward_function.path"),
+    "reward_model.reward_loop_class_name": Refused("managers are chosen by name", "use custom_reward_function.path"),
+    "reward_model.profiler.*": Ignored("reward models are not profiled"),
+    "reward_model.nccl_timeout": Ignored("follows actor_rollout_ref.nccl_timeout"),
+    "reward_model.rollout.limit_images": Ignored("a judge takes the images that the row holds"),
+    "reward_model.rollout.skip_tokenizer_init": Ignored("engines take tokens and give tokens"),
+    # data
+    "data.return_raw_chat": Ignored("messages are always kept"),
+    "data.return_raw_input_ids": Ignored("prompt tokens are always kept"),
+    "data.return_full_prompt": Ignored("the full prompt is always kept"),
+    "data.return_multi_modal_inputs": Ignored("images are processed once, for rollout and training"),
+    "data.datagen.*": Refused("rows are not generated while training", "write them to a file beforehand"),
+    # trainer
+    "trainer.default_hdfs_dir": Refused("HDFS is not written", "mount it, and set trainer.default_local_dir"),
+    "trainer.del_local_ckpt_after_load": Refused(
+        "a checkpoint that was just read may be the only one", "set trainer.max_actor_ckpt_to_keep", (None, False)
+    ),
+    "trainer.use_legacy_worker_impl": Ignored("there is one worker implementation"),
+    "trainer.use_v1": Ignored("there is one trainer"),
+    "trainer.v1.*": Refused("there is one trainer, and it is synchronous", "leave it out"),
+    "transfer_queue.*": Refused("tensors travel without a queue service", "leave it out", (None, False)),
+    "hydra.*": Ignored("Hydra's own run folder and logging are not used"),
+}
+
+
+def rule_for(key: str) -> Rule | None:
+    """The exact entry, else the first pattern that matches."""
+    if key in LEGACY:
+        return LEGACY[key]
+    return next((rule for pattern, rule in LEGACY.items() if "*" in pattern and fnmatchcase(key, pattern)), None)
+
+
+def translate(key: str, value: Any) -> tuple[tuple[str, Any] | None, str | None]:
+    """(key, value) as the schema has it, or None where nothing is set; and a warning for the user."""
+    match rule_for(key):
+        case None:
+            return (key, value), None
+        case Mapped(to=to, value=convert):
+            return (to, convert(value)), f"{key} is called {to} here"
+        case Ignored(why=why):
+            return None, f"{key}={value} is ignored: {why}"
+        case Refused(why=why, harmless=harmless) if value in harmless:
+            return None, f"{key}={value} is ignored: {why}"
+        case Refused(why=why, fix=fix):
+            raise UserError(why, key=key, value=value, fix=fix)

@@ -1,0 +1,183 @@
+"""Arguments -> a complete Config: schema, recipe, files, command line, machine. Every key remembers its origin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from paddock.config import legacy, recipes, resolve, rollout_correction, rules, tree
+from paddock.config.overrides import Setting, parse
+from paddock.config.paths import expand
+from paddock.config.schema import Config
+from paddock.errors import UserError
+from paddock.facts.machine import Machine, this_machine
+
+_INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
+
+
+@dataclass
+class Loaded:
+    """A run as it will be, and how it came to be so."""
+
+    config: Config
+    origins: dict[str, str]  # key -> where its value came from; a key that is absent has the schema's default
+    warnings: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(self.config)))
+
+
+def load(arguments: Sequence[str] = (), machine: Machine | None = None) -> Loaded:
+    """Everything a run is made of, checked. Raises UserError for what the user can mend; imports no torch."""
+    machine = machine or this_machine()
+    line = parse(arguments)
+    settings, warnings = _known(line.settings)
+    tree_of_keys = OmegaConf.structured(Config)
+    origins: dict[str, str] = {}
+    for source, values in _layers(line.base, settings):
+        for key, value in values.items():
+            _assign(tree_of_keys, Setting(key, value, source), origins)
+    for setting in settings:
+        _assign(tree_of_keys, setting, origins)
+    _follow(tree_of_keys, origins)
+    config = _to_object(tree_of_keys)
+    _expand_paths(config)
+    warnings += resolve.resolve(config, origins, machine)
+    warnings += rules.check(config, origins)
+    return Loaded(config, origins, warnings)
+
+
+def _known(settings: list[Setting]) -> tuple[list[Setting], list[str]]:
+    """Settings under the schema's names; unknown keys are refused."""
+    kept, warnings = [], []
+    for setting in (leaf for given in settings for leaf in _leaves_of(given)):
+        translated, warning = legacy.translate(setting.key, setting.value)
+        if warning:
+            warnings.append(warning)
+        if translated is None:
+            continue
+        key, value = translated
+        if tree.leaf_of(key) is None:
+            raise _unknown(key, setting)
+        kept.append(Setting(key, value, setting.origin, setting.delete, setting.merge))
+    return kept, list(dict.fromkeys(warnings))
+
+
+def _leaves_of(setting: Setting) -> list[Setting]:
+    """A mapping assigned to a section is one setting for each key in it."""
+    if setting.key not in tree.sections() or not isinstance(setting.value, dict):
+        return [setting]
+    return [
+        leaf
+        for name, value in setting.value.items()
+        for leaf in _leaves_of(Setting(f"{setting.key}.{name}", value, setting.origin, merge=isinstance(value, dict)))
+    ]
+
+
+def _unknown(key: str, setting: Setting) -> UserError:
+    if key in tree.sections():
+        inside = [leaf for leaf in tree.leaves() if leaf.startswith(f"{key}.")]
+        return UserError(
+            "is a section, not a key", key=key, value=setting.value, fix=f"set a key in it: {inside[0]}=..."
+        )
+    nearest = tree.meant(key, frozenset(k for k in legacy.LEGACY if "*" not in k))
+    fix = f"did you mean {' or '.join(nearest)}?" if nearest else "`paddock plan` lists the keys in use"
+    reason = "no such key" if setting.origin == "command line" else f"no such key (in {setting.origin})"
+    return UserError(reason, key=key, value=setting.value, fix=fix)
+
+
+def _layers(base: dict[str, Any], settings: list[Setting]) -> list[tuple[str, dict[str, Any]]]:
+    """What stands between the schema's defaults and the user's settings, weakest first."""
+    chosen = {setting.key: setting.value for setting in settings}
+    estimator = str(chosen.get("algorithm.adv_estimator", Config().algorithm.adv_estimator))
+    recipe = recipes.recipe_of(estimator)
+    if recipe is None and not chosen.get("actor_rollout_ref.model.external_lib"):
+        names = (*recipes.ESTIMATORS, *recipes.ALIASES)
+        raise rules.unknown("advantage estimator", "algorithm.adv_estimator", estimator, names)
+    layers = [(f"recipe {estimator}", recipe.values if recipe else {}), ("--config-name", base)]
+    if not any(chosen.get(key) is not None for key in recipes.EMBEDDED_UNLESS_SET):
+        layers.append(("embedded default", recipes.EMBEDDED))
+    else:
+        layers.append(("guide", {key: v for key, v in recipes.GUIDE.items() if key != "data.val_files"}))
+    if preset := chosen.get(f"{rollout_correction.KEY}.preset"):
+        values = rollout_correction.preset_values(str(preset))
+        layers.append(
+            (f"preset {preset}", {f"{rollout_correction.KEY}.{name}": value for name, value in values.items()})
+        )
+    return layers
+
+
+def _assign(node: DictConfig, setting: Setting, origins: dict[str, str]) -> None:
+    leaf = tree.leaf_of(setting.key)
+    assert leaf is not None, setting.key
+    value = None if setting.delete else setting.value
+    if setting.delete and setting.value is not None and setting.value != OmegaConf.select(node, setting.key):
+        raise UserError("does not have that value", key=f"~{setting.key}", value=setting.value, fix=f"~{setting.key}")
+    if value is None and not leaf.optional and not (leaf.open and setting.key != leaf.key):
+        raise UserError(
+            "cannot be null", key=setting.key, value="null", fix=f"{setting.key}: {leaf.metadata['meaning']}"
+        )
+    try:
+        if setting.delete and leaf.key != setting.key:
+            parent, _, name = setting.key.rpartition(".")
+            OmegaConf.select(node, parent).pop(name, None)
+        else:
+            OmegaConf.update(node, setting.key, value, merge=setting.merge, force_add=leaf.open)
+    except (OmegaConfBaseException, AttributeError, TypeError, ValueError) as error:
+        raise _wrong_type(leaf, setting, error) from None
+    origins[leaf.key] = setting.origin
+
+
+def _wrong_type(leaf: tree.Leaf, setting: Setting, error: Exception) -> UserError:
+    wanted = re.sub(r"\s*\|\s*None", " or null", str(getattr(leaf.type, "__name__", leaf.type)))
+    if leaf.optional and leaf.type is not Any and "null" not in wanted:
+        wanted = str(leaf.type).replace(" | None", " or null")
+    reason = f"must be {wanted}: {str(error).splitlines()[0]}"
+    choices = leaf.metadata.get("choices")
+    fix = f"one of {', '.join(map(str, choices))}" if choices else f"{leaf.key}: {leaf.metadata['meaning']}"
+    return UserError(reason, key=setting.key, value=setting.value, fix=fix)
+
+
+def _follow(node: DictConfig, origins: dict[str, str]) -> None:
+    """Name the key that each unset key follows."""
+    raw = OmegaConf.to_container(node, resolve=False)
+    for key in tree.leaves().keys() - origins.keys():
+        value: Any = raw
+        for part in key.split("."):
+            value = value[part]
+        if isinstance(value, str) and (followed := _INTERPOLATION.search(value)):
+            origins[key] = f"follows {followed[1]}"
+
+
+def _to_object(node: DictConfig) -> Config:
+    try:
+        OmegaConf.resolve(node)
+        return cast(Config, OmegaConf.to_object(node))
+    except (OmegaConfBaseException, RecursionError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or ["refers to itself"])[0]
+        where = next((key for key in tree.leaves() if not _resolves(node, key)), None)
+        fix = "${a.b} takes the value of key a.b, ${oc.env:NAME} an environment variable"
+        raise UserError(reason, key=where, fix=fix) from None
+
+
+def _resolves(node: DictConfig, key: str) -> bool:
+    try:
+        OmegaConf.select(node, key)
+        return True
+    except (OmegaConfBaseException, RecursionError, TypeError, ValueError):
+        return False
+
+
+def _expand_paths(config: Config) -> None:
+    for key, leaf in tree.leaves().items():
+        if leaf.metadata.get("path"):
+            value = tree.get(config, key)
+            if isinstance(value, str):
+                tree.put(config, key, expand(value))
+            elif isinstance(value, list):
+                tree.put(config, key, [expand(item) if isinstance(item, str) else item for item in value])

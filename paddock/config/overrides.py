@@ -1,0 +1,186 @@
+"""From command line and YAML to settings: Hydra's own override grammar and flags, and files with dotted keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from paddock.config.paths import expand
+from paddock.config.recipes import CONFIG_NAMES
+from paddock.errors import UserError
+
+FLAGS = {
+    **dict.fromkeys(("--config-path", "-cp", "--config-dir", "-cd"), "path"),
+    **dict.fromkeys(("--config-name", "-cn"), "name"),
+}
+REFUSED_FLAGS = {
+    **dict.fromkeys(("--multirun", "-m"), "one command is one run"),
+    **dict.fromkeys(("--cfg", "-c", "--resolve"), "use `paddock plan --json`"),
+    "--info": "use `paddock plan`",
+    "--hydra-help": "use `paddock --help`",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key that the user set, or deleted."""
+
+    key: str
+    value: Any
+    origin: str  # "command line" or the file's path
+    delete: bool = False
+    merge: bool = False  # a mapping that adds to what is there
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    settings: list[Setting]
+    base: dict[str, Any]  # of the built-in config name
+
+
+def parse(arguments: Sequence[str]) -> CommandLine:
+    """Flags and overrides in any order, as Hydra takes them; later settings win, the command line over files."""
+    flags, overrides = _split(arguments)
+    base, from_files = _config_files(flags.get("path"), flags.get("name", "ppo_trainer"))
+    return CommandLine([*from_files, *map(_setting, _parse_overrides(overrides))], base)
+
+
+def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    flags: dict[str, str] = {}
+    overrides: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        if name in FLAGS:
+            flags[FLAGS[name]] = value if equals else next(rest, "")
+            if not flags[FLAGS[name]]:
+                raise UserError("needs a value", key=name, fix=f"{name}=...")
+        elif name in REFUSED_FLAGS:
+            raise UserError("is not taken here", key=name, fix=REFUSED_FLAGS[name])
+        elif argument.startswith("-"):
+            raise UserError("is not a flag", key=argument, fix="overrides are written key=value; see `paddock --help`")
+        else:
+            overrides.append(argument)
+    return flags, overrides
+
+
+def _parse_overrides(overrides: Sequence[str]) -> list[Override]:
+    parser = OverridesParser.create()
+    parsed = []
+    for text in overrides:
+        if "=" not in text and not text.startswith("~"):
+            raise UserError("is neither a flag nor an override", key=repr(text), fix="write key=value, or ~key")
+        try:
+            override = parser.parse_override(text)
+        except (HydraException, OmegaConfBaseException, RecursionError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            fix = "write $HOME for ~" if "~/" in text else "quote values with special characters: 'key=\"value\"'"
+            raise UserError(f"cannot be read: {reason}", key=repr(text), fix=fix) from None
+        if override.is_sweep_override():
+            raise UserError(
+                "is a sweep, and one command is one run",
+                key=text,
+                fix="start one run per value, or write a list: [a,b]",
+            )
+        parsed.append(override)
+    return parsed
+
+
+def _setting(override: Override) -> Setting:
+    if override.package is not None:
+        raise UserError("has a package", key=override.input_line, fix="write the whole key before the =")
+    value = None if override.type is OverrideType.DEL and override._value is None else override.value()
+    return Setting(
+        key=override.key_or_group.replace("/", "."),
+        value=value,
+        origin="command line",
+        delete=override.type is OverrideType.DEL,
+        merge=isinstance(value, dict),
+    )
+
+
+def _config_files(folder: str | None, name: str) -> tuple[dict[str, Any], list[Setting]]:
+    """A file in the folder wins over a built-in name: launch scripts name folders of the system they come from."""
+    stem = name.removesuffix(".yaml").removesuffix(".yml")
+    for suffix in (".yaml", ".yml"):
+        path = Path(expand(folder or ".")) / f"{stem}{suffix}"
+        if (folder is not None or stem not in CONFIG_NAMES) and path.is_file():
+            return _read(path, [])
+    if stem in CONFIG_NAMES:
+        return CONFIG_NAMES[stem], []
+    raise UserError(
+        f"no {stem}.yaml in {folder or 'the current folder'}",
+        key="--config-name",
+        value=name,
+        fix=f"give --config-path, or use a built-in: {', '.join(CONFIG_NAMES)}",
+    )
+
+
+def _read(path: Path, trail: list[Path]) -> tuple[dict[str, Any], list[Setting]]:
+    """One YAML file and those that its `defaults` list names, in order; `_self_` is the file itself."""
+    if path.resolve() in trail:
+        raise UserError("names itself in its defaults", key=str(path), fix="break the circle of `defaults`")
+    document = _yaml(path)
+    defaults = document.pop("defaults", None) or ["_self_"]
+    document.pop("hydra", None)
+    if not isinstance(defaults, list):
+        raise UserError("is not a list", key=f"{path}: defaults", value=defaults, fix="defaults: [ppo_trainer, _self_]")
+    base: dict[str, Any] = {}
+    settings: list[Setting] = []
+    for entry in defaults if "_self_" in defaults else [*defaults, "_self_"]:
+        if entry == "_self_":
+            settings += [Setting(key, value, str(path)) for key, value in _flatten(document, "")]
+        elif isinstance(entry, str):
+            sub_base, sub_settings = _named_default(path, entry, [*trail, path.resolve()])
+            base, settings = base | sub_base, settings + sub_settings
+        else:
+            raise UserError(
+                "config groups are not used here",
+                key=f"{path}: defaults",
+                value=entry,
+                fix="write its keys into the file",
+            )
+    return base, settings
+
+
+def _named_default(path: Path, entry: str, trail: list[Path]) -> tuple[dict[str, Any], list[Setting]]:
+    sibling = path.parent / f"{entry.removesuffix('.yaml')}.yaml"
+    if sibling.is_file() and sibling.resolve() not in trail:
+        return _read(sibling, trail)
+    if entry in CONFIG_NAMES:
+        return CONFIG_NAMES[entry], []
+    raise UserError(
+        f"neither {sibling} nor a built-in config",
+        key=f"{path}: defaults",
+        value=entry,
+        fix=f"built-in: {', '.join(CONFIG_NAMES)}",
+    )
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = OmegaConf.to_container(OmegaConf.create(text)) if text.strip() else {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"cannot be read: {error}", key=str(path), fix="write valid YAML in UTF-8") from None
+    if not isinstance(document, dict):
+        raise UserError("is not a mapping of keys", key=str(path), fix="write `section:` and keys below it")
+    return {str(name): value for name, value in document.items()}
+
+
+def _flatten(node: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in node.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{key}.")
+        else:
+            yield key, value

@@ -1,0 +1,91 @@
+"""What a key left unset becomes, by the chosen algorithm. The one place for it; `paddock plan` prints what it gave.
+
+An estimator's entry also declares its needs, so that a run that cannot meet them is refused before anything heavy is
+imported; `paddock.algorithms.advantages` registers one function for each entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+_N = "actor_rollout_ref.rollout.n"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    about: str
+    needs: frozenset[str] = frozenset()  # groups, critic, greedy_baseline, sum_pi_squared, reward_components
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def _grouped(about: str, *needs: str) -> Recipe:
+    return Recipe(about, frozenset({"groups", *needs}), {_N: 5})
+
+
+ESTIMATORS: dict[str, Recipe] = {
+    "gae": Recipe("PPO: a critic and generalised advantage estimation", frozenset({"critic"}), {_N: 1}),
+    "grpo": _grouped("GRPO: rewards relative to the group's mean and std"),
+    "rloo": Recipe(
+        "RLOO: the other responses' mean reward is the baseline",
+        frozenset({"groups"}),
+        {
+            _N: 5,
+            "algorithm.use_kl_in_reward": True,
+            "algorithm.kl_ctrl.kl_coef": 0.001,
+            "actor_rollout_ref.actor.use_kl_loss": False,
+            "actor_rollout_ref.actor.optim.lr": 1e-6,
+            "actor_rollout_ref.actor.ppo_mini_batch_size": 256,
+            "actor_rollout_ref.ref.fsdp_config.param_offload": True,
+        },
+    ),
+    "grpo_passk": _grouped("only the best response of a group is rewarded, by its lead over the second"),
+    "reinforce_plus_plus": Recipe("REINFORCE++: discounted returns, whitened over the batch", values={_N: 1}),
+    "reinforce_plus_plus_baseline": _grouped("REINFORCE++ with the group's mean as baseline"),
+    "remax": Recipe("ReMax: a greedy response is the baseline", frozenset({"greedy_baseline"}), {_N: 1}),
+    "opo": _grouped("OPO: the length-weighted mean reward is the baseline"),
+    "gpg": _grouped("GPG: rewards relative to the group's mean, scaled by the share of non-zero rewards"),
+    "optimal_token_baseline": _grouped("a variance-minimising baseline for every token", "sum_pi_squared"),
+    "tir_optimal_token_baseline": _grouped("the same over turns with tools", "sum_pi_squared"),
+    "gdpo": _grouped("GDPO: every reward component normalised on its own", "reward_components"),
+}
+
+ALIASES = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
+
+# --config-name: the settings in which the two launch files that people know differ from the schema.
+CONFIG_NAMES: dict[str, dict[str, Any]] = {
+    "ppo_trainer": {},
+    "ppo_megatron_trainer": {"actor_rollout_ref.actor.strategy": "megatron"},
+}
+
+# A run that names neither a model, nor data, nor hardware is the embedded default: it works on any machine, offline.
+EMBEDDED_UNLESS_SET = ("actor_rollout_ref.model.path", "data.train_files", "trainer.n_gpus_per_node")
+EMBEDDED: dict[str, Any] = {
+    "actor_rollout_ref.model.path": "builtin:tiny",
+    "data.train_files": "builtin:addition/train",
+    "data.val_files": "builtin:addition/test",
+    "data.train_batch_size": 64,
+    "data.max_prompt_length": 16,
+    "data.max_response_length": 8,
+    _N: 8,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 64,
+    "actor_rollout_ref.actor.optim.lr": 5e-4,
+    "actor_rollout_ref.rollout.dtype": "float32",
+    "actor_rollout_ref.actor.fsdp_config.dtype": "float32",
+    "critic.model.fsdp_config.dtype": "float32",
+    "trainer.total_training_steps": 60,
+    "trainer.test_freq": 20,
+}
+
+# Otherwise a missing model or data file is the guide's.
+GUIDE: dict[str, Any] = {
+    "actor_rollout_ref.model.path": "Qwen/Qwen2-7B-Instruct",
+    "data.train_files": "~/data/gsm8k/train.parquet",
+    "data.val_files": "~/data/gsm8k/test.parquet",
+}
+GUIDE_GPUS_PER_NODE = 8
+GUIDE_TENSOR_PARALLEL = 2
+
+
+def recipe_of(estimator: str) -> Recipe | None:
+    return ESTIMATORS.get(ALIASES.get(estimator, estimator))

@@ -1,0 +1,139 @@
+"""What keys left unset become, by the machine and by other keys. Each function settles one question and says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paddock.config import recipes, tree
+from paddock.config.paths import files_of
+from paddock.config.schema import Config
+from paddock.facts.datasets import known_dataset
+from paddock.facts.machine import Machine
+from paddock.facts.models import shape_of
+
+# role section, key of the row count, key of the switch
+MICRO_BATCHES = (
+    ("actor_rollout_ref.actor", "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz"),
+    ("actor_rollout_ref.ref", "log_prob_micro_batch_size_per_gpu", "log_prob_use_dynamic_bsz"),
+    ("actor_rollout_ref.rollout", "log_prob_micro_batch_size_per_gpu", "log_prob_use_dynamic_bsz"),
+    ("critic", "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz"),
+    ("reward_model", "micro_batch_size_per_gpu", "use_dynamic_bsz"),
+)
+
+
+def resolve(config: Config, origins: dict[str, str], machine: Machine) -> list[str]:
+    """Fill every key that is still unset and has an answer; returns warnings."""
+    fill = _Filler(config, origins)
+    _hardware(config, fill, machine)
+    _rollout_engine(config, fill, machine)
+    _batches(config, fill, origins)
+    _roles(config, fill)
+    _seeds_and_loggers(config, fill, machine)
+    return _validation_files(config, fill) + _unused_row_counts(config, origins)
+
+
+class _Filler:
+    def __init__(self, config: Config, origins: dict[str, str]):
+        self.config, self.origins = config, origins
+
+    def __call__(self, key: str, value: Any, why: str) -> None:
+        if tree.get(self.config, key) is None:
+            tree.put(self.config, key, value)
+            self.origins[key] = why
+
+
+def _hardware(config: Config, fill: _Filler, machine: Machine) -> None:
+    """All accelerators that are there; without one, the CPU if the model fits it, else the guide's eight GPUs."""
+    trainer = config.trainer
+    asked_for_gpus = trainer.n_gpus_per_node is not None or trainer.nnodes > 1
+    if trainer.device == "cpu":
+        fill("trainer.n_gpus_per_node", 1, "one CPU process")
+    elif machine.devices and trainer.device in (None, machine.device):
+        fill("trainer.device", machine.device, f"machine: {machine.devices} {machine.device} device(s)")
+        fill("trainer.n_gpus_per_node", machine.devices, "machine")
+    elif trainer.device is not None or asked_for_gpus or not _fits_host(config, machine):
+        fill(
+            "trainer.device", "cuda", "GPUs are asked for" if asked_for_gpus else "the model is too large for this CPU"
+        )
+        fill("trainer.n_gpus_per_node", recipes.GUIDE_GPUS_PER_NODE, "guide: this machine has none")
+    else:
+        fill("trainer.device", "cpu", "machine: no accelerator")
+        fill("trainer.n_gpus_per_node", 1, "one CPU process")
+
+
+def _fits_host(config: Config, machine: Machine) -> bool:
+    """Weights, gradients and AdamW's moments in fp32: 16 bytes a parameter; a third of RAM is left for the rest."""
+    shape = shape_of(config.actor_rollout_ref.model.path or "")
+    return shape is None or shape.parameters * 16 < machine.memory * 2 / 3
+
+
+def _rollout_engine(config: Config, fill: _Filler, machine: Machine) -> None:
+    rollout, trainer = "actor_rollout_ref.rollout", config.trainer
+    devices = (trainer.n_gpus_per_node or 1) * trainer.nnodes
+    if trainer.device == "cpu" or devices == 1:
+        fill(f"{rollout}.name", "embedded", "one device: the actor's own modules generate")
+    elif machine.has("vllm"):
+        fill(f"{rollout}.name", "vllm", "installed, and there are several devices")
+    else:
+        fill(f"{rollout}.name", "embedded", "vllm is not installed here")
+    served = config.actor_rollout_ref.rollout.name in ("vllm", "sglang")
+    if served and (trainer.n_gpus_per_node or 1) % recipes.GUIDE_TENSOR_PARALLEL == 0:
+        fill(f"{rollout}.tensor_model_parallel_size", recipes.GUIDE_TENSOR_PARALLEL, "guide")
+    fill(f"{rollout}.tensor_model_parallel_size", 1, "the engine spans one device")
+    fill("reward_model.rollout.name", config.actor_rollout_ref.rollout.name, f"follows {rollout}.name")
+
+
+def _batches(config: Config, fill: _Filler, origins: dict[str, str]) -> None:
+    """A mini-batch is never larger than a batch unless the user wrote it so; without a row count, a token budget."""
+    actor, data = config.actor_rollout_ref.actor, config.data
+    mini = "actor_rollout_ref.actor.ppo_mini_batch_size"
+    by_default = origins.get(mini, "recipe").startswith(("recipe", "embedded"))
+    if by_default and data.train_batch_size < actor.ppo_mini_batch_size:
+        if config.critic.ppo_mini_batch_size == actor.ppo_mini_batch_size:
+            config.critic.ppo_mini_batch_size = data.train_batch_size
+        actor.ppo_mini_batch_size, origins[mini] = data.train_batch_size, "follows data.train_batch_size"
+    for section, rows, switch in MICRO_BATCHES:
+        counted = tree.get(config, f"{section}.{rows}") is not None
+        fill(f"{section}.{switch}", not counted, f"{rows} is set" if counted else "a token budget: no row count is set")
+    fill(
+        "actor_rollout_ref.actor.loss_scale_factor", float(data.max_response_length), "follows data.max_response_length"
+    )
+
+
+def _roles(config: Config, fill: _Filler) -> None:
+    recipe = recipes.recipe_of(config.algorithm.adv_estimator)
+    needs_critic = recipe is not None and "critic" in recipe.needs
+    fill("critic.enable", needs_critic, f"algorithm.adv_estimator={config.algorithm.adv_estimator}")
+
+
+def _seeds_and_loggers(config: Config, fill: _Filler, machine: Machine) -> None:
+    fill("data.seed", config.trainer.seed, "follows trainer.seed")
+    fill("actor_rollout_ref.rollout.seed", config.trainer.seed, "follows trainer.seed")
+    fill("reward_model.num_workers", machine.cores, "machine: cores")
+    loggers = ["console", "wandb"] if machine.has("wandb") else ["console"]
+    fill("trainer.logger", loggers, "guide" if machine.has("wandb") else "wandb is not installed")
+    if isinstance(config.trainer.logger, str):
+        config.trainer.logger = [config.trainer.logger]
+
+
+def _validation_files(config: Config, fill: _Filler) -> list[str]:
+    """test.* beside every train.*, where it is there or is a data set that can be prepared."""
+    if config.data.val_files is not None:
+        return []
+    siblings = [
+        path.with_name(path.name.replace("train", "test", 1))
+        for path in map(Path, files_of(config.data.train_files))
+        if path.name.startswith("train")
+    ]
+    found = [str(path) for path in siblings if path.is_file() or known_dataset(str(path))]
+    fill("data.val_files", found or None, "beside data.train_files")
+    return [] if found else ["data.val_files is unset: there will be no validation"]
+
+
+def _unused_row_counts(config: Config, origins: dict[str, str]) -> list[str]:
+    return [
+        f"{section}.{rows}={tree.get(config, f'{section}.{rows}')} is not used: {section}.{switch}=True packs by tokens"
+        for section, rows, switch in MICRO_BATCHES
+        if tree.get(config, f"{section}.{switch}") and tree.get(config, f"{section}.{rows}") is not None
+    ]

@@ -1,0 +1,340 @@
+"""Keys of the roles that hold a model: actor, reference, rollout, critic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paddock.config.engine import (
+    DTYPES,
+    STRATEGIES,
+    CheckpointConfig,
+    FSDPConfig,
+    MegatronConfig,
+    OptimConfig,
+    ProfilerConfig,
+    RouterReplayConfig,
+)
+from paddock.config.field import follows, key, section
+
+AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum")
+KL_KINDS = tuple(kind + plus for kind in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for plus in ("", "+"))
+POLICY_LOSSES = (
+    "vanilla",
+    "gspo",
+    "cispo",
+    "sapo",
+    "gpg",
+    "geo_mean",
+    "clip_cov",
+    "kl_cov",
+    "dppo_tv",
+    "dppo_kl",
+    "dro",
+    "reinforce",
+    "bypass_mode",
+)
+ROLLOUT_ENGINES = ("embedded", "hf", "vllm", "sglang")
+
+
+@dataclass
+class LoraConfig:
+    """LoRA under Megatron; the other engines use lora_rank, lora_alpha and target_modules of the model."""
+
+    rank: int = key(0, "rank of the adapters; 0: none", low=0)
+    alpha: int = key(32, "scale of the adapters", low=1)
+    dropout: float = key(0.0, "dropout before the adapters", low=0, high=1)
+    target_modules: list[str] = key(["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"], "layers that get one")
+    exclude_modules: list[str] = key([], "layers that get none")
+    lora_A_init_method: str = key("xavier", "initial A", choices=("xavier", "kaiming", "normal"))
+    lora_B_init_method: str = key("zero", "initial B", choices=("zero",))
+    adapter_path: str | None = key(None, "adapter to start from", path=True)
+    merge: bool = key(False, "hand merged weights to the rollout engine instead of the adapter")
+    dtype: str | None = key(None, "type of the adapters; unset: the model's", choices=DTYPES)
+
+
+@dataclass
+class ModelConfig:
+    path: str | None = key(None, "local folder or hub name; unset: see recipes.py", path=True)
+    hf_config_path: str | None = key(None, "config.json from another place", path=True)
+    tokenizer_path: str | None = key(None, "tokenizer; unset: beside the model", path=True)
+    trust_remote_code: bool = key(False, "run model code that comes with the weights")
+    custom_chat_template: str | None = key(None, "Jinja chat template instead of the tokenizer's")
+    external_lib: str | None = key(None, "module imported first: registers estimators, losses, models")
+    override_config: dict[str, Any] = key({}, "fields of the model's own config.json")
+    enable_gradient_checkpointing: bool = key(True, "recompute activations in backward")
+    enable_activation_offload: bool = key(False, "keep checkpointed activations in host memory")
+    use_remove_padding: bool = key(True, "pack sequences instead of padding them")
+    lora_rank: int = key(0, "rank of LoRA adapters; 0: train all weights", low=0)
+    lora_alpha: float = key(16, "scale of LoRA adapters", above=0)
+    target_modules: Any = key("all-linear", "layers that get an adapter: a name, a pattern or a list")
+    exclude_modules: Any = key(None, "layers that get none")
+    lora_adapter_path: str | None = key(None, "adapter to start from", path=True)
+    lora: LoraConfig = section(LoraConfig)
+
+
+@dataclass
+class PolicyLossConfig:
+    loss_mode: str = key("vanilla", f"the policy loss: {', '.join(POLICY_LOSSES)}")
+    clip_cov_ratio: float = key(0.0002, "clip_cov: share of tokens whose loss is dropped", low=0, high=1)
+    clip_cov_lb: float = key(1.0, "clip_cov: lowest covariance of a dropped token")
+    clip_cov_ub: float = key(5.0, "clip_cov: highest covariance of a dropped token")
+    kl_cov_ratio: float = key(0.0002, "kl_cov: share of tokens that get the penalty", low=0, high=1)
+    ppo_kl_coef: float | None = key(0.1, "kl_cov: weight of the penalty", low=0)
+    dro_beta: float | None = key(None, "dro: weight of the quadratic penalty; required by dro", above=0)
+
+
+@dataclass
+class ActorConfig:
+    strategy: str = key("fsdp", "training engine; one device always runs `single`", choices=STRATEGIES)
+    ppo_mini_batch_size: int = key(256, "prompts per optimizer step", low=1)
+    ppo_micro_batch_size_per_gpu: int | None = key(None, "rows per forward; unset: a token budget", low=1)
+    use_dynamic_bsz: bool | None = key(None, "micro-batches by token budget; unset: unless a row count is set")
+    ppo_max_token_len_per_gpu: int = key(16384, "token budget of a micro-batch", low=1)
+    ppo_epochs: int = key(1, "passes over each batch of rollouts", low=1)
+    shuffle: bool = key(False, "shuffle rows between the mini-batches of a step")
+    data_loader_seed: int = key(42, "seed of that shuffle")
+    policy_loss: PolicyLossConfig = section(PolicyLossConfig)
+    clip_ratio: float = key(0.2, "PPO clip range", above=0)
+    clip_ratio_low: float | None = key(None, "lower clip range; unset: clip_ratio", above=0)
+    clip_ratio_high: float | None = key(None, "upper clip range; unset: clip_ratio", above=0)
+    clip_ratio_c: float = key(3.0, "dual clip: bound of the loss for negative advantages", above=1)
+    tau_pos: float = key(1.0, "sapo: temperature for positive advantages", above=0)
+    tau_neg: float = key(1.05, "sapo: temperature for negative advantages", above=0)
+    loss_agg_mode: str | None = key(
+        None, "how token losses become one number; unset: the loss's own way, mostly token-mean", choices=AGGREGATIONS
+    )
+    loss_scale_factor: float | None = key(
+        None, "divisor of seq-mean-token-sum-norm; unset: data.max_response_length", above=0
+    )
+    entropy_coeff: float = key(0.0, "weight of the entropy bonus")
+    calculate_entropy: bool = key(False, "report entropy also where no bonus needs it")
+    use_kl_loss: bool = key(False, "add KL(policy | reference) to the loss")
+    kl_loss_coef: float = key(0.001, "weight of that KL", low=0)
+    kl_loss_type: str = key("low_var_kl", "its estimator; `+`: straight-through k2 gradient", choices=KL_KINDS)
+    use_prefix_grouper: bool = key(False, "compute a group's shared prompt once in training")
+    use_torch_compile: bool = key(True, "compile layers where it pays")
+    ulysses_sequence_parallel_size: int = key(1, "ranks that share each sequence (FSDP)", low=1)
+    freeze_vision_tower: bool = key(False, "do not train the vision tower")
+    optim: OptimConfig = section(OptimConfig)
+    fsdp_config: FSDPConfig = section(FSDPConfig)
+    megatron: MegatronConfig = section(MegatronConfig)
+    checkpoint: CheckpointConfig = section(CheckpointConfig)
+    profiler: ProfilerConfig = section(ProfilerConfig)
+    router_replay: RouterReplayConfig = section(RouterReplayConfig)
+
+    @property
+    def clip_low(self) -> float:
+        return self.clip_ratio if self.clip_ratio_low is None else self.clip_ratio_low
+
+    @property
+    def clip_high(self) -> float:
+        return self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
+
+
+_ACTOR = "actor_rollout_ref.actor"
+
+
+@dataclass
+class RefMegatronConfig(MegatronConfig):
+    tensor_model_parallel_size: int = follows(f"{_ACTOR}.megatron.tensor_model_parallel_size", "as the actor", low=1)
+    pipeline_model_parallel_size: int = follows(
+        f"{_ACTOR}.megatron.pipeline_model_parallel_size", "as the actor", low=1
+    )
+    virtual_pipeline_model_parallel_size: int | None = follows(
+        f"{_ACTOR}.megatron.virtual_pipeline_model_parallel_size", "as the actor", low=1
+    )
+    context_parallel_size: int = follows(f"{_ACTOR}.megatron.context_parallel_size", "as the actor", low=1)
+    expert_model_parallel_size: int = follows(f"{_ACTOR}.megatron.expert_model_parallel_size", "as the actor", low=1)
+    expert_tensor_parallel_size: int | None = follows(
+        f"{_ACTOR}.megatron.expert_tensor_parallel_size", "as the actor", low=1
+    )
+    param_offload: bool = follows(f"{_ACTOR}.megatron.param_offload", "as the actor")
+    use_mbridge: bool = follows(f"{_ACTOR}.megatron.use_mbridge", "as the actor")
+    vanilla_mbridge: bool = follows(f"{_ACTOR}.megatron.vanilla_mbridge", "as the actor")
+    use_remove_padding: bool = follows(f"{_ACTOR}.megatron.use_remove_padding", "as the actor")
+    seed: int = follows(f"{_ACTOR}.megatron.seed", "as the actor")
+
+
+@dataclass
+class RefConfig:
+    strategy: str = follows(f"{_ACTOR}.strategy", "engine of the reference", choices=STRATEGIES)
+    log_prob_micro_batch_size_per_gpu: int | None = key(None, "rows per forward; unset: a token budget", low=1)
+    log_prob_use_dynamic_bsz: bool | None = key(None, "by token budget; unset: unless a row count is set")
+    log_prob_max_token_len_per_gpu: int = follows(f"{_ACTOR}.ppo_max_token_len_per_gpu", "token budget", low=1)
+    ulysses_sequence_parallel_size: int = follows(f"{_ACTOR}.ulysses_sequence_parallel_size", "as the actor", low=1)
+    use_torch_compile: bool = follows(f"{_ACTOR}.use_torch_compile", "as the actor")
+    fsdp_config: FSDPConfig = section(FSDPConfig)
+    megatron: RefMegatronConfig = section(RefMegatronConfig)
+    profiler: ProfilerConfig = section(ProfilerConfig)
+
+
+@dataclass
+class ValidationSamplingConfig:
+    n: int = key(1, "responses per validation prompt", low=1)
+    do_sample: bool = key(False, "sample; False: greedy")
+    temperature: float = key(0.0, "sampling temperature; 0: greedy", low=0)
+    top_k: int = key(-1, "sample among the k likeliest; -1: all")
+    top_p: float = key(1.0, "sample within this probability mass", above=0, high=1)
+
+
+@dataclass
+class MultiTurnConfig:
+    enable: bool = key(False, "conversations with tools or an environment")
+    max_assistant_turns: int | None = key(None, "most turns of the policy", low=1)
+    max_user_turns: int | None = key(None, "most turns of the environment", low=1)
+    max_parallel_calls: int = key(1, "tool calls per turn", low=1)
+    max_tool_response_length: int = key(256, "longest tool answer, in characters", low=1)
+    tool_response_truncate_side: str = key(
+        "middle", "where a long tool answer is cut", choices=("left", "middle", "right")
+    )
+    tool_config_path: str | None = key(None, "YAML that lists the tools", path=True)
+    interaction_config_path: str | None = key(None, "YAML that lists the environments", path=True)
+    format: str = key("hermes", "how the model writes tool calls")
+    tokenization_sanity_check_mode: str = key(
+        "strict", "check that tokens and text agree", choices=("strict", "ignore_strippable", "disable")
+    )
+    use_inference_chat_template: bool = key(False, "template of the inference engine between turns")
+
+
+@dataclass
+class AgentConfig:
+    num_workers: int = key(8, "agent loops at a time, in workers", low=1)
+    default_agent_loop: str = key("single_turn_agent", "loop of rows without agent_name")
+    agent_loop_config_path: str | None = key(None, "YAML that lists further loops", path=True)
+
+
+@dataclass
+class WeightSyncConfig:
+    backend: str = key("naive", "how weights travel to a separate rollout engine")
+    update_weights_bucket_megabytes: int = key(2048, "most bytes in flight at a time", low=1)
+    engine_kwargs: dict[str, Any] = key({}, "options of the backend")
+
+
+@dataclass
+class EngineArguments:
+    """Arguments handed to the engine as they are; any name its own constructor takes."""
+
+    vllm: dict[str, Any] = key({}, "arguments of vllm.LLM")
+    sglang: dict[str, Any] = key({}, "arguments of sglang's Engine")
+
+
+@dataclass
+class PrometheusConfig:
+    enable: bool = key(False, "serve engine metrics")
+    port: int = key(9090, "at this port", low=1, high=65535)
+    served_model_name: str | None = key(None, "under this name; unset: the model's path")
+
+
+@dataclass
+class RolloutConfig:
+    name: str | None = key(
+        None, "engine that generates; unset: by hardware and what is installed", choices=ROLLOUT_ENGINES
+    )
+    n: int = key(1, "responses per prompt", low=1)
+    do_sample: bool = key(True, "sample; False: greedy")
+    temperature: float = key(1.0, "sampling temperature", above=0)
+    top_k: int = key(-1, "sample among the k likeliest; -1: all")
+    top_p: float = key(1.0, "sample within this probability mass", above=0, high=1)
+    min_p: float = key(0.0, "drop tokens below this share of the likeliest", low=0, high=1)
+    ignore_eos: bool = key(False, "go on to the full length")
+    seed: int | None = key(None, "seed of the sampler; unset: trainer.seed")
+    prompt_length: int = follows("data.max_prompt_length", "longest prompt", low=1)
+    response_length: int = follows("data.max_response_length", "longest response", low=1)
+    dtype: str = key("bfloat16", "type in which the engine computes", choices=DTYPES)
+    gpu_memory_utilization: float = key(
+        0.6, "share of GPU memory for weights and KV cache of the engine", above=0, high=1
+    )
+    tensor_model_parallel_size: int | None = key(
+        None, "ranks that share the engine's weights; unset: 2 for vllm and sglang", low=1
+    )
+    data_parallel_size: int = key(1, "copies of the engine that share expert layers", low=1)
+    expert_parallel_size: int = key(1, "ranks that share the experts", low=1)
+    pipeline_model_parallel_size: int = key(1, "ranks that share the layers", low=1)
+    max_num_seqs: int = key(256, "sequences generated at a time, per engine", low=1)
+    max_num_batched_tokens: int = key(8192, "tokens per engine step", low=1)
+    max_model_len: int | None = key(None, "longest sequence; unset: prompt + response", low=1)
+    enable_chunked_prefill: bool = key(True, "mix prefill into decode steps")
+    enable_prefix_caching: bool = key(True, "compute a shared prefix once")
+    enforce_eager: bool = key(False, "no CUDA graphs")
+    cudagraph_capture_sizes: list[int] | None = key(None, "batch sizes captured as CUDA graphs")
+    free_cache_engine: bool = key(True, "give the engine's memory back while training")
+    multi_stage_wake_up: bool = key(False, "wake weights first, the KV cache after the sync")
+    load_format: str = key("dummy", "how the engine loads weights before the first sync")
+    logprobs_mode: str = key(
+        "processed_logprobs",
+        "log-probs after or before temperature and top-k/p",
+        choices=("processed_logprobs", "raw_logprobs"),
+    )
+    scheduling_policy: str = key("fcfs", "order of waiting requests", choices=("fcfs", "priority"))
+    disable_log_stats: bool = key(True, "no periodic statistics of the engine")
+    over_sample_rate: float = key(0.0, "share of extra requests started, the slowest are dropped", low=0)
+    log_prob_micro_batch_size_per_gpu: int | None = key(
+        None, "rows per forward of the old log-probs; unset: a token budget", low=1
+    )
+    log_prob_use_dynamic_bsz: bool | None = key(None, "by token budget; unset: unless a row count is set")
+    log_prob_max_token_len_per_gpu: int = follows(f"{_ACTOR}.ppo_max_token_len_per_gpu", "token budget", low=1)
+    enable_rollout_routing_replay: bool = key(False, "return the experts chosen in rollout")
+    quantization: str | None = key(None, "quantised rollout weights", choices=("fp8", "torchao"))
+    quantization_config_file: str | None = key(None, "its settings", path=True)
+    val_kwargs: ValidationSamplingConfig = section(ValidationSamplingConfig)
+    multi_turn: MultiTurnConfig = section(MultiTurnConfig)
+    agent: AgentConfig = section(AgentConfig)
+    checkpoint_engine: WeightSyncConfig = section(WeightSyncConfig)
+    engine_kwargs: EngineArguments = section(EngineArguments)
+    prometheus: PrometheusConfig = section(PrometheusConfig)
+
+
+@dataclass
+class ActorRolloutRefConfig:
+    model: ModelConfig = section(ModelConfig)
+    actor: ActorConfig = section(ActorConfig)
+    ref: RefConfig = section(RefConfig)
+    rollout: RolloutConfig = section(RolloutConfig)
+    nccl_timeout: int = key(600, "seconds until a collective counts as hung", low=1)
+
+
+_MODEL = "actor_rollout_ref.model"
+
+
+@dataclass
+class CriticModelConfig:
+    path: str | None = follows(f"{_MODEL}.path", "backbone of the critic", path=True)
+    tokenizer_path: str | None = follows(f"{_MODEL}.tokenizer_path", "its tokenizer", path=True)
+    external_lib: str | None = follows(f"{_MODEL}.external_lib", "module imported first")
+    trust_remote_code: bool = follows(f"{_MODEL}.trust_remote_code", "run model code that comes with the weights")
+    override_config: dict[str, Any] = key({}, "fields of the model's own config.json")
+    enable_gradient_checkpointing: bool = key(True, "recompute activations in backward")
+    enable_activation_offload: bool = key(False, "keep checkpointed activations in host memory")
+    use_remove_padding: bool = follows(f"{_MODEL}.use_remove_padding", "pack sequences instead of padding them")
+    lora_rank: int = key(0, "rank of LoRA adapters; 0: train all weights", low=0)
+    lora_alpha: float = key(16, "scale of LoRA adapters", above=0)
+    target_modules: Any = key("all-linear", "layers that get an adapter")
+    lora: LoraConfig = section(LoraConfig)
+    fsdp_config: FSDPConfig = section(FSDPConfig)
+
+
+@dataclass
+class CriticConfig:
+    enable: bool | None = key(None, "train a critic; unset: when the estimator needs one")
+    strategy: str = follows(f"{_ACTOR}.strategy", "training engine", choices=STRATEGIES)
+    model: CriticModelConfig = section(CriticModelConfig)
+    optim: OptimConfig = section(OptimConfig, lr=1e-5)
+    megatron: MegatronConfig = section(MegatronConfig)
+    ppo_mini_batch_size: int = follows(f"{_ACTOR}.ppo_mini_batch_size", "prompts per optimizer step", low=1)
+    ppo_micro_batch_size_per_gpu: int | None = key(None, "rows per forward; unset: a token budget", low=1)
+    forward_micro_batch_size_per_gpu: int | None = follows(
+        "critic.ppo_micro_batch_size_per_gpu", "rows per forward without gradient", low=1
+    )
+    use_dynamic_bsz: bool | None = key(None, "by token budget; unset: unless a row count is set")
+    ppo_max_token_len_per_gpu: int = key(32768, "token budget of a micro-batch", low=1)
+    forward_max_token_len_per_gpu: int = follows("critic.ppo_max_token_len_per_gpu", "the same without gradient", low=1)
+    ppo_epochs: int = follows(f"{_ACTOR}.ppo_epochs", "passes over each batch of rollouts", low=1)
+    shuffle: bool = follows(f"{_ACTOR}.shuffle", "shuffle rows between the mini-batches of a step")
+    data_loader_seed: int = key(42, "seed of that shuffle")
+    cliprange_value: float = key(0.5, "clip range of the value loss", above=0)
+    loss_agg_mode: str = key("token-mean", "how token losses become one number", choices=AGGREGATIONS)
+    ulysses_sequence_parallel_size: int = key(1, "ranks that share each sequence (FSDP)", low=1)
+    nccl_timeout: int = follows("actor_rollout_ref.nccl_timeout", "seconds until a collective counts as hung", low=1)
+    checkpoint: CheckpointConfig = section(CheckpointConfig)
+    profiler: ProfilerConfig = section(ProfilerConfig)

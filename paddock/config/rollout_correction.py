@@ -1,0 +1,219 @@
+"""What `algorithm.rollout_correction` asks for: the presets, and the thresholds read into numbers. No torch.
+
+The policy that samples (pi_rollout) and the one that trains (pi_train) differ in kernels, precision and age. The plan
+says how their ratio is used: importance weights, rejection of tokens or rows, both, or neither, then for metrics only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from paddock.config.schema import RolloutCorrectionConfig
+from paddock.errors import UserError
+
+KEY = "algorithm.rollout_correction"
+
+WeightLevel = Literal["token", "sequence"]
+BypassLoss = Literal["ppo_clip", "reinforce"]
+
+REJECTION_OPTIONS = (
+    *(f"{level}_k{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in (1, 2, 3)),
+    *("seq_max_k2", "seq_max_k3"),
+)
+
+_TOKEN_IS = {"rollout_is": "token", "rollout_is_threshold": 2.0}
+_SEQUENCE_IS = {"rollout_is": "sequence", "rollout_is_threshold": 2.0}
+_TOKEN_ICEPOP = {"rollout_is": "token", "rollout_is_threshold": "0.5_5.0"}
+_SUM_RS = {"rollout_rs": "seq_sum_k1", "rollout_rs_threshold": "0.5_2.0"}
+_GEO_RS = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.999_1.001"}
+_K3_RS = {"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.01}
+_BYPASS_CLIP = {"bypass_mode": True, "loss_type": "ppo_clip"}
+_BYPASS_PG = {"bypass_mode": True, "loss_type": "reinforce"}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "disabled": {},
+    "decoupled_token_is": _TOKEN_IS,
+    "decoupled_seq_is": _SEQUENCE_IS,
+    "decoupled_token_icepop": _TOKEN_ICEPOP,
+    "decoupled_seq_is_rs": _SEQUENCE_IS | _SUM_RS,
+    "decoupled_geo_rs": _GEO_RS,
+    "decoupled_geo_rs_seq_tis": _SEQUENCE_IS | _GEO_RS,
+    "decoupled_geo_rs_token_tis": _TOKEN_IS | _GEO_RS,
+    "decoupled_k3_rs": _K3_RS,
+    "decoupled_k3_rs_seq_tis": _SEQUENCE_IS | _K3_RS,
+    "decoupled_k3_rs_token_tis": _TOKEN_IS | _K3_RS,
+    "bypass_ppo_clip": _BYPASS_CLIP,
+    "bypass_ppo_clip_geo_rs": _BYPASS_CLIP | _GEO_RS,
+    "bypass_ppo_clip_k3_rs": _BYPASS_CLIP | _K3_RS,
+    "bypass_pg_is": _BYPASS_PG | _SEQUENCE_IS,
+    "bypass_pg_token_icepop": _BYPASS_PG | _TOKEN_ICEPOP,
+    "bypass_pg_geo_rs": _BYPASS_PG | _GEO_RS,
+    "bypass_pg_geo_rs_seq_tis": _BYPASS_PG | _SEQUENCE_IS | _GEO_RS,
+    "bypass_pg_geo_rs_token_tis": _BYPASS_PG | _TOKEN_IS | _GEO_RS,
+}
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """One test that a token, or a whole row, must pass: low <= statistic <= high, bounds in the statistic's own unit.
+
+    k1 bounds are the logarithms of a band for pi_rollout / pi_train; k2 and k3 have no lower bound.
+    """
+
+    level: Literal["token", "seq_sum", "seq_mean", "seq_max"]
+    kind: Literal["k1", "k2", "k3"]
+    low: float | None
+    high: float
+
+    @property
+    def option(self) -> str:
+        return f"{self.level}_{self.kind}"
+
+
+@dataclass(frozen=True)
+class CorrectionPlan:
+    """The keys of `algorithm.rollout_correction`, checked and parsed."""
+
+    weights: WeightLevel | None = None
+    low: float | None = None
+    """Lower bound of the weight band (IcePop); None truncates from above only (TIS)."""
+    high: float = 2.0
+    batch_normalize: bool = False
+    rejections: tuple[Rejection, ...] = ()
+    bypass: bool = False
+    loss: BypassLoss = "ppo_clip"
+
+    @property
+    def active(self) -> bool:
+        """Whether the plan changes the training at all, beyond the metrics."""
+        return self.weights is not None or bool(self.rejections) or self.bypass
+
+
+def preset_values(name: str) -> dict[str, Any]:
+    """What a preset sets; keys that the user writes win over it."""
+    if name not in PRESETS:
+        raise UserError(
+            "is no known preset", key=f"{KEY}.preset", value=name, fix=f"use one of {', '.join(sorted(PRESETS))}"
+        )
+    return PRESETS[name]
+
+
+def parse(config: Any) -> CorrectionPlan:
+    """Read the keys into a plan; a UserError names the key that cannot be read. A preset has been filled in before."""
+    defaults = RolloutCorrectionConfig()
+    keys = {name: getattr(config, name, default) for name, default in vars(defaults).items()}
+    level = _choice(keys, "rollout_is", (None, "token", "sequence"))
+    low, high = _weight_bounds(keys["rollout_is_threshold"]) if level is not None else (None, 2.0)
+    return CorrectionPlan(
+        weights=level,
+        low=low,
+        high=high,
+        batch_normalize=bool(keys["rollout_is_batch_normalize"]),
+        rejections=_rejections(keys["rollout_rs"], keys["rollout_rs_threshold"]),
+        bypass=bool(keys["bypass_mode"]),
+        loss=_choice(keys, "loss_type", ("ppo_clip", "reinforce")),
+    )
+
+
+def _choice(keys: dict[str, Any], name: str, choices: tuple[str | None, ...]) -> Any:
+    value = keys[name]
+    if value not in choices:
+        names = ", ".join("null" if choice is None else choice for choice in choices)
+        raise UserError("is not one of the choices", key=f"{KEY}.{name}", value=value, fix=f"use one of {names}")
+    return value
+
+
+def _weight_bounds(spec: Any) -> tuple[float | None, float]:
+    """A number u truncates weights at u; "lo_hi" zeroes those outside the band."""
+    key = f"{KEY}.rollout_is_threshold"
+    if isinstance(spec, bool) or not isinstance(spec, int | float | str):
+        raise UserError("must be a number or a band", key=key, value=spec, fix="use a number such as 2.0, or '0.5_5.0'")
+    low, high = _bounds(str(spec), key)
+    return low, high
+
+
+def _rejections(options: Any, thresholds: Any) -> tuple[Rejection, ...]:
+    if options is None:
+        return ()
+    names = list(dict.fromkeys(_items(options)))
+    for name in names:
+        if name not in REJECTION_OPTIONS:
+            raise UserError(
+                f"has no option {name!r}",
+                key=f"{KEY}.rollout_rs",
+                value=options,
+                fix=f"use a comma list of {', '.join(REJECTION_OPTIONS)}, or null",
+            )
+    if not names:
+        raise UserError(
+            "names no option", key=f"{KEY}.rollout_rs", value=repr(options), fix="use null to reject nothing"
+        )
+    specs = _threshold_items(names, thresholds)
+    return tuple(_rejection(name, spec) for name, spec in zip(names, specs, strict=True))
+
+
+def _threshold_items(names: list[str], thresholds: Any) -> list[str]:
+    key = f"{KEY}.rollout_rs_threshold"
+    if thresholds is None or isinstance(thresholds, bool) or not isinstance(thresholds, int | float | str):
+        raise UserError(
+            f"rollout_rs={','.join(names)} needs a threshold",
+            key=key,
+            value=thresholds,
+            fix="set one per option, or one for all",
+        )
+    specs = _items(str(thresholds))
+    if len(specs) not in (1, len(names)):
+        raise UserError(
+            f"gives {len(specs)} thresholds for {len(names)} options ({', '.join(names)})",
+            key=key,
+            value=thresholds,
+            fix="give one per option in the same order, or one for all",
+        )
+    return specs * len(names) if len(specs) == 1 else specs
+
+
+def _rejection(option: str, spec: str) -> Rejection:
+    key = f"{KEY}.rollout_rs_threshold"
+    level, _, kind = option.rpartition("_")
+    low, high = _bounds(spec, key)
+    if kind == "k1":
+        low = 1 / high if low is None else low
+        if low > high:
+            raise UserError(
+                f"the band of {option} is empty: a single u means 1/u to u",
+                key=key,
+                value=spec,
+                fix="use a number of at least 1, or 'lo_hi' with lo <= hi",
+            )
+        return Rejection(level, kind, math.log(low), math.log(high))  # type: ignore[arg-type]
+    if low is not None:
+        raise UserError(f"{option} has no lower bound", key=key, value=spec, fix="give one number; bands are for k1")
+    return Rejection(level, kind, None, high)  # type: ignore[arg-type]
+
+
+def _bounds(spec: str, key: str) -> tuple[float | None, float]:
+    """Read "hi" or "lo_hi"; every bound is positive and lo <= hi."""
+    parts = spec.strip().split("_")
+    try:
+        numbers = [float(part) for part in parts]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 2):
+        raise UserError(
+            "is neither a number nor a band 'lo_hi'", key=key, value=spec, fix="use for example 2.0 or '0.5_2.0'"
+        )
+    if not all(number > 0 for number in numbers):
+        raise UserError(
+            "bounds of a probability ratio must be positive", key=key, value=spec, fix="use numbers above 0"
+        )
+    if numbers[0] > numbers[-1]:
+        raise UserError(
+            "the lower bound is above the upper", key=key, value=spec, fix=f"use '{numbers[1]:g}_{numbers[0]:g}'"
+        )
+    return (numbers[0] if len(numbers) == 2 else None), numbers[-1]
+
+
+def _items(text: Any) -> list[str]:
+    return [item.strip() for item in str(text).split(",") if item.strip()]

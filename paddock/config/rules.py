@@ -1,0 +1,330 @@
+"""Checks on a whole config, a function a rule. Each names the key, the value, the reason and the fix."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from paddock.config import recipes, rollout_correction, tree
+from paddock.config.paths import missing_file
+from paddock.config.roles import POLICY_LOSSES
+from paddock.config.schema import LOGGERS, Config
+from paddock.config.topology import data_parallel_size, engine_size, model_parallel_size, needs_reference, world_size
+from paddock.errors import UserError
+
+_A, _RO = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+def check(config: Config, origins: dict[str, str]) -> list[str]:
+    """Raises the first broken rule; returns warnings for what is allowed but seldom meant."""
+    for leaf in tree.leaves().values():
+        within_limits(leaf, tree.get(config, leaf.key))
+    for rule in RULES:
+        rule(config)
+    return [*_warnings(config, origins)]
+
+
+def within_limits(leaf: tree.Leaf, value: Any) -> None:
+    """The schema's own limits: choices, low <= value <= high, value > above."""
+    if value is None:
+        return
+    limits = leaf.metadata
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError("is not a number", key=leaf.key, value=value, fix=f"{leaf.key}: {limits['meaning']}")
+    if "choices" in limits and value not in limits["choices"]:
+        nearest = difflib.get_close_matches(str(value), map(str, limits["choices"]), n=1)
+        hint = f"did you mean {nearest[0]}? " if nearest else ""
+        known = ", ".join(map(str, limits["choices"]))
+        raise UserError("is not one of the values it takes", key=leaf.key, value=value, fix=f"{hint}one of: {known}")
+    for name, broken, sign in (
+        ("low", lambda bound: value < bound, ">="),
+        ("high", lambda bound: value > bound, "<="),
+        ("above", lambda bound: value <= bound, ">"),
+    ):
+        if name in limits and broken(limits[name]):
+            bound = limits[name]
+            raise UserError(
+                f"must be {sign} {bound}", key=leaf.key, value=value, fix=f"{leaf.key}: {limits['meaning']}"
+            )
+
+
+def unknown(kind: str, key: str, name: str, known: Collection[str]) -> UserError:
+    """A name that nothing is registered under; a plug-in's name is known only once its module is imported."""
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {nearest[0]}? " if nearest else ""
+    own = "your own: register it in a module named by actor_rollout_ref.model.external_lib"
+    return UserError(f"no such {kind}", key=key, value=name, fix=f"{hint}known: {', '.join(known)}; {own}")
+
+
+def estimator_gets_its_groups(config: Config) -> None:
+    estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
+    recipe = recipes.recipe_of(estimator)
+    if recipe and "groups" in recipe.needs and n < 2:
+        raise UserError(
+            f"{estimator} compares the responses to one prompt with each other, and one response has no other",
+            key=f"{_RO}.n",
+            value=n,
+            fix=f"{_RO}.n=5, or an estimator without groups (algorithm.adv_estimator=gae)",
+        )
+
+
+def estimator_gets_its_critic(config: Config) -> None:
+    recipe = recipes.recipe_of(config.algorithm.adv_estimator)
+    if recipe and "critic" in recipe.needs and not config.critic.enable:
+        raise UserError(
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} needs a critic",
+            key="critic.enable",
+            value=config.critic.enable,
+            fix="leave critic.enable out, or choose an estimator without a critic (grpo, rloo)",
+        )
+
+
+def estimator_gets_its_components(config: Config) -> None:
+    algorithm = config.algorithm
+    recipe = recipes.recipe_of(algorithm.adv_estimator)
+    keys, weights = algorithm.gdpo_reward_keys, algorithm.gdpo_reward_weights
+    if recipe and "reward_components" in recipe.needs and not keys:
+        raise UserError(
+            "gdpo normalises reward components, and none is named",
+            key="algorithm.gdpo_reward_keys",
+            value=keys,
+            fix="algorithm.gdpo_reward_keys=[accuracy,format]: keys of the dict that your scorer returns",
+        )
+    if weights is not None and len(weights) != len(keys):
+        raise UserError(
+            f"there are {len(keys)} components and {len(weights)} weights",
+            key="algorithm.gdpo_reward_weights",
+            value=weights,
+            fix="one weight for each of algorithm.gdpo_reward_keys",
+        )
+
+
+def mini_batches_divide_the_batch(config: Config) -> None:
+    batch = config.data.train_batch_size
+    roles: list[tuple[str, int]] = [(_A, config.actor_rollout_ref.actor.ppo_mini_batch_size)]
+    if config.critic.enable:
+        roles.append(("critic", config.critic.ppo_mini_batch_size))
+    for section, mini in roles:
+        if mini > batch:
+            raise UserError(
+                f"a step has only data.train_batch_size={batch} prompts",
+                key=f"{section}.ppo_mini_batch_size",
+                value=mini,
+                fix=f"at most {batch}, or a larger data.train_batch_size",
+            )
+        if batch % mini:
+            below = next(size for size in range(mini, 0, -1) if batch % size == 0)
+            raise UserError(
+                f"data.train_batch_size={batch} prompts do not divide into mini-batches of {mini}",
+                key=f"{section}.ppo_mini_batch_size",
+                value=mini,
+                fix=f"a divisor of {batch}, such as {below}",
+            )
+
+
+def rows_divide_over_devices(config: Config) -> None:
+    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    shares = data_parallel_size(config, actor)
+    for key, prompts in (
+        ("data.train_batch_size", config.data.train_batch_size),
+        (f"{_A}.ppo_mini_batch_size", actor.ppo_mini_batch_size),
+    ):
+        if (prompts * n) % shares:
+            step = shares // math.gcd(shares, n)
+            raise UserError(
+                f"x rollout.n={n} gives {prompts * n} rows, which {shares} GPUs cannot share evenly",
+                key=key,
+                value=prompts,
+                fix=f"use a multiple of {step}",
+            )
+
+
+def devices_divide_into_groups(config: Config) -> None:
+    world = world_size(config)
+    roles: list[tuple[str, Any]] = [(_A, config.actor_rollout_ref.actor)]
+    if needs_reference(config):
+        roles.append(("actor_rollout_ref.ref", config.actor_rollout_ref.ref))
+    if config.critic.enable:
+        roles.append(("critic", config.critic))
+    for section, role in roles:
+        size = model_parallel_size(role)
+        if world % size:
+            key = "megatron.tensor x pipeline x context" if role.strategy == "megatron" else "ulysses_sequence"
+            raise UserError(
+                f"{world} devices do not divide into groups of {size}",
+                key=f"{section}.{key}_parallel_size",
+                value=size,
+                fix=f"a divisor of trainer.n_gpus_per_node x trainer.nnodes = {world}",
+            )
+    size = engine_size(config)
+    if world % size:
+        raise UserError(
+            f"{world} devices do not divide into engines of {size}",
+            key=f"{_RO}.tensor_model_parallel_size",
+            value=config.actor_rollout_ref.rollout.tensor_model_parallel_size,
+            fix=f"a divisor of trainer.n_gpus_per_node x trainer.nnodes = {world}",
+        )
+
+
+def token_budgets_hold_one_sequence(config: Config) -> None:
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    shared = config.actor_rollout_ref.actor
+    budgets: list[tuple[str, bool | None, int, int]] = [
+        (
+            f"{_A}.ppo_max_token_len_per_gpu",
+            shared.use_dynamic_bsz,
+            shared.ppo_max_token_len_per_gpu,
+            shared.ulysses_sequence_parallel_size,
+        ),
+    ]
+    if config.critic.enable:
+        critic = config.critic
+        budgets.append(
+            (
+                "critic.ppo_max_token_len_per_gpu",
+                critic.use_dynamic_bsz,
+                critic.ppo_max_token_len_per_gpu,
+                critic.ulysses_sequence_parallel_size,
+            )
+        )
+    for key, used, budget, ranks in budgets:
+        if used and budget * ranks < longest:
+            raise UserError(
+                f"one sequence may have data.max_prompt_length + data.max_response_length = {longest} tokens",
+                key=key,
+                value=budget,
+                fix=f"at least {-(-longest // ranks)}",
+            )
+
+
+def losses_have_what_they_need(config: Config) -> None:
+    loss, key = config.actor_rollout_ref.actor.policy_loss, f"{_A}.policy_loss"
+    if loss.loss_mode not in POLICY_LOSSES and not config.actor_rollout_ref.model.external_lib:
+        raise unknown("policy loss", f"{key}.loss_mode", loss.loss_mode, POLICY_LOSSES)
+    if loss.loss_mode == "dro" and loss.dro_beta is None:
+        raise UserError(
+            "loss_mode=dro has no default weight", key=f"{key}.dro_beta", value="null", fix=f"{key}.dro_beta=0.1"
+        )
+    if loss.loss_mode == "bypass_mode" and not rollout_correction.parse(config.algorithm.rollout_correction).bypass:
+        raise UserError(
+            "this loss compares with the rollout policy directly",
+            key=f"{key}.loss_mode",
+            value=loss.loss_mode,
+            fix="algorithm.rollout_correction.bypass_mode=True",
+        )
+
+
+def correction_can_be_read(config: Config) -> None:
+    rollout_correction.parse(config.algorithm.rollout_correction)
+
+
+def sampling_is_possible(config: Config) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    for key, top_k in ((f"{_RO}.top_k", rollout.top_k), (f"{_RO}.val_kwargs.top_k", rollout.val_kwargs.top_k)):
+        if top_k < 1 and top_k != -1:
+            raise UserError("is not a number of tokens", key=key, value=top_k, fix="-1 for all, or at least 1")
+    validation = rollout.val_kwargs
+    if validation.n > 1 and not validation.do_sample:
+        raise UserError(
+            "greedy answers to one prompt are all the same",
+            key=f"{_RO}.val_kwargs.n",
+            value=validation.n,
+            fix=f"{_RO}.val_kwargs.do_sample=True and a temperature",
+        )
+    if validation.do_sample and validation.temperature == 0:
+        raise UserError(
+            "sampling needs a temperature",
+            key=f"{_RO}.val_kwargs.temperature",
+            value=0,
+            fix=f"{_RO}.val_kwargs.temperature=1.0",
+        )
+
+
+def frequencies_are_positive_or_off(config: Config) -> None:
+    for name in ("test_freq", "save_freq"):
+        if getattr(config.trainer, name) == 0:
+            raise UserError("every 0 steps", key=f"trainer.{name}", value=0, fix="a number of steps, or -1 for never")
+
+
+def loggers_are_known(config: Config) -> None:
+    value = config.trainer.logger
+    for name in value if isinstance(value, list) else [value]:
+        if name not in LOGGERS:
+            nearest = difflib.get_close_matches(str(name), LOGGERS, n=1)
+            hint = f"did you mean {nearest[0]}? " if nearest else ""
+            raise UserError(
+                "no such logger", key="trainer.logger", value=name, fix=f"{hint}known: {', '.join(LOGGERS)}"
+            )
+
+
+def resume_path_is_a_step(config: Config) -> None:
+    trainer = config.trainer
+    if trainer.resume_mode == "resume_path" and "global_step_" not in str(trainer.resume_from_path):
+        raise UserError(
+            "resume_mode=resume_path needs the folder of a step",
+            key="trainer.resume_from_path",
+            value=trainer.resume_from_path,
+            fix="trainer.resume_from_path=checkpoints/.../global_step_N",
+        )
+
+
+def reward_model_is_named(config: Config) -> None:
+    if config.reward_model.enable and not config.reward_model.model.path:
+        raise UserError("has no model", key="reward_model.enable", value=True, fix="reward_model.model.path=...")
+
+
+def data_files_are_named(config: Config) -> None:
+    for key in ("data.train_files", "data.val_files"):
+        value = tree.get(config, key)
+        if value is not None and not (isinstance(value, str) or all(isinstance(item, str) for item in value)):
+            raise UserError(
+                "is not a path or a list of paths", key=key, value=value, fix=f"{key}=['a.parquet','b.parquet']"
+            )
+
+
+def plugin_files_exist(config: Config) -> None:
+    """Python files that a run imports are looked for at once: a wrong path is the commonest mistake."""
+    for key in ("custom_reward_function.path", "data.custom_cls.path", "data.sampler.class_path"):
+        path = tree.get(config, key)
+        if path and not path.startswith("pkg://") and not Path(path).is_file():
+            raise missing_file(key, path)
+
+
+RULES: tuple[Callable[[Config], None], ...] = (
+    estimator_gets_its_groups,
+    estimator_gets_its_critic,
+    estimator_gets_its_components,
+    devices_divide_into_groups,
+    mini_batches_divide_the_batch,
+    rows_divide_over_devices,
+    token_budgets_hold_one_sequence,
+    losses_have_what_they_need,
+    correction_can_be_read,
+    sampling_is_possible,
+    frequencies_are_positive_or_off,
+    loggers_are_known,
+    resume_path_is_a_step,
+    reward_model_is_named,
+    data_files_are_named,
+    plugin_files_exist,
+)
+
+
+def _warnings(config: Config, origins: dict[str, str]) -> Iterator[str]:
+    """Keys that the user set and that this run does not read."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    other = ".fsdp_config." if actor.strategy == "megatron" else ".megatron."
+    for key in (key for key, origin in origins.items() if set_by_user(origin)):
+        if other in key:
+            yield f"{key} has no effect: {_A}.strategy={actor.strategy}"
+        elif key.startswith("critic.") and key != "critic.enable" and not config.critic.enable:
+            yield f"{key} has no effect: algorithm.adv_estimator={config.algorithm.adv_estimator} trains no critic"
+        elif key == f"{_RO}.tensor_model_parallel_size" and engine_size(config) < (tree.get(config, key) or 1):
+            yield f"{key}={tree.get(config, key)} has no effect: {_RO}.name={rollout.name} runs on one device"
+
+
+def set_by_user(origin: str) -> bool:
+    return origin == "command line" or origin.endswith((".yaml", ".yml"))

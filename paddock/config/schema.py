@@ -1,0 +1,264 @@
+"""Every key of a run: its type, default and one-line meaning. The single schema; nothing else holds a default.
+
+A default of None means "decided by something else", which the meaning names; `follows` takes another key's value.
+What the chosen algorithm and the machine decide is in recipes.py and resolve.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paddock.config.engine import DTYPES, STRATEGIES, FSDPConfig, MegatronConfig
+from paddock.config.field import follows, key, section
+from paddock.config.roles import KL_KINDS, ROLLOUT_ENGINES, ActorRolloutRefConfig, CriticConfig
+
+LOGGERS = ("console", "tensorboard", "wandb", "mlflow", "swanlab", "trackio", "file")
+REWARD_MANAGERS = ("naive", "batch", "prime", "dapo", "remote", "rate_limited", "gdpo")
+
+
+@dataclass
+class PluginConfig:
+    path: str | None = key(None, "Python file", path=True)
+    name: str | None = key(None, "class in that file")
+
+
+@dataclass
+class SamplerConfig:
+    class_path: str | None = key(None, "Python file of a curriculum sampler", path=True)
+    class_name: str | None = key(None, "class in that file")
+
+
+@dataclass
+class DataConfig:
+    train_files: Any = key(None, "parquet, json or jsonl; one path or a list", path=True)
+    val_files: Any = key(None, "the same for validation", path=True)
+    train_batch_size: int = key(1024, "prompts per step", low=1)
+    val_batch_size: int | None = key(None, "prompts per validation batch; unset: all", low=1)
+    gen_batch_size: int = follows("data.train_batch_size", "prompts per generation round of dynamic sampling", low=1)
+    train_max_samples: int = key(-1, "use at most this many rows; -1: all")
+    val_max_samples: int = key(-1, "use at most this many rows; -1: all")
+    max_prompt_length: int = key(512, "longest prompt, in tokens", low=1)
+    max_response_length: int = key(1024, "longest response, in tokens", low=1)
+    filter_overlong_prompts: bool = key(True, "leave out prompts that are too long")
+    filter_overlong_prompts_workers: int = key(1, "processes that filter", low=1)
+    truncation: str = key("error", "what becomes of a too long prompt", choices=("error", "left", "right", "middle"))
+    prompt_key: str = key("prompt", "column of the messages")
+    reward_fn_key: str = key("data_source", "column that picks the scorer")
+    image_key: str = key("images", "column of images")
+    video_key: str = key("videos", "column of videos")
+    image_patch_size: int = key(14, "pixels per vision patch", low=1)
+    shuffle: bool = key(True, "shuffle the training rows each epoch")
+    validation_shuffle: bool = key(False, "shuffle the validation rows")
+    seed: int | None = key(None, "seed of the shuffle; unset: trainer.seed")
+    dataloader_num_workers: int = key(8, "processes that tokenise ahead", low=0)
+    tokenizer: str | None = key(None, "tokenizer; unset: the model's", path=True)
+    trust_remote_code: bool = follows("actor_rollout_ref.model.trust_remote_code", "for the tokenizer")
+    apply_chat_template_kwargs: dict[str, Any] = key({}, "arguments of the chat template")
+    tool_config_path: str | None = follows(
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path", "tools shown in the prompt", path=True
+    )
+    custom_cls: PluginConfig = section(PluginConfig)
+    sampler: SamplerConfig = section(SamplerConfig)
+
+
+@dataclass
+class KLControlConfig:
+    type: str = key("fixed", "adaptive keeps KL near target_kl", choices=("fixed", "adaptive"))
+    kl_coef: float = key(0.001, "weight of KL in the reward", low=0)
+    horizon: int = key(10000, "rows over which the adaptive coefficient moves", low=1)
+    target_kl: float = key(0.1, "KL that the adaptive controller aims at", above=0)
+
+
+@dataclass
+class PFPPOConfig:
+    reweight_method: str = key("pow", "how scores become weights", choices=("pow", "max_min", "max_random"))
+    weight_pow: float = key(2.0, "exponent of pow")
+
+
+@dataclass
+class FilterGroupsConfig:
+    enable: bool = key(False, "drop groups whose rewards are all equal, and sample again (DAPO)")
+    metric: str = key("seq_reward", "what must differ: seq_reward, seq_final_reward, score, acc or a key of the scorer")
+    max_num_gen_batches: int = key(0, "rounds before giving up; 0: no limit", low=0)
+
+
+@dataclass
+class RolloutCorrectionConfig:
+    preset: str | None = key(None, "a named set of the keys below; those that are set win")
+    rollout_is: str | None = key(None, "importance weights against the rollout policy", choices=("token", "sequence"))
+    rollout_is_threshold: float | str = key(2.0, "truncate weights at this; 'lo_hi': zero outside the band")
+    rollout_is_batch_normalize: bool = key(False, "divide weights by their mean")
+    rollout_rs: str | None = key(None, "reject by these statistics: token_k1, seq_mean_k3, ... (comma list)")
+    rollout_rs_threshold: float | str | None = key(None, "their bounds: one for all, or one each")
+    bypass_mode: bool = key(False, "rollout log-probs stand for the old log-probs")
+    loss_type: str = key("ppo_clip", "loss of bypass mode", choices=("ppo_clip", "reinforce"))
+
+
+@dataclass
+class AlgorithmConfig:
+    adv_estimator: str = key("gae", "advantage estimator: gae (PPO), grpo, rloo, ...")
+    gamma: float = key(1.0, "discount", above=0, high=1)
+    lam: float = key(1.0, "GAE's lambda", low=0, high=1)
+    norm_adv_by_std_in_grpo: bool = key(True, "divide by the group's std; False: Dr.GRPO")
+    use_kl_in_reward: bool = key(False, "subtract KL(policy | reference) from the reward")
+    kl_penalty: str = key("kl", "estimator of that KL", choices=KL_KINDS)
+    kl_ctrl: KLControlConfig = section(KLControlConfig)
+    use_pf_ppo: bool = key(False, "resample rows by their score (PF-PPO)")
+    pf_ppo: PFPPOConfig = section(PFPPOConfig)
+    filter_groups: FilterGroupsConfig = section(FilterGroupsConfig)
+    rollout_correction: RolloutCorrectionConfig = section(RolloutCorrectionConfig)
+    gdpo_reward_keys: list[str] = key([], "gdpo: components that the scorer returns")
+    gdpo_reward_weights: list[float] | None = key(None, "gdpo: their weights; unset: 1 each")
+
+
+@dataclass
+class RewardModelModelConfig:
+    path: str | None = key(None, "reward model", path=True)
+    input_tokenizer: str | None = follows("actor_rollout_ref.model.path", "tokenizer of the responses", path=True)
+    external_lib: str | None = follows("actor_rollout_ref.model.external_lib", "module imported first")
+    trust_remote_code: bool = key(False, "run model code that comes with the weights")
+    override_config: dict[str, Any] = key({}, "fields of the model's own config.json")
+    use_remove_padding: bool = key(True, "pack sequences instead of padding them")
+    fsdp_config: FSDPConfig = section(FSDPConfig)
+
+
+@dataclass
+class RewardRolloutConfig:
+    """The engine that serves a reward model or judge."""
+
+    name: str | None = key(None, "engine; unset: as actor_rollout_ref.rollout.name", choices=ROLLOUT_ENGINES)
+    dtype: str = key("bfloat16", "type in which it computes", choices=DTYPES)
+    gpu_memory_utilization: float = key(0.5, "share of GPU memory it may use", above=0, high=1)
+    tensor_model_parallel_size: int = key(1, "ranks that share its weights", low=1)
+    data_parallel_size: int = key(1, "copies that share expert layers", low=1)
+    expert_parallel_size: int = key(1, "ranks that share the experts", low=1)
+    max_num_batched_tokens: int = key(8192, "tokens per engine step", low=1)
+    max_num_seqs: int = key(1024, "sequences at a time", low=1)
+    max_model_len: int | None = key(None, "longest sequence; unset: prompt + response", low=1)
+    enforce_eager: bool = key(True, "no CUDA graphs")
+    cudagraph_capture_sizes: list[int] | None = key(None, "batch sizes captured as CUDA graphs")
+    free_cache_engine: bool = key(True, "give memory back while training")
+    load_format: str = key("auto", "how weights are loaded")
+    enable_chunked_prefill: bool = key(True, "mix prefill into decode steps")
+    enable_prefix_caching: bool = key(True, "compute a shared prefix once")
+    disable_log_stats: bool = key(True, "no periodic statistics of the engine")
+    prompt_length: int = key(2048, "longest prompt of a judge", low=1)
+    response_length: int = key(2048, "longest answer of a judge", low=1)
+    engine_kwargs: dict[str, Any] = key({}, "further arguments of the engine")
+
+
+@dataclass
+class SandboxConfig:
+    url: str | None = key(None, "SandboxFusion service; unset: the local sandbox")
+    max_concurrent: int = key(64, "programs run at a time", low=1)
+    memory_limit_mb: int = key(1024, "memory of one program", low=1)
+
+
+@dataclass
+class OverlongBufferConfig:
+    enable: bool = key(False, "penalise responses near the longest length (DAPO)")
+    len: int = key(0, "length of the zone in which the penalty grows", low=0)
+    penalty_factor: float = key(1.0, "penalty at the longest length", low=0)
+    log: bool = key(False, "report the penalty as a metric")
+
+
+@dataclass
+class RewardKwargsConfig:
+    """Arguments of the reward manager."""
+
+    max_resp_len: int = follows("data.max_response_length", "longest response of the overlong penalty", low=1)
+    overlong_buffer_cfg: OverlongBufferConfig = section(OverlongBufferConfig)
+
+
+@dataclass
+class RewardModelConfig:
+    enable: bool = key(False, "score with a reward model")
+    enable_resource_pool: bool = key(False, "on GPUs of its own")
+    n_gpus_per_node: int = key(8, "GPUs per node of that pool", low=1)
+    nnodes: int = key(0, "nodes of that pool", low=0)
+    strategy: str = follows("actor_rollout_ref.actor.strategy", "engine", choices=STRATEGIES)
+    model: RewardModelModelConfig = section(RewardModelModelConfig)
+    megatron: MegatronConfig = section(MegatronConfig, use_distributed_optimizer=False)
+    micro_batch_size_per_gpu: int | None = key(None, "rows per forward; unset: a token budget", low=1)
+    use_dynamic_bsz: bool | None = key(None, "by token budget; unset: unless a row count is set")
+    forward_max_token_len_per_gpu: int = follows("critic.forward_max_token_len_per_gpu", "token budget", low=1)
+    max_length: int | None = key(None, "longest scored sequence; unset: prompt + response", low=1)
+    ulysses_sequence_parallel_size: int = key(1, "ranks that share each sequence (FSDP)", low=1)
+    reward_manager: str = key("naive", "how scorers are called", choices=REWARD_MANAGERS)
+    reward_kwargs: RewardKwargsConfig = section(RewardKwargsConfig)
+    num_workers: int | None = key(None, "processes that score; unset: the number of cores", low=1)
+    launch_reward_fn_async: bool = key(True, "score while other responses are still generated")
+    sandbox_fusion: SandboxConfig = section(SandboxConfig)
+    rollout: RewardRolloutConfig = section(RewardRolloutConfig)
+
+
+@dataclass
+class CustomRewardConfig:
+    path: str | None = key(None, "Python file of a scorer", path=True)
+    name: str = key("compute_score", "function in that file")
+    reward_kwargs: dict[str, Any] = key({}, "further arguments of that function")
+
+
+@dataclass
+class TrainerConfig:
+    device: str | None = key(None, "cuda, npu or cpu; unset: what is there", choices=("cuda", "npu", "cpu"))
+    n_gpus_per_node: int | None = key(None, "devices per node; unset: see resolve.py", low=1)
+    nnodes: int = key(1, "nodes", low=1)
+    seed: int = key(42, "seed of everything that is random")
+    total_epochs: int = key(15, "passes over the training rows", low=1)
+    total_training_steps: int | None = key(None, "steps; unset: from total_epochs", low=1)
+    project_name: str = key("paddock", "project shown by loggers")
+    experiment_name: str = follows("algorithm.adv_estimator", "run shown by loggers")
+    logger: Any = key(None, "where metrics go; unset: console, and wandb where it is installed")
+    log_val_generations: int = key(0, "validation answers shown by loggers", low=0)
+    rollout_data_dir: str | None = key(None, "dump rollouts as jsonl here", path=True)
+    validation_data_dir: str | None = key(None, "dump validation answers as jsonl here", path=True)
+    val_before_train: bool = key(True, "validate before the first step")
+    val_only: bool = key(False, "validate and stop")
+    test_freq: int = key(5, "validate every so many steps (not epochs); -1: never", low=-1)
+    save_freq: int = key(-1, "checkpoint every so many steps; -1: only on interruption", low=-1)
+    critic_warmup: int = key(0, "steps in which only the critic learns", low=0)
+    balance_batch: bool = key(True, "give every rank the same amount of work")
+    default_local_dir: str = key(
+        "checkpoints/${trainer.project_name}/${trainer.experiment_name}", "where checkpoints go", path=True
+    )
+    resume_mode: str = key(
+        "auto",
+        "go on from the newest checkpoint, from none, or from resume_from_path",
+        choices=("auto", "disable", "resume_path"),
+    )
+    resume_from_path: str | None = key(None, "a folder global_step_N", path=True)
+    max_actor_ckpt_to_keep: int | None = key(None, "checkpoints kept; unset: all", low=1)
+    max_critic_ckpt_to_keep: int | None = key(None, "critic checkpoints kept; unset: all", low=1)
+    esi_redundant_time: int = key(0, "seconds before the end of a lease in which a checkpoint is written", low=0)
+    ray_wait_register_center_timeout: int = key(300, "seconds to wait for every worker to come up", low=1)
+    max_restarts: int = key(0, "times a run restarts itself after a worker died", low=0)
+
+
+@dataclass
+class GlobalProfilerConfig:
+    tool: str | None = key(None, "profiler", choices=("nsys", "npu", "torch", "torch_memory"))
+    steps: list[int] | None = key(None, "steps to profile")
+    profile_continuous_steps: bool = key(False, "one trace over neighbouring steps")
+    save_path: str = key("outputs/profile", "where traces go", path=True)
+    global_tool_config: dict[str, Any] = key({}, "options of the tool: nsys, torch_memory")
+
+
+@dataclass
+class RayConfig:
+    ray_init: dict[str, Any] = key({}, "arguments of ray.init")
+    timeline_json_file: str | None = key(None, "write Ray's timeline here", path=True)
+
+
+@dataclass
+class Config:
+    data: DataConfig = section(DataConfig)
+    actor_rollout_ref: ActorRolloutRefConfig = section(ActorRolloutRefConfig)
+    critic: CriticConfig = section(CriticConfig)
+    reward_model: RewardModelConfig = section(RewardModelConfig)
+    custom_reward_function: CustomRewardConfig = section(CustomRewardConfig)
+    algorithm: AlgorithmConfig = section(AlgorithmConfig)
+    trainer: TrainerConfig = section(TrainerConfig)
+    global_profiler: GlobalProfilerConfig = section(GlobalProfilerConfig)
+    ray_kwargs: RayConfig = section(RayConfig)

@@ -1,0 +1,38 @@
+"""How many devices a run has, and how each role shares them."""
+
+from __future__ import annotations
+
+from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
+from paddock.config.schema import Config
+
+
+def world_size(config: Config) -> int:
+    return (config.trainer.n_gpus_per_node or 1) * config.trainer.nnodes
+
+
+def model_parallel_size(role: ActorConfig | RefConfig | CriticConfig) -> int:
+    """Devices that work on the same rows."""
+    if role.strategy == "megatron":
+        m = role.megatron
+        return m.tensor_model_parallel_size * m.pipeline_model_parallel_size * m.context_parallel_size
+    return role.ulysses_sequence_parallel_size
+
+
+def data_parallel_size(config: Config, role: ActorConfig | RefConfig | CriticConfig) -> int:
+    """Devices, or groups of them, that work on different rows."""
+    return max(1, world_size(config) // model_parallel_size(role))
+
+
+def engine_size(config: Config) -> int:
+    """Devices that one rollout engine spans."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name in ("embedded", "hf"):
+        return 1
+    return (rollout.tensor_model_parallel_size or 1) * rollout.pipeline_model_parallel_size
+
+
+def needs_reference(config: Config) -> bool:
+    """Only a KL term with a weight reads the reference."""
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    in_reward = algorithm.use_kl_in_reward and algorithm.kl_ctrl.kl_coef > 0
+    return in_reward or (actor.use_kl_loss and actor.kl_loss_coef > 0)

@@ -1,0 +1,38 @@
+"""GSM8K: grade-school maths in words, the answer after `####`.  arXiv:2110.14168"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paddock.data.prepare.preparer import Preparer, Row, maths_row, training_schema
+from paddock.data.prepare.records import Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SOURCE = "openai/gsm8k"
+INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
+
+
+def row(record: Record, split: str, index: int) -> Row:
+    question, answer = record.text("question"), record.text("answer")
+    extra_info = {"split": split, "index": index, "answer": answer, "question": question}
+    return maths_row(SOURCE, f"{question} {INSTRUCTION}", _final_answer(record, answer), extra_info)
+
+
+def schema() -> pa.Schema:
+    return training_schema({"split": "string", "index": "int64", "answer": "string", "question": "string"})
+
+
+def _final_answer(record: Record, answer: str) -> str:
+    """`... #### 1,234` -> `1234`"""
+    _, mark, final = answer.rpartition("####")
+    final = final.strip().replace(",", "")
+    if not mark or not final:
+        raise record.error(
+            "answer", "no final answer after '####'", "end the text with '#### <number>', or drop the record"
+        )
+    return final
+
+
+PREPARER = Preparer(name="gsm8k", title="GSM8K", hub=SOURCE, config="main", row=row, schema=schema)

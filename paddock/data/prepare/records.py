@@ -1,0 +1,171 @@
+"""Raw records of a public data set: from the hub, from a local copy, from plain JSON files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paddock.errors import UserError
+
+FLAG = "--local_dataset_path"
+SPLITS = ("train", "test")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json")
+HUB_TIMEOUT = 10.0  # seconds
+LAYOUTS = (
+    "give a folder that holds train and test as .jsonl, .jsonl.gz or .json files, a folder written by datasets' "
+    "save_to_disk, a clone of the hub's repository, or train/<subject>/*.json and test/<subject>/*.json"
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One raw record, and the place an error message names: `data/train.jsonl line 12`."""
+
+    values: Mapping[str, Any]
+    place: str
+
+    def text(self, column: str) -> str:
+        value = self.values.get(column)
+        if isinstance(value, str) and value.strip():
+            return value
+        if value is None:
+            found = "is missing; the record has " + (", ".join(map(repr, self.values)) or "no columns")
+        else:
+            found = f"must be a text, not {value!r:.80}"
+        raise self.error(column, found, f"check that this is the raw data set, and give every record a text {column!r}")
+
+    def error(self, column: str, reason: str, fix: str) -> UserError:
+        return UserError(reason, key=f"{self.place}, column {column!r}", fix=fix)
+
+
+Splits = dict[str, list[Record]]
+
+
+def from_path(folder: Path, config: str | None) -> Splits:
+    """The train and test records of a local copy, in any of the layouts the data set is handed around in."""
+    if not folder.is_dir():
+        reason = "is a file, not a folder" if folder.exists() else "there is no such folder"
+        raise UserError(reason, key=FLAG, value=folder, fix=LAYOUTS)
+    if files := split_files(folder):
+        return {split: list(_read_file(file)) for split, file in files.items()}
+    if any((folder / "train").glob("*/*.json")):
+        return {split: [_read_single(file) for file in _record_files(folder / split)] for split in SPLITS}
+    return _load_folder(folder, config)
+
+
+def split_files(folder: Path) -> dict[str, Path]:
+    """The folder's train.jsonl and test.jsonl (or .jsonl.gz, .json) by split; empty where it holds neither."""
+    candidates = {split: [folder / f"{split}{suffix}" for suffix in SUFFIXES] for split in SPLITS}
+    found = {split: next((file for file in files if file.is_file()), None) for split, files in candidates.items()}
+    files = {split: file for split, file in found.items() if file}
+    if files and len(files) < len(SPLITS):
+        have, missing = (next(iter(files.values())).name, next(split for split in SPLITS if split not in files))
+        raise UserError(f"holds {have} but no {missing} file", key=FLAG, value=folder, fix=f"add {missing}.jsonl to it")
+    return files
+
+
+def from_hub(name: str, config: str | None) -> Splits:
+    """The train and test records as the hub publishes them; with HF_HUB_OFFLINE=1, from the cache."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    try:
+        # One question with a time limit: `load_dataset` alone retries an unreachable hub for half a minute.
+        with suppress(OfflineModeIsEnabled):
+            HfApi().dataset_info(name, timeout=HUB_TIMEOUT)
+
+        import datasets
+
+        loaded = datasets.load_dataset(name, config)
+    except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's errors
+        raise UserError(
+            f"cannot fetch {name} from the hub: {_first_line(error)}",
+            fix=f"get a copy on a machine that can, and pass its folder: {FLAG} PATH (HF_HUB_OFFLINE=1 uses the cache)",
+        ) from error
+    return _named(loaded, name)
+
+
+def _load_folder(folder: Path, config: str | None) -> Splits:
+    import datasets
+
+    try:
+        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            loaded = datasets.load_from_disk(str(folder))
+        else:
+            known = datasets.get_dataset_config_names(str(folder))
+            loaded = datasets.load_dataset(str(folder), config if config in known else None)
+    except Exception as error:  # each file format behind `datasets` raises errors of its own
+        reason = f"holds nothing that can be read as a data set: {_first_line(error)}"
+        raise UserError(reason, key=FLAG, value=folder, fix=LAYOUTS) from error
+    return _named(loaded, str(folder))
+
+
+def _named(loaded: Any, origin: str) -> Splits:
+    splits = set(loaded) if isinstance(loaded, dict) else set()
+    if missing := [split for split in SPLITS if split not in splits]:
+        have = f"the splits {', '.join(sorted(splits))}" if splits else "a single table without splits"
+        raise UserError(f"{origin} holds {have}; {' and '.join(missing)} missing", fix=LAYOUTS)
+    return {
+        split: [Record(values, f"{origin} {split} row {row}") for row, values in enumerate(loaded[split])]
+        for split in SPLITS
+    }
+
+
+def _read_file(path: Path) -> Iterator[Record]:
+    try:
+        if path.suffix == ".json":
+            yield from _read_list(path)
+            return
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _record(_parse(line, f"{path} line {number}"), f"{path} line {number}")
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise UserError(
+            f"cannot be read: {_first_line(error)}", key=str(path), fix="download the file again"
+        ) from error
+
+
+def _read_list(path: Path) -> Iterator[Record]:
+    items = _parse(path.read_text(encoding="utf-8"), str(path))
+    if not isinstance(items, list):
+        raise UserError("must hold a JSON list of records", key=str(path), fix="or name it .jsonl: one record a line")
+    for row, item in enumerate(items):
+        yield _record(item, f"{path} item {row}")
+
+
+def _read_single(path: Path) -> Record:
+    try:
+        return _record(_parse(path.read_text(encoding="utf-8"), str(path)), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"cannot be read: {_first_line(error)}", key=str(path), fix="unpack the data set again"
+        ) from error
+
+
+def _record_files(folder: Path) -> list[Path]:
+    """Subject by subject, 2.json before 10.json."""
+    return sorted(folder.glob("*/*.json"), key=lambda file: (file.parent.name, len(file.stem), file.stem))
+
+
+def _parse(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"not JSON: {error}", key=place, fix="mend this place, or download the file again") from error
+
+
+def _record(value: Any, place: str) -> Record:
+    if not isinstance(value, dict):
+        raise UserError(f"a record must be a JSON object, not {value!r:.80}", key=place, fix="mend or remove it")
+    return Record(value, place)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

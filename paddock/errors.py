@@ -1,0 +1,23 @@
+"""Errors that the user can mend. Every floor may raise one; the doors print it without a traceback and exit with 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+EXIT_CODE = 2
+
+
+class UserError(Exception):
+    """What was asked, why it cannot be done, and what to do instead."""
+
+    def __init__(self, reason: str, *, key: str | None = None, value: Any = None, fix: str | None = None):
+        self.key = key
+        self.value = value
+        self.reason = reason
+        self.fix = fix
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        subject = "" if self.key is None else self.key if self.value is None else f"{self.key}={self.value}"
+        text = f"{subject}: {self.reason}" if subject else self.reason
+        return f"{text}\n  fix: {self.fix}" if self.fix else text

@@ -1,0 +1,90 @@
+"""Public data sets that recipes name, with the row counts of their published files: a plan needs no download."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+SPLIT_NAMES = {"train": "train", "test": "test", "validation": "validation", "val": "validation"}
+
+
+@dataclass(frozen=True)
+class KnownDataset:
+    name: str
+    hub: str
+    splits: Mapping[str, int]  # rows of each published split
+    aliases: tuple[str, ...] = ()  # other names of its folder or file
+    preparer: str | None = None  # `paddock data <preparer>` writes it
+    note: str = ""
+    folder: str = ""  # its folder in the path that was looked up
+    split: str | None = None  # the split that path names
+
+    def rows(self, split: str | None = None) -> int | None:
+        """Rows of `split`, by default of the one the path names; None where that is not known."""
+        return self.splits.get(split or self.split or "")
+
+    @property
+    def prepare_command(self) -> str | None:
+        """The command that writes the files the path expects, where Paddock has one."""
+        if self.preparer is None:
+            return None
+        folder = self.folder or f"~/data/{self.name}"
+        return f"paddock data {self.preparer} --local_save_dir " + (f'"{folder}"' if " " in folder else folder)
+
+
+TABLE = (
+    KnownDataset("gsm8k", "openai/gsm8k", {"train": 7473, "test": 1319}, preparer="gsm8k"),
+    KnownDataset("math", "DigitalLearningGmbH/MATH-lighteval", {"train": 7500, "test": 5000}, preparer="math"),
+    KnownDataset("math-500", "HuggingFaceH4/MATH-500", {"test": 500}, aliases=("math500",)),
+    KnownDataset(
+        "geo3k", "hiyouga/geometry3k", {"train": 2101, "validation": 300, "test": 601}, aliases=("geometry3k",)
+    ),
+    KnownDataset("full_hh_rlhf", "Dahoas/full-hh-rlhf", {"train": 112052, "test": 12451}, aliases=("full_hh_rlhf/rl",)),
+    KnownDataset("hellaswag", "Rowan/hellaswag", {"train": 39905, "validation": 10042}),
+    KnownDataset(
+        "deepscaler",
+        "agentica-org/DeepScaleR-Preview-Dataset",
+        {"train": 40315},
+        aliases=("deepscaler-preview-dataset",),
+    ),
+    KnownDataset(
+        "dapo-math-17k",
+        "BytedTsinghua-SIA/DAPO-Math-17k",
+        {"train": 1791700},
+        note="the published file repeats each of its 17 thousand problems 100 times",
+    ),
+    KnownDataset(
+        "aime-2024",
+        "BytedTsinghua-SIA/AIME-2024",
+        {"test": 960},
+        note="the published file repeats each of the 30 problems 32 times",
+    ),
+    KnownDataset("Eurus-2-RL-Data", "PRIME-RL/Eurus-2-RL-Data", {"train": 480537, "validation": 2048}),
+    KnownDataset("humaneval", "openai/openai_humaneval", {"test": 164}),
+    KnownDataset("mbpp", "google-research-datasets/mbpp", {"train": 374, "validation": 90, "test": 500}),
+)
+
+
+def known_dataset(path: object) -> KnownDataset | None:
+    """The data set a path names by its folder, `~/data/gsm8k/train.parquet`, or its file, `dapo-math-17k.parquet`."""
+    file = PurePosixPath(str(path))
+    stem = _plain(file.stem)
+    parts = [_plain(part) for part in file.parent.parts]
+    for folder in ("/".join(parts[-2:]), "/".join(parts[-1:])):
+        if known := BY_NAME.get(folder):
+            return replace(known, folder=str(file.parent), split=SPLIT_NAMES.get(stem) or _only_split(known, stem))
+    known = BY_NAME.get(stem)
+    return known and replace(known, split=_only_split(known, stem))
+
+
+def _only_split(known: KnownDataset, stem: str) -> str | None:
+    """A file that carries the data set's name holds all of it: a split only where it has just one."""
+    return next(iter(known.splits)) if len(known.splits) == 1 and BY_NAME.get(stem) == known else None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+BY_NAME = {_plain(name): known for known in TABLE for name in (known.name, *known.aliases)}

@@ -1,0 +1,96 @@
+"""The machine at hand: devices, memory, installed engines. Found without torch, so that answers come at once."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+GIB = 1024**3
+
+GPU_MEMORY_GIB = {
+    "a100-40": 40,
+    "a100": 80,
+    "a100-80": 80,
+    "h100": 80,
+    "h800": 80,
+    "h20": 96,
+    "h200": 141,
+    "b200": 180,
+    "l4": 24,
+    "l40s": 48,
+    "a10": 24,
+    "a6000": 48,
+    "v100": 32,
+    "4090": 24,
+    "5090": 32,
+    "3090": 24,
+    "910b": 64,
+    "910c": 128,
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices that this process can see."""
+
+    device: str  # cuda | npu | cpu
+    devices: int  # accelerators; 0 on a CPU machine
+    device_memory: int | None  # bytes of one accelerator, where it can be read
+    memory: int  # bytes of RAM
+    cores: int
+    installed: frozenset[str]  # optional packages that can be imported
+
+    def has(self, package: str) -> bool:
+        return package in self.installed
+
+
+OPTIONAL_PACKAGES = ("ray", "vllm", "sglang", "megatron", "wandb", "mlflow", "swanlab", "trackio", "tensorboard")
+
+
+@cache
+def this_machine() -> Machine:
+    """Read once per process."""
+    device, count = _accelerators()
+    return Machine(
+        device=device,
+        devices=count,
+        device_memory=_cuda_memory() if device == "cuda" else None,
+        memory=_ram(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        installed=frozenset(name for name in OPTIONAL_PACKAGES if importlib.util.find_spec(name)),
+    )
+
+
+def _accelerators() -> tuple[str, int]:
+    for device, pattern, variable in (
+        ("cuda", r"nvidia\d+", "CUDA_VISIBLE_DEVICES"),
+        ("npu", r"davinci\d+", "ASCEND_RT_VISIBLE_DEVICES"),
+    ):
+        present = sum(bool(re.fullmatch(pattern, entry.name)) for entry in Path("/dev").iterdir())
+        visible = os.environ.get(variable)
+        if visible is not None:
+            present = min(present, len([part for part in visible.split(",") if part.strip() not in ("", "-1")]))
+        if present:
+            return device, present
+    return "cpu", 0
+
+
+def _cuda_memory() -> int | None:
+    if not shutil.which("nvidia-smi"):
+        return None
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
+        return min(int(line) for line in answer.split()) * 1024**2
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def _ram() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,411 @@
+"""Advice on a resolved run, by the rules of the RLOO guide. A value that the rules allow is passed over in silence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from paddock.plan.memory import (
+    GIB,
+    TRAINED,
+    Fsdp,
+    Job,
+    Megatron,
+    MemoryPlan,
+    Role,
+    estimate,
+)
+
+ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+N_KEY = f"{ROLLOUT}.n"
+LR_KEY = f"{ACTOR}.optim.lr"
+KL_KEY = "algorithm.kl_ctrl.kl_coef"
+TEST_KEY = "trainer.test_freq"
+FRACTION_KEY = f"{ROLLOUT}.gpu_memory_utilization"
+TENSOR_KEY = f"{ROLLOUT}.tensor_model_parallel_size"
+
+FEWEST = 4
+SFT_RATES = (1e-6, 5e-6)
+BASE_RATES = (5e-6, 1e-5)
+CAUTIOUS_RATE = 5e-7  # the guide's own for hard data and for unstable runs
+KL_RANGE = (0.0001, 0.005)  # aggressive from 0.0001 to 0.0005, conservative from 0.001 to 0.005
+CRITIC_N = 4
+WARMUP_RATIO = 0.03
+MOST_NODES = 1024
+LORA_RANK = 64
+LOG_PROB_KEYS = ("log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
+FSDP_SECTIONS = {
+    "actor": f"{ACTOR}.fsdp_config",
+    "reference": f"{REF}.fsdp_config",
+    "critic": "critic.model.fsdp_config",
+    "reward_model": "reward_model.model.fsdp_config",
+}
+MEGATRON_SECTIONS = {
+    "actor": f"{ACTOR}.megatron",
+    "reference": f"{REF}.megatron",
+    "critic": "critic.megatron",
+    "reward_model": "reward_model.megatron",
+}
+# phase: role, field, section, key that counts rows, key that counts tokens
+MICRO_BATCHES = {
+    "update_actor": ("actor", "update_tokens", ACTOR, "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu"),
+    "log_probs": ("actor", "forward_tokens", ROLLOUT, *LOG_PROB_KEYS),
+    "ref_log_probs": ("reference", "forward_tokens", REF, *LOG_PROB_KEYS),
+    "update_critic": ("critic", "update_tokens", "critic", "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu"),
+    "values": (
+        "critic",
+        "forward_tokens",
+        "critic",
+        "forward_micro_batch_size_per_gpu",
+        "forward_max_token_len_per_gpu",
+    ),
+    "reward": (
+        "reward_model",
+        "forward_tokens",
+        "reward_model",
+        "micro_batch_size_per_gpu",
+        "forward_max_token_len_per_gpu",
+    ),
+}
+
+TUNED = {"instruct", "chat", "it", "sft", "dpo", "rlhf", "thinking", "distill"}
+RAW = {"base", "pt"}
+RAW_UNLESS_TUNED = re.compile(r"(qwen1\.5|qwen2|qwen2\.5|meta|llama|mistral|gemma|smollm2|glm|moonlight)-")
+
+
+@dataclass(frozen=True)
+class Advice:
+    key: str
+    message: str
+    suggestion: str
+    """Overrides to add to the command line."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    estimator: str
+    grouped: bool
+    """The estimator compares the responses to one prompt."""
+    critic: bool
+    n: int
+    model_name: str
+    model_billions: float | None
+    lr: float
+    lora: bool
+    warmup_steps: int
+    warmup_ratio: float
+    use_kl_in_reward: bool
+    kl_coef: float
+    use_kl_loss: bool
+    kl_loss_coef: float
+    test_freq: int
+    total_epochs: int
+    steps_per_epoch: int | None
+    total_steps: int | None
+    train_batch_size: int
+    cut_by_rows: bool
+    """Micro-batches are a number of rows; else a token budget cuts them."""
+    job: Job | None
+    """None where the model's shape is not known."""
+
+
+def advise(facts: Facts) -> list[Advice]:
+    rules = (responses, learning_rate, warmup, kl_coefficient, double_kl, validation, memory)
+    return [advice for rule in rules for advice in rule(facts)]
+
+
+def n_range(billions: float) -> tuple[int, int]:
+    """Small models vary more and need more samples: below 3B 8-16, to 10B 5-8, beyond 4-6."""
+    return (8, 16) if billions < 3 else (5, 8) if billions <= 10 else (4, 6)
+
+
+def recommended_n(billions: float) -> int:
+    """n = max(4, 32 / size in B), within the range for that size."""
+    low, high = n_range(billions)
+    return min(max(FEWEST, round(32 / billions), low), high)
+
+
+def responses(facts: Facts) -> Iterator[Advice]:
+    if facts.critic and not facts.grouped and facts.n > CRITIC_N:
+        message = f"n={facts.n}: with a critic as baseline 1 to {CRITIC_N} responses a prompt are enough"
+        yield Advice(N_KEY, message, f"{N_KEY}={CRITIC_N}")
+    if not facts.grouped:
+        return
+    if facts.model_billions is None:
+        if facts.n < FEWEST:
+            message = f"n={facts.n}: below {FEWEST} responses a prompt the baseline of {facts.estimator} is too noisy"
+            yield Advice(N_KEY, message, f"{N_KEY}={FEWEST}")
+        return
+    low, high = n_range(facts.model_billions)
+    best, size = recommended_n(facts.model_billions), f"{facts.model_billions:.1f}B"
+    if facts.n < low:
+        noisy = f"; below {FEWEST} the baseline of {facts.estimator} is too noisy" if facts.n < FEWEST else ""
+        message = f"n={facts.n} is few for {size}: {low} to {high} responses a prompt keep the variance low{noisy}"
+        yield Advice(N_KEY, message, f"{N_KEY}={best}")
+    elif facts.n > high:
+        message = f"n={facts.n} is many for {size}: beyond {low} to {high} it pays only where rewards vary a lot"
+        yield Advice(N_KEY, message, f"{N_KEY}={high}")
+
+
+def is_tuned(model_name: str) -> bool | None:
+    """Whether training starts from an instruction-tuned model, as its name tells; None where it does not."""
+    name = model_name.rstrip("/").rsplit("/", 1)[-1].lower()
+    words = set(re.split(r"[-_ ]+", name))
+    if words & TUNED:
+        return True
+    if words & RAW or RAW_UNLESS_TUNED.match(name):
+        return False
+    return None
+
+
+def learning_rate(facts: Facts) -> Iterator[Advice]:
+    """1e-6 to 5e-6 from a tuned model, 5e-6 to 1e-5 from a base model. Adapters take more."""
+    if facts.lora:
+        return
+    tuned = is_tuned(facts.model_name)
+    low, high = {True: SFT_RATES, False: BASE_RATES, None: (SFT_RATES[0], BASE_RATES[1])}[tuned]
+    start = {True: "a tuned model", False: "a base model", None: "this model"}[tuned]
+    floor = low if tuned is False else CAUTIOUS_RATE
+    if floor <= facts.lr <= high:
+        return
+    side, nearest = ("low", low) if facts.lr < floor else ("high", high)
+    message = f"lr={facts.lr:g} is {side} for {start}: {low:g} to {high:g} is the guide's range"
+    yield Advice(LR_KEY, message, f"{LR_KEY}={nearest:g}")
+
+
+def warmup(facts: Facts) -> Iterator[Advice]:
+    if facts.warmup_steps > 0 or facts.warmup_ratio > 0:
+        return
+    key = f"{LR_KEY}_warmup_steps"
+    message = "the first step takes the full learning rate: a linear warm-up is advised"
+    if facts.total_steps is None:
+        yield Advice(key, message, f"{key}_ratio={WARMUP_RATIO}")
+    else:
+        yield Advice(key, message, f"{key}={max(1, round(WARMUP_RATIO * facts.total_steps))}")
+
+
+def kl_coefficient(facts: Facts) -> Iterator[Advice]:
+    low, high = KL_RANGE
+    if not facts.use_kl_in_reward or low <= facts.kl_coef <= high:
+        return
+    if facts.kl_coef <= 0:
+        message = (
+            "algorithm.use_kl_in_reward=True with a coefficient of 0 penalises nothing, and no reference is loaded"
+        )
+        yield Advice(KL_KEY, message, f"{KL_KEY}=0.001")
+        return
+    kind, nearest = (
+        ("weaker than the aggressive", low) if facts.kl_coef < low else ("stronger than the conservative", high)
+    )
+    limits = "0.0001 to 0.0005" if facts.kl_coef < low else "0.001 to 0.005"
+    yield Advice(KL_KEY, f"kl_coef={facts.kl_coef:g} is {kind} range, {limits}", f"{KL_KEY}={nearest:g}")
+
+
+def double_kl(facts: Facts) -> Iterator[Advice]:
+    if facts.use_kl_in_reward and facts.kl_coef > 0 and facts.use_kl_loss and facts.kl_loss_coef > 0:
+        message = (
+            f"KL is penalised twice, in the reward with {facts.kl_coef:g} and in the loss with {facts.kl_loss_coef:g}: "
+            "training may become too conservative"
+        )
+        key = "actor_rollout_ref.actor.use_kl_loss"
+        yield Advice(key, message, f"{key}=False")
+
+
+def validation(facts: Facts) -> Iterator[Advice]:
+    """Steps, not epochs: said where the number could be meant as epochs, or is never reached."""
+    per_epoch, total, every = facts.steps_per_epoch, facts.total_steps, facts.test_freq
+    if every <= 0 or not per_epoch or not total:
+        return
+    if every > total:
+        message = f"test_freq={every} counts steps and the run has {total}: only the last one validates"
+        yield Advice(TEST_KEY, message, f"{TEST_KEY}={min(per_epoch, total)}")
+    elif every <= facts.total_epochs and every % per_epoch:
+        message = (
+            f"test_freq={every} counts steps, not epochs: at {per_epoch} steps an epoch it validates every "
+            f"{every / per_epoch:.2g} epochs, {total // every} times in all"
+        )
+        yield Advice(TEST_KEY, message, f"{TEST_KEY}={every * per_epoch} for every {every} epochs")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that takes less memory."""
+
+    job: Job
+    key: str
+    what: str
+    overrides: str
+
+
+Step = Callable[[Job], Change | None]
+
+
+def memory(facts: Facts) -> Iterator[Advice]:
+    """What makes a run fit that does not: the guide's steps in its order, each only where it is needed."""
+    if facts.job is None or estimate(facts.job).fits:
+        return
+    job = facts.job
+    for change in changes(job, needed_steps(job, facts.cut_by_rows)):
+        yield Advice(change.key, f"{change.what}: {effect(estimate(job), estimate(change.job))}", change.overrides)
+        job = change.job
+    if not estimate(job).fits:
+        yield from last_resorts(job)
+    key, size = "data.train_batch_size", facts.train_batch_size
+    message = f"a smaller batch than {size} saves nothing: the peak follows the micro-batch, not the number of prompts"
+    yield Advice(key, message, f"{key}={size}, as it is")
+
+
+def needed_steps(job: Job, cut_by_rows: bool) -> list[Step]:
+    """The steps, less the slow ones (host transfers, tensor parallel) that the others make unnecessary."""
+    offloads = [partial(offload, name) for name in job.roles]
+    micro_batches = [partial(micro_batch, phase, cut_by_rows) for phase in MICRO_BATCHES]
+    steps: list[Step] = [fraction, *offloads, checkpointing, *micro_batches, tensor_parallel, fraction]
+    for slow in (*offloads, tensor_parallel):
+        fewer = [step for step in steps if step is not slow]
+        last = [job, *(change.job for change in changes(job, fewer))][-1]
+        steps = fewer if estimate(last).fits else steps
+    return steps
+
+
+def changes(job: Job, steps: list[Step]) -> Iterator[Change]:
+    """What each step that lowers the excess changes, on top of those before it."""
+    for step in steps:
+        change = step(job)
+        if change is not None and excess(estimate(change.job)) < excess(estimate(job)):
+            yield change
+            job = change.job
+
+
+def excess(plan: MemoryPlan) -> int:
+    """Bytes over the limit in all phases; a rollout without room for one response counts as one GiB."""
+    over = sum(max(0, plan.total(phase) - plan.limit) for phase in plan.phases)
+    return over + (GIB if plan.kv_sequences == 0 else 0)
+
+
+def effect(before: MemoryPlan, after: MemoryPlan) -> str:
+    """The overfull phase that gains most, before and after."""
+    if before.kv_sequences == 0 and after.kv_sequences > 0:
+        return f"the KV cache then holds {after.kv_sequences} full responses, not none"
+    phase = max(before.overfull, key=lambda name: before.total(name) - after.total(name))
+    return (
+        f"{phase} takes {after.total(phase) / GIB:.1f} GiB instead of {before.total(phase) / GIB:.1f}, "
+        f"of {after.limit / GIB:.1f} usable"
+    )
+
+
+def fraction(job: Job) -> Change | None:
+    """The largest share of memory, in steps of 0.05, with which the rollout fits beside what rests on the GPU."""
+    if "rollout" not in estimate(job).overfull:
+        return None
+    for twentieths in range(18, 1, -1):
+        share = twentieths / 20
+        changed = replace(job, rollout=replace(job.rollout, memory_fraction=share))
+        if "rollout" not in estimate(changed).overfull:
+            side = "high" if share < job.rollout.memory_fraction else "low"
+            what = (
+                f"gpu_memory_utilization={job.rollout.memory_fraction:g} is too {side} beside what training keeps there"
+            )
+            return Change(changed, FRACTION_KEY, what, f"{FRACTION_KEY}={share:g}")
+    return None
+
+
+def offload(name: str, job: Job) -> Change | None:
+    """Keep a role's states in host memory while it is idle."""
+    role, trained = job.roles[name], name in TRAINED
+    wanted = {"param_offload": True, "optimizer_offload": trained}
+    flags = [flag for flag, useful in wanted.items() if useful and not getattr(role, flag)]
+    if not flags or job.hardware.gpus == 0:
+        return None
+    section = FSDP_SECTIONS[name] if isinstance(role.split, Fsdp) else MEGATRON_SECTIONS[name]
+    changed = replace(role, param_offload=True, optimizer_offload=trained or role.optimizer_offload)
+    overrides = " ".join(f"{section}.{flag}=True" for flag in flags)
+    return Change(
+        with_roles(job, {name: changed}),
+        f"{section}.{flags[0]}",
+        f"with the idle {name.replace('_', ' ')} on the host",
+        overrides,
+    )
+
+
+def with_roles(job: Job, roles: dict[str, Role]) -> Job:
+    fields: dict[str, Any] = dict(roles)
+    return replace(job, **fields)
+
+
+def checkpointing(job: Job) -> Change | None:
+    if job.actor.checkpointing:
+        return None
+    key = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    changed = replace(job, actor=replace(job.actor, checkpointing=True))
+    return Change(changed, key, "with activations recomputed, not kept", f"{key}=True")
+
+
+def micro_batch(phase: str, cut_by_rows: bool, job: Job) -> Change | None:
+    """Half the rows or tokens until the phase fits or one row is left: halves go on dividing the mini-batch."""
+    name, field, section, rows_key, budget_key = MICRO_BATCHES[phase]
+    if phase not in estimate(job).overfull:
+        return None
+    row = job.rollout.row_tokens
+    unit, key = (row, f"{section}.{rows_key}") if cut_by_rows else (1, f"{section}.{budget_key}")
+    before = getattr(job.roles[name], field) // unit
+    size, changed = before, job
+    while size * unit >= 2 * row and phase in estimate(changed).overfull:
+        size //= 2
+        tokens: dict[str, Any] = {field: size * unit}
+        changed = with_roles(job, {name: replace(job.roles[name], **tokens)})
+    counted = f"rows of {row} tokens" if cut_by_rows else "tokens"
+    return Change(changed, key, f"with {size} {counted} a micro-batch, not {before}", f"{key}={size}")
+
+
+def tensor_parallel(job: Job) -> Change | None:
+    """Twice the GPUs to hold one copy of the engine's weights."""
+    ways = 2 * job.rollout.tensor
+    if not job.rollout.external or ways > job.hardware.gpus_per_node or job.actor.shape.heads % ways:
+        return None
+    changed = replace(job, rollout=replace(job.rollout, tensor=ways, rows=2 * job.rollout.rows))
+    return Change(changed, TENSOR_KEY, f"with the engine's weights over {ways} GPUs", f"{TENSOR_KEY}={ways}")
+
+
+def last_resorts(job: Job) -> Iterator[Advice]:
+    """For a run that none of the settings makes fit."""
+    plan = estimate(job)
+    if not plan.host_fits:
+        message = f"the states offloaded by a node's GPUs take {plan.host_bytes / GIB:.0f} GiB, more than its host has"
+        yield Advice("trainer.nnodes", message, "more nodes, or less offload")
+        return
+    adapter = replace(job, actor=replace(job.actor, lora_rank=LORA_RANK))
+    if not job.actor.lora_rank and estimate(adapter).fits:
+        key = "actor_rollout_ref.model.lora_rank"
+        yield Advice(
+            key, "adapters need gradients and moments for themselves only, and that fits", f"{key}={LORA_RANK}"
+        )
+    nodes = nodes_that_fit(job)
+    if nodes is not None:
+        message = f"all parameters can be trained on {nodes} nodes of {job.hardware.gpus_per_node} such GPUs"
+        yield Advice("trainer.nnodes", message, f"trainer.nnodes={nodes}")
+    phase = plan.overfull[0]
+    message = (
+        f"{phase} needs {plan.total(phase) / GIB:.1f} GiB of {plan.limit / GIB:.1f} usable, whatever the settings above"
+    )
+    yield Advice("actor_rollout_ref.model.path", message, "a smaller model, or devices with more memory")
+
+
+def nodes_that_fit(job: Job) -> int | None:
+    """Twice the nodes until all phases fit, as far as states shared by all ranks shrink with their number."""
+    if job.hardware.gpus == 0:
+        return None
+    while job.hardware.gpus // job.hardware.gpus_per_node < MOST_NODES:
+        roles = {name: replace(role, split=doubled(role.split, job.hardware.gpus)) for name, role in job.roles.items()}
+        job = replace(with_roles(job, roles), hardware=replace(job.hardware, gpus=2 * job.hardware.gpus))
+        if estimate(job).fits:
+            return job.hardware.gpus // job.hardware.gpus_per_node
+    return None
+
+
+def doubled(split: Fsdp | Megatron, gpus: int) -> Fsdp | Megatron:
+    if isinstance(split, Megatron):
+        return replace(split, world=2 * split.world)
+    return replace(split, degree=2 * split.degree) if split.degree == gpus else split

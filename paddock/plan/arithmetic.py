@@ -1,0 +1,167 @@
+"""What a step is made of: prompts, rows, mini-batches, micro-batches, optimizer steps, and how many steps a run has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paddock.config.paths import BUILTIN, files_of, missing_file
+from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
+from paddock.config.schema import Config
+from paddock.config.topology import data_parallel_size, engine_size, model_parallel_size, needs_reference, world_size
+from paddock.data.rows import count_rows
+from paddock.errors import UserError
+from paddock.facts.datasets import known_dataset
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One data file and how many rows it has, as far as that is known."""
+
+    path: str
+    rows: int | None
+    here: bool
+    prepare: str | None = None  # the command that makes it
+
+    @property
+    def note(self) -> str | None:
+        if self.here:
+            return None
+        make = f"; make it with: {self.prepare}" if self.prepare else ""
+        return f"{self.path} is not on this machine{make}"
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    prompts: int  # per step
+    responses: int  # per prompt
+    rows: int  # per step
+    mini_batches: int  # per pass over the rows
+    optimizer_steps: int  # of the actor, per step
+    rows_per_device: int
+    micro_batches: str  # how a mini-batch is cut for one device
+    train_rows: int | None
+    steps_per_epoch: int | None
+    total_steps: int | None
+
+
+def data_files(config: Config, split: str, assumed_rows: int | None = None) -> list[DataFile]:
+    """The files of data.train_files or data.val_files. One that is neither here nor publicly known is an error."""
+    key = f"data.{split}_files"
+    return [
+        _data_file(key, path, "train" if split == "train" else "test", assumed_rows)
+        for path in files_of(getattr(config.data, f"{split}_files"))
+    ]
+
+
+def _data_file(key: str, path: str, split: str, assumed_rows: int | None) -> DataFile:
+    if path.startswith(BUILTIN):
+        return DataFile(path, None, here=True)
+    if Path(path).is_file():
+        return DataFile(path, count_rows(path), here=True)
+    known = known_dataset(path)
+    if known is None and assumed_rows is None:
+        raise missing_file(key, path, "check the path; to plan without the data, add --rows N")
+    return DataFile(
+        path, known.rows(split) if known else None, here=False, prepare=known.prepare_command if known else None
+    )
+
+
+def require_files(config: Config) -> None:
+    """Before training: every data file is here."""
+    for split in ("train", "val"):
+        for file in data_files(config, split):
+            if not file.here:
+                fix = f"make it: {file.prepare}" if file.prepare else None
+                raise missing_file(f"data.{split}_files", file.path, fix)
+
+
+def batch_plan(config: Config, train_files: list[DataFile], assumed_rows: int | None = None) -> BatchPlan:
+    actor, trainer, data = config.actor_rollout_ref.actor, config.trainer, config.data
+    n = config.actor_rollout_ref.rollout.n
+    rows = data.train_batch_size * n
+    train_rows = assumed_rows if assumed_rows is not None else _total(train_files, data.train_max_samples)
+    per_epoch = None if train_rows is None else train_rows // data.train_batch_size
+    if per_epoch == 0:
+        raise UserError(
+            f"the training files hold only {train_rows} rows, less than one batch",
+            key="data.train_batch_size",
+            value=data.train_batch_size,
+            fix=f"at most {train_rows}",
+        )
+    total = trainer.total_training_steps or (per_epoch and per_epoch * trainer.total_epochs)
+    mini_batches = data.train_batch_size // actor.ppo_mini_batch_size
+    devices = data_parallel_size(config, actor)
+    return BatchPlan(
+        prompts=data.train_batch_size,
+        responses=n,
+        rows=rows,
+        mini_batches=mini_batches,
+        optimizer_steps=mini_batches * actor.ppo_epochs,
+        rows_per_device=rows // devices,
+        micro_batches=_micro_batches(config, actor.ppo_mini_batch_size * n // devices),
+        train_rows=train_rows,
+        steps_per_epoch=per_epoch,
+        total_steps=total,
+    )
+
+
+def _total(files: list[DataFile], most: int) -> int | None:
+    counts = [file.rows for file in files]
+    if not counts or any(count is None for count in counts):
+        return None
+    total = sum(count for count in counts if count is not None)
+    return min(total, most) if most > 0 else total
+
+
+def _micro_batches(config: Config, rows: int) -> str:
+    """Of one device, for one mini-batch."""
+    actor, data = config.actor_rollout_ref.actor, config.data
+    if actor.use_dynamic_bsz:
+        longest = data.max_prompt_length + data.max_response_length
+        most = -(-rows // max(1, actor.ppo_max_token_len_per_gpu // longest))
+        fewer = " or fewer" if most > 1 else ""
+        return f"{rows} rows, at most {actor.ppo_max_token_len_per_gpu} tokens each: {most}{fewer}"
+    size = actor.ppo_micro_batch_size_per_gpu or rows
+    return f"{rows} rows, {size} each: {-(-rows // size)}"
+
+
+def roles(config: Config) -> list[dict[str, Any]]:
+    """Who works where: every role shares the devices of one pool, but for a reward model with a pool of its own."""
+    group, world = config.actor_rollout_ref, world_size(config)
+    spans = engine_size(config)
+    table = [
+        _held("actor", group.actor, group.actor.fsdp_config.fsdp_size, world),
+        {
+            "role": "rollout",
+            "engine": group.rollout.name,
+            "devices": world,
+            "rows_split": world // spans,
+            "weights_split": spans,
+        },
+    ]
+    if needs_reference(config):
+        table.append(_held("reference", group.ref, group.ref.fsdp_config.fsdp_size, world))
+    if config.critic.enable:
+        table.append(_held("critic", config.critic, config.critic.model.fsdp_config.fsdp_size, world))
+    if config.reward_model.enable:
+        own = config.reward_model
+        devices = own.n_gpus_per_node * own.nnodes if own.enable_resource_pool else world
+        split = {"rows_split": devices, "weights_split": devices}
+        table.append({"role": "reward model", "engine": own.strategy, "devices": devices, **split})
+    return table
+
+
+def _held(name: str, role: ActorConfig | RefConfig | CriticConfig, fsdp_size: int, world: int) -> dict[str, Any]:
+    if role.strategy == "megatron":
+        weights = role.megatron.tensor_model_parallel_size * role.megatron.pipeline_model_parallel_size
+    else:
+        weights = world if fsdp_size < 1 else min(fsdp_size, world)
+    return {
+        "role": name,
+        "engine": "single" if world == 1 else role.strategy,
+        "devices": world,
+        "rows_split": max(1, world // model_parallel_size(role)),
+        "weights_split": weights,
+    }

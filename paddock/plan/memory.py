@@ -1,0 +1,439 @@
+"""What one GPU holds in every phase of a step, in bytes, from shapes and settings alone.
+
+The formulas, with P parameters of which T are trained, held by s ranks, h hidden, f MLP width, L layers:
+
+    parameters   d P / s          d = 4: the fp32 master copy of FSDP mixed precision; 2 for a frozen bf16 model
+    gradients    d T / s
+    optimizer    2 d T / s        AdamW's two moments; fused, so that a step makes no temporary copy
+    gathered     c (2 root + 3 layer)   FSDP in an update: the root's weights and gradients, this layer's and the
+                                  next one's weights, one layer's gradients, at c = 2 bytes; forward: c (root + 2 layer)
+    kept         c h L            a token's input to every layer, when layers are recomputed; else L whole layers
+    layer        c (8h + 2 (q + k) + 4f)   a token's tensors in one layer; q, k: query and key width
+    backward     c (2f + 2h)      a token's gradients while one layer runs backward
+    forward      c (3f + 4h)      a token's live tensors in a forward without gradients
+    logits       16 V chunk, forward 8 V chunk   log-probs are taken `chunk` tokens at a time, never all at once
+
+An update's peak is the larger of two moments: the head (kept + 6h + logits) and a layer (kept + layer + backward).
+Image towers' activations are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import ClassVar, Literal
+
+from paddock.facts.models import ModelShape
+
+GIB = 1024**3
+LOGITS_CHUNK = 1024
+LOGIT_BYTES_UPDATE = 16
+LOGIT_BYTES_FORWARD = 8
+BUDGET_STEP = 1024
+BUDGET_CEILING_GPU = 32768
+BUDGET_CEILING_CPU = 4096
+
+FORWARD_PHASES = {"reward": "reward_model", "log_probs": "actor", "ref_log_probs": "reference", "values": "critic"}
+UPDATE_PHASES = {"update_critic": "critic", "update_actor": "actor"}
+TRAINED = tuple(UPDATE_PHASES.values())
+
+Engine = Literal["embedded", "hf", "vllm", "sglang", "trtllm"]
+
+
+def share(amount: int, ways: int) -> int:
+    """The largest part when `amount` is split `ways`."""
+    return -(-amount // ways)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """`gpus` equal GPUs in all; none means one process whose device memory is the machine's RAM."""
+
+    gpus: int
+    gpus_per_node: int
+    memory_bytes: int
+    host_bytes: int | None = None
+    """RAM of a node, where known."""
+
+    @property
+    def margin(self) -> int:
+        """Kept free for the CUDA context, communication buffers and fragmentation: 10 %, at least 2 GiB."""
+        return max(self.memory_bytes // 10, 2 * GIB)
+
+
+@dataclass(frozen=True)
+class States:
+    parameters: int
+    gradients: int = 0
+    optimizer: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer
+
+
+@dataclass(frozen=True)
+class Fsdp:
+    """Every tensor split over `degree` ranks; weights gathered a layer at a time."""
+
+    degree: int = 1
+    sequence: int = 1
+    """Ranks that share one row's tokens (Ulysses)."""
+
+    tensor: ClassVar[int] = 1
+    keeps_gradients: ClassVar[bool] = False
+
+    @property
+    def whole(self) -> bool:
+        """One rank holds every weight in full."""
+        return self.degree == 1
+
+    def states(self, shape: ModelShape, dtype_bytes: int, lora: int) -> States:
+        trained = lora or shape.parameters
+        return States(
+            parameters=share(dtype_bytes * (shape.parameters + lora), self.degree),
+            gradients=share(dtype_bytes * trained, self.degree),
+            optimizer=share(2 * dtype_bytes * trained, self.degree),
+        )
+
+    def gathered(self, shape: ModelShape, dtype_bytes: int, compute_bytes: int, updating: bool) -> int:
+        if self.degree == 1 and dtype_bytes == compute_bytes:
+            return 0
+        root, layer = shape.embedding_parameters, shape.layer_parameters
+        return compute_bytes * (2 * root + 3 * layer if updating else root + 2 * layer)
+
+
+@dataclass(frozen=True)
+class Megatron:
+    """Tensor x pipeline x expert parallel over `world` ranks.
+
+    parameters  2 W            W: this rank's weights, dense / (tp pp) + experts / (etp ep pp)
+    gradients   4 W
+    optimizer   12 P / world   master copy and moments, split over all ranks by the distributed optimizer; else 12 W
+    """
+
+    world: int
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int | None = None
+    """None follows `tensor`."""
+    distributed_optimizer: bool = True
+
+    keeps_gradients: ClassVar[bool] = True
+    """Its gradient buffers live as long as the weights do."""
+
+    @property
+    def whole(self) -> bool:
+        return self.tensor * self.pipeline * self.expert == 1
+
+    @property
+    def sequence(self) -> int:
+        return self.context
+
+    def states(self, shape: ModelShape, dtype_bytes: int, lora: int) -> States:
+        """`dtype_bytes` is unused: weights are bf16 beside their fp32 master copy."""
+        experts = shape.moe_layers * shape.experts * shape.expert_parameters
+        ways = self.tensor * self.pipeline
+        expert_ways = (self.expert_tensor or self.tensor) * self.expert * self.pipeline
+        weights = share(shape.parameters - experts, ways) + share(experts, expert_ways)
+        adapter = share(lora, ways)
+        trained = adapter or weights
+        moments = share(12 * (lora or shape.parameters), self.world) if self.distributed_optimizer else 12 * trained
+        return States(parameters=2 * (weights + adapter), gradients=4 * trained, optimizer=moments)
+
+    def gathered(self, shape: ModelShape, dtype_bytes: int, compute_bytes: int, updating: bool) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Role:
+    """A model in the step and how it is held. Tokens are those one GPU takes in a micro-batch."""
+
+    shape: ModelShape
+    split: Fsdp | Megatron = field(default_factory=Fsdp)
+    update_tokens: int = 0
+    forward_tokens: int = 0
+    dtype_bytes: int = 4
+    lora_rank: int = 0
+    checkpointing: bool = True
+    param_offload: bool = False
+    optimizer_offload: bool = False
+
+    @property
+    def lora_parameters(self) -> int:
+        return self.shape.lora_parameters(self.lora_rank)
+
+    @cached_property
+    def states(self) -> States:
+        return self.split.states(self.shape, self.dtype_bytes, self.lora_parameters)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The engine that writes responses: `rows` of them a step, prompt + response tokens each at most."""
+
+    engine: Engine
+    rows: int
+    row_tokens: int
+    max_sequences: int = 1024
+    tensor: int = 1
+    memory_fraction: float = 0.5
+    sleeps: bool = True
+    """Gives its memory back while the others work."""
+
+    @property
+    def external(self) -> bool:
+        """Takes its fraction of the memory as one pool, weights included."""
+        return self.engine not in ("embedded", "hf")
+
+
+@dataclass(frozen=True)
+class Job:
+    hardware: Hardware
+    actor: Role
+    rollout: Rollout
+    reference: Role | None = None
+    critic: Role | None = None
+    reward_model: Role | None = None
+    compute_bytes: int = 2
+    logits_chunk: int = LOGITS_CHUNK
+
+    @cached_property
+    def roles(self) -> dict[str, Role]:
+        """Critic and reward model answer with one number a token, whatever head their shape was read with."""
+        named = {
+            "actor": self.actor,
+            "reference": self.reference,
+            "critic": self.critic and scalar(self.critic),
+            "reward_model": self.reward_model and scalar(self.reward_model),
+        }
+        return {name: role for name, role in named.items() if role is not None}
+
+
+def scalar(role: Role) -> Role:
+    return replace(role, shape=replace(role.shape, scalar_head=True))
+
+
+Parts = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by phase and part on the fullest GPU, and what they leave room for."""
+
+    phases: Mapping[str, Parts]
+    hardware: Hardware
+    host_bytes: int
+    """Offloaded states on one node."""
+    kv_tokens: int
+    """Tokens the KV cache of one rollout engine holds."""
+    kv_sequences: int
+    """Responses of full length that one engine writes at once."""
+
+    def total(self, phase: str) -> int:
+        return sum(self.phases[phase].values())
+
+    @property
+    def limit(self) -> int:
+        return self.hardware.memory_bytes - self.hardware.margin
+
+    @property
+    def peak(self) -> str:
+        """The fullest phase."""
+        return max(self.phases, key=self.total)
+
+    @property
+    def overfull(self) -> tuple[str, ...]:
+        """Phases that do not fit; a rollout without room for one full response is one of them."""
+        full = [phase for phase in self.phases if self.total(phase) > self.limit]
+        starved = ["rollout"] if self.kv_sequences == 0 and "rollout" not in full else []
+        return tuple(starved + full)
+
+    @property
+    def host_fits(self) -> bool:
+        return self.hardware.host_bytes is None or self.host_bytes <= self.hardware.host_bytes
+
+    @property
+    def fits(self) -> bool:
+        return not self.overfull and self.host_fits
+
+
+def estimate(job: Job) -> MemoryPlan:
+    """Every phase of the step in the loop's order: what rests on the GPU plus what the phase works with."""
+    engine, kv_tokens = rollout_parts(job)
+    phases = {"rollout": rest(job, "actor" if shares_weights(job) else None) | engine}
+    for phase, name in FORWARD_PHASES.items():
+        if name in job.roles:
+            phases[phase] = rest(job, name) | forward_work(job, job.roles[name])
+    for phase, name in UPDATE_PHASES.items():
+        if name in job.roles:
+            phases[phase] = rest(job, name, updating=True) | update_work(job, job.roles[name])
+    if not job.rollout.sleeps:
+        pool = {part: engine[part] for part in ("rollout_weights", "kv_cache")}
+        phases = {phase: parts if phase == "rollout" else parts | pool for phase, parts in phases.items()}
+    return MemoryPlan(
+        phases={phase: {part: size for part, size in parts.items() if size} for phase, parts in phases.items()},
+        hardware=job.hardware,
+        host_bytes=offloaded(job),
+        kv_tokens=kv_tokens,
+        kv_sequences=kv_tokens // job.rollout.row_tokens,
+    )
+
+
+def rest(job: Job, active: str | None, updating: bool = False) -> dict[str, int]:
+    """What every role keeps on the GPU while `active` works. Offloaded states come back for their own phase only."""
+    parts: dict[str, int] = {}
+    for name in job.roles:
+        states = resident(job, name, name == active, name == active and updating)
+        if name == "actor":
+            parts |= {"parameters": states.parameters, "gradients": states.gradients, "optimizer": states.optimizer}
+        else:
+            parts[name] = states.total
+    return parts
+
+
+def resident(job: Job, name: str, active: bool, updating: bool) -> States:
+    role, states = job.roles[name], job.roles[name].states
+    trained = name in TRAINED
+    offloads = job.hardware.gpus > 0  # a CPU run has nowhere to offload to
+    weights = active or not (offloads and role.param_offload)
+    moments = updating or not (offloads and role.optimizer_offload)
+    return States(
+        parameters=states.parameters if weights else 0,
+        gradients=states.gradients if updating or (trained and role.split.keeps_gradients and weights) else 0,
+        optimizer=states.optimizer if trained and moments else 0,
+    )
+
+
+def offloaded(job: Job) -> int:
+    """Host bytes of one node: the offloaded states of each of its GPUs."""
+    if job.hardware.gpus == 0:
+        return 0
+    each = 0
+    for name, role in job.roles.items():
+        each += role.param_offload * role.states.parameters
+        each += (role.optimizer_offload and name in TRAINED) * role.states.optimizer
+    return each * min(job.hardware.gpus, job.hardware.gpus_per_node)
+
+
+def shares_weights(job: Job) -> bool:
+    """The embedded engine runs the actor's own modules; weights split over ranks it must gather first."""
+    return job.rollout.engine == "embedded" and job.actor.split.whole
+
+
+def rollout_parts(job: Job) -> tuple[dict[str, int], int]:
+    """The engine's parts, and the tokens its KV cache holds.
+
+    weights    c P / tp; none when the embedded engine shares the actor's
+    pool       memory fraction x memory, of which the weights are a part
+    KV cache   external engines take the whole pool; the others what full-length responses ask for, within the pool
+    logits     embedded and hf: 8 V bytes a sequence at each decode step
+    """
+    rollout, shape = job.rollout, job.actor.shape
+    weights = 0 if shares_weights(job) else share(job.compute_bytes * shape.parameters, rollout.tensor)
+    pool = max(0, int(rollout.memory_fraction * job.hardware.memory_bytes) - weights)
+    per_token = kv_bytes_per_token(job)
+    if rollout.external:
+        return {"rollout_weights": weights, "kv_cache": pool}, pool // per_token
+    sequences = min(rollout.rows, rollout.max_sequences, pool // (rollout.row_tokens * per_token))
+    cache = sequences * rollout.row_tokens * per_token
+    logits = LOGIT_BYTES_FORWARD * shape.vocab * sequences
+    return {"rollout_weights": weights, "kv_cache": cache, "logits": logits}, sequences * rollout.row_tokens
+
+
+def kv_bytes_per_token(job: Job) -> int:
+    """On one GPU: tensor parallel ranks share the key heads; a latent cache, which has no heads, each holds whole."""
+    rollout, shape = job.rollout, job.actor.shape
+    whole = shape.kv_bytes_per_token(job.compute_bytes, latent=rollout.external)
+    return whole if shape.kv_lora_rank else share(whole, min(rollout.tensor, shape.kv_heads))
+
+
+def forward_work(job: Job, role: Role) -> dict[str, int]:
+    """Log-probs, values or scores: the larger of one layer's live tensors and the head's logits."""
+    c, shape, split = job.compute_bytes, role.shape, role.split
+    tokens = share(role.forward_tokens, split.tensor)
+    layer = tokens * c * (3 * mlp_width(shape) + 4 * shape.hidden)
+    head = tokens * c * shape.hidden
+    logits = logits_bytes(job, role, role.forward_tokens, LOGIT_BYTES_FORWARD)
+    gathered = split.gathered(shape, role.dtype_bytes, c, updating=False)
+    return {"gathered": gathered} | larger(layer, head, logits)
+
+
+def update_work(job: Job, role: Role) -> dict[str, int]:
+    """Forward and backward of one micro-batch: `kept` for all layers, then the larger of the head and one layer."""
+    c, shape, split = job.compute_bytes, role.shape, role.split
+    tokens = share(role.update_tokens, split.tensor)
+    one = c * layer_elements(shape)
+    kept = tokens * shape.layers * (c * shape.hidden if role.checkpointing else one)
+    backward = tokens * ((one if role.checkpointing else 0) + c * 2 * (mlp_width(shape) + shape.hidden))
+    head = tokens * c * 6 * shape.hidden
+    logits = logits_bytes(job, role, role.update_tokens, LOGIT_BYTES_UPDATE)
+    gathered = split.gathered(shape, role.dtype_bytes, c, updating=True)
+    return {"gathered": gathered} | larger(kept + backward, kept + head, logits)
+
+
+def larger(layer: int, head: int, logits: int) -> dict[str, int]:
+    """The parts of the fuller moment: logits are gone when a layer runs backward."""
+    if layer > head + logits:
+        return {"activations": layer, "logits": 0}
+    return {"activations": head, "logits": logits}
+
+
+def logits_bytes(job: Job, role: Role, tokens: int, each: int) -> int:
+    if role.shape.scalar_head:
+        return 0
+    return each * min(job.logits_chunk, tokens) * share(role.shape.vocab, role.split.tensor)
+
+
+def layer_elements(shape: ModelShape) -> int:
+    """Numbers autograd keeps of one token in one layer, attention by a fused kernel.
+
+    8h: both norms' inputs in fp32, their normalised form and output. q + k + v + attention output.
+    Norms of queries and keys add three times their width; latent attention its two latents, in norm and out.
+    """
+    if shape.kv_lora_rank:
+        query = shape.heads * (shape.qk_nope_head_dim + shape.qk_rope_head_dim)
+        value = shape.heads * shape.v_head_dim
+        attention = 2 * (query + value) + 4 * (shape.q_lora_rank + shape.kv_lora_rank)
+    else:
+        width = (shape.heads + shape.kv_heads) * shape.head_dim
+        attention = (2 + 3 * shape.qk_norm) * width
+    return 4 * shape.norms_per_layer * shape.hidden + attention + 4 * expert_width(shape) + 2 * dispatch_width(shape)
+
+
+def mlp_width(shape: ModelShape) -> int:
+    return expert_width(shape) + dispatch_width(shape)
+
+
+def expert_width(shape: ModelShape) -> int:
+    """The MLP columns one token meets in the widest kind of layer."""
+    sparse = shape.experts_per_token * shape.moe_intermediate + shape.shared_expert_intermediate
+    return max(shape.intermediate if shape.plain_layers else 0, sparse)
+
+
+def dispatch_width(shape: ModelShape) -> int:
+    """A token is copied once for each expert it visits."""
+    return shape.experts_per_token * shape.hidden
+
+
+def suggest_token_budget(job: Job) -> int:
+    """The largest ppo_max_token_len_per_gpu worth having: a multiple of 1024 for which update_actor fits.
+
+    At least one full row (shared by the ranks that split a row), at most 32768 on a GPU and 4096 on a CPU;
+    where not even one row fits, one row all the same: nothing smaller can run.
+    """
+    row = share(job.rollout.row_tokens, job.actor.split.sequence)
+    floor = share(row, BUDGET_STEP) * BUDGET_STEP
+    ceiling = BUDGET_CEILING_GPU if job.hardware.gpus else BUDGET_CEILING_CPU
+    for budget in range(max(floor, ceiling), floor, -BUDGET_STEP):
+        plan = estimate(with_token_budget(job, budget))
+        if plan.total("update_actor") <= plan.limit:
+            return budget
+    return floor
+
+
+def with_token_budget(job: Job, tokens: int) -> Job:
+    return replace(job, actor=replace(job.actor, update_tokens=tokens, forward_tokens=tokens))

@@ -1,0 +1,169 @@
+"""A plan for people: what runs, where, how much, whether it fits, and which values came from where."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from paddock.config import tree
+from paddock.plan.arithmetic import roles
+from paddock.plan.memory import MemoryPlan
+
+if TYPE_CHECKING:
+    from paddock.plan.report import Plan
+
+GIB = 1024**3
+BAR = 24  # characters of a full memory bar
+MIN_WIDTH = 120  # long keys stay on one line, also in a file
+
+
+def render(plan: Plan) -> None:
+    console = Console(highlight=False)
+    console = Console(highlight=False, width=max(console.width, MIN_WIDTH))
+    for block in (_algorithm, _placement, _batch, _memory, _origins, _advice):
+        block(plan, console)
+
+
+def _title(console: Console, text: str) -> None:
+    console.print(f"\n[bold]{text}[/bold]")
+
+
+def _rows(console: Console, rows: list[tuple[str, str]]) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2), pad_edge=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, escape(value))
+    console.print(table)
+
+
+def _algorithm(plan: Plan, console: Console) -> None:
+    from paddock.plan.report import algorithm
+
+    facts = algorithm(plan.loaded.config)
+    reward, loss = facts["kl_in_reward"], facts["kl_loss"]
+    terms = [f"{value:g} in the {place}" for value, place in ((reward, "reward"), (loss, "loss")) if value]
+    _title(console, f"Algorithm: {facts['estimator']}")
+    _rows(
+        console,
+        [
+            ("what", facts["about"]),
+            ("loss", f"{facts['policy_loss']}, {facts['aggregation']}"),
+            ("critic", "yes" if facts["critic"] else "no"),
+            ("reference", f"yes: KL {' and '.join(terms)}" if facts["reference"] else "no: no KL term has a weight"),
+        ],
+    )
+
+
+def _placement(plan: Plan, console: Console) -> None:
+    config = plan.loaded.config
+    trainer = config.trainer
+    where = (
+        "one CPU process"
+        if trainer.device == "cpu" and trainer.n_gpus_per_node == 1
+        else (f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} {trainer.device}")
+    )
+    _title(console, f"Placement: {where}")
+    table = Table(box=None, padding=(0, 2, 0, 2))
+    for name in ("role", "engine", "rows split over", "weights split over"):
+        table.add_column(name)
+    for role in roles(config):
+        table.add_row(role["role"], str(role["engine"]), str(role["rows_split"]), str(role["weights_split"]))
+    console.print(table)
+
+
+def _batch(plan: Plan, console: Console) -> None:
+    batch, config = plan.batch, plan.loaded.config
+    mini = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    steps = "unknown: the number of training rows is not known" if batch.total_steps is None else str(batch.total_steps)
+    if batch.steps_per_epoch is not None:
+        steps += f" ({batch.steps_per_epoch} an epoch, {batch.train_rows} rows)"
+    _title(console, f"Model and data: {escape(str(config.actor_rollout_ref.model.path))}")
+    _rows(
+        console,
+        [
+            ("train", ", ".join(file.path for file in plan.train_files) or "none"),
+            ("validate", ", ".join(file.path for file in plan.val_files) or "none"),
+            ("a step", f"{batch.prompts} prompts x {batch.responses} responses = {batch.rows} rows"),
+            (
+                "update",
+                f"{batch.optimizer_steps} optimizer step(s), {mini} prompts each",
+            ),
+            ("micro-batches", f"per device and mini-batch: {batch.micro_batches}"),
+            ("steps", steps),
+        ],
+    )
+
+
+def _memory(plan: Plan, console: Console) -> None:
+    if plan.memory is None:
+        return
+    memory = plan.memory
+    size = memory.hardware.memory_bytes / GIB
+    unit = "this process, RAM" if memory.hardware.gpus == 0 else "each GPU"
+    verdict = (
+        "[green]fits[/green]"
+        if memory.fits
+        else f"[red]does not fit[/red] ({', '.join(memory.overfull) or 'host memory'})"
+    )
+    _title(console, f"Memory of {unit}, {size:.0f} GiB, if every row has full length: {verdict}")
+    table = Table(box=None, padding=(0, 2, 0, 2))
+    table.add_column("phase")
+    table.add_column("GiB", justify="right")
+    table.add_column("")
+    table.add_column("of which", overflow="fold")
+    for phase in memory.phases:
+        table.add_row(phase, f"{memory.total(phase) / GIB:.1f}", _bar(memory, phase), _parts(memory, phase))
+    console.print(table)
+    held = f"{memory.kv_sequences} full-length sequences at a time, per engine"
+    host = f"; {memory.host_bytes / GIB:.1f} GiB offloaded to each host" if memory.host_bytes else ""
+    _rows(console, [("KV cache", f"{held}{host}")])
+
+
+def _bar(memory: MemoryPlan, phase: str) -> str:
+    filled = min(BAR, round(BAR * memory.total(phase) / memory.hardware.memory_bytes))
+    return "█" * filled + "·" * (BAR - filled)
+
+
+def _parts(memory: MemoryPlan, phase: str) -> str:
+    parts = sorted(memory.phases[phase].items(), key=lambda part: -part[1])
+    return ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts if size >= 0.05 * GIB) or "under 0.05 each"
+
+
+def _origins(plan: Plan, console: Console) -> None:
+    """Every value that is not the schema's own default, does not merely follow another key, and is read in this run."""
+    _title(console, "Values, and where they came from")
+    config = plan.loaded.config
+    idle = [
+        f"{role}."
+        for role, used in (("critic", config.critic.enable), ("reward_model", config.reward_model.enable))
+        if not used
+    ]
+    for key, origin in sorted(plan.loaded.origins.items(), key=lambda item: (_rank(item[1]), item[0])):
+        if origin.startswith("follows") or (key.startswith(tuple(idle)) and origin != "command line"):
+            continue
+        setting = f"{key}={_short(tree.get(config, key))}"
+        console.print(f"  {escape(f'{setting:<88}')} [dim]{escape(origin)}[/dim]", soft_wrap=True)
+
+
+def _rank(origin: str) -> int:
+    order = ("command line", "recipe", "--config-name", "guide", "embedded")
+    return next((place for place, start in enumerate(order) if origin.startswith(start)), len(order))
+
+
+def _short(value: Any) -> str:
+    return str(value) if not isinstance(value, list) else "[" + ",".join(map(str, value)) + "]"
+
+
+def _advice(plan: Plan, console: Console) -> None:
+    if plan.notes:
+        _title(console, "Notes")
+        for note in plan.notes:
+            console.print(f"  [yellow]![/yellow] {escape(note)}", soft_wrap=True)
+    if plan.advice:
+        _title(console, "Advice")
+        for advice in plan.advice:
+            console.print(f"  - {escape(advice.message)}\n    try {escape(advice.suggestion)}", soft_wrap=True)

@@ -1,0 +1,95 @@
+"""Every key of the launch surface that people know has an answer here."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import ROOT
+
+from paddock.config import legacy, tree
+from paddock.config.load import load
+from paddock.errors import UserError
+
+REFERENCE = ROOT.parent / "shared" / "reference"
+MISSION_KEYS = [
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.actor.optim.lr",
+    "algorithm.kl_ctrl.kl_coef",
+    "algorithm.use_kl_in_reward",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "algorithm.adv_estimator",
+    "algorithm.kl_penalty",
+    "actor_rollout_ref.actor.use_kl_loss",
+    "data.train_files",
+    "data.val_files",
+    "data.train_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "data.filter_overlong_prompts",
+    "data.truncation",
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.use_remove_padding",
+    "actor_rollout_ref.model.enable_gradient_checkpointing",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+    "actor_rollout_ref.actor.fsdp_config.param_offload",
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
+    "actor_rollout_ref.rollout.name",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "actor_rollout_ref.rollout.gpu_memory_utilization",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    "actor_rollout_ref.ref.fsdp_config.param_offload",
+    "trainer.critic_warmup",
+    "trainer.logger",
+    "trainer.project_name",
+    "trainer.experiment_name",
+    "trainer.n_gpus_per_node",
+    "trainer.nnodes",
+    "trainer.save_freq",
+    "trainer.test_freq",
+    "trainer.total_epochs",
+]
+
+
+@pytest.mark.parametrize("key", MISSION_KEYS)
+def test_keys_of_the_guide_are_real_fields(key):
+    assert key in tree.leaves()
+    assert legacy.rule_for(key) is None
+
+
+def _reference_keys(name: str, column: int) -> list[str]:
+    path = REFERENCE / name
+    if not path.is_file():
+        pytest.skip(f"the reference list {name} is not beside this checkout")
+    return [line.split()[column] for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+
+
+@pytest.mark.parametrize(("name", "column"), [("override_keys.txt", 0), ("config_keys.tsv", 1)])
+def test_every_known_key_is_a_field_or_has_a_legacy_rule(name, column):
+    keys = _reference_keys(name, column)
+    assert len(keys) >= 249
+    assert [key for key in keys if tree.leaf_of(key) is None and legacy.rule_for(key) is None] == []
+
+
+def test_no_field_hides_behind_a_legacy_rule():
+    assert [key for key in tree.leaves() if legacy.rule_for(key) is not None] == []
+
+
+def test_every_mapping_leads_to_a_field():
+    mapped = [rule.to for rule in legacy.LEGACY.values() if isinstance(rule, legacy.Mapped)]
+    assert mapped
+    assert [key for key in mapped if key not in tree.leaves()] == []
+
+
+def test_every_field_has_a_meaning():
+    assert [key for key, leaf in tree.leaves().items() if not leaf.metadata.get("meaning")] == []
+
+
+def test_an_ignored_key_warns_and_a_refused_one_names_reason_and_fix():
+    assert load(["data.return_raw_chat=True"]).warnings == [
+        "data.return_raw_chat=True is ignored: messages are always kept"
+    ]
+    assert load(["actor_rollout_ref.rollout.skip_rollout=False"]).warnings
+    with pytest.raises(UserError) as error:
+        load(["actor_rollout_ref.actor.ppo_micro_batch_size=8"])
+    assert error.value.key == "actor_rollout_ref.actor.ppo_micro_batch_size"
+    assert "_per_gpu" in error.value.fix

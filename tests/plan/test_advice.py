@@ -1,0 +1,289 @@
+"""Each rule of the guide speaks at its boundary and not before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paddock.facts.models import shape_of
+from paddock.plan.advice import Advice, Facts, advise, is_tuned, recommended_n
+from paddock.plan.memory import GIB, Fsdp, Hardware, Job, Megatron, Role, Rollout, estimate
+
+# The guide's first example, with a warm-up and a validation frequency that count steps knowingly.
+RIGHT = Facts(
+    estimator="rloo",
+    grouped=True,
+    critic=False,
+    n=5,
+    model_name="Qwen/Qwen2-7B-Instruct",
+    model_billions=7.6,
+    lr=1e-6,
+    lora=False,
+    warmup_steps=3,
+    warmup_ratio=0.0,
+    use_kl_in_reward=True,
+    kl_coef=0.001,
+    use_kl_loss=False,
+    kl_loss_coef=0.001,
+    test_freq=7,
+    total_epochs=15,
+    steps_per_epoch=7,
+    total_steps=105,
+    train_batch_size=1024,
+    cut_by_rows=False,
+    job=None,
+)
+
+
+def about(key: str, **changes: Any) -> list[Advice]:
+    return [advice for advice in advise(replace(RIGHT, **changes)) if advice.key.endswith(key)]
+
+
+def only(key: str, **changes: Any) -> Advice:
+    (advice,) = about(key, **changes)
+    return advice
+
+
+def test_a_run_that_is_right_gets_no_advice() -> None:
+    assert advise(RIGHT) == []
+
+
+@pytest.mark.parametrize(
+    ("billions", "n"),
+    [(0.5, 16), (1.5, 16), (2.9, 11), (3.0, 8), (4.0, 8), (5.0, 6), (7.0, 5), (10.0, 5), (10.1, 4), (72.0, 4)],
+)
+def test_n_follows_the_formula_within_the_range_of_the_size(billions: float, n: int) -> None:
+    assert recommended_n(billions) == n
+
+
+@pytest.mark.parametrize(
+    ("billions", "few", "enough", "most", "many"),
+    [(2.9, 7, 8, 16, 17), (3.0, 4, 5, 8, 9), (10.0, 4, 5, 8, 9), (10.1, 3, 4, 6, 7)],
+)
+def test_n_outside_the_range_of_the_size_is_named(billions: float, few: int, enough: int, most: int, many: int) -> None:
+    assert about("rollout.n", model_billions=billions, n=enough) == []
+    assert about("rollout.n", model_billions=billions, n=most) == []
+    low = only("rollout.n", model_billions=billions, n=few)
+    assert low.suggestion == f"actor_rollout_ref.rollout.n={recommended_n(billions)}"
+    assert only("rollout.n", model_billions=billions, n=many).suggestion == f"actor_rollout_ref.rollout.n={most}"
+
+
+def test_fewer_than_four_responses_are_too_noisy_a_baseline() -> None:
+    assert "too noisy" in only("rollout.n", n=3).message
+    assert "too noisy" not in only("rollout.n", n=4).message
+    assert only("rollout.n", n=3, model_billions=None).suggestion.endswith("n=4")
+    assert about("rollout.n", n=4, model_billions=None) == []
+
+
+def test_a_critic_needs_few_responses() -> None:
+    assert about("rollout.n", estimator="gae", grouped=False, critic=True, n=4) == []
+    assert about("rollout.n", estimator="gae", grouped=False, critic=True, n=1) == []
+    assert only("rollout.n", estimator="gae", grouped=False, critic=True, n=5).suggestion.endswith("n=4")
+    assert about("rollout.n", estimator="reinforce_plus_plus", grouped=False, n=1) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "tuned"),
+    [
+        ("Qwen/Qwen2-7B-Instruct", True),
+        ("$HOME/models/deepseek-llm-7b-chat", True),
+        ("google/gemma-2-2b-it", True),
+        ("google/gemma-3-4b-pt", False),
+        ("THUDM/GLM-4.1V-9B-Thinking", True),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", True),
+        ("/runs/smollm2_sft/", True),
+        ("Qwen/Qwen2.5-7B", False),
+        ("Qwen/Qwen3-8B-Base", False),
+        ("Qwen/Qwen3-8B", None),
+        ("meta-llama/Llama-3.2-1B", False),
+        ("mistralai/Mistral-7B-v0.3", False),
+        ("mistralai/Mistral-Nemo-Instruct-2407", True),
+        ("/runs/mine", None),
+        ("kitty/bits", None),
+    ],
+)
+def test_a_name_tells_tuned_models_from_base_models(name: str, tuned: bool | None) -> None:
+    assert is_tuned(name) is tuned
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "suggested"),
+    [
+        ("Qwen2-7B-Instruct", 5e-7, None),
+        ("Qwen2-7B-Instruct", 4.9e-7, "1e-06"),
+        ("Qwen2-7B-Instruct", 5e-6, None),
+        ("Qwen2-7B-Instruct", 5.1e-6, "5e-06"),
+        ("Qwen2-7B", 5e-6, None),
+        ("Qwen2-7B", 4.9e-6, "5e-06"),
+        ("Qwen2-7B", 1e-5, None),
+        ("Qwen2-7B", 1.1e-5, "1e-05"),
+        ("mine", 5e-7, None),
+        ("mine", 1e-5, None),
+        ("mine", 1.1e-5, "1e-05"),
+    ],
+)
+def test_learning_rates_have_a_range_by_the_kind_of_start(name: str, lr: float, suggested: str | None) -> None:
+    said = [advice.suggestion for advice in about("optim.lr", model_name=name, lr=lr)]
+    assert said == ([] if suggested is None else [f"actor_rollout_ref.actor.optim.lr={suggested}"])
+
+
+def test_adapters_have_no_range_of_learning_rates() -> None:
+    assert about("optim.lr", lora=True, lr=3e-4) == []
+
+
+def test_a_linear_warm_up_is_advised_where_there_is_none() -> None:
+    key = "actor_rollout_ref.actor.optim.lr_warmup_steps"
+    for unset in (0, -1):
+        assert only("warmup_steps", warmup_steps=unset).suggestion == f"{key}=3"
+    assert only("warmup_steps", warmup_steps=0, total_steps=10).suggestion == f"{key}=1"
+    assert only("warmup_steps", warmup_steps=0, total_steps=None).suggestion == f"{key}_ratio=0.03"
+    assert about("warmup_steps", warmup_steps=0, warmup_ratio=0.1) == []
+
+
+@pytest.mark.parametrize(
+    ("coefficient", "suggested"),
+    [(0.0001, None), (0.00009, "0.0001"), (0.0007, None), (0.005, None), (0.0051, "0.005"), (0.0, "0.001")],
+)
+def test_kl_coefficients_have_a_range(coefficient: float, suggested: str | None) -> None:
+    said = [advice.suggestion for advice in about("kl_coef", kl_coef=coefficient)]
+    assert said == ([] if suggested is None else [f"algorithm.kl_ctrl.kl_coef={suggested}"])
+    assert about("kl_coef", kl_coef=coefficient, use_kl_in_reward=False) == []
+
+
+def test_a_double_kl_is_told_with_both_numbers() -> None:
+    advice = only("use_kl_loss", use_kl_loss=True, kl_coef=0.002, kl_loss_coef=0.04)
+    assert "0.002" in advice.message and "0.04" in advice.message
+    assert advice.suggestion == "actor_rollout_ref.actor.use_kl_loss=False"
+    assert about("use_kl_loss", use_kl_loss=True, kl_loss_coef=0.0) == []
+    assert about("use_kl_loss", use_kl_loss=True, kl_coef=0.0) == []
+    assert about("use_kl_loss", use_kl_loss=True, use_kl_in_reward=False) == []
+
+
+def test_a_validation_frequency_meant_as_epochs_is_converted() -> None:
+    advice = only("test_freq", test_freq=5)
+    assert "every 0.71 epochs, 21 times" in advice.message
+    assert advice.suggestion.startswith("trainer.test_freq=35")
+
+
+@pytest.mark.parametrize("frequency", [-1, 0, 7, 14, 20, 105])
+def test_a_validation_frequency_that_counts_steps_is_left_alone(frequency: int) -> None:
+    assert about("test_freq", test_freq=frequency) == []
+
+
+def test_a_validation_frequency_beyond_the_run_is_told() -> None:
+    assert only("test_freq", test_freq=106).suggestion == "trainer.test_freq=7"
+    assert about("test_freq", test_freq=5, steps_per_epoch=None, total_steps=None) == []
+
+
+def job(
+    memory: int = 80, name: str = "Qwen/Qwen2-7B-Instruct", gpus: int = 8, tokens: int = 16384, **rollout: Any
+) -> Job:
+    shape = shape_of(name)
+    assert shape is not None
+    split = Fsdp(max(1, gpus))
+    engine = {"engine": "vllm", "tensor": 2, "memory_fraction": 0.6} | rollout
+    return Job(
+        hardware=Hardware(gpus, min(gpus, 8), memory * GIB),
+        actor=Role(shape, split, update_tokens=tokens, forward_tokens=tokens),
+        rollout=Rollout(rows=1280, row_tokens=1536, **engine),
+        reference=Role(shape, split, forward_tokens=tokens, dtype_bytes=2),
+    )
+
+
+def told(work: Job, cut_by_rows: bool = False) -> list[str]:
+    """The suggestions on memory, less the closing note on the batch size."""
+    suggestions = [advice.suggestion for advice in advise(replace(RIGHT, job=work, cut_by_rows=cut_by_rows))]
+    if suggestions:
+        assert suggestions.pop() == "data.train_batch_size=1024, as it is"
+    return suggestions
+
+
+def test_a_run_that_fits_gets_no_advice_on_memory() -> None:
+    assert estimate(job()).fits
+    assert told(job()) == []
+
+
+def test_the_batch_size_is_said_to_save_nothing() -> None:
+    advice = advise(replace(RIGHT, job=job(memory=24)))[-1]
+    assert advice.key == "data.train_batch_size"
+    assert "saves nothing" in advice.message
+
+
+def test_a_pool_too_large_beside_training_is_lowered_to_what_fits() -> None:
+    work = job(memory_fraction=0.9)
+    assert estimate(work).overfull == ("rollout",)
+    assert told(work) == ["actor_rollout_ref.rollout.gpu_memory_utilization=0.7"]
+    assert estimate(job(memory_fraction=0.7)).fits
+    assert not estimate(job(memory_fraction=0.75)).fits
+
+
+def test_micro_batches_too_large_are_halved_in_the_users_unit() -> None:
+    key = "actor_rollout_ref.actor.ppo"
+    assert told(job(tokens=80 * 1536), cut_by_rows=True) == [f"{key}_micro_batch_size_per_gpu=40"]
+    assert told(job(tokens=131072)) == [f"{key}_max_token_len_per_gpu=65536"]
+
+
+def test_offload_is_advised_where_nothing_quicker_makes_it_fit() -> None:
+    assert told(job(memory=26)) == [
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.4",
+        "actor_rollout_ref.ref.fsdp_config.param_offload=True",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096",
+    ]
+
+
+def test_offload_of_a_megatron_role_has_its_own_keys() -> None:
+    work = job(memory=60, tokens=2048, name="Qwen/Qwen2.5-32B-Instruct", tensor=4)
+    split = Megatron(world=16, tensor=8)
+    work = replace(
+        work,
+        hardware=replace(work.hardware, gpus=16),
+        actor=replace(work.actor, split=split),
+        reference=work.reference and replace(work.reference, split=split),
+    )
+    section = "actor_rollout_ref.actor.megatron"
+    assert told(work) == [f"{section}.param_offload=True {section}.optimizer_offload=True"]
+
+
+def test_recomputing_activations_comes_before_smaller_micro_batches() -> None:
+    work = job(tokens=32768)
+    work = replace(work, actor=replace(work.actor, checkpointing=False))
+    assert told(work) == ["actor_rollout_ref.model.enable_gradient_checkpointing=True"]
+
+
+def test_an_engine_whose_weights_leave_no_room_is_spread_over_more_gpus() -> None:
+    work = job(name="Qwen/Qwen2.5-72B-Instruct", gpus=64, tensor=1, memory_fraction=0.9, tokens=4096, memory=100)
+    assert estimate(work).kv_sequences == 0
+    assert "actor_rollout_ref.rollout.tensor_model_parallel_size=2" in told(work)
+
+
+def test_where_no_setting_helps_adapters_or_more_nodes_do() -> None:
+    work = job(name="Qwen/Qwen2.5-72B-Instruct")
+    suggestions = told(work)
+    assert "actor_rollout_ref.model.lora_rank=64" in suggestions
+    assert "trainer.nnodes=4" in suggestions
+    assert suggestions[-1] == "a smaller model, or devices with more memory"
+
+
+def test_a_cpu_is_not_told_to_offload_or_to_add_nodes() -> None:
+    suggestions = told(job(gpus=0, memory=15, engine="embedded", tensor=1))
+    assert suggestions[-1] == "a smaller model, or devices with more memory"
+    assert not any("offload" in text or "nnodes" in text for text in suggestions)
+
+
+def test_a_host_too_small_for_what_is_offloaded_is_told() -> None:
+    work = job()
+    work = replace(
+        work,
+        hardware=replace(work.hardware, host_bytes=50 * GIB),
+        actor=replace(work.actor, param_offload=True, optimizer_offload=True),
+    )
+    assert told(work) == ["more nodes, or less offload"]
+
+
+@pytest.mark.parametrize("memory", [16, 24, 32, 40, 48, 80])
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-3B", "Qwen/Qwen2-7B", "Qwen/Qwen3-30B-A3B"])
+def test_a_run_that_does_not_fit_is_never_left_without_a_way(memory: int, name: str) -> None:
+    work = job(memory=memory, name=name)
+    assert bool(told(work)) is not estimate(work).fits

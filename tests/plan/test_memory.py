@@ -1,0 +1,339 @@
+"""Memory by phase: values worked by hand, peaks measured on a GPU, and what every setting must do to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paddock.facts.models import ModelShape, shape_of
+from paddock.plan.memory import (
+    GIB,
+    Fsdp,
+    Hardware,
+    Job,
+    Megatron,
+    Role,
+    Rollout,
+    estimate,
+    layer_elements,
+    suggest_token_budget,
+    with_token_budget,
+)
+
+
+def shape(name: str) -> ModelShape:
+    found = shape_of(name)
+    assert found is not None
+    return found
+
+
+QWEN = shape("Qwen/Qwen2-7B-Instruct")
+P = 7_615_616_512
+
+
+def job(gpus: int = 8, tokens: int = 16384, memory: int = 80 * GIB, model: ModelShape = QWEN, **changes: Any) -> Job:
+    """The guide's run: Qwen2-7B on eight GPUs with vLLM over two, a reference, and no critic."""
+    split = Fsdp(max(1, gpus))
+    frozen = Role(model, split, forward_tokens=tokens, dtype_bytes=2)
+    made = Job(
+        hardware=Hardware(gpus, min(gpus, 8), memory),
+        actor=Role(model, split, update_tokens=tokens, forward_tokens=tokens),
+        rollout=Rollout("vllm", rows=1280, row_tokens=1536, tensor=2, memory_fraction=0.6),
+        reference=frozen,
+    )
+    return replace(made, **changes)
+
+
+def with_critic(made: Job) -> Job:
+    return replace(made, critic=made.actor, reward_model=made.reference)
+
+
+def actor(made: Job, **changes: Any) -> Job:
+    return replace(made, actor=replace(made.actor, **changes))
+
+
+def rollout(made: Job, **changes: Any) -> Job:
+    return replace(made, rollout=replace(made.rollout, **changes))
+
+
+def test_states_by_hand() -> None:
+    """fp32 weights, gradients and two moments are 16 bytes a parameter, over eight GPUs."""
+    states = job().actor.states
+    assert (states.parameters, states.gradients, states.optimizer) == (P * 4 // 8, P * 4 // 8, P * 8 // 8)
+    assert states.total == 16 * P // 8 == 15_231_233_024
+    parts = estimate(job()).phases["update_actor"]
+    assert parts["parameters"] + parts["gradients"] + parts["optimizer"] == states.total
+
+
+def test_reference_is_two_bytes_a_parameter_over_all_gpus() -> None:
+    assert estimate(job()).phases["update_actor"]["reference"] == P * 2 // 8
+
+
+def test_a_vllm_pool_by_hand() -> None:
+    """0.6 of 80 GiB, less 2 P / 2 bytes of weights, holds KV of two of the four key heads: 28,672 bytes a token."""
+    plan = estimate(job())
+    parts = plan.phases["rollout"]
+    assert parts["rollout_weights"] == P
+    assert parts["kv_cache"] == int(0.6 * 80 * GIB) - P
+    assert plan.kv_tokens == (int(0.6 * 80 * GIB) - P) // (28 * 2 * 2 * 128 * 2)
+    assert plan.kv_sequences == plan.kv_tokens // 1536 == 997
+
+
+def test_update_activations_by_hand() -> None:
+    """28 inputs of 3584, one layer of 8h + 2 (q + k) + 4f, and gradients of 2 (f + h) numbers a token, bf16."""
+    layer = 8 * 3584 + 2 * (3584 + 512) + 4 * 18944
+    assert layer_elements(QWEN) == layer
+    expected = 16384 * 2 * (28 * 3584 + layer + 2 * (18944 + 3584))
+    parts = estimate(job()).phases["update_actor"]
+    assert parts["activations"] == expected
+    assert "logits" not in parts  # they are gone before a layer runs backward
+
+
+def test_the_head_is_the_peak_when_rows_are_few() -> None:
+    parts = estimate(job(tokens=2048)).phases["update_actor"]
+    assert parts["logits"] == 16 * 1024 * 152064
+    assert parts["activations"] == 2048 * 2 * (28 + 6) * 3584
+
+
+def test_gathered_weights_by_hand() -> None:
+    root, layer = 2 * 152064 * 3584, 233_057_792
+    assert QWEN.layer_parameters == layer
+    plan = estimate(job())
+    assert plan.phases["update_actor"]["gathered"] == 2 * (2 * root + 3 * layer)
+    assert plan.phases["log_probs"]["gathered"] == 2 * (root + 2 * layer)
+
+
+# Peaks of torch.cuda.max_memory_allocated on an H200: FSDP with bf16 compute on fp32 weights, two accumulated
+# backward passes, fused AdamW, chunked log-probs, Qwen2-1.5B: tokens, chunk, checkpointing, bytes forward and in update
+MEASURED = [
+    (4096, 1024, True, 20.331e9, 28.619e9),
+    (16384, 1024, True, 20.369e9, 29.864e9),
+    (16384, 4096, True, 24.102e9, 37.321e9),
+    (16384, 8192, True, 29.080e9, 47.266e9),
+    (32768, 1024, True, 21.332e9, 33.407e9),
+    (8192, 1024, False, 20.343e9, 52.072e9),
+]
+
+
+@pytest.mark.parametrize(("tokens", "chunk", "checkpointing", "forward", "update"), MEASURED)
+def test_peaks_agree_with_a_gpu(tokens: int, chunk: int, checkpointing: bool, forward: float, update: float) -> None:
+    made = job(gpus=1, tokens=tokens, model=shape("Qwen/Qwen2-1.5B"), reference=None, logits_chunk=chunk)
+    plan = estimate(actor(made, checkpointing=checkpointing))
+    assert plan.total("log_probs") == pytest.approx(forward, rel=0.01)
+    assert plan.total("update_actor") == pytest.approx(update, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "kilobytes"), [("Qwen/Qwen2-7B", 225.4), ("Qwen/Qwen3-4B", 170.6), ("Qwen/Qwen3-30B-A3B", 194.6)]
+)
+def test_a_layers_activations_agree_with_a_gpu(name: str, kilobytes: float) -> None:
+    """Bytes a token that a layer more kept for backward, dense, with query norms, and with 8 of 128 experts."""
+    assert 2 * layer_elements(shape(name)) / 1000 == pytest.approx(kilobytes, rel=0.01)
+
+
+def test_phases_follow_the_step_and_the_roles_it_needs() -> None:
+    assert list(estimate(job(reference=None)).phases) == ["rollout", "log_probs", "update_actor"]
+    assert list(estimate(with_critic(job())).phases) == [
+        "rollout",
+        "reward",
+        "log_probs",
+        "ref_log_probs",
+        "values",
+        "update_critic",
+        "update_actor",
+    ]
+
+
+def test_a_critic_has_no_logits_and_no_output_embedding() -> None:
+    made = with_critic(job(tokens=1024))
+    plan = estimate(made)
+    assert "logits" in plan.phases["update_actor"]
+    assert "logits" not in plan.phases["update_critic"]
+    critic = P - 152064 * 3584 + 3584
+    assert made.roles["critic"].shape.parameters == critic
+    assert plan.phases["update_critic"]["critic"] == 3 * (-(-4 * critic // 8)) + (-(-4 * critic // 8))
+
+
+def test_idle_optimizer_states_rest_on_the_gpu_unless_offloaded() -> None:
+    kept, moved = estimate(job()), estimate(actor(job(), optimizer_offload=True))
+    assert kept.phases["rollout"]["optimizer"] == P
+    assert "optimizer" not in moved.phases["rollout"]
+    assert moved.phases["update_actor"] == kept.phases["update_actor"]  # they come back for the update itself
+    assert moved.host_bytes == 8 * P
+
+
+def test_offload_moves_bytes_from_every_idle_phase_to_the_host() -> None:
+    made = with_critic(job())
+    moved = replace(made, critic=replace(made.actor, param_offload=True, optimizer_offload=True))
+    before, after = estimate(made), estimate(moved)
+    for phase in ("rollout", "reward", "log_probs", "ref_log_probs", "update_actor"):
+        assert after.total(phase) < before.total(phase)
+    for phase in ("values", "update_critic"):
+        assert after.total(phase) <= before.total(phase)
+    assert after.host_bytes > before.host_bytes == 0
+
+
+def test_a_cpu_run_has_nowhere_to_offload_to() -> None:
+    made = rollout(job(gpus=0, memory=64 * GIB, compute_bytes=4), engine="embedded", tensor=1)
+    plan, moved = estimate(made), estimate(actor(made, param_offload=True, optimizer_offload=True))
+    assert plan == moved
+    assert plan.host_bytes == 0
+    assert "gathered" not in plan.phases["update_actor"]  # it computes with the weights it holds
+    assert plan.phases["update_actor"]["parameters"] == 4 * P
+
+
+def test_the_embedded_engine_shares_whole_weights_and_gathers_split_ones() -> None:
+    one = rollout(job(gpus=1, model=shape("Qwen/Qwen2.5-0.5B")), engine="embedded", tensor=1)
+    parts = estimate(actor(one, param_offload=True)).phases["rollout"]
+    assert "rollout_weights" not in parts
+    assert parts["parameters"] == 4 * 494_032_768  # it runs them, so they are not offloaded now
+    eight = rollout(job(), engine="embedded", tensor=1)
+    assert estimate(eight).phases["rollout"]["rollout_weights"] == 2 * P
+    assert estimate(rollout(one, engine="hf")).phases["rollout"]["rollout_weights"] == 2 * 494_032_768
+
+
+def test_an_embedded_cache_holds_the_rows_asked_for_within_its_share_of_memory() -> None:
+    made = rollout(job(gpus=1, model=shape("Qwen/Qwen2.5-0.5B")), engine="embedded", tensor=1, rows=64)
+    per_row = 1536 * 24 * 2 * 2 * 64 * 2
+    assert estimate(made).phases["rollout"]["kv_cache"] == 64 * per_row
+    assert estimate(made).kv_sequences == 64
+    many = estimate(rollout(made, rows=10**6, max_sequences=10**6))
+    assert many.kv_sequences == int(0.6 * 80 * GIB) // per_row
+    assert estimate(rollout(made, rows=10**6, max_sequences=256)).kv_sequences == 256
+
+
+def test_an_engine_that_does_not_sleep_keeps_its_pool_in_every_phase() -> None:
+    asleep, awake = estimate(job()), estimate(rollout(job(), sleeps=False))
+    assert awake.total("rollout") == asleep.total("rollout")
+    assert awake.total("update_actor") == asleep.total("update_actor") + int(0.6 * 80 * GIB)
+
+
+def test_a_pool_smaller_than_the_weights_holds_no_sequence_and_does_not_fit() -> None:
+    plan = estimate(rollout(job(), memory_fraction=0.05))
+    assert plan.kv_sequences == 0
+    assert plan.overfull == ("rollout",)
+    assert not plan.fits
+
+
+def test_latent_caches_are_not_shared_by_tensor_parallel_ranks() -> None:
+    made = job(gpus=64, model=shape("deepseek-ai/DeepSeek-V3"), memory=10**12)
+    tokens = [estimate(rollout(made, tensor=ways)).kv_tokens for ways in (8, 16)]
+    pools = [estimate(rollout(made, tensor=ways)).phases["rollout"]["kv_cache"] for ways in (8, 16)]
+    assert tokens == [pool // (61 * 576 * 2) for pool in pools]
+
+
+def test_megatron_by_hand() -> None:
+    """Tensor 4, pipeline 2 over 16 ranks: bf16 weights, fp32 gradients an eighth each; 12 bytes over all 16."""
+    split = Megatron(world=16, tensor=4, pipeline=2)
+    states = Role(QWEN, split).states
+    assert states.parameters == 2 * P // 8
+    assert states.gradients == 4 * P // 8
+    assert states.optimizer == 12 * P // 16
+    assert Role(QWEN, replace(split, distributed_optimizer=False)).states.optimizer == 12 * P // 8
+
+
+def test_expert_parallel_splits_experts_only() -> None:
+    model = shape("Qwen/Qwen3-30B-A3B")
+    experts = 48 * 128 * 3 * 2048 * 768
+    states = Role(model, Megatron(world=8, tensor=2, expert=4, expert_tensor=1)).states
+    assert states.parameters == 2 * ((model.parameters - experts) // 2 + experts // 4)
+
+
+def test_megatron_keeps_its_gradient_buffers_between_updates() -> None:
+    made = actor(job(), split=Megatron(world=8, tensor=8))
+    assert estimate(made).phases["log_probs"]["gradients"] == 4 * P // 8
+    assert "gradients" not in estimate(actor(made, param_offload=True)).phases["rollout"]
+    assert "gradients" not in estimate(job()).phases["log_probs"]
+
+
+def test_tensor_parallel_splits_activations_and_logits() -> None:
+    one, four = (estimate(actor(job(tokens=2048), split=Megatron(8, tensor=ways))) for ways in (1, 4))
+    for part in ("activations", "logits"):
+        assert four.phases["update_actor"][part] * 4 == one.phases["update_actor"][part]
+
+
+def test_margin_is_a_tenth_but_two_gibibytes_at_least() -> None:
+    assert Hardware(8, 8, 80 * GIB).margin == 8 * GIB
+    assert Hardware(1, 1, 12 * GIB).margin == 2 * GIB
+
+
+def test_it_fits_up_to_the_limit_and_not_a_byte_beyond() -> None:
+    made = rollout(job(model=shape("Qwen/Qwen2.5-0.5B")), memory_fraction=0.3)
+    need = estimate(made).total("update_actor")
+    for spare, overfull in ((0, ()), (-1, ("update_actor",))):
+        plan = estimate(replace(made, hardware=Hardware(8, 8, need + 2 * GIB + spare)))
+        assert plan.hardware.margin == 2 * GIB
+        assert plan.overfull == overfull
+        assert plan.fits is not bool(overfull)
+        assert plan.peak == "update_actor"
+
+
+def test_offloading_more_than_the_host_holds_does_not_fit() -> None:
+    made = actor(job(), optimizer_offload=True)
+    for host, fits in ((8 * P, True), (8 * P - 1, False), (None, True)):
+        sized = replace(made, hardware=replace(made.hardware, host_bytes=host))
+        assert estimate(sized).fits is fits
+
+
+def test_lora_needs_gradients_and_moments_for_the_adapters_only() -> None:
+    full, adapted = estimate(job()), estimate(actor(job(), lora_rank=32))
+    lora = QWEN.lora_parameters(32)
+    assert adapted.phases["update_actor"]["optimizer"] == lora  # 8 bytes over 8 GPUs
+    assert adapted.phases["update_actor"]["gradients"] == lora // 2
+    assert adapted.phases["update_actor"]["parameters"] == (P + lora) // 2
+    assert adapted.total("update_actor") < full.total("update_actor")
+
+
+MODELS = [
+    shape(name) for name in ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2-7B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3")
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(MODELS), st.sampled_from([1, 2, 8, 64]), st.integers(1, 40), st.booleans())
+def test_settings_move_memory_the_way_their_names_say(
+    model: ModelShape, gpus: int, thousands: int, checkpointing: bool
+) -> None:
+    made = with_critic(job(gpus=gpus, tokens=thousands * 1024, model=model))
+    made = actor(made, checkpointing=checkpointing)
+    base = estimate(made)
+
+    def never_more(changed: Job, phases: list[str]) -> None:
+        plan = estimate(changed)
+        assert all(plan.total(phase) <= base.total(phase) for phase in phases)
+
+    every = list(base.phases)
+    never_more(actor(made, param_offload=True, optimizer_offload=True), every)
+    never_more(actor(made, checkpointing=True), every)
+    never_more(actor(made, lora_rank=16), ["update_actor", "rollout"])
+    never_more(with_token_budget(made, 1024), every)
+    twice = replace(made.actor.split, degree=2 * gpus)
+    never_more(actor(made, split=twice), ["update_actor", "update_critic", "values"])
+    more = rollout(made, memory_fraction=0.7)
+    assert estimate(more).kv_tokens >= base.kv_tokens
+
+
+def test_a_token_budget_is_the_largest_that_fits() -> None:
+    made = job(memory=40 * GIB, tokens=1)
+    budget = suggest_token_budget(made)
+    assert budget % 1024 == 0 and 1536 < budget < 32768
+
+    def fits(tokens: int) -> bool:
+        plan = estimate(with_token_budget(made, tokens))
+        return plan.total("update_actor") <= plan.limit
+
+    assert fits(budget) and not fits(budget + 1024)
+
+
+def test_a_token_budget_holds_one_row_and_stays_sensible() -> None:
+    assert suggest_token_budget(job(memory=1000 * GIB)) == 32768
+    assert suggest_token_budget(job(memory=1 * GIB)) == 2048
+    assert suggest_token_budget(rollout(job(memory=1000 * GIB), row_tokens=100_000)) == 100_352
+    shared = actor(job(memory=1 * GIB), split=Fsdp(8, sequence=4))
+    assert suggest_token_budget(rollout(shared, row_tokens=40_960)) == 10_240
+    cpu = rollout(job(gpus=0, memory=1000 * GIB), engine="embedded", tensor=1)
+    assert suggest_token_budget(cpu) == 4096

@@ -1,0 +1,131 @@
+"""The house stays a house: floors, one home per vendor, sizes, names. docs/architecture.md says why."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+PACKAGE = ROOT / "paddock"
+FLOORS = [
+    ["errors"],
+    ["facts"],
+    ["config", "core"],
+    ["algorithms"],
+    ["data", "rewards", "models"],
+    ["engines"],
+    ["workers"],
+    ["trainer"],
+    [
+        "plan",
+        "preflight",
+        "scripts",
+        "cli",
+        "doctor",
+        "dashboard",
+        "export",
+        "trainer.main_ppo",
+        "trainer.main_generation",
+        "trainer.main_sft",
+    ],
+]
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 600, 60
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+def room_of(module: str) -> str:
+    return module if module in FLOOR else module.split(".")[0]
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def imports(path: Path) -> list[str]:
+    """Absolute names of all that a file imports, also inside functions."""
+    names = []
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names += [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_a_module_imports_from_lower_floors_or_its_own_folder(path):
+    room = room_of(module_of(path))
+    if module_of(path) == "__init__":
+        return
+    assert room in FLOOR, f"{room} has no floor: give it one here and in docs/architecture.md"
+    for name in imports(path):
+        if not name.startswith("paddock."):
+            continue
+        other = room_of(name.removeprefix("paddock."))
+        if other not in FLOOR:  # `from paddock import __version__`
+            continue
+        doors = FLOOR[room] == FLOOR[other] == len(FLOORS) - 1
+        assert other == room or doors or FLOOR[other] < FLOOR[room], f"{module_of(path)} imports {name} from above"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "home"),
+    [
+        (r"^\s*(import|from) ray\b", "workers/ray.py"),
+        (r"\btorch\.cuda\b", "core/device.py"),
+        (r"\btorch_npu\b", "core/device.py"),
+        (r"^\s*(import|from) vllm\b", "engines/rollout/vllm.py"),
+        (r"^\s*(import|from) sglang\b", "engines/rollout/sglang.py"),
+        (r"^\s*(import|from) megatron\b", "engines/train/megatron.py"),
+    ],
+)
+def test_a_vendor_has_one_home(pattern, home):
+    guests = [module_of(path) for path in FILES if re.search(pattern, path.read_text(), re.M)]
+    assert [guest for guest in guests if guest != home.removesuffix(".py").replace("/", ".")] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_files_and_functions_stay_small(path):
+    assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= MAX_FUNCTION_LINES, f"{path.name}:{node.lineno} {node.name} has {length} lines"
+
+
+def test_names_say_what_is_inside():
+    hollow = re.compile(r"(^|_)(utils?|helpers?|misc|common)(_|$)")
+    assert [str(path) for path in FILES if any(hollow.search(part) for part in module_of(path).split("."))] == []
+
+
+def test_config_names_no_torch():
+    rooms = ("config", "facts", "plan", "errors", "cli", "preflight", "scripts", "trainer.main_ppo")
+    heavy = ("torch", "transformers", "ray", "datasets")
+    guilty = [
+        (module_of(path), node.lineno)
+        for path in FILES
+        if room_of(module_of(path)) in rooms
+        for node in parsed(path).body  # at import time; a command may import more once it knows that it will train
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+        if name.split(".")[0] in heavy
+    ]
+    assert guilty == []
+
+
+def test_the_shim_holds_no_logic_of_its_own():
+    """compat/verl adapts names and shapes; anything long belongs into the package."""
+    for path in (ROOT / "compat").rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
+        for name in imports(path):
+            assert not name.startswith("verl.") or name.startswith("verl.trainer"), f"{path} imports {name}"
