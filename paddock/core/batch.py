@@ -1,0 +1,133 @@
+"""The one container of a training step: named columns, one row for each sampled response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PerRow = Tensor  # [B]     one value per sampled response
+PerToken = Tensor  # [B, R]  one value per response token, zero outside `mask`
+PerPrompt = Tensor  # [B, P]  one value per prompt token
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Columns are ``None`` until the phase that fills them has run. Rows carry ids, so joins never rely on order."""
+
+    row: PerRow
+    """Id of the response, unique in the batch."""
+    group: PerRow
+    """Id of the prompt: rows of equal group answer the same one."""
+    prompts: PerPrompt
+    """Token ids, left-padded."""
+    prompt_mask: PerPrompt | None = None
+    """1 on the prompt's own tokens, 0 on padding."""
+    responses: PerToken | None = None
+    """Token ids, right-padded; R is the longest response present."""
+    mask: PerToken | None = None
+    """1 on tokens the policy wrote, 0 on padding and on what tools or environments wrote."""
+    lengths: PerRow | None = None
+    """Tokens of the response, those of tools and environments included; the rest of the row is padding."""
+    rollout_log_probs: PerToken | None = None
+    """By the engine that sampled."""
+    old_log_probs: PerToken | None = None
+    """By the actor, before this step's updates."""
+    ref_log_probs: PerToken | None = None
+    values: PerToken | None = None
+    scores: PerToken | None = None
+    """By the reward function, on the last token the policy wrote."""
+    rewards: PerToken | None = None
+    """Scores, less the KL penalty if there is one."""
+    weights: PerToken | None = None
+    """Importance weights of the actor over the engine that sampled."""
+    advantages: PerToken | None = None
+    returns: PerToken | None = None
+    sum_pi_squared: PerToken | None = None
+    """Sum of the squared probabilities of all tokens of the vocabulary."""
+    baseline_scores: PerRow | None = None
+    """Score of one greedy response to the row's prompt."""
+    extras: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Anything else, one entry a row: ground_truth, data_source, images, reward components."""
+
+    def __post_init__(self) -> None:
+        rows, widths = len(self.row), {}
+        for name, column in self.columns().items():
+            if len(column) != rows:
+                raise ValueError(f"column {name!r} has {len(column)} rows, the batch {rows}")
+            if name in PER_TOKEN:
+                widths[name] = column.shape[1]
+        for name, values in self.extras.items():
+            if len(values) != rows:
+                raise ValueError(f"extra {name!r} has {len(values)} rows, the batch {rows}")
+        if len(set(widths.values())) > 1:
+            raise ValueError(f"per-token columns differ in length: {widths}")
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def columns(self) -> dict[str, Tensor]:
+        """The columns filled so far; ``Batch(**columns, extras=extras)`` restores the batch."""
+        return {name: column for name in COLUMNS if (column := getattr(self, name)) is not None}
+
+    def need(self, column: str) -> Tensor:
+        value = getattr(self, column)
+        if value is None:
+            raise ValueError(f"batch has no {column!r}: the phase that fills it has not run")
+        return value
+
+    def with_(self, **columns: Any) -> Batch:
+        """A batch with these columns filled or replaced; the others are shared, not copied."""
+        unknown = sorted(set(columns) - {*COLUMNS, "extras"})
+        if unknown:
+            raise ValueError(f"a batch has no columns {unknown}: it has {[*COLUMNS, 'extras']}")
+        return replace(self, **columns)
+
+    def rows(self, index: Tensor | slice) -> Batch:
+        """The rows at these positions: a LongTensor (order and repeats count), a bool mask, or a slice."""
+        positions = torch.arange(len(self))[index if isinstance(index, slice) else index.cpu()].tolist()
+        picked = {name: column[index] for name, column in self.columns().items()}
+        return Batch(**picked, extras={name: [values[i] for i in positions] for name, values in self.extras.items()})
+
+    def in_order_of(self, rows: PerRow) -> Batch:
+        """The batch's rows with these ids, in this order: a join by id."""
+        place = {row: i for i, row in enumerate(self.row.tolist())}
+        if len(place) != len(self):
+            raise ValueError("row ids repeat in the batch: a join by id is ambiguous")
+        wanted = rows.tolist()
+        if missing := [row for row in wanted if row not in place]:
+            raise ValueError(f"the batch has no rows {missing}")
+        return self.rows(torch.tensor([place[row] for row in wanted], dtype=torch.long))
+
+    def to(self, device: torch.device | str) -> Batch:
+        return self.with_(**{name: column.to(device) for name, column in self.columns().items()})
+
+    @staticmethod
+    def concat(batches: Sequence[Batch]) -> Batch:
+        """All rows of all batches: prompts padded on the left, responses on the right, with zeros, to the longest."""
+        filled, extras = {frozenset(b.columns()) for b in batches}, {frozenset(b.extras) for b in batches}
+        if len(filled) != 1 or len(extras) != 1:
+            raise ValueError(f"batches to join differ in columns: {[sorted(names) for names in filled | extras]}")
+        parts = [b.columns() for b in batches]
+        joined = {name: join(name, [part[name] for part in parts]) for name in parts[0]}
+        kept = {name: [value for b in batches for value in b.extras[name]] for name in batches[0].extras}
+        return Batch(**joined, extras=kept)
+
+
+COLUMNS = tuple(f.name for f in fields(Batch) if f.name != "extras")
+PER_ROW = frozenset({"row", "group", "lengths", "baseline_scores"})
+PER_PROMPT = frozenset({"prompts", "prompt_mask"})
+PER_TOKEN = frozenset(COLUMNS) - PER_ROW - PER_PROMPT
+
+
+def join(name: str, parts: list[Tensor]) -> Tensor:
+    if name in PER_ROW:
+        return torch.cat(parts)
+    longest = max(part.shape[1] for part in parts)
+    left = name in PER_PROMPT
+    missing = [longest - part.shape[1] for part in parts]
+    pads = [(gap, 0) if left else (0, gap) for gap in missing]
+    return torch.cat([torch.nn.functional.pad(part, pad) for part, pad in zip(parts, pads, strict=True)])

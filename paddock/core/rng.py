@@ -1,0 +1,85 @@
+"""Randomness as a pure function of (seed, step, row, position): no state, no order, the same bits on every device.
+
+The generator is Philox4x32 with ten rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
+written in int64 tensor operations. A counter is the four words (lane, position, row, step), the key
+is the seed and what the number is for.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import torch
+from torch import Tensor
+
+WORD = 0xFFFFFFFF
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+
+
+class Stream(enum.IntEnum):
+    """Uses that must not share numbers, though seed, step, row and position are equal."""
+
+    SAMPLE = 0
+    SHUFFLE = 1
+    RESAMPLE = 2
+    LOSS = 3
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
+    """Four random words for each counter. Words are int64 tensors holding 32 bits, unsigned."""
+    x0, x1, x2, x3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        # A product of two words wraps in int64; its 64 bits are right all the same, and the mask undoes the sign.
+        a, b = x0 * MULTIPLIERS[0], x2 * MULTIPLIERS[1]
+        x0, x1, x2, x3 = ((b >> 32) & WORD) ^ x1 ^ k0, b & WORD, ((a >> 32) & WORD) ^ x3 ^ k1, a & WORD
+        k0, k1 = (k0 + KEY_STEPS[0]) & WORD, (k1 + KEY_STEPS[1]) & WORD
+    return x0, x1, x2, x3
+
+
+def words(
+    seed: int, step: int, row: Tensor, position: Tensor | int, lane: Tensor | int, stream: int
+) -> tuple[Tensor, ...]:
+    """Coordinates broadcast against each other and count modulo 2^32; of the seed 56 bits count, the stream has 8."""
+    device = row.device
+    parts = [torch.as_tensor(part, dtype=torch.long, device=device) & WORD for part in (lane, position, row, step)]
+    c0, c1, c2, c3 = torch.broadcast_tensors(*parts)
+    return philox((c0, c1, c2, c3), (seed & WORD, (seed >> 32) & 0xFFFFFF | stream << 24))
+
+
+def uniform(
+    seed: int,
+    step: int,
+    row: Tensor,
+    position: Tensor | int = 0,
+    *,
+    stream: Stream = Stream.SAMPLE,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Numbers in the open interval (0, 1), one for each (row, position), which broadcast against each other."""
+    first, second, *_ = words(seed, step, row, position, 0, stream)
+    return to_unit(first, second, dtype)
+
+
+def to_unit(high: Tensor, low: Tensor, dtype: torch.dtype) -> Tensor:
+    """The middles of 2^23 (float32) or 2^52 (float64) equal cells: exact in the format, never 0 and never 1."""
+    if dtype == torch.float64:
+        return (((high << 20) | (low >> 12)).double() + 0.5) * 2.0**-52
+    return ((high >> 9).to(torch.float32) + 0.5) * 2.0**-23
+
+
+def gumbel(seed: int, step: int, row: Tensor, position: Tensor | int, size: int) -> Tensor:
+    """Standard Gumbel noise ``-log(-log u)``, ``size`` values in a last dimension: argmax(logits + noise) samples."""
+    place = torch.as_tensor(position, device=row.device)
+    lanes = torch.arange((size + 3) // 4, device=row.device)
+    four = torch.stack(words(seed, step, row[..., None], place[..., None], lanes, Stream.SAMPLE), dim=-1)
+    bits = four.flatten(-2)[..., :size]
+    return -torch.log(-torch.log(to_unit(bits, bits, torch.float32)))
+
+
+def permutation(n: int, seed: int, epoch: int) -> Tensor:
+    """A shuffled ``0..n-1`` for one pass over the data."""
+    keys = uniform(seed, epoch, torch.arange(n), stream=Stream.SHUFFLE, dtype=torch.float64)
+    return keys.argsort(stable=True)
