@@ -140,7 +140,7 @@ def test_mistakes_are_one_message_and_exit_code_2(arguments, said, capsys):
 
 
 def test_mistakes_are_answered_without_torch():
-    code = "import sys; from paddock.cli import main; rc = main(['train', 'data.x=1']); sys.exit(rc + ('torch' in sys.modules))"
+    code = "import sys; from paddock.cli import main; sys.exit(main(['train', 'data.x=1']) + ('torch' in sys.modules))"
     done = shell(sys.executable, "-c", code)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 2
