@@ -7,8 +7,20 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: quickstart test test-slow test-gpu lint format clean
 
+# The main job on the embedded default: GRPO teaches a tiny model to add; accuracy on held-out sums before and after.
+RUN := checkpoints/quickstart
+TRAINED := model=$(RUN)/global_step_80/actor data=builtin:addition/test data.max_response_length=8 rollout.dtype=float32
+SAMPLED := rollout.val_kwargs.n=4 rollout.val_kwargs.do_sample=True rollout.val_kwargs.temperature=1.0
+
 quickstart: $(VENV)/.core
-	$(BIN)/paddock plan algorithm.adv_estimator=grpo
+	@echo "Before training, greedy (mean@1) and sampled (mean@4):"
+	@$(BIN)/paddock eval
+	@$(BIN)/paddock eval $(SAMPLED)
+	$(BIN)/paddock train algorithm.adv_estimator=grpo \
+	    trainer.default_local_dir=$(RUN) trainer.save_freq=80 trainer.resume_mode=disable
+	@echo "After training:"
+	@$(BIN)/paddock eval $(TRAINED)
+	@$(BIN)/paddock eval $(TRAINED) $(SAMPLED)
 
 test: $(VENV)/.dev lint
 	$(BIN)/python -m pytest -n 2

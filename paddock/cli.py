@@ -16,6 +16,15 @@ paddock trains language models with reinforcement learning.
                                       show what a run would do, without loading weights
   paddock run [--plan] SCRIPT [args]  run a launch script written for verl, unchanged
   paddock data NAME [options]         prepare a data set: gsm8k, math
+  paddock sft [key=value ...]         warm start: learn the answers of prompt/answer rows
+  paddock generate output=FILE [key=value ...]
+                                      write a model's answers to the prompts of a file, as jsonl or parquet
+  paddock eval [--json[=FILE]] [key=value ...]
+                                      accuracy, pass@k and maj@k of a model on a file
+  paddock export CHECKPOINT OUT [--dtype bf16|fp32]
+                                      a checkpoint as a folder that transformers loads
+  paddock models list|get NAME [--out FOLDER]
+                                      real models that need no hub: smollm2-135m-instruct
 
 Overrides are Hydra's: a.b=c, +a.b=c, ++a.b=c, ~a.b, lists [a,b], --config-path DIR --config-name NAME.
 Without a model, data or hardware, everything runs on a small embedded default:
@@ -49,7 +58,50 @@ def _data(arguments: list[str]) -> int:
     return prepare(arguments[0], arguments[1:])
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": _train, "plan": _plan, "run": _run, "data": _data}
+def _sft(arguments: list[str]) -> int:
+    from paddock.trainer.main_sft import run
+
+    return run(arguments)
+
+
+def _generate(arguments: list[str]) -> int:
+    from paddock.trainer.main_generation import run
+
+    return run(arguments)
+
+
+def _eval(arguments: list[str]) -> int:
+    from paddock.trainer.main_eval import run
+
+    return run(arguments)
+
+
+def _export(arguments: list[str]) -> int:
+    from paddock.export import run
+
+    return run(arguments)
+
+
+def _models(arguments: list[str]) -> int:
+    from paddock.models.get import run
+
+    return run(arguments)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "plan": _plan,
+    "run": _run,
+    "data": _data,
+    "sft": _sft,
+    "generate": _generate,
+    "eval": _eval,
+    "export": _export,
+    "models": _models,
+}
+
+
+OWN_HELP = ("data", "export", "models")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +123,7 @@ def _dispatch(arguments: list[str]) -> int:
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
         fix = f"did you mean `paddock {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}; see paddock --help"
         raise UserError("no such command", key=arguments[0], fix=fix)
-    if arguments[1:2] in (["-h"], ["--help"]) and arguments[0] != "data":
+    if arguments[1:2] in (["-h"], ["--help"]) and arguments[0] not in OWN_HELP:
         print(USAGE, end="")
         return 0
     return command(arguments[1:])

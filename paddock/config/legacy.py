@@ -238,6 +238,11 @@ def rule_for(key: str) -> Rule | None:
     return next((rule for pattern, rule in LEGACY.items() if "*" in pattern and fnmatchcase(key, pattern)), None)
 
 
+def _refers(value: Any) -> bool:
+    """A reference to another key, as whole config files hold them, asks for nothing by itself."""
+    return isinstance(value, str) and value.startswith("${")
+
+
 def translate(key: str, value: Any) -> tuple[tuple[str, Any] | None, str | None]:
     """(key, value) as the schema has it, or None where nothing is set; and a warning for the user."""
     match rule_for(key):
@@ -247,7 +252,7 @@ def translate(key: str, value: Any) -> tuple[tuple[str, Any] | None, str | None]
             return (to, convert(value)), f"{key} is called {to} here"
         case Ignored(why=why):
             return None, f"{key}={value} is ignored: {why}"
-        case Refused(why=why, harmless=harmless) if value in harmless:
+        case Refused(why=why, harmless=harmless) if value in harmless or _refers(value):
             return None, f"{key}={value} is ignored: {why}"
         case Refused(why=why, fix=fix):
             raise UserError(why, key=key, value=value, fix=fix)

@@ -118,7 +118,9 @@ def _assign(node: DictConfig, setting: Setting, origins: dict[str, str]) -> None
     value = None if setting.delete else setting.value
     if setting.delete and setting.value is not None and setting.value != OmegaConf.select(node, setting.key):
         raise UserError("does not have that value", key=f"~{setting.key}", value=setting.value, fix=f"~{setting.key}")
-    if value is None and not leaf.optional and not (leaf.open and setting.key != leaf.key):
+    if value is None and leaf.open and setting.key == leaf.key:
+        value = {}
+    if value is None and not leaf.optional and not leaf.open:
         raise UserError(
             "cannot be null", key=setting.key, value="null", fix=f"{setting.key}: {leaf.metadata['meaning']}"
         )

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paddock.errors import UserError
-
-BUILTIN = "builtin:"  # prefix of models and data that come with the package
+from paddock.facts.models import BUILTIN as BUILTIN
 
 
 def expand(path: str) -> str:

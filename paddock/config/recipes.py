@@ -70,10 +70,14 @@ EMBEDDED: dict[str, Any] = {
     _N: 8,
     "actor_rollout_ref.actor.ppo_mini_batch_size": 64,
     "actor_rollout_ref.actor.optim.lr": 5e-4,
+    "critic.optim.lr": 1e-3,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+    "critic.model.enable_gradient_checkpointing": False,
     "actor_rollout_ref.rollout.dtype": "float32",
+    "actor_rollout_ref.ref.fsdp_config.dtype": "float32",
     "actor_rollout_ref.actor.fsdp_config.dtype": "float32",
     "critic.model.fsdp_config.dtype": "float32",
-    "trainer.total_training_steps": 60,
+    "trainer.total_training_steps": 80,
     "trainer.test_freq": 20,
 }
 

@@ -218,7 +218,7 @@ class TrainerConfig:
     val_only: bool = key(False, "validate and stop")
     test_freq: int = key(5, "validate every so many steps (not epochs); -1: never", low=-1)
     save_freq: int = key(-1, "checkpoint every so many steps; -1: only on interruption", low=-1)
-    critic_warmup: int = key(0, "steps in which only the critic learns", low=0)
+    critic_warmup: int = key(0, "the actor learns from this step on; before it the critic alone", low=0)
     balance_batch: bool = key(True, "give every rank the same amount of work")
     default_local_dir: str = key(
         "checkpoints/${trainer.project_name}/${trainer.experiment_name}", "where checkpoints go", path=True
@@ -233,6 +233,7 @@ class TrainerConfig:
     max_critic_ckpt_to_keep: int | None = key(None, "critic checkpoints kept; unset: all", low=1)
     esi_redundant_time: int = key(0, "seconds before the end of a lease in which a checkpoint is written", low=0)
     ray_wait_register_center_timeout: int = key(300, "seconds to wait for every worker to come up", low=1)
+    max_nonfinite_steps: int = key(3, "updates in a row that may be void (NaN, inf) before the run stops", low=1)
     max_restarts: int = key(0, "times a run restarts itself after a worker died", low=0)
 
 

@@ -15,6 +15,9 @@ from typing import Any
 
 from paddock.errors import UserError
 
+BUILTIN = "builtin:"
+"""Prefix of models and data that come with the package."""
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
 TABLE = Path(__file__).with_name("models.json")
 
 
@@ -365,7 +368,10 @@ def short_names() -> dict[str, str]:
 
 def shape_of(path: str) -> ModelShape | None:
     """The shape of the model at `path`: its own config.json, else the hub's cache on this disk, else the table."""
-    expanded = Path(os.path.expandvars(path)).expanduser()
+    if path.startswith(BUILTIN):
+        expanded = ASSETS / path.removeprefix(BUILTIN)
+    else:
+        expanded = Path(os.path.expanduser(os.path.expandvars(path)))
     for file in (expanded / "config.json", cached_config(path)):
         if file is not None and file.is_file():
             return from_config(read_config(file), path)

@@ -10,6 +10,7 @@ from paddock.config.paths import BUILTIN, files_of, missing_file
 from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
 from paddock.config.schema import Config
 from paddock.config.topology import data_parallel_size, engine_size, model_parallel_size, needs_reference, world_size
+from paddock.data.builtin import builtin_rows
 from paddock.data.rows import count_rows
 from paddock.errors import UserError
 from paddock.facts.datasets import known_dataset
@@ -57,7 +58,7 @@ def data_files(config: Config, split: str, assumed_rows: int | None = None) -> l
 
 def _data_file(key: str, path: str, split: str, assumed_rows: int | None) -> DataFile:
     if path.startswith(BUILTIN):
-        return DataFile(path, None, here=True)
+        return DataFile(path, len(builtin_rows(path)), here=True)
     if Path(path).is_file():
         return DataFile(path, count_rows(path), here=True)
     known = known_dataset(path)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
 from paddock.cli import guarded
 
 PLAN_ONLY = "PADDOCK_PLAN"  # set by `paddock run --plan`: the script's command plans instead of training
+INTERRUPTED = 130
 
 
 def run(arguments: list[str]) -> int:
+    """Everything that can be refused is refused before torch is imported."""
     from paddock.config.load import load
     from paddock.plan import report
     from paddock.preflight import check
@@ -19,9 +22,20 @@ def run(arguments: list[str]) -> int:
         return report.run(arguments)
     loaded = load(arguments)
     check(loaded.config)
-    report.show(report.make(loaded))
-    print("\nThis version plans; it does not train yet.")
-    return 0
+    logging.basicConfig(level=logging.INFO, format="paddock: %(message)s", stream=sys.stderr)
+    for name in ("httpx", "transformers", "datasets"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for warning in loaded.warnings:
+        logging.getLogger(__name__).warning(warning)
+
+    from paddock.trainer.run import train
+
+    folder = loaded.config.trainer.default_local_dir
+    if train(loaded.config):
+        print(f"Done. Metrics and checkpoints: {folder}")
+        return 0
+    print(f"Stopped, with a checkpoint in {folder}. The same command goes on from there.")
+    return INTERRUPTED
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 from conftest import ROOT
 
 from paddock.config import legacy, tree
@@ -56,11 +57,15 @@ def test_keys_of_the_guide_are_real_fields(key):
     assert legacy.rule_for(key) is None
 
 
-def _reference_keys(name: str, column: int) -> list[str]:
+def _reference_lines(name: str) -> list[str]:
     path = REFERENCE / name
     if not path.is_file():
         pytest.skip(f"the reference list {name} is not beside this checkout")
-    return [line.split()[column] for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    return [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+
+
+def _reference_keys(name: str, column: int) -> list[str]:
+    return [line.split()[column] for line in _reference_lines(name)]
 
 
 @pytest.mark.parametrize(("name", "column"), [("override_keys.txt", 0), ("config_keys.tsv", 1)])
@@ -68,6 +73,16 @@ def test_every_known_key_is_a_field_or_has_a_legacy_rule(name, column):
     keys = _reference_keys(name, column)
     assert len(keys) >= 249
     assert [key for key in keys if tree.leaf_of(key) is None and legacy.rule_for(key) is None] == []
+
+
+def test_a_whole_upstream_config_file_loads(tmp_path):
+    """Every key with its upstream default, as one file: what people dump and keep."""
+    lines = [line.split("\t") for line in _reference_lines("config_keys.tsv")]
+    given = {key: yaml.safe_load(default or '""') for tree_name, key, default, _ in lines if tree_name == "F"}
+    given |= {key: "vllm" for key in given if key.endswith("rollout.name")}
+    del given["trainer.n_gpus_per_node"]  # eight, which the machine decides here
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump({key: None if v == "None" else v for key, v in given.items()}))
+    load(["--config-path", str(tmp_path), "--config-name", "all"])
 
 
 def test_no_field_hides_behind_a_legacy_rule():

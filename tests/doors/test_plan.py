@@ -269,6 +269,7 @@ HELD = (  # keys whose values depend on each other, or that name things which mu
     "rollout.n",
     "use_dynamic_bsz",
     "_length",
+    "max_samples",
 )
 KEYS = [leaf for key, leaf in tree.leaves().items() if leaf.type in FREE and not any(part in key for part in HELD)]
 

@@ -1,0 +1,119 @@
+"""A step's metrics under verl's names; the numbers are `paddock.trainer.metrics` and `.validation_metrics`.
+
+Where nothing counts (all rows aborted, all tokens masked) a mean, maximum or minimum is zero.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from paddock.core.timing import Timer
+from paddock.errors import UserError
+from paddock.trainer import metrics as step_metrics
+from paddock.trainer import validation_metrics
+from paddock.trainer.samples import Sample
+from verl.protocol import to_batch
+
+THROUGHPUT = ("perf/total_num_tokens", "perf/time_per_step", "perf/throughput")
+REDUCTIONS: dict[str, Callable[[Sequence[Any]], Any]] = {
+    "max": np.max, "min": np.min, "mean": np.mean, "std": np.mean, "fraction": np.mean,
+}  # fmt: skip
+
+
+def reduce_metrics(metrics: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """One number for each name: a mean, unless the name says max or min.
+
+    The last of the words max, min, mean, std and fraction in the part after the last slash decides:
+    `score/max` and `max_memory_gb` are maxima, `admin_rate`, `minutes` and `seq_max_k2_mean` are means.
+    """
+    return {name: reduction_of(name)(values) for name, values in metrics.items()}
+
+
+def reduction_of(name: str) -> Callable[[Sequence[Any]], Any]:
+    words = re.split(r"[^a-z0-9]+", name.rpartition("/")[2].lower())
+    return next((REDUCTIONS[word] for word in reversed(words) if word in REDUCTIONS), np.mean)
+
+
+def compute_data_metrics(batch: Any, use_critic: bool = True) -> dict[str, float]:
+    """Clip ratios are shares of rows as wide as the padded columns."""
+    rows = to_batch(batch).with_(rollout_log_probs=None)
+    longest = rows.need("prompt_mask").shape[1], rows.need("mask").shape[1]
+    return step_metrics.batch_metrics(rows, *longest, use_critic)
+
+
+def compute_timing_metrics(batch: Any, timing_raw: Mapping[str, float]) -> dict[str, float]:
+    timer = Timer()
+    timer.seconds.update(timing_raw)
+    return timer.metrics(*step_metrics.token_counts(to_batch(batch)))
+
+
+def compute_throughout_metrics(batch: Any, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
+    """Tokens are the sum of `meta_info["global_token_num"]`, seconds those of `timing_raw["step"]`."""
+    found = step_metrics.throughput_metrics(int(sum(batch.meta_info["global_token_num"])), timing_raw["step"], n_gpus)
+    return {name: found[name] for name in THROUGHPUT}
+
+
+def compute_variance_proxy_metrics(batch: Any, gradient_norm: float | None = None) -> dict[str, float]:
+    """Without a gradient's norm signal and noise are not known, and zero."""
+    found = step_metrics.variance_proxy_metrics(to_batch(batch), gradient_norm or 0.0)
+    unknown = "variance_proxy/proxy3_pure_noise"
+    return found | {unknown: 0.0} if found and gradient_norm is None else found
+
+
+def bootstrap_metric(
+    data: Sequence[Any],
+    subset_size: int,
+    reduce_fns: Sequence[Callable[[Any], float]],
+    n_bootstrap: int = validation_metrics.DRAWS,
+    seed: int = validation_metrics.SEED,
+) -> list[tuple[float, float]]:
+    """Mean and standard deviation of each function over subsets drawn with replacement."""
+    items = np.fromiter(data, dtype=object, count=len(data))
+    subsets = items[np.random.RandomState(seed).randint(0, len(items), (n_bootstrap, subset_size))]
+    results = [[reduce(subset) for subset in subsets] for reduce in reduce_fns]
+    return [(float(np.mean(values)), float(np.std(values))) for values in results]
+
+
+def calc_maj_val(data: Sequence[Mapping[str, Any]], vote_key: str, val_key: str) -> Any:
+    """The value of the first item that gives the most frequent vote; of equally frequent ones the first."""
+    votes = [item[vote_key] for item in data]
+    once, places = np.ones((len(votes), 1), np.float32), np.arange(len(votes), dtype=np.float32)[:, None]
+    (winner,) = validation_metrics.majority([votes.index(vote) for vote in votes], once, places)
+    return data[winner][val_key]
+
+
+def process_validation_metrics(
+    data_sources: Sequence[str],
+    sample_uids: Sequence[Any],
+    infos_dict: Mapping[str, Sequence[Any]],
+    seed: int = validation_metrics.SEED,
+) -> dict[str, dict[str, dict[str, float]]]:
+    """`{data source: {variable: {metric: value}}}`; a variable whose values are no numbers has no entry."""
+    if seed != validation_metrics.SEED:
+        raise UserError(
+            "draws of another seed do not compare with those of other runs",
+            key="seed",
+            value=seed,
+            fix=f"leave it at {validation_metrics.SEED}; bootstrap_metric takes any",
+        )
+    groups: dict[Any, int] = {}
+    samples = []
+    for place, (source, uid) in enumerate(zip(data_sources, sample_uids, strict=True)):
+        extras = {name: values[place] for name, values in infos_dict.items()}
+        score, group = extras.get("reward", 0.0), groups.setdefault(uid, len(groups))
+        samples.append(Sample("", "", score, 0, group, data_source=source, extras=extras))
+    found = {
+        source: {name: known_metrics(prompts, name) for name in infos_dict}
+        for source, prompts in validation_metrics.by_source(samples).items()
+    }
+    return {source: {name: each for name, each in named.items() if each} for source, named in found.items()}
+
+
+def known_metrics(prompts: Sequence[Sequence[Sample]], variable: str) -> dict[str, float]:
+    """All but pass@k, which verl's readers do not expect."""
+    found = validation_metrics.variable_metrics(prompts, variable)
+    return {name: value for name, value in found.items() if not name.startswith("pass@")}

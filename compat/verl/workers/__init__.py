@@ -1,0 +1,1 @@
+"""What plug-ins import from verl's workers; `reward_manager` is all there is."""

@@ -1,0 +1,112 @@
+"""Prompts become tokens: messages through the tokenizer's chat template, plain texts as they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paddock.data.tables import bad_row
+from paddock.errors import UserError
+
+Message = dict[str, Any]
+Messages = str | list[Message]
+"""A plain text, or the turns of a conversation."""
+
+
+ONLY_TOKENS = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+
+
+class PromptEncoder:
+    """Threads may share it, as long as nobody pads or truncates with the same tokenizer meanwhile."""
+
+    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None):
+        self.tokenizer = tokenizer
+        self.template_kwargs = dict(template_kwargs or {})
+        tokenizer("")  # drops a padding or truncation that the tokenizer came with: threads must not find one to drop
+
+    def encode(self, prompts: Sequence[Messages], places: Sequence[str], column: str) -> list[list[int]]:
+        """Token ids of each prompt; `places` and `column` name a prompt that cannot be encoded."""
+        texts = [self.render(prompt, place, column) for prompt, place in zip(prompts, places, strict=True)]
+        encoded: list[list[int]] = [[] for _ in prompts]
+        for plain in (True, False):  # a chat template writes its special tokens itself
+            chosen = [i for i, prompt in enumerate(prompts) if isinstance(prompt, str) is plain]
+            if chosen:
+                found = self.tokenizer([texts[i] for i in chosen], add_special_tokens=plain, **ONLY_TOKENS)["input_ids"]
+                for i, ids in zip(chosen, found, strict=True):
+                    encoded[i] = ids
+        return encoded
+
+    def render(self, prompt: Messages, place: str, column: str) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        if self.tokenizer.chat_template is None and "chat_template" not in self.template_kwargs:
+            raise bad_row(
+                place,
+                column,
+                "holds messages, and the tokenizer has no chat template to write them with",
+                "use an instruct model, set data.apply_chat_template_kwargs.chat_template, or make prompts plain texts",
+            )
+        try:
+            return self.tokenizer.apply_chat_template(
+                prompt, tokenize=False, **{"add_generation_prompt": True, **self.template_kwargs}
+            )
+        except Exception as error:  # a template is a program of its own: it raises what it likes
+            reason = f"the chat template refuses it: {type(error).__name__}: {error}"
+            raise bad_row(place, column, reason, "mend the row's messages, or change the template") from error
+
+    def identity(self) -> bytes | None:
+        """Equal where every prompt gets equal tokens; None where that cannot be told."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        template = str(self.template_kwargs.get("chat_template", self.tokenizer.chat_template))
+        if backend is None or "strftime_now" in template:
+            return None
+        parts = {
+            "tokenizer": backend.to_str(),
+            "class": type(self.tokenizer).__qualname__,
+            "special": {name: str(token) for name, token in self.tokenizer.special_tokens_map.items()},
+            "template": template,
+            "kwargs": repr(sorted(self.template_kwargs.items())),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
+
+
+def messages_of(value: Any, place: str, column: str) -> Messages:
+    """A row's prompt, checked. Keys that Arrow filled with null, because another row has them, are left out."""
+    if isinstance(value, str) and value:
+        return value
+    fix = 'a text, or messages: [{"role": "user", "content": "..."}]'
+    if not isinstance(value, list) or not value:
+        found = "is empty" if value in ("", [], None) else f"is {value!r:.80}"
+        raise bad_row(place, column, f"{found}, not a prompt", fix)
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise bad_row(place, column, f"a message has no role: {message!r:.80}", fix)
+        if message.get("content") is None and not message.get("tool_calls"):
+            raise bad_row(place, column, f"a message has no content: {message!r:.80}", fix)
+    return [{"content": message.get("content")} | _present(message) for message in value]
+
+
+def _present(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _present(item) for key, item in value.items() if item is not None}
+    return [_present(item) for item in value] if isinstance(value, list) else value
+
+
+def truncated(tokens: list[int], longest: int, how: str, place: str) -> list[int]:
+    """At most `longest` tokens, by `data.truncation`: cut on the left, on the right, or in the middle."""
+    if len(tokens) <= longest:
+        return tokens
+    if how == "error":
+        raise UserError(
+            f"{place} has a prompt of {len(tokens)} tokens",
+            key="data.max_prompt_length",
+            value=longest,
+            fix=f"data.max_prompt_length={len(tokens)} or more, data.filter_overlong_prompts=True, or "
+            "data.truncation=left|right|middle",
+        )
+    if how == "left":
+        return tokens[-longest:]
+    head = longest if how == "right" else longest // 2
+    return tokens[:head] + tokens[len(tokens) - (longest - head) :]

@@ -1,0 +1,218 @@
+"""Prompts to train on or to validate with: rows of data files, checked when opened, tokenised when asked for."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import itertools
+import logging
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paddock.config.paths import files_of
+from paddock.config.schema import DataConfig
+from paddock.core.rng import permutation
+from paddock.data.chat import Messages, PromptEncoder, messages_of, truncated
+from paddock.data.lengths import prompt_lengths
+from paddock.data.tables import Record, Table, bad_row, open_table
+from paddock.errors import UserError
+
+log = logging.getLogger(__name__)
+
+TRUTH = "reward_model"
+EXTRA = "extra_info"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One prompt, ready to be answered."""
+
+    index: int
+    """Its place among all rows of all files, those left out included."""
+    group: int
+    """Id of this draw of the prompt: `index` in the first epoch, then as many ids further on as there are rows."""
+    tokens: list[int]
+    messages: Messages
+    data_source: str
+    ground_truth: Any
+    extra_info: dict[str, Any]
+    place: str
+    """File and row, for messages to people."""
+
+
+class PromptDataset:
+    """The rows of one or several files, one after the other. Keeps Arrow tables or JSON lines, never Python rows."""
+
+    def __init__(
+        self, files: Any, tokenizer: Any, config: DataConfig, *, key: str, most: int = -1, shuffle: bool = False
+    ):
+        """`most` rows are used, if positive: the first ones, or with `shuffle` any, by `data.seed`."""
+        self.config, self.key = config, key
+        self.encoder = PromptEncoder(tokenizer, config.apply_chat_template_kwargs)
+        wanted = [config.prompt_key, config.reward_fn_key, TRUTH, EXTRA, config.image_key, config.video_key]
+        self.tables = [open_table(path, key, wanted) for path in files_of(files)]
+        self.starts = [0, *itertools.accumulate(table.count for table in self.tables)]
+        self.row_sources = self._check()
+        self._content = b"".join(table.digest() for table in self.tables)
+        self.kept = self._choose(most, shuffle)
+        self.left_out = 0
+        if config.filter_overlong_prompts:
+            self._leave_out_overlong()
+
+    @classmethod
+    def train(cls, config: DataConfig, tokenizer: Any) -> PromptDataset:
+        most, shuffle = config.train_max_samples, config.shuffle
+        return cls(config.train_files, tokenizer, config, key="data.train_files", most=most, shuffle=shuffle)
+
+    @classmethod
+    def validation(cls, config: DataConfig, tokenizer: Any) -> PromptDataset:
+        most, shuffle = config.val_max_samples, config.validation_shuffle
+        return cls(config.val_files, tokenizer, config, key="data.val_files", most=most, shuffle=shuffle)
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def __getitem__(self, position: int) -> PromptRow:
+        return self.rows([position])[0]
+
+    @property
+    def total(self) -> int:
+        """Rows of all files, those left out included: indices are below it."""
+        return self.starts[-1]
+
+    def rows(self, positions: Sequence[int]) -> list[PromptRow]:
+        """The rows at these positions among those that are used, tokenised together."""
+        return self._rows([int(self.kept[position]) for position in positions])
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """How many rows each data source gives."""
+        return dict(Counter(self.row_sources[index] for index in self.kept))
+
+    def one_of_each_source(self) -> list[PromptRow]:
+        """The first row of every data source, to try a scorer on before training starts."""
+        first: dict[str, int] = {}
+        for index in self.kept.tolist():
+            first.setdefault(self.row_sources[index], index)
+        return self._rows(list(first.values()))
+
+    @property
+    def identity(self) -> str:
+        """Equal for equal files, in the same order, of which the same rows are used."""
+        return hashlib.sha256(self._content + self.kept.astype("<i8").tobytes()).hexdigest()
+
+    def _check(self) -> list[str]:
+        """Names the first row that no scorer could be called for; returns the source of every row."""
+        if not self.tables:
+            raise UserError("no data file is named", key=self.key, fix=f"{self.key}=train.parquet")
+        source, sources = self.config.reward_fn_key, list[str]()
+        for table in self.tables:
+            if not table.count:
+                raise UserError("holds no rows", key=self.key, value=table.path, fix="write it again, or leave it out")
+            for column in (self.config.prompt_key, source, TRUTH):
+                if column not in table.columns:
+                    raise self._missing(table, column)
+            for row, record in enumerate(table.records((source, TRUTH))):
+                sources.append(sys.intern(_source(record[source], table.place(row), source)))
+                _truth(record[TRUTH], table.place(row))
+        return sources
+
+    def _missing(self, table: Table, column: str) -> UserError:
+        setting = {self.config.prompt_key: "data.prompt_key", self.config.reward_fn_key: "data.reward_fn_key"}.get(
+            column
+        )
+        return UserError(
+            f"{table.path} has no column {column!r}; it has {', '.join(map(repr, table.columns)) or 'none'}",
+            key=self.key,
+            fix=f"name the right one: {setting}=..." if setting else 'add it: {"style": "rule", "ground_truth": "..."}',
+        )
+
+    def _choose(self, most: int, shuffle: bool) -> np.ndarray:
+        if not 0 < most < self.total:
+            return np.arange(self.total)
+        return np.sort(permutation(self.total, self.config.seed or 0, 0)[:most].numpy()) if shuffle else np.arange(most)
+
+    def _leave_out_overlong(self) -> None:
+        longest, column = self.config.max_prompt_length, self.config.prompt_key
+
+        def measure(positions: range) -> list[int]:
+            places, messages, _ = self._prompts([int(self.kept[position]) for position in positions])
+            return [len(tokens) for tokens in self.encoder.encode(messages, places, column)]
+
+        tokenizer, identity = self.encoder.identity(), None
+        if tokenizer:
+            identity = hashlib.sha256(tokenizer + self.identity.encode() + column.encode()).digest()
+        lengths = prompt_lengths(len(self), measure, self.config.filter_overlong_prompts_workers, identity)
+        fits = lengths <= longest
+        if not fits.any():
+            reason = f"every prompt of {self.key} is longer: the shortest has {lengths.min()} tokens"
+            raise UserError(reason, key="data.max_prompt_length", value=longest, fix="raise it")
+        self.left_out = int((~fits).sum())
+        if self.left_out:
+            log.warning("%s: %d of %d prompts have more than data.max_prompt_length=%d tokens and are left out",
+                        self.key, self.left_out, len(lengths), longest)  # fmt: skip
+        self.kept = self.kept[fits]
+
+    def _rows(self, indices: list[int]) -> list[PromptRow]:
+        config = self.config
+        places, messages, records = self._prompts(indices)
+        encoded = self.encoder.encode(messages, places, config.prompt_key)
+        return [
+            PromptRow(
+                index=index,
+                group=index,
+                tokens=truncated(tokens, config.max_prompt_length, config.truncation, place),
+                messages=prompt,
+                data_source=_source(record[config.reward_fn_key], place, config.reward_fn_key),
+                ground_truth=_truth(record[TRUTH], place),
+                extra_info=record.get(EXTRA) or {},
+                place=place,
+            )
+            for index, tokens, place, prompt, record in zip(indices, encoded, places, messages, records, strict=True)
+        ]
+
+    def _prompts(self, indices: list[int]) -> tuple[list[str], list[Messages], list[Record]]:
+        """Where each row stands, what it asks, and all it holds."""
+        found = [self._find(index) for index in indices]
+        places = [table.place(row) for table, row in found]
+        records = [table.row(row) for table, row in found]
+        column = self.config.prompt_key
+        for place, record in zip(places, records, strict=True):
+            for media in (self.config.image_key, self.config.video_key):
+                if record.get(media):
+                    raise bad_row(
+                        place, media, "holds images or videos, which this loader does not read", "remove the column"
+                    )
+        messages = [
+            messages_of(record.get(column), place, column) for place, record in zip(places, records, strict=True)
+        ]
+        return places, messages, records
+
+    def _find(self, index: int) -> tuple[Table, int]:
+        number = bisect.bisect_right(self.starts, index) - 1
+        return self.tables[number], index - self.starts[number]
+
+
+def _source(value: Any, place: str, column: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise bad_row(
+            place, column, f"is {value!r:.80}, not the name of a source", "name the source, e.g. openai/gsm8k"
+        )
+    return value
+
+
+def _truth(value: Any, place: str) -> Any:
+    """`reward_model` is `{style: rule, ground_truth: ...}`, or `{style: model}` where a reward model scores."""
+    if not isinstance(value, dict):
+        raise bad_row(place, TRUTH, f"is {value!r:.80}", 'make it {"style": "rule", "ground_truth": "..."}')
+    truth = value.get("ground_truth")
+    if truth is None and value.get("style") != "model":
+        raise bad_row(
+            place, TRUTH, "has no ground_truth", 'add one, or "style": "model" if a reward model scores the row'
+        )
+    return truth

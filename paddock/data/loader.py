@@ -1,0 +1,150 @@
+"""Which prompts come next. The order is a function of (seed, epoch), so a checkpoint keeps just a place in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from paddock.config.schema import DataConfig
+from paddock.core.batch import Batch
+from paddock.core.rng import permutation
+from paddock.data.dataset import PromptDataset, PromptRow
+from paddock.errors import UserError
+
+EXTRAS = ("data_source", "ground_truth", "extra_info", "messages", "index", "place")
+"""What a batch of prompts carries beside tokens."""
+
+
+class Loader:
+    """Draws training prompts, epoch after epoch; the end of an epoch that is shorter than a draw is left out."""
+
+    def __init__(
+        self, dataset: PromptDataset, batch_size: int, *, seed: int, shuffle: bool = True, look_ahead: bool = True
+    ):
+        """`look_ahead` tokenises the next batch in a thread while this one is trained on: one thread is enough, as the
+        tokenizer's own native threads share its work. A `data.dataloader_num_workers` above 0 asks for it."""
+        self.dataset, self.batch_size, self.seed, self.shuffle = dataset, batch_size, seed, shuffle
+        self._require(batch_size, "data.train_batch_size")
+        self._ahead = LookAhead(dataset) if look_ahead else None
+        self._start(0, 0)
+
+    @classmethod
+    def train(cls, config: DataConfig, dataset: PromptDataset) -> Loader:
+        look_ahead = config.dataloader_num_workers > 0
+        return cls(
+            dataset, config.train_batch_size, seed=config.seed or 0, shuffle=config.shuffle, look_ahead=look_ahead
+        )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.dataset) // self.batch_size
+
+    def __iter__(self) -> Iterator[list[PromptRow]]:
+        """The batches that are left of this epoch."""
+        epoch = self.epoch
+        while self.epoch == epoch and self._remaining() >= self.batch_size:
+            yield self.next_prompts()
+        if self.epoch == epoch:
+            self._start(epoch + 1, 0)
+
+    def next_prompts(self, count: int | None = None) -> list[PromptRow]:
+        """The next `count` prompts, by default a batch; a new epoch begins where this one has fewer left."""
+        count = self.batch_size if count is None else count
+        self._require(count, "data.gen_batch_size")
+        if self._remaining() < count:
+            self._start(self.epoch + 1, 0)
+        epoch, positions = self.epoch, self.order[self.position : self.position + count]
+        self.position += count
+        rows = self._ahead.take(positions) if self._ahead else self.dataset.rows(positions)
+        if self._ahead and self._remaining() >= count:
+            self._ahead.expect(self.order[self.position : self.position + count])
+        return [replace(row, group=epoch * self.dataset.total + row.index) for row in rows]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "position": self.position, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a saved place, if it is a place in the same order of the same rows."""
+        mine = self._identity()
+        for name, (key, what) in SAME.items():
+            if state.get(name) != mine[name]:
+                raise UserError(
+                    f"the checkpoint was made with {what}, and its place among the prompts means nothing here",
+                    key=key,
+                    value=None if name == "data" else mine[name],
+                    fix="restore what it was" + ("" if name == "data" else f" ({key}={state.get(name)})")
+                    + ", or start afresh: trainer.resume_mode=disable",
+                )  # fmt: skip
+        self._start(state["epoch"], state["position"])
+
+    def _require(self, count: int, key: str) -> None:
+        if not 0 < count <= len(self.dataset):
+            reason = f"{self.dataset.key} gives {len(self.dataset)} prompts in all"
+            raise UserError(reason, key=key, value=count, fix=f"at most {len(self.dataset)}")
+
+    def _identity(self) -> dict[str, Any]:
+        return {"data": self.dataset.identity, "seed": self.seed, "shuffle": self.shuffle}
+
+    def _start(self, epoch: int, position: int) -> None:
+        self.epoch, self.position = epoch, position
+        count = len(self.dataset)
+        self.order: list[int] = permutation(count, self.seed, epoch).tolist() if self.shuffle else list(range(count))
+
+    def _remaining(self) -> int:
+        return len(self.dataset) - self.position
+
+
+SAME = {
+    "data": ("data.train_files", "other training prompts"),
+    "seed": ("data.seed", "another seed"),
+    "shuffle": ("data.shuffle", "another order"),
+}
+
+
+class LookAhead:
+    """Tokenises what will probably be asked for next. A wrong guess costs time and changes nothing."""
+
+    def __init__(self, dataset: PromptDataset):
+        self.dataset = dataset
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
+        self.guess: list[int] = []
+        self.pending: Future[list[PromptRow]] | None = None
+
+    def expect(self, positions: list[int]) -> None:
+        self.guess, self.pending = positions, self.thread.submit(self.dataset.rows, positions)
+
+    def take(self, positions: list[int]) -> list[PromptRow]:
+        if self.pending and self.guess == positions:
+            return self.pending.result()
+        return self.dataset.rows(positions)
+
+
+def validation_batches(
+    dataset: PromptDataset, batch_size: int | None = None, *, shuffle: bool = False, seed: int = 0
+) -> Iterator[list[PromptRow]]:
+    """Every row once, the last batch maybe smaller. Ids are the same each time, whatever the order."""
+    order = permutation(len(dataset), seed, 0).tolist() if shuffle else list(range(len(dataset)))
+    size = batch_size or len(order)
+    return (dataset.rows(order[start : start + size]) for start in range(0, len(order), size))
+
+
+def prompt_batch(rows: list[PromptRow], samples: int, pad_token: int) -> Batch:
+    """`samples` rows for each prompt, side by side: row = group * samples + sample. Prompts are padded on the left."""
+    width = max(len(row.tokens) for row in rows)
+    prompts = torch.full((len(rows), width), pad_token, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.long)
+    for place, row in enumerate(rows):
+        prompts[place, width - len(row.tokens) :] = torch.tensor(row.tokens, dtype=torch.long)
+        mask[place, width - len(row.tokens) :] = 1
+    groups = torch.tensor([row.group for row in rows])
+    return Batch(
+        row=(groups[:, None] * samples + torch.arange(samples)).flatten(),
+        group=groups.repeat_interleave(samples),
+        prompts=prompts.repeat_interleave(samples, 0),
+        prompt_mask=mask.repeat_interleave(samples, 0),
+        extras={name: [getattr(row, name) for row in rows for _ in range(samples)] for name in EXTRAS},
+    )

@@ -1,0 +1,171 @@
+"""Rows that no scorer is called for: prompts to be answered, and prompts with the answers to learn."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from paddock.config.paths import files_of
+from paddock.config.schema import DataConfig
+from paddock.data.chat import Messages, PromptEncoder, messages_of, truncated
+from paddock.data.dataset import EXTRA, PromptDataset, PromptRow
+from paddock.data.lengths import prompt_lengths
+from paddock.data.rows import columns
+from paddock.data.tables import Record, Table, bad_row, open_table
+from paddock.errors import UserError
+
+log = logging.getLogger(__name__)
+
+UNKNOWN = "unknown"
+MESSAGES = "messages"
+ANSWER_COLUMNS = ("answer", "response")
+
+
+class UnscoredDataset(PromptDataset):
+    """Needs a prompt column alone; a row's `extra_info` is all that it holds."""
+
+    def __init__(
+        self, files: Any, tokenizer: Any, config: DataConfig, *, key: str, most: int = -1, shuffle: bool = False
+    ):
+        self.config, self.key = config, key
+        self.encoder = PromptEncoder(tokenizer, config.apply_chat_template_kwargs)
+        self.tables = [open_table(path, key, _all_columns(path, key)) for path in files_of(files)]
+        self.starts = [0, *itertools.accumulate(table.count for table in self.tables)]
+        self.row_sources = self._check()
+        self._content = b"".join(table.digest() for table in self.tables)
+        self.kept = self._choose(most, shuffle)
+        self.left_out = 0
+        if self.config.filter_overlong_prompts:
+            self._leave_out_overlong()
+
+    def _check(self) -> list[str]:
+        if not self.tables:
+            raise UserError("no data file is named", key=self.key, fix=f"{self.key}=rows.parquet")
+        for table in self.tables:
+            if not table.count:
+                raise UserError("holds no rows", key=self.key, value=table.path, fix="write it again, or leave it out")
+            if self.config.prompt_key not in table.columns:
+                raise self._missing(table, self.config.prompt_key)
+        return [UNKNOWN] * self.total
+
+    def _rows(self, indices: list[int]) -> list[PromptRow]:
+        places, messages, records = self._prompts(indices)
+        encoded = self.encoder.encode(messages, places, self.config.prompt_key)
+        return [
+            PromptRow(index, index, self._shortened(tokens, place), prompt, UNKNOWN, None, record, place)
+            for index, tokens, prompt, record, place in zip(indices, encoded, messages, records, places, strict=True)
+        ]
+
+    def _shortened(self, tokens: list[int], place: str) -> list[int]:
+        return truncated(tokens, self.config.max_prompt_length, self.config.truncation, place)
+
+
+class AnswerDataset(UnscoredDataset):
+    """A row's `ground_truth` is its answer in tokens, with the end-of-sequence token.
+
+    The answer is the first of these that a row has: column `answer`, column `response`, the last message of a
+    conversation that ends with the assistant's, `extra_info.answer`. Without a prompt column, `messages` is the prompt.
+    """
+
+    def _check(self) -> list[str]:
+        if self.tables and all(self._has_only_messages(table) for table in self.tables):
+            self.config = replace(self.config, prompt_key=MESSAGES)
+        sources = super()._check()
+        column = self.config.prompt_key
+        for table in self.tables:
+            present = [name for name in (column, *ANSWER_COLUMNS, EXTRA) if name in table.columns]
+            for row, record in enumerate(table.records(present)):
+                place = table.place(row)
+                split(messages_of(record.get(column), place, column), record, place, column)
+        return sources
+
+    def _has_only_messages(self, table: Table) -> bool:
+        return self.config.prompt_key not in table.columns and MESSAGES in table.columns
+
+    def _rows(self, indices: list[int]) -> list[PromptRow]:
+        places, prompts, tokens, answers = self._encoded(indices)
+        columns = zip(indices, places, prompts, tokens, answers, strict=True)
+        return [
+            PromptRow(index, index, self._shortened(asked, place), prompt, UNKNOWN, self._cut(answer, place), {}, place)
+            for index, place, prompt, asked, answer in columns
+        ]
+
+    def _encoded(self, indices: list[int]) -> tuple[list[str], list[Messages], list[list[int]], list[list[int]]]:
+        """Where rows stand, what they ask, that in tokens, and their answers in tokens."""
+        column, tokenizer = self.config.prompt_key, self.encoder.tokenizer
+        places, messages, records = self._prompts(indices)
+        pairs = [split(*parts, column) for parts in zip(messages, records, places, strict=True)]
+        prompts = [prompt for prompt, _ in pairs]
+        texts = tokenizer([answer for _, answer in pairs], add_special_tokens=False, verbose=False)["input_ids"]
+        answers = [[*tokens, tokenizer.eos_token_id] for tokens in texts]
+        return places, prompts, self.encoder.encode(prompts, places, column), answers
+
+    def _leave_out_overlong(self) -> None:
+        """Rows whose prompt or answer is too long."""
+        config = self.config
+        limits = config.max_prompt_length, config.max_response_length
+
+        def excess(positions: range) -> list[int]:
+            _, _, prompts, answers = self._encoded([int(self.kept[position]) for position in positions])
+            pairs = zip(prompts, answers, strict=True)
+            return [max(len(prompt) - limits[0], len(answer) - limits[1]) for prompt, answer in pairs]
+
+        tokenizer, identity = self.encoder.identity(), None
+        if tokenizer:
+            decided = f"answers {limits} {config.prompt_key} {self.encoder.tokenizer.eos_token_id} {self.identity}"
+            identity = hashlib.sha256(tokenizer + decided.encode()).digest()
+        fits = prompt_lengths(len(self), excess, config.filter_overlong_prompts_workers, identity) <= 0
+        wanted = f"data.max_prompt_length={limits[0]} or the answer data.max_response_length={limits[1]}"
+        if not fits.any():
+            raise UserError(f"in every row the prompt exceeds {wanted} tokens", key=self.key, fix="raise them")
+        self.left_out = int((~fits).sum())
+        if self.left_out:
+            log.warning("%s: in %d of %d rows the prompt exceeds %s tokens; they are left out",
+                        self.key, self.left_out, len(fits), wanted)  # fmt: skip
+        self.kept = self.kept[fits]
+
+    def _cut(self, answer: list[int], place: str) -> list[int]:
+        """An answer is cut at its end, whatever `data.truncation` does to prompts, and then does not end."""
+        longest = self.config.max_response_length
+        if len(answer) > longest and self.config.truncation == "error":
+            raise UserError(
+                f"{place} has an answer of {len(answer)} tokens",
+                key="data.max_response_length",
+                value=longest,
+                fix=f"{len(answer)} or more, data.filter_overlong_prompts=True, or data.truncation=right",
+            )
+        return answer[:longest]
+
+
+def _all_columns(path: str, key: str) -> Sequence[str]:
+    """Of a parquet file; of others every column is read anyway."""
+    return columns(path, key=key) if path.endswith(".parquet") else ()
+
+
+def split(prompt: Messages, record: Record, place: str, column: str) -> tuple[Messages, str]:
+    """What a row asks, and its answer."""
+    for name in ANSWER_COLUMNS:
+        if record.get(name) is not None:
+            return prompt, text_of(record[name], place, name)
+    if isinstance(prompt, list) and len(prompt) > 1 and prompt[-1]["role"] == "assistant":
+        return prompt[:-1], text_of(prompt[-1]["content"], place, column)
+    extra = record.get(EXTRA)
+    if isinstance(extra, dict) and extra.get("answer") is not None:
+        return prompt, text_of(extra["answer"], place, f"{EXTRA}.answer")
+    raise bad_row(
+        place,
+        ANSWER_COLUMNS[0],
+        f"there is no answer to learn: not here, not in 'response' or '{EXTRA}.answer', and {column!r} does not end "
+        "with a message of the assistant",
+        "add a column 'answer' with the text to learn, or leave the row out",
+    )
+
+
+def text_of(value: Any, place: str, column: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise bad_row(place, column, f"is {value!r:.80}, not the text of an answer", "write the answer as a text")
+    return value

@@ -1,0 +1,54 @@
+"""What a rollout engine does: tokens in, tokens and their log-probs out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt and the ids of the responses wanted for it: len(rows) samples."""
+
+    tokens: list[int]
+    rows: list[int]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. Randomness is a function of (seed, step, row, position) alone."""
+
+    max_tokens: int
+    stop_tokens: frozenset[int]
+    seed: int
+    step: int
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One response: the stop token, where one was drawn, is its last token."""
+
+    row: int
+    tokens: list[int]
+    log_probs: list[float]  # of the tokens, under the distribution they were drawn from, before top-k, top-p and min-p
+    stopped: bool  # by a stop token; False: it reached max_tokens
+
+
+class RolloutEngine(Protocol):
+    def generate(self, prompts: list[Prompt], sampling: Sampling) -> list[Completion]:
+        """All responses of all prompts, in the order of the prompts and of their rows."""
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None: ...
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...

@@ -1,0 +1,56 @@
+"""What a training engine does. It knows tensors, models and optimizers, and nothing about reinforcement learning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from paddock.core.batch import Batch, PerToken
+
+Want = frozenset[str]  # any of: log_probs, entropy, sum_pi_squared, values
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """What a forward gives for every response token of its batch, in the batch's shape; None where not wanted."""
+
+    log_probs: PerToken | None = None
+    entropy: PerToken | None = None
+    sum_pi_squared: PerToken | None = None
+    values: PerToken | None = None
+
+
+LossFn = Callable[[Batch, Outputs], tuple[Tensor, dict[str, Tensor]]]
+"""A micro-batch's share of the loss and of each metric: shares add up to the mini-batch's."""
+
+
+class TrainEngine(Protocol):
+    def forward(self, batch: Batch, want: Want) -> Outputs:
+        """Without gradient, in micro-batches of the engine's own choice. Position t speaks of response token t."""
+        ...
+
+    def train_step(self, micro_batches: list[Batch], loss: LossFn, want: Want) -> dict[str, float]:
+        """One optimizer step: zero, forward and backward of each micro-batch, clip, step.
+
+        Sums the metrics' shares; adds `grad_norm`, `lr` and `skipped` (1.0 where a non-finite loss or gradient made
+        the step void).
+        """
+        ...
+
+    def micro_batches(self, batch: Batch) -> list[Batch]:
+        """A mini-batch cut to the engine's token budget or row count."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors under Hugging Face names."""
+        ...
+
+    def move(self, where: Literal["device", "host"]) -> None: ...
+
+    def save(self, path: Path) -> None: ...
+
+    def load(self, path: Path) -> None: ...

@@ -1,0 +1,153 @@
+"""What a training engine needs to know beside its model, and where in the config each role says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paddock.config import tree
+from paddock.config.engine import FSDPConfig, OptimConfig
+from paddock.config.roles import CriticModelConfig, ModelConfig
+from paddock.config.schema import Config
+from paddock.core.balance import token_budget_micro_batches
+from paddock.core.batch import Batch
+from paddock.core.device import DTYPES, compute_dtype
+from paddock.errors import UserError
+from paddock.models.packing import sequence_lengths
+
+_A, _REF, _RO, _M = (f"actor_rollout_ref.{role}" for role in ("actor", "ref", "rollout", "model"))
+
+UNSUPPORTED: tuple[tuple[str, Any, str], ...] = (
+    (f"{_M}.lora_rank", 0, "adapters are not trained yet"),
+    (f"{_M}.lora_adapter_path", None, "adapters are not trained yet"),
+    (f"{_M}.hf_config_path", None, "a model's config is read from beside its weights"),
+    (f"{_M}.enable_activation_offload", False, "activations stay where they are"),
+    (f"{_A}.use_prefix_grouper", False, "a prompt is computed once for each of its responses"),
+    (f"{_A}.router_replay.mode", "disabled", "expert choices are not recorded"),
+    ("critic.model.lora_rank", 0, "adapters are not trained yet"),
+    ("critic.model.enable_activation_offload", False, "activations stay where they are"),
+)
+"""Keys that the engine `single` does not serve, and the values that ask for nothing."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much goes through the model at a time."""
+
+    tokens: int
+    rows: int | None = None
+    """A fixed number of rows instead of a token budget."""
+    key: str = "ppo_max_token_len_per_gpu"
+    """Where the user sets the tokens."""
+
+    def split(self, batch: Batch) -> list[Tensor]:
+        """Row positions of each micro-batch."""
+        if self.rows is not None:
+            return list(torch.arange(len(batch)).split(self.rows))
+        parts = token_budget_micro_batches(sequence_lengths(batch), self.tokens, key=self.key)
+        return [torch.tensor(part) for part in parts if part]
+
+
+@dataclass(frozen=True)
+class Settings:
+    budget: Budget = Budget(16384)
+    """Of a micro-batch in training."""
+    forward_budget: Budget = Budget(16384)
+    """Of one without gradient."""
+    optim: OptimConfig | None = None
+    """None: the weights are frozen."""
+    compute: torch.dtype = torch.float32
+    """Parameters wider than this become the optimizer's; the model computes in copies of this type."""
+    total_steps: int | None = None
+    """Optimizer steps of the run, for schedules that end with it."""
+    temperature: float = 1.0
+    packed: bool = True
+    checkpointing: bool = False
+    deterministic: bool = False
+    offload_params: bool = False
+    offload_optimizer: bool = False
+
+
+def actor_settings(config: Config, device: torch.device, total_steps: int | None = None) -> Settings:
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    rows = None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu
+    forward_rows = None if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
+    forward_key = f"{_RO}.log_prob_max_token_len_per_gpu"
+    return Settings(
+        budget=Budget(actor.ppo_max_token_len_per_gpu, rows, f"{_A}.ppo_max_token_len_per_gpu"),
+        forward_budget=Budget(rollout.log_prob_max_token_len_per_gpu, forward_rows, forward_key),
+        optim=actor.optim,
+        total_steps=total_steps,
+        temperature=rollout.temperature,
+        packed=config.actor_rollout_ref.model.use_remove_padding,
+        checkpointing=config.actor_rollout_ref.model.enable_gradient_checkpointing,
+        **engine_settings(actor.fsdp_config, device, f"{_A}.fsdp_config"),
+    )
+
+
+def reference_settings(config: Config, device: torch.device) -> Settings:
+    ref = config.actor_rollout_ref.ref
+    rows = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu
+    return Settings(
+        forward_budget=Budget(ref.log_prob_max_token_len_per_gpu, rows, f"{_REF}.log_prob_max_token_len_per_gpu"),
+        temperature=config.actor_rollout_ref.rollout.temperature,
+        packed=config.actor_rollout_ref.model.use_remove_padding,
+        **engine_settings(ref.fsdp_config, device, f"{_REF}.fsdp_config"),
+    )
+
+
+def critic_settings(config: Config, device: torch.device, total_steps: int | None = None) -> Settings:
+    critic, model = config.critic, config.critic.model
+    rows = None if critic.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu
+    forward_rows = None if critic.use_dynamic_bsz else critic.forward_micro_batch_size_per_gpu
+    forward_key = "critic.forward_max_token_len_per_gpu"
+    return Settings(
+        budget=Budget(critic.ppo_max_token_len_per_gpu, rows, "critic.ppo_max_token_len_per_gpu"),
+        forward_budget=Budget(critic.forward_max_token_len_per_gpu, forward_rows, forward_key),
+        optim=critic.optim,
+        total_steps=total_steps,
+        packed=model.use_remove_padding,
+        checkpointing=model.enable_gradient_checkpointing,
+        **engine_settings(model.fsdp_config, device, "critic.model.fsdp_config"),
+    )
+
+
+def engine_settings(engine: FSDPConfig, device: torch.device, section: str) -> dict[str, Any]:
+    if DTYPES[engine.dtype] == torch.float16:
+        raise UserError(
+            "gradients in float16 need a loss scale, which this engine has not",
+            key=f"{section}.dtype",
+            value=engine.dtype,
+            fix="bfloat16 or float32",
+        )
+    return {
+        "compute": compute_dtype(engine.dtype, device),
+        "deterministic": engine.full_determinism,
+        "offload_params": engine.param_offload,
+        "offload_optimizer": engine.optimizer_offload,
+    }
+
+
+def refuse_unsupported(config: Config) -> None:
+    for key, harmless, why in UNSUPPORTED:
+        value = tree.get(config, key)
+        if value != harmless:
+            raise UserError(f"{why} by the engine `single`", key=key, value=value, fix=f"leave it at {harmless}")
+
+
+def model_source(model: ModelConfig | CriticModelConfig, section: str) -> dict[str, Any]:
+    """Where a role's model comes from, as arguments of the loaders."""
+    return {
+        "path": str(model.path),
+        "trust_remote_code": model.trust_remote_code,
+        "override_config": model.override_config,
+        "key": f"{section}.path",
+    }
+
+
+def widest(settings: Settings, model_dtype: str) -> torch.dtype:
+    """The type in which weights are loaded for training."""
+    return torch.promote_types(settings.compute, DTYPES[model_dtype])

@@ -1,0 +1,186 @@
+"""One attention function for packed training, prefill and decode, registered with transformers as ``paddock``.
+
+Every forward says by an object of its own what its queries attend to: `hidden_states(model, tokens, positions, how)`
+hands `how` through the model's layers to `attention_forward`, which calls `how.attend(...)` once a layer. It travels as
+an argument, so it is there again when a checkpointed layer runs a second time, in whichever thread that happens.
+
+`Packed` is the kind for training and prefill: sequences end to end in one row. An engine with a KV cache brings its own
+(see `Attention`). Without such an object the function is transformers' plain SDPA with its usual masks, so that a model
+loaded with it also pads, generates and evaluates as any other.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from paddock.errors import UserError
+from paddock.models.blocks import Block, BlockAttention, blocks_of
+
+NAME = "paddock"
+MAX_FLASH_HEAD_DIM = 256
+VARLEN_OPTIONS: dict[str, Any] = (
+    {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+)
+
+
+class Attention(Protocol):
+    """What the queries of one forward attend to."""
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Called once a layer, in the order of the layers; ``module.layer_idx`` tells which.
+
+        ``query [N, H, L, D]``, ``key`` and ``value`` ``[N, K, L, D]`` with ``K`` dividing ``H``, after the rotary
+        embedding, of this forward's tokens alone: who has a cache writes them into it here, and reads from it. A query
+        at position p sees keys at p - window + 1 .. p, or at 0 .. p without a window. Scores are ``scaling * q.k``,
+        then ``softcap * tanh(score / softcap)`` where one is set. Returns ``[N, L, H, Dv]``.
+        """
+        ...
+
+
+class Packed:
+    """Sequences end to end in one row ``[1, T]``, each attending to itself, causally.
+
+    Off the GPU, and for what flash attention cannot do, neighbours of similar length are computed together: sequences
+    sorted by length make the fewest and fullest blocks.
+    """
+
+    def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu"):
+        self.lengths = list(lengths)
+        self.max_len = max(self.lengths, default=0)
+        self.device = torch.device(device)
+
+    @cached_property
+    def cu_seqlens(self) -> Tensor:
+        """int32 ``[sequences + 1]``: where each begins, and where the last one ends."""
+        return torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32, device=self.device)
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        return blocks_of(self.lengths, self.device)
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # [T, H or K, D]
+        window = None if window is None or window >= self.max_len else window
+        if flash_can(q, v, softcap):
+            ends, longest = self.cu_seqlens, self.max_len
+            left = -1 if window is None else window - 1
+            packed: Any = varlen_attn(
+                q, k, v, ends, ends, longest, longest, scale=scaling, window_size=(left, 0), **VARLEN_OPTIONS
+            )
+        else:
+            packed = BlockAttention.apply(q, k, v, self.blocks, scaling, window, softcap)
+        return packed.unsqueeze(0)
+
+
+def flash_can(query: Tensor, value: Tensor, softcap: float | None) -> bool:
+    same_dims = query.shape[-1] == value.shape[-1] <= MAX_FLASH_HEAD_DIM
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and same_dims and softcap is None
+
+
+def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, how: Attention) -> Tensor:
+    """The last hidden states ``[N, L, hidden]`` of a causal LM, or of a bare backbone; ``positions [N, L]``."""
+    loaded_with = model.config._attn_implementation
+    if loaded_with != NAME:
+        raise ValueError(f"the model must be loaded with attn_implementation={NAME!r}, not {loaded_with!r}")
+    return model.base_model(
+        input_ids=tokens,
+        position_ids=positions,
+        attention_mask=no_mask(tokens.device),
+        use_cache=False,
+        attend=how,
+    ).last_hidden_state
+
+
+def no_mask(device: torch.device) -> Tensor:
+    """transformers takes any mask of four dimensions for a finished one, and builds none of its own."""
+    return torch.empty(1, 1, 0, 0, device=device)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    attend: Attention | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in every attention module of a model loaded with ``attn_implementation="paddock"``."""
+    if kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
+        raise unsupported(module, "attention sinks or position biases")
+    if attend is not None:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return attend.attend(module, query, key, value, scale, sliding_window, softcap), None
+    if attention_mask is not None and attention_mask.shape[-1] == 0:
+        raise unsupported(module, "layers that keep arguments from their attention")
+    if softcap is not None:
+        return capped_attention(module, query, key, value, attention_mask, scaling, softcap), None
+    return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+
+
+def capped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    softcap: float,
+) -> Tensor:
+    """softmax(c tanh(s q k / c)) v over a padded batch; ``mask`` is True where a key is seen, None: causal."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = softcap * torch.tanh(query @ key.transpose(-1, -2) * (scale / softcap))
+    if mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(key.shape[2] - query.shape[2])
+    weights = scores.float().masked_fill(~mask, torch.finfo(torch.float32).min).softmax(-1)
+    return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous()
+
+
+def unsupported(module: nn.Module, what: str) -> UserError:
+    config = getattr(module, "config", None)
+    family = getattr(config, "model_type", type(module).__name__)
+    return UserError(
+        f"{family} models have {what}, which packed attention does not know",
+        key="actor_rollout_ref.model.path",
+        value=getattr(config, "name_or_path", None) or None,
+        fix="use a model of another family: llama, qwen2, qwen3, mistral, gemma2, gemma3 are tested",
+    )
+
+
+AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,212 @@
+"""Models and tokenizers: from a local folder, the package's own assets, or the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import torch
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+from paddock.config.paths import BUILTIN
+from paddock.core.registry import suggest
+from paddock.errors import UserError
+from paddock.models.attention import NAME as PADDOCK_ATTENTION
+
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
+MODEL_KEY = "actor_rollout_ref.model.path"
+SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+
+logging.disable_progress_bar()  # local weights are mapped at once; a bar for each of five roles says nothing
+
+
+def model_folder(path: str, key: str = MODEL_KEY) -> Path:
+    """The local folder of a model: itself, an asset for `builtin:NAME`, or the hub's cache after a download."""
+    if path.startswith(BUILTIN):
+        return asset_folder(path.removeprefix(BUILTIN), key)
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if (folder / "config.json").is_file():
+            return folder
+        held = ", ".join(sorted(entry.name for entry in folder.iterdir())) or "nothing"
+        raise UserError(
+            f"the folder has no config.json: it holds {held}",
+            key=key,
+            value=path,
+            fix="name the folder that holds config.json and the weights",
+        )
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise UserError(
+            "no such folder", key=key, value=path, fix="check the path, or give a hub name such as Qwen/Qwen3-0.6B"
+        )
+    return hub_folder(path, key)
+
+
+def asset_folder(name: str, key: str) -> Path:
+    folder = ASSETS / name
+    if not folder.is_dir():
+        known = sorted(entry.name for entry in ASSETS.iterdir() if entry.is_dir()) if ASSETS.is_dir() else []
+        raise UserError("no such model in the package", key=key, value=f"{BUILTIN}{name}", fix=suggest(name, known))
+    return folder
+
+
+def hub_folder(name: str, key: str) -> Path:
+    """Asks the hub once; where it does not answer, what an earlier run downloaded serves."""
+    try:
+        folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=[*SMALL_FILES, "*.safetensors"]))
+        if not any(folder.glob("*.safetensors")):
+            huggingface_hub.snapshot_download(name, allow_patterns=["*.bin"])
+        return folder
+    except GatedRepoError:
+        reason, fix = (
+            "the hub asks for permission to download it",
+            "accept its terms on the hub, then run `hf auth login`",
+        )
+    except (RepositoryNotFoundError, HFValidationError):
+        reason, fix = (
+            "neither a local folder nor a model of the hub",
+            "check the name: folder/path or organisation/model",
+        )
+    except (OSError, HfHubHTTPError):
+        reason = "no such folder here, and the hub cannot be reached"
+        fix = f"download it where there is a network, and set {key} to its folder; {BUILTIN}tiny needs no network"
+    raise UserError(reason, key=key, value=name, fix=fix)
+
+
+def load_config(
+    path: str,
+    trust_remote_code: bool = False,
+    override_config: Mapping[str, Any] | None = None,
+    key: str = MODEL_KEY,
+) -> PreTrainedConfig:
+    """The model's own config with the user's changes, and without dropout: sampling has none, nor may training."""
+    try:
+        config = AutoConfig.from_pretrained(model_folder(path, key), trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise unreadable(error, path, key) from None
+    place = f"{key.rpartition('.')[0]}.override_config"
+    for name, value in (override_config or {}).items():
+        if not hasattr(config, name):
+            raise UserError(
+                f"{config.model_type} models have no such field",
+                key=f"{place}.{name}",
+                value=value,
+                fix=suggest(name, sorted(config.to_dict())),
+            )
+        setattr(config, name, value)
+    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+        for name, value in vars(part).items():
+            if name.endswith(("dropout", "pdrop", "dropout_prob")) and isinstance(value, float):
+                setattr(part, name, 0.0)
+    return config
+
+
+def load_causal_lm(
+    path: str,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    trust_remote_code: bool = False,
+    override_config: Mapping[str, Any] | None = None,
+    attn: str = PADDOCK_ATTENTION,
+    key: str = MODEL_KEY,
+) -> PreTrainedModel:
+    """In eval mode. On a CPU, weights stored in this type are mapped from the file, and shared until written."""
+    return load_model(AutoModelForCausalLM, path, dtype, device, trust_remote_code, override_config, attn, key)
+
+
+def load_backbone(
+    path: str,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    trust_remote_code: bool = False,
+    override_config: Mapping[str, Any] | None = None,
+    attn: str = PADDOCK_ATTENTION,
+    key: str = MODEL_KEY,
+) -> PreTrainedModel:
+    """A causal LM without its head."""
+    return load_model(AutoModel, path, dtype, device, trust_remote_code, override_config, attn, key)
+
+
+def load_model(
+    auto: Any,
+    path: str,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    trust_remote_code: bool,
+    override_config: Mapping[str, Any] | None,
+    attn: str,
+    key: str,
+) -> PreTrainedModel:
+    config = load_config(path, trust_remote_code, override_config, key)
+    try:
+        model, report = auto.from_pretrained(
+            model_folder(path, key),
+            config=config,
+            dtype=dtype,
+            attn_implementation=attn,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise unreadable(error, path, key) from None
+    if missing := sorted(report["missing_keys"]):
+        raise UserError(
+            f"its weights lack {len(missing)} tensors that a {config.model_type} model needs: {', '.join(missing[:3])}",
+            key=key,
+            value=path,
+            fix="take a whole checkpoint of a causal language model; a fresh tensor would be random",
+        )
+    if attn == PADDOCK_ATTENTION and not model._supports_attention_backend:
+        raise UserError(
+            f"the code of {type(model).__name__} does not let its attention be exchanged",
+            key=key,
+            value=path,
+            fix="use a model that transformers itself implements",
+        )
+    return model.to(device).eval()
+
+
+def unreadable(error: Exception, path: str, key: str) -> UserError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    fix = "the folder must hold a model that transformers can load"
+    if "trust_remote_code" in str(error):
+        reason, fix = (
+            "it comes with code of its own",
+            f"{key.rpartition('.')[0]}.trust_remote_code=True, if you trust it",
+        )
+    return UserError(reason, key=key, value=path, fix=fix)
+
+
+def load_tokenizer(
+    path: str, trust_remote_code: bool = False, chat_template: str | None = None, key: str = MODEL_KEY
+) -> PreTrainedTokenizerBase:
+    """Pads on the left; without a pad token of its own, with the end-of-sequence token."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_folder(path, key), trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise unreadable(error, path, key) from None
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            "its tokenizer has no end-of-sequence token, so no response could end",
+            key=key,
+            value=path,
+            fix="set eos_token in tokenizer_config.json",
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    tokenizer.padding_side = "left"
+    return tokenizer

@@ -1,0 +1,122 @@
+"""From rows of a batch to what a model reads, and from its hidden states back to one value a response token.
+
+`pack` lays the rows end to end without padding; `pad` keeps them as rows of equal width. Both give `Inputs`, and the
+same numbers. A row's last token is predicted but never read, so it stays out of the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paddock.core.batch import Batch, PerRow, PerToken
+from paddock.models.attention import Packed, hidden_states
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What goes through a model, and which of its hidden states speak of which response token."""
+
+    tokens: Tensor
+    """``[1, T]`` packed, ``[B, P + R - 1]`` padded."""
+    positions: Tensor
+    """As tokens: places in their own sequence."""
+    packed: Packed | None
+    mask: Tensor | None
+    """Of padded tokens: 1 where one is real."""
+    states: Tensor
+    """``[N]``: flat positions of the tokens whose hidden states are wanted, one for each response token that counts."""
+    targets: Tensor
+    """``[N]``: the response tokens that follow them."""
+    places: Tensor
+    """``[N]``: their positions in the flattened ``[B, R]``."""
+    shape: tuple[int, int]
+
+    def hidden(self, backbone: PreTrainedModel) -> Tensor:
+        """``[N, hidden]``: the state before each response token that counts."""
+        if self.packed is not None:
+            found = hidden_states(backbone, self.tokens, self.positions, self.packed)
+        else:
+            found = backbone.base_model(
+                input_ids=self.tokens, attention_mask=self.mask, position_ids=self.positions, use_cache=False
+            ).last_hidden_state
+        return found.flatten(0, 1).index_select(0, self.states)
+
+    def per_token(self, values: Tensor) -> PerToken:
+        """``[N] -> [B, R]``, zero where no token counts."""
+        rows, width = self.shape
+        return values.new_zeros(rows * width).index_copy(0, self.places, values).view(rows, width)
+
+
+def prompt_lengths(batch: Batch) -> PerRow:
+    if batch.prompt_mask is None:
+        return torch.full_like(batch.row, batch.prompts.shape[1])
+    return (batch.prompt_mask != 0).sum(-1)
+
+
+def sequence_lengths(batch: Batch) -> list[int]:
+    """Tokens of each row, prompt and response."""
+    return (prompt_lengths(batch) + batch.need("lengths")).tolist()
+
+
+def counted(batch: Batch) -> Tensor:
+    """bool ``[B, R]``: the response tokens whose prediction is asked for, those that the policy wrote."""
+    responses = batch.need("responses")
+    inside = torch.arange(responses.shape[1], device=responses.device) < batch.need("lengths").unsqueeze(-1)
+    return inside if batch.mask is None else inside & (batch.mask != 0)
+
+
+def pack(batch: Batch, device: torch.device | str = "cpu") -> Inputs:
+    """Rows end to end, sorted by length, without those that have no response token that counts.
+
+    Laid out on the host, where nothing waits for the device.
+    """
+    batch = batch.to("cpu")
+    prompts, responses = batch.prompts, batch.need("responses")
+    lengths, prompt_length, wanted = batch.need("lengths"), prompt_lengths(batch), counted(batch)
+    used = (prompt_length + lengths - 1) * wanted.any(-1)
+    order = torch.argsort(used, stable=True)
+    order = order[used[order] > 0]
+    starts = torch.zeros_like(used)
+    starts[order] = used[order].cumsum(0) - used[order]
+    column = torch.arange(prompts.shape[1] + responses.shape[1], device=prompts.device)
+    first = prompts.shape[1] - prompt_length  # of the row's own tokens
+    inside = (column >= first.unsqueeze(-1)) & (column < (first + used).unsqueeze(-1))
+    rows, columns = inside[order].nonzero(as_tuple=True)
+    rows = order[rows]
+    row, step = wanted.nonzero(as_tuple=True)
+    return Inputs(
+        tokens=torch.cat([prompts, responses], 1)[rows, columns].unsqueeze(0).to(device, non_blocking=True),
+        positions=(columns - first[rows]).unsqueeze(0).to(device, non_blocking=True),
+        packed=Packed(used[order].tolist(), device),
+        mask=None,
+        states=(starts[row] + prompt_length[row] + step - 1).to(device, non_blocking=True),
+        targets=responses[row, step].to(device, non_blocking=True),
+        places=(row * responses.shape[1] + step).to(device, non_blocking=True),
+        shape=(len(batch), responses.shape[1]),
+    )
+
+
+def pad(batch: Batch, device: torch.device | str = "cpu") -> Inputs:
+    """Rows as they stand in the batch, padding masked."""
+    batch = batch.to("cpu")
+    prompts, responses = batch.prompts, batch.need("responses")
+    lengths, prompt_length, wanted = batch.need("lengths"), prompt_lengths(batch), counted(batch)
+    width = prompts.shape[1] + responses.shape[1] - 1
+    column = torch.arange(width, device=prompts.device)
+    first = (prompts.shape[1] - prompt_length).unsqueeze(-1)
+    mask = (column >= first) & (column < prompts.shape[1] + lengths.unsqueeze(-1))
+    row, step = wanted.nonzero(as_tuple=True)
+    return Inputs(
+        tokens=torch.cat([prompts, responses[:, :-1]], 1).to(device),
+        positions=(column - first).clamp(min=0).to(device),
+        packed=None,
+        mask=mask.to(device),
+        states=(row * width + prompts.shape[1] + step - 1).to(device),
+        targets=responses[row, step].to(device),
+        places=(row * responses.shape[1] + step).to(device),
+        shape=(len(batch), responses.shape[1]),
+    )

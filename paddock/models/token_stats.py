@@ -1,0 +1,168 @@
+"""What the trainer asks of a vocabulary's distribution, without ever holding the logits of a whole batch.
+
+The vocabulary is met in chunks of fixed size: forward keeps running sums, backward forms each chunk's logits again, and
+between the two only hidden states and three numbers a token are kept. A row's numbers do not depend on the other rows.
+Products run in the type of the weights, softmax and sums in float32 or better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+CHUNK = {"cpu": 1024}
+"""Tokens of the vocabulary at a time."""
+DEVICE_CHUNK = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """From hidden states to logits: ``z = c tanh(s (h W' + b) / c)``, with scale s and cap c if the model has them."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Head:
+        layer, config = model.get_output_embeddings(), model.config.get_text_config()
+        scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
+        return cls(layer.weight, layer.bias, float(scale), getattr(config, "final_logit_softcapping", None))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[N, D] -> [N, V]`` in float32 or better."""
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        if hidden.is_cuda and hidden.dtype != wide:
+            z = torch.mm(hidden, self.weight.t(), out_dtype=wide)
+            z = z if self.bias is None else z.add_(self.bias)
+        else:
+            z = linear(hidden, self.weight, self.bias).to(wide)
+        if self.scale != 1:
+            z = z * self.scale
+        return z if self.softcap is None else self.softcap * torch.tanh(z / self.softcap)
+
+    def chunks(self) -> Iterator[tuple[slice, Head]]:
+        """Parts of the vocabulary, each with a head of its own."""
+        size = CHUNK.get(self.weight.device.type, DEVICE_CHUNK)
+        for start in range(0, len(self.weight), size):
+            part = slice(start, min(start + size, len(self.weight)))
+            yield part, replace(self, weight=self.weight[part], bias=None if self.bias is None else self.bias[part])
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStats:
+    log_probs: Tensor
+    entropy: Tensor | None = None
+    sum_pi_squared: Tensor | None = None
+
+
+def token_stats(
+    hidden: Tensor,
+    head: Head,
+    tokens: Tensor,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    sum_pi_squared: bool = False,
+) -> TokenStats:
+    """Of pi = softmax(z / temperature) at each row of ``hidden [N, D]``: log pi(token), its entropy, and sum pi^2.
+
+    log-probs and entropy carry gradients to hidden states and head; sum pi^2 does not.
+    """
+    log_probs, h, squares = Statistics.apply(
+        hidden, head.weight, head.bias, tokens, head.scale, head.softcap, temperature, entropy, sum_pi_squared
+    )
+    return TokenStats(log_probs, h if entropy else None, squares if sum_pi_squared else None)
+
+
+class Statistics(torch.autograd.Function):
+    """``(hidden, weight, bias, tokens, scale, softcap, temperature, ...) -> (log_probs, entropy, sum_pi_squared)``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: Tensor,
+        scale: float,
+        softcap: float | None,
+        temperature: float,
+        want_entropy: bool,
+        want_squares: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """With e = exp(z - m), m = max z, S = sum e:  log pi = z - m - log S,  H = log S - sum(e (z - m)) / S.
+
+        When a chunk raises m by d, what was summed before shrinks by exp(-d).
+        """
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        total, chosen, weighted, squared = hidden.new_zeros(4, len(hidden), dtype=wide)
+        top = torch.full_like(total, torch.finfo(wide).min)
+        for part, head in Head(weight, bias, scale, softcap).chunks():
+            z = logits_at(head, hidden, temperature)
+            risen = torch.maximum(top, z.amax(-1))
+            shrink = torch.exp(top - risen)
+            place, inside = find(tokens, part)
+            chosen = torch.where(inside, z.gather(-1, place.unsqueeze(-1)).squeeze(-1), chosen)
+            z.sub_(risen.unsqueeze(-1))
+            e = z.exp() if want_entropy else z.exp_()
+            if want_entropy:
+                weighted = shrink * (weighted + total * (top - risen)) + torch.linalg.vecdot(e, z)
+            if want_squares:
+                squared = shrink.square() * squared + torch.linalg.vecdot(e, e)
+            total = shrink * total + e.sum(-1)
+            top = risen
+        normaliser, entropy = top + total.log(), total.log() - weighted / total
+        ctx.save_for_backward(hidden, weight, bias, tokens, normaliser, entropy)
+        ctx.options = scale, softcap, temperature
+        ctx.set_materialize_grads(False)
+        squares = squared / total.square()
+        ctx.mark_non_differentiable(squares)
+        return chosen - normaliser, entropy, squares
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """d log pi(y) / dz_v = [v = y] - pi_v,  dH / dz_v = -pi_v (log pi_v + H)."""
+        hidden, weight, bias, tokens, normaliser, entropy = ctx.saved_tensors
+        (scale, softcap, temperature), (by_log_prob, by_entropy, _) = ctx.options, grads
+        inner = scale / temperature
+        outer = torch.zeros_like(normaliser) if by_log_prob is None else by_log_prob * inner
+        slope = None if by_entropy is None else (by_entropy * inner).unsqueeze(-1)
+        d_hidden = torch.zeros_like(hidden, dtype=normaliser.dtype)
+        d_weight, d_bias = torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
+        for part, head in Head(weight, bias, scale, softcap).chunks():
+            z = logits_at(head, hidden, temperature)
+            bend = None if softcap is None else 1 - (z * (temperature / softcap)).square_()
+            z.sub_(normaliser.unsqueeze(-1))  # log pi
+            if slope is None:
+                dz = z.exp_().mul_(-outer.unsqueeze(-1))
+            else:
+                base = outer.unsqueeze(-1) + slope * entropy.unsqueeze(-1)
+                dz = z.exp().neg_().mul_(z.mul_(slope).add_(base))
+            place, inside = find(tokens, part)
+            dz.scatter_add_(1, place.unsqueeze(-1), (outer * inside).unsqueeze(-1))
+            if bend is not None:
+                dz.mul_(bend)
+            if d_bias is not None:
+                d_bias[part] = dz.sum(0)
+            narrow = dz.to(weight.dtype)
+            d_hidden += narrow @ head.weight
+            torch.mm(narrow.t(), hidden, out=d_weight[part])
+        return d_hidden.to(hidden.dtype), d_weight, d_bias, *([None] * 6)
+
+
+def logits_at(head: Head, hidden: Tensor, temperature: float) -> Tensor:
+    z = head.logits(hidden)
+    return z if temperature == 1 else z.div_(temperature)
+
+
+def find(tokens: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+    """Where the tokens are in a part of the vocabulary, and whether they are in it at all."""
+    inside = (tokens >= part.start) & (tokens < part.stop)
+    return (tokens - part.start).clamp(0, part.stop - part.start - 1), inside

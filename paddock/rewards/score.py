@@ -1,0 +1,78 @@
+"""What a scorer is asked, and what it may answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+RESERVED = frozenset({"data_source", "ground_truth", "extra_info", "messages", "index", "place"})
+"""Columns of a batch that come from the data; a scorer's own values go by other names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """One response to be scored."""
+
+    data_source: str
+    solution: str
+    ground_truth: Any
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    place: str = "a row"
+    """The row's file and number, or its id: what an error message names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    value: float
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    """What else the scorer returned."""
+    timed_out: bool = False
+
+
+class BadScore(Exception):
+    """A scorer returned what is not a score."""
+
+
+def checked(result: Any) -> Score:
+    """A finite number, or a dict with one under `score`; anything else is a mistake in the scorer, not a zero."""
+    if not isinstance(result, Mapping):
+        return Score(_number(result, "returned"))
+    if "score" not in result:
+        raise BadScore(f"returned a dict without 'score': its keys are {sorted(map(str, result))}")
+    if clash := RESERVED & result.keys():
+        raise BadScore(f"returned the key {min(clash)!r}, which is a column of the data: rename it")
+    extras = {str(name): _plain(value, name) for name, value in result.items() if name != "score"}
+    return Score(_number(result["score"], "returned a dict whose 'score' is"), extras)
+
+
+def _number(value: Any, verb: str) -> float:
+    number = _scalar(value)
+    if not isinstance(number, int | float):
+        raise BadScore(f"{verb} {value!r:.80} ({type(value).__name__}), not a number")
+    if not math.isfinite(number):
+        raise BadScore(f"{verb} {number}")
+    return float(number)
+
+
+def _plain(value: Any, name: Any) -> Any:
+    """Numbers, texts and lists of them: what any process can read and any log can show."""
+    value = _scalar(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item, name) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, name) for key, item in value.items()}
+    raise BadScore(f"returned under {name!r} a {type(value).__name__}, not a number or a text")
+
+
+def _scalar(value: Any) -> Any:
+    """The number in a NumPy scalar or a tensor of one element."""
+    if not hasattr(value, "item"):
+        return value
+    try:
+        return value.item()
+    except (RuntimeError, ValueError):  # it has several
+        return value

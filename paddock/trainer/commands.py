@@ -1,0 +1,131 @@
+"""What the commands beside `train` change about the launch surface: names, defaults, and keys without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from paddock.config import recipes
+from paddock.config.load import Loaded, load
+from paddock.config.overrides import parse
+from paddock.config.rules import set_by_user
+
+_A, _M, _RO = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+MACHINE = ("trainer.device", "trainer.n_gpus_per_node", "trainer.nnodes", "trainer.seed")
+PROMPTS = ("data.max_*", "data.filter_*", "data.truncation", "data.*_key", "data.seed", "data.tokenizer",
+           "data.trust_remote_code", "data.apply_chat_template_kwargs")  # fmt: skip
+NO_ESTIMATOR = {"algorithm.adv_estimator": "reinforce_plus_plus"}
+"""The one that needs nothing: no critic, no groups."""
+
+
+@dataclass(frozen=True)
+class Command:
+    name: str
+    reads: tuple[str, ...]
+    """Patterns of keys; any other that the user sets is reported."""
+    names: Mapping[str, str]
+    """Shorter or foreign names; one that ends in a dot stands for a section."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    real: Mapping[str, Any] = field(default_factory=dict)
+    """Further defaults where a model, data or hardware is named."""
+    embedded: Mapping[str, Any] = field(default_factory=dict)
+    """In which the embedded default differs from training's."""
+
+    def load(self, arguments: Sequence[str]) -> Loaded:
+        """A config as `train` would load it, under this command's names and defaults. The user's settings win."""
+        overrides = [self.translate(argument) for argument in arguments]
+        given = {setting.key: setting.value for setting in parse(overrides).settings}
+        defaults = {**self.situation(given), **self.defaults}
+        loaded = load([*(f"{key}={text(value)}" for key, value in defaults.items() if key not in given), *overrides])
+        own = defaults.keys() - given.keys()
+        loaded.origins |= dict.fromkeys(own, f"paddock {self.name}")
+        loaded.warnings = [warning for warning in loaded.warnings if warning.split()[0] not in own]
+        loaded.warnings += self.unread(loaded)
+        return loaded
+
+    def situation(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        if any(given.get(key) is not None for key in recipes.EMBEDDED_UNLESS_SET):
+            return self.real
+        return {**recipes.EMBEDDED, **self.embedded} if self.embedded else {}
+
+    def translate(self, argument: str) -> str:
+        bare = argument.lstrip("+~")
+        sign, (key, equals, value) = argument[: len(argument) - len(bare)], bare.partition("=")
+        section, dot, rest = key.partition(".")
+        if key in self.names:
+            key = self.names[key]
+        elif section + dot in self.names:
+            key = self.names[section + dot] + rest
+        return f"{sign}{key}{equals}{value}"
+
+    def unread(self, loaded: Loaded) -> list[str]:
+        told = " ".join(loaded.warnings)
+        return [
+            f"{key} has no effect on `paddock {self.name}`"
+            for key, origin in loaded.origins.items()
+            if set_by_user(origin) and key not in told and not any(fnmatchcase(key, name) for name in self.reads)
+        ]
+
+
+def text(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+SFT = Command(
+    name="sft",
+    reads=(
+        *PROMPTS,
+        *MACHINE,
+        *("data.train_*", "data.val_*", "data.validation_shuffle", "data.shuffle", "data.dataloader_num_workers"),
+        *(f"{_M}.*", f"{_A}.optim.*", f"{_A}.fsdp_config.*", f"{_A}.strategy", f"{_A}.use_dynamic_bsz"),
+        *(f"{_A}.ppo_micro_batch_size_per_gpu", f"{_A}.ppo_max_token_len_per_gpu", f"{_RO}.log_prob_*"),
+        *("trainer.total_*", "trainer.test_freq", "trainer.val_before_train", "trainer.save_freq", "trainer.resume_*"),
+        *("trainer.default_local_dir", "trainer.max_actor_ckpt_to_keep", "trainer.max_nonfinite_steps"),
+        *("trainer.project_name", "trainer.experiment_name", "trainer.logger"),
+    ),
+    names={
+        "model": f"{_M}.path",
+        "model.partial_pretrain": f"{_M}.path",
+        "model.": f"{_M}.",
+        "data": "data.train_files",
+        "data.micro_batch_size_per_gpu": f"{_A}.ppo_micro_batch_size_per_gpu",
+        "optim.": f"{_A}.optim.",
+    },
+    defaults={
+        **NO_ESTIMATOR,
+        "trainer.experiment_name": "sft",
+        f"{_A}.ppo_mini_batch_size": "${data.train_batch_size}",
+    },
+    real={f"{_A}.optim.lr": 1e-5, "data.train_batch_size": 256, "trainer.total_epochs": 3, "trainer.test_freq": 20},
+    embedded={"data.train_files": "builtin:addition/warmup", "data.val_files": None},
+)
+
+EVAL = Command(
+    name="eval",
+    reads=(
+        *PROMPTS,
+        *MACHINE,
+        *("data.val_*", "data.validation_shuffle", f"{_M}.*", f"{_RO}.*", "trainer.validation_data_dir"),
+        *("reward_model.*", "custom_reward_function.*"),
+    ),
+    names={"model": f"{_M}.path", "model.": f"{_M}.", "data": "data.val_files", "rollout.": f"{_RO}."},
+    defaults=NO_ESTIMATOR,
+)
+
+GENERATE = Command(
+    name="generate",
+    reads=(*PROMPTS, *MACHINE, "data.val_*", f"{_M}.*", f"{_RO}.*"),
+    names={
+        "model": f"{_M}.path",
+        "model.": f"{_M}.",
+        "data": "data.val_files",
+        "data.path": "data.val_files",
+        "data.batch_size": "data.val_batch_size",
+        "data.n_samples": f"{_RO}.n",
+        "n": f"{_RO}.n",
+        "rollout.": f"{_RO}.",
+    },
+    defaults={**NO_ESTIMATOR, f"{_RO}.n": 1, "data.filter_overlong_prompts": False},
+)

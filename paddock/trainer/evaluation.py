@@ -1,0 +1,64 @@
+"""How good a model is on data files: the validation of a training run, on its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paddock.config.paths import files_of
+from paddock.config.schema import Config
+from paddock.core.timing import Timer
+from paddock.data.dataset import PromptDataset
+from paddock.data.loader import Loader
+from paddock.rewards.manager import RewardManager
+from paddock.rewards.score import ScoreRequest
+from paddock.trainer.experience import Experience
+from paddock.trainer.policy import Watched, open_policy, progress_bar, prompts_at_a_time
+from paddock.trainer.samples import Sample
+from paddock.trainer.validation import Validation
+from paddock.trainer.validation_metrics import by_source, value_of, variable_metrics
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    model: str
+    files: list[str]
+    sampling: dict[str, Any]
+    sources: dict[str, dict[str, Any]]
+    """For each data source: how many prompts, which number of the scorer is meant, and its metrics."""
+    mean_length: float
+    left_out: int
+    seconds: float
+
+
+def evaluate(config: Config) -> Evaluation:
+    """val_kwargs.n answers to each prompt of data.val_files, scored as in training."""
+    timer, validation = Timer(), config.actor_rollout_ref.rollout.val_kwargs
+    config.data.val_batch_size = prompts_at_a_time(config, validation.n)
+    with RewardManager(config) as rewards:
+        policy = open_policy(config)
+        dataset = PromptDataset.validation(config.data, policy.tokenizer)
+        rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.place)
+                       for row in dataset.one_of_each_source()])  # fmt: skip
+        loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it
+        with progress_bar() as progress:
+            task = progress.add_task("evaluating", total=len(dataset))
+            engine = Watched(policy.engine, lambda count: progress.advance(task, count))
+            experience = Experience(config, loader, engine, rewards, policy.tokenizer, policy.stop_tokens)
+            _, samples = Validation(experience, dataset, policy.stop_tokens).run(0, timer)
+    return Evaluation(
+        model=str(config.actor_rollout_ref.model.path),
+        files=files_of(config.data.val_files),
+        sampling=dict(vars(validation)),
+        sources={source: of_source(prompts) for source, prompts in by_source(samples).items()},
+        mean_length=sum(sample.length for sample in samples) / len(samples),
+        left_out=dataset.left_out,
+        seconds=timer.seconds["testing"],
+    )
+
+
+def of_source(prompts: list[list[Sample]]) -> dict[str, Any]:
+    """`acc` where every scorer returned one, else the reward."""
+    every = all(value_of(sample, "acc") is not None for prompt in prompts for sample in prompt)
+    variable = "acc" if every else "reward"
+    return {"prompts": len(prompts), "variable": variable, "metrics": variable_metrics(prompts, variable)}

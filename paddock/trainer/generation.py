@@ -1,0 +1,127 @@
+"""Answers of a model to the prompts of data files, written row by row as jsonl, or as parquet."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from paddock.config.schema import Config
+from paddock.data.dataset import PromptDataset, PromptRow
+from paddock.data.loader import validation_batches
+from paddock.data.unscored import UnscoredDataset
+from paddock.engines.rollout.base import Completion, Prompt
+from paddock.errors import UserError
+from paddock.trainer.experience import training_sampling
+from paddock.trainer.files import replacing
+from paddock.trainer.policy import open_policy, progress_bar, prompts_at_a_time
+from paddock.trainer.samples import plain
+
+OUTPUT = "output"
+ADDED = ("responses", "log_probs", "lengths", "stopped")
+"""Columns beside those of the row, a list each with one entry for each response. A log-prob is the sum over the
+response's tokens, at the sampling temperature; `stopped` says that it ended by itself."""
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Summary:
+    prompts: int
+    responses: int
+    tokens: int
+    stopped: int
+    left_out: int
+    seconds: float
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.responses:,} responses to {self.prompts:,} prompts",
+            f"{self.tokens / self.responses:.1f} tokens each",
+            f"{100 * self.stopped / self.responses:.0f}% ended by themselves",
+            f"{self.tokens / self.seconds:,.0f} tokens/s",
+        ]
+        if self.left_out:
+            parts.append(f"{self.left_out:,} prompts that are too long were left out")
+        return ", ".join(parts)
+
+
+def generate(config: Config, output: Path) -> Summary:
+    """rollout.n responses to each prompt of data.val_files, as jsonl or parquet; the file appears once it is whole."""
+    samples = config.actor_rollout_ref.rollout.n
+    policy = open_policy(config)
+    sampling = training_sampling(config, policy.stop_tokens)
+    dataset = UnscoredDataset.validation(config.data, policy.tokenizer)
+    require_free_columns(dataset)
+    tokens = stopped = 0
+    start = time.perf_counter()
+    with writer(output) as write, progress_bar() as progress:
+        task = progress.add_task("generating", total=len(dataset))
+        for rows in validation_batches(dataset, prompts_at_a_time(config, samples)):
+            asked = [Prompt(row.tokens, [row.index * samples + i for i in range(samples)]) for row in rows]
+            found = policy.engine.generate(asked, sampling)
+            for place, row in enumerate(rows):
+                write(record_of(row, found[place * samples : (place + 1) * samples], policy.tokenizer))
+            tokens += sum(len(completion.tokens) for completion in found)
+            stopped += sum(completion.stopped for completion in found)
+            progress.advance(task, len(rows))
+    seconds = time.perf_counter() - start
+    return Summary(len(dataset), len(dataset) * samples, tokens, stopped, dataset.left_out, seconds)
+
+
+def record_of(row: PromptRow, completions: list[Completion], tokenizer: Any) -> Record:
+    texts = tokenizer.batch_decode([completion.tokens for completion in completions], skip_special_tokens=True)
+    return {
+        **row.extra_info,
+        "responses": texts,
+        "log_probs": [sum(completion.log_probs) for completion in completions],
+        "lengths": [len(completion.tokens) for completion in completions],
+        "stopped": [completion.stopped for completion in completions],
+    }
+
+
+def require_free_columns(dataset: PromptDataset) -> None:
+    for table in dataset.tables:
+        if taken := sorted(set(ADDED) & set(table.columns)):
+            raise UserError(
+                f"it has a column {taken[0]!r} already, which the output needs for itself",
+                key=dataset.key,
+                value=table.path,
+                fix="rename that column",
+            )
+
+
+@contextmanager
+def writer(output: Path) -> Iterator[Callable[[Record], None]]:
+    """Takes records one by one. jsonl goes to disk as it comes, parquet at the end, when all types are known."""
+    records: list[Record] = []
+    with replacing(output, OUTPUT) as file:
+        if output.suffix == ".jsonl":
+
+            def write(record: Record) -> None:
+                file.write(line_of(record))
+
+            yield write
+            return
+        yield records.append
+        try:
+            table = pa.Table.from_pylist(records)
+        except pa.ArrowException as error:
+            raise UserError(
+                f"the rows do not fit one parquet schema: {str(error).splitlines()[0]}",
+                key=OUTPUT,
+                value=output,
+                fix=f"{OUTPUT}={output.with_suffix('.jsonl')}",
+            ) from error
+        parquet.write_table(table, file)
+
+
+def line_of(record: Record) -> bytes:
+    return json.dumps(record, ensure_ascii=False, default=plain).encode(errors="replace") + b"\n"

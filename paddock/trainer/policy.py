@@ -1,0 +1,96 @@
+"""A model that only answers: frozen, in the type the rollout engine computes in, and no other role beside it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
+
+from paddock.config.schema import Config
+from paddock.config.topology import world_size
+from paddock.core.device import compute_dtype, device_of
+from paddock.engines.rollout.base import Completion, Prompt, RolloutEngine, Sampling
+from paddock.engines.train.settings import Settings, model_source
+from paddock.engines.train.single import SingleEngine
+from paddock.errors import UserError
+from paddock.models.load import load_causal_lm, load_tokenizer
+from paddock.workers.roles import rollout_engine, stop_tokens
+
+RESPONSES_AT_A_TIME = 512
+"""Between two moves of a progress bar, unless data.val_batch_size says otherwise."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    tokenizer: Any
+    engine: RolloutEngine
+    stop_tokens: frozenset[int]
+
+
+def open_policy(config: Config) -> Policy:
+    require_one_device(config)
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    tokenizer = open_tokenizer(config)
+    device = device_of(config.trainer.device)
+    weights = load_causal_lm(
+        **model_source(model, "actor_rollout_ref.model"), dtype=compute_dtype(rollout.dtype, device), device=device
+    )
+    engine = SingleEngine(weights, Settings())
+    return Policy(tokenizer, rollout_engine(config, engine), stop_tokens(engine, tokenizer))
+
+
+def open_tokenizer(config: Config) -> Any:
+    """After the module that may register models and tokenizers of its own."""
+    model = config.actor_rollout_ref.model
+    if model.external_lib:
+        importlib.import_module(model.external_lib)
+    path = config.data.tokenizer or model.tokenizer_path or model.path or ""
+    return load_tokenizer(path, model.trust_remote_code, model.custom_chat_template)
+
+
+def require_one_device(config: Config) -> None:
+    if world_size(config) > 1:
+        raise UserError(
+            "this command runs on one device",
+            key="trainer.n_gpus_per_node",
+            value=config.trainer.n_gpus_per_node,
+            fix="trainer.n_gpus_per_node=1 trainer.nnodes=1",
+        )
+
+
+def prompts_at_a_time(config: Config, samples: int) -> int:
+    return config.data.val_batch_size or max(1, RESPONSES_AT_A_TIME // samples)
+
+
+class Watched:
+    """A rollout engine that tells how many prompts it has answered."""
+
+    def __init__(self, engine: RolloutEngine, answered: Callable[[int], None]):
+        self.engine, self.answered = engine, answered
+
+    def generate(self, prompts: list[Prompt], sampling: Sampling) -> list[Completion]:
+        found = self.engine.generate(prompts, sampling)
+        self.answered(len(prompts))
+        return found
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self.engine.load_weights(weights)
+
+    def sleep(self) -> None:
+        self.engine.sleep()
+
+    def wake(self) -> None:
+        self.engine.wake()
+
+
+def progress_bar() -> Progress:
+    """On a terminal, and on stderr: what a command prints stays clean."""
+    screen = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+               TextColumn("ETA"), TimeRemainingColumn())  # fmt: skip
+    return Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True)

@@ -1,0 +1,69 @@
+"""Answers in words: what is dumped as jsonl, shown by loggers, and counted in validation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paddock.core.batch import Batch
+from paddock.core.masked import masked_mean
+from paddock.trainer.files import replacing
+
+OWN_FIELDS = ("data_source", "ground_truth")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer of the policy."""
+
+    prompt: str
+    answer: str
+    score: float
+    length: int
+    group: int
+    """Equal for the answers to one prompt."""
+    data_source: str = "unknown"
+    ground_truth: Any = None
+    advantage: float | None = None
+    """Mean over its tokens."""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    """What else the scorer returned (acc, pred, ...) and the row carried."""
+
+
+def samples_of(batch: Batch, decode: Callable[[list[list[int]]], list[str]]) -> list[Sample]:
+    """The batch's rows as text; `decode` is a tokenizer's batch_decode."""
+    prompts = [row[kept].tolist() for row, kept in zip(batch.prompts, batch.need("prompt_mask") != 0, strict=True)]
+    lengths = batch.need("lengths").tolist()
+    answers = [row[:length] for row, length in zip(batch.need("responses").tolist(), lengths, strict=True)]
+    advantages: Sequence[float | None] = [None] * len(batch)
+    if batch.advantages is not None:
+        advantages = masked_mean(batch.advantages, batch.need("mask"), -1).tolist()
+    columns = zip(decode(prompts), decode(answers), batch.need("scores").sum(-1).tolist(), lengths,
+                  batch.group.tolist(), advantages, strict=True)  # fmt: skip
+    return [
+        Sample(prompt, answer, score, length, group, advantage=advantage, **extras_of(batch, i))
+        for i, (prompt, answer, score, length, group, advantage) in enumerate(columns)
+    ]
+
+
+def extras_of(batch: Batch, row: int) -> dict[str, Any]:
+    extras = {name: values[row] for name, values in batch.extras.items()}
+    return {name: extras.pop(name) for name in OWN_FIELDS if name in extras} | {"extras": extras}
+
+
+def dump_samples(folder: str | Path, step: int, samples: Sequence[Sample], key: str) -> Path:
+    """One line a sample in `<step>.jsonl`, which appears once it is whole; `key` is the setting that names it."""
+    path = Path(folder) / f"{step}.jsonl"
+    with replacing(path, key) as file:
+        for sample in samples:
+            record = {"step": step, **vars(sample), "extras": dict(sample.extras)}
+            file.write(json.dumps(record, ensure_ascii=False, default=plain).encode(errors="replace") + b"\n")
+    return path
+
+
+def plain(value: Any) -> Any:
+    """Arrays and tensors as lists, anything else (an image) as its name."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

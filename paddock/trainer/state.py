@@ -1,0 +1,99 @@
+"""The trainer's own part of a checkpoint: all that is not weights. And whether a run may go on with another config."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from paddock.config import tree
+from paddock.config.schema import Config
+from paddock.errors import UserError
+
+log = logging.getLogger(__name__)
+
+READABLE, BINARY = "trainer_state.json", "trainer_state.pt"
+
+ORDER = "the order of rows and all sampling follow from it, so the run would see some prompts twice and others never"
+SHAPE = "the weights and the optimizer state of the checkpoint are those of the other model"
+FIXED = {
+    "actor_rollout_ref.model.path": f"{SHAPE}, and it would become the reference",
+    "actor_rollout_ref.model.lora_rank": SHAPE,
+    "actor_rollout_ref.model.lora_alpha": "it scales the adapters, so the policy would jump",
+    "algorithm.adv_estimator": "estimators differ in roles and in the scale of advantages",
+    "data.train_batch_size": "the position in the data and the number of steps are counted in batches of that size",
+    "trainer.seed": ORDER,
+    "data.seed": ORDER,
+    "data.shuffle": ORDER,
+}
+"""Keys whose change makes going on an error. A run survives any other change (responses per prompt, mini-batch size,
+learning rate, data files, ...): it is reported. A model may have moved: the last part of its path counts."""
+
+FREE = frozenset({"trainer.resume_mode", "trainer.resume_from_path"})
+
+
+def save_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """What JSON gives back unchanged goes into a readable file, tensors and the rest into one that runs no code."""
+    readable = {name: value for name, value in state.items() if survives_json(value)}
+    rest = {name: value for name, value in state.items() if name not in readable}
+    (folder / READABLE).write_text(json.dumps(readable, indent=1))
+    torch.save(rest, folder / BINARY)
+    torch.load(folder / BINARY, weights_only=True)  # an entry that could not be read back must fail now
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / READABLE).read_text()) | torch.load(folder / BINARY, weights_only=True)
+
+
+def survives_json(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError):
+        return False
+
+
+def rng_state() -> dict[str, Any]:
+    """The generators of this process: Python's, numpy's, torch's on the CPU. Engines keep those of their devices."""
+    numpy = np.random.get_state(legacy=False)
+    numpy["state"]["key"] = numpy["state"]["key"].tolist()
+    return {"python": random.getstate(), "numpy": numpy, "torch": torch.get_rng_state()}
+
+
+def restore_rng(state: Mapping[str, Any]) -> None:
+    inner = state["numpy"]["state"]
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"] | {"state": inner | {"key": np.array(inner["key"], dtype=np.uint32)}})
+    torch.set_rng_state(state["torch"])
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Every key with its value, for a checkpoint."""
+    return {key: tree.get(config, key) for key in tree.leaves()}
+
+
+def check_config(saved: Mapping[str, Any], config: Config) -> None:
+    """Refuses a change of a fixed key and reports all other changes since the checkpoint was written."""
+    now = flat(config)
+    changed = {key: (old, now[key]) for key, old in saved.items() if key in now and now[key] != old and key not in FREE}
+    for key, reason in FIXED.items():
+        old, new = changed.get(key, (None, None))
+        if old != new and not moved(key, old, new):
+            raise UserError(
+                f"the checkpoint was written with {old}: {reason}",
+                key=key,
+                value=new,
+                fix=f"{key}={old}; for a new run: trainer.resume_mode=disable and another trainer.experiment_name",
+            )
+    if changed:
+        changes = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items())
+        log.warning("the run goes on with settings that differ from the checkpoint's: %s", changes)
+
+
+def moved(key: str, old: Any, new: Any) -> bool:
+    return bool(tree.leaves()[key].metadata.get("path")) and Path(str(old)).name == Path(str(new)).name

@@ -1,0 +1,3 @@
+from paddock.trainer.tracking.tracker import Tracker
+
+__all__ = ["Tracker"]

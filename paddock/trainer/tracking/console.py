@@ -1,0 +1,122 @@
+"""Progress for people and for log parsers.
+
+On a terminal: a live bar with the time left, and above it one line a step,
+    12/60  Actor Loss: 0.234, KL: 0.012, Reward: 0.456, Length: 132, 1,234 tokens/s
+    Validation Accuracy: 45.2%
+Elsewhere (a file, a pipe, a batch system): the same lines with the time left, and after each the whole step on one,
+    step:12 - actor/pg_loss:0.234 - actor/ppo_kl:0.012 - ...
+the form that scripts which read such logs expect.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from paddock.trainer.samples import Sample
+from paddock.trainer.tracking.run import Run
+
+HIGHLIGHTS = (
+    ("Loss", ("train/loss",)),
+    ("Validation Loss", ("val/loss",)),
+    ("Actor Loss", ("actor/pg_loss",)),
+    ("Critic Loss", ("critic/vf_loss",)),
+    ("KL", ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl")),
+    ("Reward", ("critic/score/mean",)),
+    ("Length", ("response_length/mean",)),
+)
+"""A label and the metrics that may stand for it, the first one present."""
+
+SHOWN_CHARACTERS = 300
+
+
+class ConsoleLog:
+    run_id: str | None = None
+
+    def __init__(self, run: Run, screen: Console | None = None):
+        self.run = run
+        self.screen = screen or Console()
+        self.started = time.monotonic()
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("ETA {task.fields[eta]}"),
+            console=self.screen,
+            disable=not self.screen.is_terminal,
+        )
+        self.bar = self.progress.add_task("Training", total=run.total_steps, completed=run.first_step, eta="-")
+        self.progress.start()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        eta = self.time_left(step)
+        self.progress.update(self.bar, completed=step, eta=eta)
+        if "training/epoch" in metrics:
+            self.progress.update(self.bar, description=f"Epoch {metrics['training/epoch'] + 1:.0f}")
+        if parts := highlights(metrics):
+            parts += [] if self.screen.is_terminal else [f"ETA {eta}"]
+            self.write(f"{step}/{self.run.total_steps}  " + ", ".join(parts))
+        if found := validation(metrics):
+            self.write(found)
+        if not self.screen.is_terminal:
+            self.write(" - ".join([f"step:{step}", *(f"{name}:{number(value)}" for name, value in metrics.items())]))
+
+    def generations(self, step: int, samples: Sequence[Sample]) -> None:
+        table = Table("prompt", "answer", "score", title=f"validation answers at step {step}")
+        for sample in samples:
+            table.add_row(shorten(sample.prompt), shorten(sample.answer), number(sample.score))
+        self.screen.print(table)
+
+    def close(self) -> None:
+        self.progress.stop()
+
+    def write(self, line: str) -> None:
+        self.screen.print(line, soft_wrap=True, markup=False, emoji=False, highlight=False)
+
+    def time_left(self, step: int) -> str:
+        """At the mean pace of the steps so far; the validation before the first one does not count."""
+        done = step - self.run.first_step
+        if done <= 0:
+            self.started = time.monotonic()
+            return "-"
+        pace = (time.monotonic() - self.started) / done
+        return str(timedelta(seconds=round(pace * (self.run.total_steps - step))))
+
+
+def highlights(metrics: Mapping[str, float]) -> list[str]:
+    found = [(label, next((metrics[name] for name in names if name in metrics), None)) for label, names in HIGHLIGHTS]
+    parts = [f"{label}: {value:.3g}" for label, value in found if value is not None]
+    if metrics.get("perf/time_per_step"):
+        parts.append(f"{metrics['perf/total_num_tokens'] / metrics['perf/time_per_step']:,.0f} tokens/s")
+    return parts
+
+
+def validation(metrics: Mapping[str, float]) -> str | None:
+    """The mean of each data source: an accuracy where every score was 0 or 1 (it then has a pass@1), else a reward."""
+    found = []
+    for name, value in metrics.items():
+        variable, _, statistic = name.rpartition("/")
+        if variable.startswith("val-core/") and statistic.startswith("mean@"):
+            source = variable.removeprefix("val-core/").rpartition("/")[0]
+            found.append((source, value, f"{variable.replace('val-core', 'val-aux', 1)}/pass@1" in metrics))
+    if not found:
+        return None
+    shares = all(share for _, _, share in found)
+    numbers = [(source, f"{100 * value:.1f}%" if shares else f"{value:.3g}") for source, value, _ in found]
+    listed = numbers[0][1] if len(numbers) == 1 else ", ".join(f"{source} {text}" for source, text in numbers)
+    return f"Validation {'Accuracy' if shares else 'Reward'}: {listed}"
+
+
+def number(value: float) -> str:
+    return f"{value:.0f}" if value.is_integer() else f"{value:.6g}"
+
+
+def shorten(text: str) -> Text:
+    return Text(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} ...")

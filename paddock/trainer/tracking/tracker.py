@@ -1,0 +1,122 @@
+"""Where the metrics of a run go: metrics.jsonl always, and the loggers that trainer.logger names."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from paddock.config.schema import Config
+from paddock.errors import UserError
+from paddock.trainer.samples import Sample
+from paddock.trainer.tracking.adapters import MLflow, SwanLab, TensorBoard, Trackio, WandB
+from paddock.trainer.tracking.console import ConsoleLog
+from paddock.trainer.tracking.jsonl import MetricsFile
+from paddock.trainer.tracking.run import Logger, Run
+
+log = logging.getLogger(__name__)
+
+LOGGERS: dict[str, Callable[[Run], Logger]] = {
+    "console": ConsoleLog,
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+    "swanlab": SwanLab,
+    "trackio": Trackio,
+}
+FILE = "file"
+"""Names metrics.jsonl, which is written anyway."""
+
+
+class Tracker:
+    """``with Tracker(config, total_steps) as tracker: tracker.log(step, metrics)``.
+
+    A run that goes on from a checkpoint passes its step as `resumed` and what `state_dict` gave for it as `state`.
+    A logger that fails later on is reported once and does not stop the run: the file has everything.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        total_steps: int,
+        resumed: int | None = None,
+        state: Mapping[str, Any] | None = None,
+    ):
+        trainer = config.trainer
+        self.shown = trainer.log_val_generations
+        self.failed: set[str] = set()
+        self.loggers: dict[str, Logger] = {}
+        run = Run(
+            project=trainer.project_name,
+            name=trainer.experiment_name,
+            folder=Path(trainer.default_local_dir),
+            settings=dataclasses.asdict(config),
+            total_steps=total_steps,
+            resumed=resumed,
+        )
+        self.file = MetricsFile(run.folder, resumed)
+        try:
+            for name in [name for name in trainer.logger if name != FILE]:
+                self.loggers[name] = open_logger(name, dataclasses.replace(run, run_id=(state or {}).get(name)))
+        except BaseException:
+            self.close()
+            raise
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        numbers = {name: float(value) for name, value in metrics.items()}
+        self.file.log(step, numbers)
+        self._each(lambda logger: logger.log(step, numbers))
+
+    def generations(self, step: int, samples: Sequence[Sample]) -> None:
+        """trainer.log_val_generations of the samples, evenly spaced: the same prompts at every validation."""
+        count = min(self.shown, len(samples))
+        if count:
+            chosen = [samples[i * len(samples) // count] for i in range(count)]
+            self._each(lambda logger: logger.generations(step, chosen))
+
+    def state_dict(self) -> dict[str, str]:
+        return {name: logger.run_id for name, logger in self.loggers.items() if logger.run_id is not None}
+
+    def close(self) -> None:
+        self._each(lambda logger: logger.close())
+        self.file.close()
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _each(self, action: Callable[[Logger], None]) -> None:
+        for name, logger in self.loggers.items():
+            try:
+                action(logger)
+            except Exception as error:  # whatever a foreign service raises, hours of training outweigh it
+                if name not in self.failed:
+                    log.warning(
+                        "logger %s failed (%s: %s); %s has the metrics",
+                        name,
+                        type(error).__name__,
+                        error,
+                        self.file.path,
+                    )
+                self.failed.add(name)
+
+
+def open_logger(name: str, run: Run) -> Logger:
+    try:
+        return LOGGERS[name](run)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"does not start: {type(error).__name__}: {error}",
+            key="trainer.logger",
+            value=name,
+            fix="log in, set it to work offline, or leave it out of trainer.logger: metrics.jsonl is always written",
+        ) from error

@@ -1,0 +1,42 @@
+"""How good the policy is: answers to the validation prompts, scored, by data source."""
+
+from __future__ import annotations
+
+from paddock.core.timing import Timer
+from paddock.data.dataset import PromptDataset
+from paddock.data.loader import EXTRAS, validation_batches
+from paddock.trainer.experience import Experience, validation_sampling
+from paddock.trainer.samples import Sample, dump_samples, samples_of
+from paddock.trainer.validation_metrics import validation_metrics
+
+Metrics = dict[str, float]
+
+
+class Validation:
+    def __init__(self, experience: Experience, dataset: PromptDataset, stops: frozenset[int]):
+        self.experience, self.dataset = experience, dataset
+        self.config = experience.config
+        self.sampling = validation_sampling(self.config, stops)
+
+    def run(self, step: int, time: Timer) -> tuple[Metrics, list[Sample]]:
+        with time("testing"):
+            samples, returned = self.answer()
+        folder = self.config.trainer.validation_data_dir
+        if folder:
+            dump_samples(folder, step, samples, "trainer.validation_data_dir")
+        return validation_metrics(samples, returned), samples
+
+    def answer(self) -> tuple[list[Sample], set[str]]:
+        """Every validation prompt val_kwargs.n times; and the names that scorers returned beside the score."""
+        data, n = self.config.data, self.config.actor_rollout_ref.rollout.val_kwargs.n
+        samples: list[Sample] = []
+        returned: set[str] = set()
+        seed = data.seed or 0
+        for rows in validation_batches(self.dataset, data.val_batch_size, shuffle=data.validation_shuffle, seed=seed):
+            batch = self.experience.respond(rows, n, self.sampling)
+            batch, _ = self.experience.rewards.fill(batch, self.experience.texts(batch))
+            returned |= set(batch.extras) - {*EXTRAS, "score"}
+            samples += samples_of(
+                batch, lambda tokens: self.experience.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+            )
+        return samples, returned

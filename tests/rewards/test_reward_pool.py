@@ -1,0 +1,224 @@
+"""Processes that score: cut off when they hang, replaced, and never left behind. Every scorer here really runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from paddock.rewards.custom import Target
+from paddock.rewards.pool import JobFailed, Pool
+from paddock.rewards.score import ScoreRequest
+
+SCORER = """
+import os, re, signal, subprocess, sys, time
+
+def score(data_source, solution_str, ground_truth, extra_info):
+    act, _, rest = solution_str.partition(" ")
+    with open(__file__ + ".calls", "a") as calls:
+        calls.write(solution_str + "\\n")
+    if act == "sleep":
+        time.sleep(1000)
+    if act == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            pass
+    if act == "regex":
+        re.match(r"(a+)+$", "a" * 40 + "b")  # native code that keeps Python's lock
+    if act == "child":
+        open(rest, "w").write(str(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid))
+        time.sleep(1000)
+    if act == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if act == "alarm":
+        os.kill(os.getpid(), signal.SIGALRM)
+    if act == "exit":
+        os._exit(3)
+    if act == "raise":
+        raise KeyError(rest)
+    return float(rest or os.getpid())
+"""
+
+
+@pytest.fixture
+def target(tmp_path) -> Target:
+    (tmp_path / "scorer.py").write_text(SCORER)
+    return Target(str(tmp_path / "scorer.py"), "score")
+
+
+@pytest.fixture
+def pool():
+    pool = Pool(size=2, timeout=1.0)
+    yield pool
+    pool.close()
+
+
+def run(pool: Pool, target: Target, *solutions: str) -> list[float | None]:
+    scores = pool.run([(target, ScoreRequest("mine", solution, None)) for solution in solutions])
+    return [score and score.value for score in scores]
+
+
+def calls(target: Target) -> list[str]:
+    return Path(f"{target.path}.calls").read_text().splitlines()
+
+
+def gone(pid: int, within: float = 5.0) -> bool:
+    """No such process, or one that only waits to be reaped."""
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_scores_come_back_in_order_each_from_one_call(pool, target):
+    solutions = [f"give {n}" for n in range(300)]
+    assert run(pool, target, *solutions) == list(range(300))
+    assert sorted(calls(target)) == sorted(solutions)
+
+
+def test_processes_are_kept_from_one_run_to_the_next(pool, target):
+    first = run(pool, target, *["pid"] * 8)
+    assert set(run(pool, target, *["pid"] * 8)) <= set(first) and len(set(first)) <= 2
+
+
+@pytest.mark.parametrize("act", ["sleep", "stubborn", "regex"])
+def test_a_response_that_hangs_its_scorer_is_cut_off_and_the_others_are_scored(pool, target, act):
+    run(pool, target, "give 0")
+    solutions = [f"give {n}" for n in range(40)]
+    solutions[7] = act
+    begin = time.monotonic()
+    assert run(pool, target, *solutions) == [None if n == 7 else n for n in range(40)]
+    assert 1.0 <= time.monotonic() - begin < 6.0
+    assert calls(target).count(act) == 1
+
+
+def test_a_worker_whose_own_clock_was_first_is_no_failure_but_a_time_out(pool, target):
+    assert run(pool, target, "give 1", "alarm", "give 2") == [1, None, 2]
+
+
+def test_all_responses_may_hang(pool, target):
+    assert run(pool, target, "sleep", "sleep", "sleep") == [None] * 3
+    assert run(pool, target, "give 4") == [4]
+
+
+def test_the_limit_holds_in_any_thread(pool, target):
+    found: list[list[float | None]] = []
+    thread = threading.Thread(target=lambda: found.append(run(pool, target, "regex", "give 1")))
+    thread.start()
+    thread.join(20)
+    assert found == [[None, 1]]
+
+
+def test_a_long_run_of_short_scorings_outlasts_the_limit_of_one(target):
+    """The clock is each response's own, however many share a chunk."""
+    slow = Path(target.path).read_text().replace("return float", "time.sleep(0.1); return float")
+    Path(target.path).write_text(slow)
+    pool = Pool(size=1, timeout=1.0)
+    assert run(pool, target, *["give 1"] * 15) == [1] * 15
+    pool.close()
+
+
+def test_killing_a_scorer_kills_what_it_started(pool, target, tmp_path):
+    assert run(pool, target, f"child {tmp_path / 'pid'}") == [None]
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        ("crash", "ended its process, which was killed by SIGSEGV"),
+        ("exit", "ended its process, which exited with code 3"),
+        ("raise it", r"raised KeyError: 'it' \(scorer.py line 26\)"),
+    ],
+)
+def test_a_scorer_that_fails_is_reported_for_its_row_and_the_pool_goes_on(pool, target, act, reason):
+    with pytest.raises(JobFailed, match=reason) as error:
+        run(pool, target, "give 1", "give 2", act, "give 3")
+    assert error.value.job == 2
+    assert calls(target).count(act) == 1
+    assert run(pool, target, "give 5") == [5]
+
+
+def test_a_worker_killed_between_runs_is_replaced(pool, target):
+    (pid,) = map(int, run(pool, target, "pid"))
+    os.kill(pid, signal.SIGKILL)
+    assert gone(pid) and run(pool, target, "give 2") == [2]
+
+
+def test_a_closed_pool_leaves_no_process(target):
+    pool = Pool(size=2, timeout=1.0)
+    pids = {int(pid) for pid in run(pool, target, *["pid"] * 8)}
+    pool.close()
+    assert all(gone(pid, within=0.5) for pid in pids)
+
+
+def test_a_forgotten_pool_leaves_no_process(target):
+    pool = Pool(size=1, timeout=1.0)
+    (pid,) = map(int, run(pool, target, "pid"))
+    del pool
+    assert gone(pid, within=0.5)
+
+
+TRAINER = """
+import sys
+from paddock.rewards.custom import Target
+from paddock.rewards.pool import Pool
+from paddock.rewards.score import ScoreRequest
+pool = Pool(size=2, timeout=1.0 if "short" in sys.argv else 1000.0)
+def run(solution):
+    return pool.run([(Target(sys.argv[1], "score"), ScoreRequest("mine", solution, None))] * 2)
+print(*{int(score.value) for score in run("pid")}, flush=True)  # a script without a __main__ guard
+try:
+    run("stubborn")
+except KeyboardInterrupt:
+    print("after:", run("give 7")[0].value, flush=True)
+"""
+
+
+@pytest.fixture
+def trainer(tmp_path, target):
+    """A process that scores, in which both of its workers hang."""
+    script = tmp_path / "trainer.py"
+    script.write_text(textwrap.dedent(TRAINER))
+    started = []
+
+    def start(*arguments: str) -> tuple[subprocess.Popen, list[int]]:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        process = subprocess.Popen(
+            [sys.executable, str(script), target.path, *arguments], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        started.append(process)
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        while calls(target).count("stubborn") < 2:
+            time.sleep(0.05)
+        return process, pids
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_ctrl_c_ends_the_scoring_and_the_pool_can_go_on(trainer):
+    process, pids = trainer()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20)[0].strip() == "after: 7.0" and process.returncode == 0
+    assert all(gone(pid) for pid in pids)
+
+
+def test_workers_end_when_their_trainer_is_killed_even_those_that_hang(trainer):
+    process, pids = trainer("short")
+    process.kill()
+    assert all(gone(pid, within=10) for pid in pids)

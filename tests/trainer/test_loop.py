@@ -1,0 +1,246 @@
+"""The whole loop on the embedded model: every algorithm trains, and a stopped run goes on as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from safetensors.torch import load_file
+
+from paddock.config.load import load
+from paddock.errors import UserError
+from paddock.trainer.run import train
+
+SMALL = [
+    "data.train_batch_size=8",
+    "data.val_max_samples=16",
+    "actor_rollout_ref.rollout.n=4",
+    "trainer.total_training_steps=2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "trainer.test_freq=-1",
+    "trainer.val_before_train=False",
+    "trainer.save_freq=1",
+    "trainer.logger=[file]",
+    "data.dataloader_num_workers=0",
+]
+
+
+def arguments(folder: Path, *overrides: str) -> list[str]:
+    return [*SMALL, f"trainer.default_local_dir={folder}", *overrides]
+
+
+def run(folder: Path, *overrides: str) -> list[dict[str, float]]:
+    assert train(load(arguments(folder, *overrides)).config)
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(folder: Path, step: int, role: str = "actor") -> dict[str, torch.Tensor]:
+    return load_file(folder / f"global_step_{step}" / role / "model.safetensors")
+
+
+def changed(folder: Path) -> bool:
+    before, after = load_file(ROOT / "paddock/assets/tiny/model.safetensors"), weights(folder, 2)
+    return any(not torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.adv_estimator=gae"],
+        ["algorithm.adv_estimator=grpo"],
+        ["algorithm.adv_estimator=rloo"],
+        ["algorithm.adv_estimator=remax"],
+        ["algorithm.adv_estimator=reinforce_plus_plus"],
+        ["algorithm.adv_estimator=reinforce_plus_plus_baseline"],
+        ["algorithm.adv_estimator=opo"],
+        ["algorithm.adv_estimator=gpg"],
+        ["algorithm.adv_estimator=optimal_token_baseline"],
+        ["algorithm.adv_estimator=grpo", "algorithm.norm_adv_by_std_in_grpo=False"],
+        ["algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_kl_loss=True"],
+        ["algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=gspo"],
+        ["algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov"],
+        [
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+            "actor_rollout_ref.actor.ppo_epochs=2",
+            "actor_rollout_ref.actor.shuffle=True",
+        ],
+        ["algorithm.adv_estimator=grpo", "algorithm.rollout_correction.preset=decoupled_token_is"],
+        ["algorithm.adv_estimator=grpo", "algorithm.rollout_correction.preset=bypass_pg_is"],
+        ["algorithm.adv_estimator=grpo", "algorithm.filter_groups.enable=True"],
+        ["algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=True"],
+        ["algorithm.adv_estimator=rloo", "algorithm.kl_ctrl.type=adaptive"],
+        ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.name=hf"],
+        [
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+            "actor_rollout_ref.model.use_remove_padding=False",
+        ],
+    ],
+    ids=lambda overrides: " ".join(word.rpartition(".")[2] for word in overrides),
+)
+def test_every_algorithm_trains(overrides, tmp_path):
+    rows = run(tmp_path, *overrides)
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["actor/skipped"] == 0 for row in rows)
+    assert changed(tmp_path)
+
+
+def test_roles_are_built_only_where_they_are_needed(tmp_path):
+    grpo = run(tmp_path / "a", "algorithm.adv_estimator=grpo")[0]
+    rloo = run(tmp_path / "b", "algorithm.adv_estimator=rloo")[0]
+    ppo = run(tmp_path / "c", "algorithm.adv_estimator=gae")[0]
+    assert "timing_s/ref" not in grpo and "timing_s/values" not in grpo
+    assert "timing_s/ref" in rloo and "timing_s/values" not in rloo
+    assert "timing_s/values" in ppo and "timing_s/ref" not in ppo
+
+
+def test_rollout_and_trainer_agree_on_log_probs(tmp_path):
+    """Two mini-batches: the old log-probs are computed again, and compared with those of the rollout."""
+    row = run(tmp_path, "algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.ppo_mini_batch_size=4")[0]
+    assert row["training/rollout_probs_diff_max"] < 1e-5
+
+
+def test_the_batch_may_be_cut_anyhow(tmp_path):
+    """Token budgets, row counts and the size of the rollout engine never change what is learnt."""
+    common = ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.optim.lr=1e-3"]
+    run(tmp_path / "a", *common)
+    run(
+        tmp_path / "b",
+        *common,
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=64",
+        "critic.ppo_max_token_len_per_gpu=48",
+        "actor_rollout_ref.rollout.max_num_seqs=7",
+    )
+    one, other = weights(tmp_path / "a", 1), weights(tmp_path / "b", 1)
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], atol=1e-4, rtol=0)
+
+
+def test_critic_warmup_leaves_the_actor_alone(tmp_path):
+    run(tmp_path, "algorithm.adv_estimator=gae", "trainer.critic_warmup=9")
+    assert not changed(tmp_path)
+
+
+def test_validation_reports_accuracy_by_source(tmp_path):
+    rows = run(
+        tmp_path,
+        "algorithm.adv_estimator=grpo",
+        "trainer.val_before_train=True",
+        "trainer.test_freq=1",
+        "actor_rollout_ref.rollout.val_kwargs.n=4",
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
+        "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
+    )
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert all(0 <= row["val-core/paddock/addition/reward/mean@4"] <= 1 for row in rows)
+    assert rows[0]["val-aux/paddock/addition/reward/pass@4"] >= rows[0]["val-core/paddock/addition/reward/mean@4"]
+
+
+@pytest.mark.parametrize("estimator", ["gae", "rloo"])
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(estimator, tmp_path):
+    common = [
+        f"algorithm.adv_estimator={estimator}",
+        "algorithm.kl_ctrl.type=adaptive",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
+    ]
+    whole = run(tmp_path / "whole", *common, "trainer.total_training_steps=4")
+    folder = tmp_path / "halves"
+    run(folder, *common, "trainer.total_training_steps=4", "trainer.save_freq=2")
+    for step in (3, 4):  # as if the run had been killed after its second step
+        path = folder / f"global_step_{step}"
+        if path.exists():
+            path.rename(tmp_path / f"gone_{step}")
+    again = run(folder, *common, "trainer.total_training_steps=4")
+    roles = ["actor", "critic"] if estimator == "gae" else ["actor"]
+    for role in roles:
+        one, other = weights(tmp_path / "whole", 4, role), weights(folder, 4, role)
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    for before, after in zip(whole[2:], again[2:], strict=True):
+        timed = ("timing", "perf")
+        assert {k: v for k, v in before.items() if not k.startswith(timed)} == {
+            k: v for k, v in after.items() if not k.startswith(timed)
+        }
+
+
+def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "paddock.trainer.main_ppo", *arguments(folder, *overrides)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert path.exists(), process.communicate()[0]
+
+
+def test_kill_9_then_the_same_command_gives_the_same_weights(tmp_path):
+    common = ["algorithm.adv_estimator=grpo", "trainer.total_training_steps=12"]
+    run(tmp_path / "whole", *common)
+    folder = tmp_path / "killed"
+    process = start(folder, *common)
+    wait_for(folder / "global_step_3", process)
+    process.kill()
+    process.wait()
+    assert not (folder / "global_step_12").exists()
+    run(folder, *common)
+    one, other = weights(tmp_path / "whole", 12), weights(folder, 12)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path):
+    process = start(
+        tmp_path, "algorithm.adv_estimator=grpo", "trainer.total_training_steps=2000", "trainer.save_freq=1000"
+    )
+    wait_for(tmp_path / "metrics.jsonl", process)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "The same command goes on from there" in output
+    steps = [int(path.name.rpartition("_")[2]) for path in tmp_path.glob("global_step_*")]
+    assert len(steps) == 1 and steps[0] < 2000
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    run(tmp_path, "algorithm.adv_estimator=grpo")
+    with pytest.raises(UserError, match="adv_estimator"):
+        run(tmp_path, "algorithm.adv_estimator=rloo", "trainer.total_training_steps=3")
+
+
+def test_updates_that_are_not_finite_are_skipped_and_end_the_run_with_their_rows(tmp_path, monkeypatch):
+    scorer = tmp_path / "scorer.py"
+    scorer.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 1e38 * len(solution_str)\n"
+    )
+    before = load_file(ROOT / "paddock/assets/tiny/model.safetensors")
+    with pytest.raises(UserError, match="not finite"):
+        run(
+            tmp_path,
+            "algorithm.adv_estimator=grpo",
+            f"custom_reward_function.path={scorer}",
+            "trainer.max_nonfinite_steps=2",
+            "trainer.total_training_steps=5",
+            "algorithm.norm_adv_by_std_in_grpo=False",
+        )
+    after = weights(tmp_path, 1)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert list((tmp_path / "nonfinite").glob("*.jsonl"))
+
+
+def test_rollouts_are_kept_as_jsonl(tmp_path):
+    run(tmp_path, "algorithm.adv_estimator=grpo", f"trainer.rollout_data_dir={tmp_path / 'rollouts'}")
+    lines = (tmp_path / "rollouts" / "1.jsonl").read_text().splitlines()
+    assert len(lines) == 32
+    assert {"prompt", "answer", "score", "advantage", "length"} <= json.loads(lines[0]).keys()
