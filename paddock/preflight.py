@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from paddock.config import tree
@@ -9,10 +10,12 @@ from paddock.config.paths import BUILTIN
 from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.facts.machine import Machine, this_machine
+from paddock.facts.models import shape_of
 from paddock.plan.arithmetic import require_files
 
 ENGINE_PACKAGES = {"vllm": "vllm", "sglang": "sglang"}
 LOGGER_PACKAGES = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")
+ONE_THREAD_BELOW = 20_000_000  # parameters
 LOGGER_EXTRAS = {"tensorboard": "dashboard"}
 
 
@@ -36,10 +39,21 @@ NOT_BUILT = (
 def check(config: Config, machine: Machine | None = None) -> None:
     machine = machine or this_machine()
     _built(config)
+    choose_threads(config)
     _packages(config, machine)
     _devices(config, machine)
     require_files(config)
     _model(config)
+
+
+def choose_threads(config: Config) -> None:
+    """One thread for a model so small that threads cost more than they do: a small run is many times slower with them.
+
+    Read by torch when it is imported; the user's own setting wins.
+    """
+    shape = shape_of(config.actor_rollout_ref.model.path or "")
+    if config.trainer.device == "cpu" and shape is not None and shape.parameters < ONE_THREAD_BELOW:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def _built(config: Config) -> None:

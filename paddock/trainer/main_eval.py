@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paddock.errors import UserError
+from paddock.preflight import choose_threads
 
 if TYPE_CHECKING:
     from paddock.trainer.evaluation import Evaluation
@@ -29,6 +30,7 @@ def run(arguments: list[str]) -> int:
         raise UserError("needs a file name, or no =", key=FLAG, fix=f"{FLAG}=accuracy.json")
     for warning in loaded.warnings:
         print(f"paddock: {warning}", file=sys.stderr)
+    choose_threads(loaded.config)
     from paddock.trainer.evaluation import evaluate
     from paddock.trainer.files import replacing
 

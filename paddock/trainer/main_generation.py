@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paddock.cli import guarded
 from paddock.errors import UserError
+from paddock.preflight import choose_threads
 
 OUTPUT_NAMES = ("output", "data.output_path")
 FORMATS = (".jsonl", ".parquet")
@@ -24,6 +25,7 @@ def run(arguments: list[str]) -> int:
     loaded = GENERATE.load([argument for argument in arguments if argument not in given])
     for warning in loaded.warnings:
         print(f"paddock: {warning}", file=sys.stderr)
+    choose_threads(loaded.config)
     from paddock.trainer.generation import generate
 
     print(f"{output}: {generate(loaded.config, output)}")
