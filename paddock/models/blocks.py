@@ -44,7 +44,7 @@ class Block:
     def unpack(self, block: Tensor, stream: Tensor) -> None:
         """Writes a block ``[rows, heads, length, dim]`` to its place in the stream."""
         tokens = block.transpose(1, 2).reshape(self.rows * self.length, *stream.shape[1:])
-        stream[self.start : self.end] = tokens if self.slots is None else tokens[self.slots]
+        stream[self.start : self.end] = tokens if self.slots is None else tokens.index_select(0, self.slots)
 
 
 def blocks_of(lengths: Sequence[int], device: torch.device) -> list[Block]:
