@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from paddock import __version__
-from paddock.errors import EXIT_CODE, UserError
+from paddock.door import guarded
+from paddock.errors import UserError
 
 USAGE = """\
 paddock trains language models with reinforcement learning.
@@ -127,21 +128,6 @@ def _dispatch(arguments: list[str]) -> int:
         print(USAGE, end="")
         return 0
     return command(arguments[1:])
-
-
-def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """What every door does with an error: what the user can mend is one message and exit code 2."""
-    try:
-        return command(arguments)
-    except UserError as error:
-        print(f"paddock: {error}", file=sys.stderr)
-        return EXIT_CODE
-    except KeyboardInterrupt:
-        print("paddock: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 141
 
 
 if __name__ == "__main__":

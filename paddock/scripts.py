@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import paddock
+from paddock.door import PLAN_ONLY
 from paddock.errors import UserError
-from paddock.trainer.main_ppo import PLAN_ONLY
 
 
 def run(arguments: list[str]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,9 +11,7 @@ from rich.table import Table
 from paddock.config import tree
 from paddock.plan.arithmetic import roles
 from paddock.plan.memory import MemoryPlan
-
-if TYPE_CHECKING:
-    from paddock.plan.report import Plan
+from paddock.plan.plan import Plan, algorithm
 
 GIB = 1024**3
 BAR = 24  # characters of a full memory bar
@@ -41,8 +39,6 @@ def _rows(console: Console, rows: list[tuple[str, str]]) -> None:
 
 
 def _algorithm(plan: Plan, console: Console) -> None:
-    from paddock.plan.report import algorithm
-
     facts = algorithm(plan.loaded.config)
     reward, loss = facts["kl_in_reward"], facts["kl_loss"]
     terms = [f"{value:g} in the {place}" for value, place in ((reward, "reward"), (loss, "loss")) if value]

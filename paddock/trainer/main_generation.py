@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from paddock.cli import guarded
+from paddock.door import guarded
 from paddock.errors import UserError
 from paddock.preflight import choose_threads
 

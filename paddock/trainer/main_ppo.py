@@ -6,10 +6,7 @@ import logging
 import os
 import sys
 
-from paddock.cli import guarded
-
-PLAN_ONLY = "PADDOCK_PLAN"  # set by `paddock run --plan`: the script's command plans instead of training
-INTERRUPTED = 130
+from paddock.door import INTERRUPTED, PLAN_ONLY, guarded
 
 
 def run(arguments: list[str]) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from paddock.cli import guarded
-from paddock.trainer.main_ppo import INTERRUPTED
+from paddock.door import INTERRUPTED, guarded
 
 
 def run(arguments: list[str]) -> int:

@@ -1,0 +1,26 @@
+"""What every door shares: how a command ends, whatever happens in it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from paddock.errors import EXIT_CODE, UserError
+
+PLAN_ONLY = "PADDOCK_PLAN"  # set by `paddock run --plan`: the script's command plans instead of training
+INTERRUPTED = 130
+
+
+def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
+    """What every door does with an error: what the user can mend is one message and exit code 2."""
+    try:
+        return command(arguments)
+    except UserError as error:
+        print(f"paddock: {error}", file=sys.stderr)
+        return EXIT_CODE
+    except KeyboardInterrupt:
+        print("paddock: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141

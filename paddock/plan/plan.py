@@ -1,0 +1,64 @@
+"""A plan: what a loaded config would do, put together from arithmetic, memory and advice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paddock.config.load import Loaded
+from paddock.config.paths import BUILTIN
+from paddock.config.recipes import recipe_of
+from paddock.config.schema import Config
+from paddock.config.topology import needs_reference
+from paddock.plan.advice import Advice, advise
+from paddock.plan.arithmetic import BatchPlan, DataFile, batch_plan, data_files
+from paddock.plan.from_config import advice_facts, job
+from paddock.plan.memory import Job, MemoryPlan, estimate
+
+
+@dataclass(frozen=True)
+class Plan:
+    loaded: Loaded
+    train_files: list[DataFile]
+    val_files: list[DataFile]
+    batch: BatchPlan
+    memory: MemoryPlan | None  # None where the model's shape is not known
+    advice: list[Advice]
+
+    @property
+    def notes(self) -> list[str]:
+        missing = [file.note for file in [*self.train_files, *self.val_files] if file.note]
+        path = self.loaded.config.actor_rollout_ref.model.path
+        unknown = [] if self.memory else [f"the shape of {path} is not known: give a folder with a config.json"]
+        return [*self.loaded.warnings, *missing, *unknown]
+
+
+def make(loaded: Loaded, gpu: str | None = None, assumed_rows: int | None = None) -> Plan:
+    config = loaded.config
+    train_files, val_files = data_files(config, "train", assumed_rows), data_files(config, "val", assumed_rows)
+    batch = batch_plan(config, train_files, assumed_rows)
+    work = job(config, gpu)
+    memory = estimate(work) if work else None
+    return Plan(loaded, train_files, val_files, batch, memory, _advice(config, batch, work))
+
+
+def _advice(config: Config, batch: BatchPlan, work: Job | None) -> list[Advice]:
+    """The embedded default is tuned as it is: the guide's rules are for language models."""
+    builtin = (config.actor_rollout_ref.model.path or "").startswith(BUILTIN)
+    return [] if builtin else advise(advice_facts(config, batch, work))
+
+
+def algorithm(config: Config) -> dict[str, Any]:
+    actor, kl = config.actor_rollout_ref.actor, config.algorithm
+    recipe = recipe_of(kl.adv_estimator)
+    return {
+        "estimator": kl.adv_estimator,
+        "about": recipe.about if recipe else "registered by actor_rollout_ref.model.external_lib",
+        "policy_loss": actor.policy_loss.loss_mode,
+        "aggregation": actor.loss_agg_mode or "the loss's own aggregation",
+        "responses_per_prompt": config.actor_rollout_ref.rollout.n,
+        "critic": bool(config.critic.enable),
+        "reference": needs_reference(config),
+        "kl_in_reward": kl.kl_ctrl.kl_coef if kl.use_kl_in_reward else 0.0,
+        "kl_loss": actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+    }
