@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test test-slow test-gpu lint format clean
+.PHONY: quickstart test test-kernels test-slow test-gpu test-loggers test-ray lint format clean
 
 # The main job on the embedded default: GRPO teaches a tiny model to add; accuracy on held-out sums before and after.
 RUN := checkpoints/quickstart
@@ -22,14 +22,27 @@ quickstart: $(VENV)/.core
 	@$(BIN)/paddock eval $(TRAINED)
 	@$(BIN)/paddock eval $(TRAINED) $(SAMPLED)
 
-test: $(VENV)/.dev lint
+test: $(VENV)/.dev lint test-kernels
 	$(BIN)/python -m pytest -n 2
+
+# On a CPU kernels run by triton's interpreter, in a process of their own: it must know before triton is imported.
+test-kernels: $(VENV)/.dev
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
 
 test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/kernels
 	$(BIN)/python -m pytest -m gpu
+
+test-ray: $(VENV)/.dev
+	@$(INSTALL) -e ".[dev,ray]"
+	$(BIN)/python -m pytest tests/distributed -m "slow or not slow"
+
+test-loggers: $(VENV)/.dev
+	@$(INSTALL) -e ".[loggers]"
+	$(BIN)/python -m pytest tests/trainer/test_tracking_real.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -16,8 +16,9 @@ paddock trains language models with reinforcement learning.
   paddock plan [--json] [--gpu NAME] [--rows N] [key=value ...]
                                       show what a run would do, without loading weights
   paddock run [--plan] SCRIPT [args]  run a launch script written for verl, unchanged
-  paddock data NAME [options]         prepare a data set: gsm8k, math
+  paddock data NAME [options]         prepare a data set: gsm8k, math, humaneval, mbpp, geo3k, full_hh_rlhf, from-jsonl
   paddock sft [key=value ...]         warm start: learn the answers of prompt/answer rows
+  paddock rm train [key=value ...]    a reward model from preference pairs: prompt, chosen, rejected
   paddock generate output=FILE [key=value ...]
                                       write a model's answers to the prompts of a file, as jsonl or parquet
   paddock eval [--json[=FILE]] [key=value ...]
@@ -65,6 +66,15 @@ def _sft(arguments: list[str]) -> int:
     return run(arguments)
 
 
+def _rm(arguments: list[str]) -> int:
+    from paddock.trainer.main_rm import run
+
+    if arguments[:1] != ["train"]:
+        given = arguments[0] if arguments else None
+        raise UserError("what shall become of the reward model?", key="paddock rm", value=given, fix="paddock rm train")
+    return run(arguments[1:])
+
+
 def _generate(arguments: list[str]) -> int:
     from paddock.trainer.main_generation import run
 
@@ -95,6 +105,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "data": _data,
     "sft": _sft,
+    "rm": _rm,
     "generate": _generate,
     "eval": _eval,
     "export": _export,

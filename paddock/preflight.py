@@ -8,6 +8,7 @@ from pathlib import Path
 from paddock.config import tree
 from paddock.config.paths import BUILTIN
 from paddock.config.schema import Config
+from paddock.config.topology import in_one_process, pools
 from paddock.errors import UserError
 from paddock.facts.machine import Machine, this_machine
 from paddock.facts.models import shape_of
@@ -24,14 +25,14 @@ NOT_BUILT = (
     "actor_rollout_ref.model.lora_adapter_path",
     "actor_rollout_ref.model.enable_activation_offload", "actor_rollout_ref.actor.freeze_vision_tower",
     "actor_rollout_ref.actor.router_replay.mode", "actor_rollout_ref.actor.use_prefix_grouper",
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size", "actor_rollout_ref.actor.profiler.enable",
-    "actor_rollout_ref.actor.fsdp_config.full_determinism", "actor_rollout_ref.actor.fsdp_config.offload_policy",
+    "actor_rollout_ref.actor.profiler.enable",
+    "actor_rollout_ref.actor.fsdp_config.full_determinism",
     "actor_rollout_ref.rollout.multi_turn.enable", "actor_rollout_ref.rollout.over_sample_rate",
     "actor_rollout_ref.rollout.quantization", "actor_rollout_ref.rollout.prometheus.enable",
     "actor_rollout_ref.rollout.enable_rollout_routing_replay", "data.custom_cls.path", "data.sampler.class_path",
-    "critic.model.lora_rank", "critic.model.enable_activation_offload", "critic.ulysses_sequence_parallel_size",
-    "critic.profiler.enable", "reward_model.enable", "global_profiler.tool", "trainer.esi_redundant_time",
-    "trainer.max_restarts", "ray_kwargs.timeline_json_file",
+    "critic.model.lora_rank", "critic.model.enable_activation_offload",
+    "critic.profiler.enable", "reward_model.enable_resource_pool", "reward_model.ulysses_sequence_parallel_size",
+    "global_profiler.tool", "trainer.esi_redundant_time",
 )  # fmt: skip
 """Keys that `plan` understands and training does not honour yet: refused unless they have their default."""
 
@@ -41,18 +42,22 @@ def check(config: Config, machine: Machine | None = None) -> None:
     _built(config)
     choose_threads(config)
     _packages(config, machine)
+    _processes(config, machine)
     _devices(config, machine)
     require_files(config)
-    _model(config)
+    _folder("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
+    _reward_model(config)
 
 
 def choose_threads(config: Config) -> None:
-    """One thread for a model so small that threads cost more than they do: a small run is many times slower with them.
+    """One thread where threads cost more than they do: for a small model on a CPU, and beside a GPU, where the host
+    only packs rows; such a run is many times slower with them.
 
     Read by torch when it is imported; the user's own setting wins.
     """
     shape = shape_of(config.actor_rollout_ref.model.path or "")
-    if config.trainer.device == "cpu" and shape is not None and shape.parameters < ONE_THREAD_BELOW:
+    small = shape is not None and shape.parameters < ONE_THREAD_BELOW
+    if config.trainer.device != "cpu" or small:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -92,25 +97,72 @@ def _packages(config: Config, machine: Machine) -> None:
             )
 
 
-def _devices(config: Config, machine: Machine) -> None:
-    trainer = config.trainer
-    wanted = trainer.n_gpus_per_node or 1
-    if trainer.device == "cpu" or trainer.nnodes > 1:
+def _processes(config: Config, machine: Machine) -> None:
+    """What only several processes can do, and what they need."""
+    actor = config.actor_rollout_ref.actor
+    if in_one_process(config):
+        for section in ("actor_rollout_ref.actor.fsdp_config", "critic.model.fsdp_config"):
+            if tree.get(config, f"{section}.offload_policy"):
+                raise UserError(
+                    "is FSDP2's, and one device runs `single`",
+                    key=f"{section}.offload_policy",
+                    value=True,
+                    fix=f"{section}.param_offload=True {section}.optimizer_offload=True",
+                )
         return
+    size = sum(pool.size for pool in pools(config))
+    if actor.strategy == "single":
+        key = "actor_rollout_ref.actor.strategy"
+        raise UserError(f"trains on one device, and there are {size}", key=key, value="single", fix=f"{key}=fsdp")
+    if not machine.has("ray"):
+        raise UserError(
+            f"{size} processes need ray",
+            key="trainer.n_gpus_per_node",
+            value=config.trainer.n_gpus_per_node,
+            fix='pip install "paddock[ray]", or trainer.n_gpus_per_node=1 trainer.nnodes=1',
+        )
+
+
+def _devices(config: Config, machine: Machine) -> None:
+    """Of this machine, where the run stays on it. What a cluster has is known once it is joined."""
+    trainer = config.trainer
+    joins = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS")
+    several = not in_one_process(config)
+    if trainer.device == "cpu" or trainer.nnodes > 1 or (several and joins):
+        return
+    wanted = sum(pool.size for pool in pools(config))
     if machine.device != trainer.device or machine.devices < wanted:
         there = f"{machine.devices} {machine.device} device(s)" if machine.devices else "no accelerator"
         raise UserError(
-            f"this machine has {there}, and trainer.device={trainer.device} asks for {wanted}",
+            f"this machine has {there}, and the run asks for {wanted} of trainer.device={trainer.device}",
             key="trainer.n_gpus_per_node",
-            value=wanted,
+            value=trainer.n_gpus_per_node,
             fix=f"trainer.n_gpus_per_node={machine.devices}" if machine.devices else "trainer.device=cpu",
         )
 
 
-def _model(config: Config) -> None:
-    path = config.actor_rollout_ref.model.path or ""
+def _folder(key: str, path: str | None) -> None:
+    """A model's, where its name is not one of the hub's."""
+    path = path or ""
     local = path.startswith(("/", ".", "~")) or path.count("/") > 1
     if local and not path.startswith(BUILTIN) and not Path(path).is_dir():
+        raise UserError("no such folder", key=key, value=path, fix="check the path, or give a hub name")
+
+
+def _reward_model(config: Config) -> None:
+    reward = config.reward_model
+    if not reward.enable:
+        return
+    _folder("reward_model.model.path", reward.model.path)
+    if reward.judge.source == "endpoint":
+        return
+    if not in_one_process(config):
         raise UserError(
-            "no such folder", key="actor_rollout_ref.model.path", value=path, fix="check the path, or give a hub name"
+            "a reward model shares the one device of a run; beside several it is not built yet",
+            key="reward_model.enable",
+            value=True,
+            fix="trainer.n_gpus_per_node=1 trainer.nnodes=1; or serve a judge: reward_model.judge.source=endpoint",
         )
+    if reward.strategy == "megatron":
+        key = "reward_model.strategy"
+        raise UserError("is not built yet", key=key, value="megatron", fix=f"{key}=fsdp, on one device")

@@ -15,7 +15,7 @@ FLOORS = [
     ["errors"],
     ["facts"],
     ["config", "core"],
-    ["algorithms"],
+    ["algorithms", "kernels"],
     ["data", "rewards", "models"],
     ["engines"],
     ["workers"],
@@ -32,6 +32,7 @@ FLOORS = [
         "trainer.main_ppo",
         "trainer.main_generation",
         "trainer.main_sft",
+        "trainer.main_rm",
         "trainer.main_eval",
     ],
 ]

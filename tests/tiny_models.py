@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from byte_tokenizer import tokenizer_of_bytes
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -80,25 +80,9 @@ def tiny_model(family: str = "qwen2", **overrides: Any) -> PreTrainedModel:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE without merges: one token a byte, 260 in all."""
-    vocabulary = {token: i for i, token in enumerate(SPECIAL)}
-    for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
-        vocabulary.setdefault(letter, len(vocabulary))
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=None))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(SPECIAL)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        bos_token="<bos>",
-        unk_token="<unk>",
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
+    """260 tokens: the special ones first, where `SHAPE` has them, and a plain chat template."""
+    names = dict(zip(("pad_token", "eos_token", "bos_token", "unk_token"), SPECIAL, strict=True))
+    return tokenizer_of_bytes(before=SPECIAL, template=CHAT_TEMPLATE, padding_side="left", **names)
 
 
 def save_tiny(path: Path, family: str = "qwen2", **overrides: Any) -> Path:

@@ -86,7 +86,13 @@ LEGACY: dict[str, Rule] = {
             "reward.custom_reward_function.path": "custom_reward_function.path",
             "reward.custom_reward_function.name": "custom_reward_function.name",
             "reward.reward_manager.name": "reward_model.reward_manager",
-            "reward.num_workers": "reward_model.num_workers",
+            **{
+                f"reward.{name}": f"reward_model.{name}"
+                for name in (
+                    *("num_workers", "timeout", "compute_score_kwargs", "max_concurrent", "max_rpm", "max_tpm"),
+                    "estimated_tokens_per_request",
+                )
+            },
             "reward.reward_model.enable": "reward_model.enable",
             "reward.reward_model.model_path": "reward_model.model.path",
             "reward.sandbox_fusion.url": "reward_model.sandbox_fusion.url",
@@ -204,7 +210,7 @@ LEGACY: dict[str, Rule] = {
         "write a scorer and name it in custom_reward_function.path",
         (None, "custom_reward_manager"),
     ),
-    "reward_model.use_reward_loop": Ignored("scoring always overlaps generation"),
+    "reward_model.use_reward_loop": Ignored("reward_model.launch_reward_fn_async says when scoring begins"),
     "reward_model.reward_loop_source": Refused("managers are chosen by name", "leave it out", (None, "register")),
     "reward_model.reward_loop_module_path": Refused("managers are chosen by name", "use custom_reward_function.path"),
     "reward_model.reward_loop_class_name": Refused("managers are chosen by name", "use custom_reward_function.path"),

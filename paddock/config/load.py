@@ -100,7 +100,8 @@ def _layers(base: dict[str, Any], settings: list[Setting]) -> list[tuple[str, di
         names = (*recipes.ESTIMATORS, *recipes.ALIASES)
         raise rules.unknown("advantage estimator", "algorithm.adv_estimator", estimator, names)
     layers = [(f"recipe {estimator}", recipe.values if recipe else {}), ("--config-name", base)]
-    if not any(chosen.get(key) is not None for key in recipes.EMBEDDED_UNLESS_SET):
+    deciding = set(recipes.EMBEDDED_UNLESS_SET) - ({recipes.DEVICES} if chosen.get(recipes.DEVICE) == "cpu" else set())
+    if not any(chosen.get(key) is not None for key in deciding):
         layers.append(("embedded default", recipes.EMBEDDED))
     else:
         layers.append(("guide", {key: v for key, v in recipes.GUIDE.items() if key != "data.val_files"}))

@@ -59,7 +59,8 @@ CONFIG_NAMES: dict[str, dict[str, Any]] = {
 }
 
 # A run that names neither a model, nor data, nor hardware is the embedded default: it works on any machine, offline.
-EMBEDDED_UNLESS_SET = ("actor_rollout_ref.model.path", "data.train_files", "trainer.n_gpus_per_node")
+DEVICE, DEVICES = "trainer.device", "trainer.n_gpus_per_node"
+EMBEDDED_UNLESS_SET = ("actor_rollout_ref.model.path", "data.train_files", DEVICES)  # processes on a CPU are no GPUs
 EMBEDDED: dict[str, Any] = {
     "actor_rollout_ref.model.path": "builtin:tiny",
     "data.train_files": "builtin:addition/train",
@@ -77,6 +78,7 @@ EMBEDDED: dict[str, Any] = {
     "actor_rollout_ref.ref.fsdp_config.dtype": "float32",
     "actor_rollout_ref.actor.fsdp_config.dtype": "float32",
     "critic.model.fsdp_config.dtype": "float32",
+    "reward_model.model.fsdp_config.dtype": "float32",
     "trainer.total_training_steps": 80,
     "trainer.test_freq": 20,
 }

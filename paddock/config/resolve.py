@@ -81,6 +81,8 @@ def _rollout_engine(config: Config, fill: _Filler, machine: Machine) -> None:
     if served and (trainer.n_gpus_per_node or 1) % recipes.GUIDE_TENSOR_PARALLEL == 0:
         fill(f"{rollout}.tensor_model_parallel_size", recipes.GUIDE_TENSOR_PARALLEL, "guide")
     fill(f"{rollout}.tensor_model_parallel_size", 1, "the engine spans one device")
+    on_cpu = trainer.device == "cpu"
+    fill(f"{rollout}.max_num_seqs", 256 if on_cpu else 1024, f"trainer.device={trainer.device}")
     fill("reward_model.rollout.name", config.actor_rollout_ref.rollout.name, f"follows {rollout}.name")
 
 

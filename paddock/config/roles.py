@@ -251,7 +251,7 @@ class RolloutConfig:
     data_parallel_size: int = key(1, "copies of the engine that share expert layers", low=1)
     expert_parallel_size: int = key(1, "ranks that share the experts", low=1)
     pipeline_model_parallel_size: int = key(1, "ranks that share the layers", low=1)
-    max_num_seqs: int = key(256, "sequences generated at a time, per engine", low=1)
+    max_num_seqs: int | None = key(None, "sequences at a time, per engine; unset: 256 on a CPU, else 1024", low=1)
     max_num_batched_tokens: int = key(8192, "tokens per engine step", low=1)
     max_model_len: int | None = key(None, "longest sequence; unset: prompt + response", low=1)
     enable_chunked_prefill: bool = key(True, "mix prefill into decode steps")
@@ -291,6 +291,11 @@ class ActorRolloutRefConfig:
     actor: ActorConfig = section(ActorConfig)
     ref: RefConfig = section(RefConfig)
     rollout: RolloutConfig = section(RolloutConfig)
+    numerics: str = key(
+        "fast",
+        "exact: on one GPU, log-probs of rollout and trainer equal bit for bit, for some more time",
+        choices=("fast", "exact"),
+    )
     nccl_timeout: int = key(600, "seconds until a collective counts as hung", low=1)
 
 
@@ -317,6 +322,9 @@ class CriticModelConfig:
 @dataclass
 class CriticConfig:
     enable: bool | None = key(None, "train a critic; unset: when the estimator needs one")
+    enable_resource_pool: bool = key(False, "on devices of its own")
+    n_gpus_per_node: int = key(1, "devices per node of that pool", low=1)
+    nnodes: int = key(1, "nodes of that pool", low=1)
     strategy: str = follows(f"{_ACTOR}.strategy", "training engine", choices=STRATEGIES)
     model: CriticModelConfig = section(CriticModelConfig)
     optim: OptimConfig = section(OptimConfig, lr=1e-5)

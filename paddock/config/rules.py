@@ -12,7 +12,14 @@ from paddock.config import recipes, rollout_correction, tree
 from paddock.config.paths import missing_file
 from paddock.config.roles import POLICY_LOSSES
 from paddock.config.schema import LOGGERS, Config
-from paddock.config.topology import data_parallel_size, engine_size, model_parallel_size, needs_reference, world_size
+from paddock.config.topology import (
+    data_parallel_size,
+    engine_size,
+    model_parallel_size,
+    needs_reference,
+    pool_size,
+    world_size,
+)
 from paddock.errors import UserError
 
 _A, _RO = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -150,14 +157,14 @@ def devices_divide_into_groups(config: Config) -> None:
     if config.critic.enable:
         roles.append(("critic", config.critic))
     for section, role in roles:
-        size = model_parallel_size(role)
-        if world % size:
+        size, devices = model_parallel_size(role), pool_size(config, role)
+        if devices % size:
             key = "megatron.tensor x pipeline x context" if role.strategy == "megatron" else "ulysses_sequence"
             raise UserError(
-                f"{world} devices do not divide into groups of {size}",
+                f"{devices} devices do not divide into groups of {size}",
                 key=f"{section}.{key}_parallel_size",
                 value=size,
-                fix=f"a divisor of trainer.n_gpus_per_node x trainer.nnodes = {world}",
+                fix=f"a divisor of n_gpus_per_node x nnodes = {devices}",
             )
     size = engine_size(config)
     if world % size:
@@ -272,8 +279,46 @@ def resume_path_is_a_step(config: Config) -> None:
 
 
 def reward_model_is_named(config: Config) -> None:
-    if config.reward_model.enable and not config.reward_model.model.path:
+    reward, judge = config.reward_model, config.reward_model.judge
+    if not reward.enable:
+        if judge.source is not None:
+            raise UserError(
+                "only an enabled reward model can judge",
+                key="reward_model.judge.source",
+                value=judge.source,
+                fix="reward_model.enable=True",
+            )
+        return
+    if judge.source == "endpoint":
+        for key, value in (("reward_model.judge.url", judge.url), ("reward_model.judge.model", judge.model)):
+            if not value:
+                raise UserError("reward_model.judge.source=endpoint needs it", key=key, value=value, fix=f"{key}=...")
+        if not str(judge.url).startswith(("http://", "https://")):
+            raise UserError(
+                "is not an address", key="reward_model.judge.url", value=judge.url, fix="http://host:port/v1"
+            )
+    elif not reward.model.path:
         raise UserError("has no model", key="reward_model.enable", value=True, fix="reward_model.model.path=...")
+
+
+def reward_settings_agree(config: Config) -> None:
+    """What would be set and not used is named."""
+    reward, judge = config.reward_model, config.reward_model.judge
+    if not reward.enable:
+        return
+    clashes: tuple[tuple[bool, str, Any, str, str], ...] = (
+        (judge.source == "endpoint" and bool(reward.model.path), "reward_model.model.path", reward.model.path,
+         "the judge is the server at reward_model.judge.url", "leave it out, or reward_model.judge.source=engine"),
+        (judge.source != "endpoint" and bool(judge.url), "reward_model.judge.url", judge.url,
+         "no server is asked", "reward_model.judge.source=endpoint, or leave it out"),
+        (judge.source is not None and reward.token_level, "reward_model.token_level", True,
+         "a judge gives one score for a response", "leave it out"),
+        (reward.model_weight is None and reward.rule_weight is not None, "reward_model.rule_weight", reward.rule_weight,
+         "the model's weight is not set", "reward_model.model_weight=1"),
+    )  # fmt: skip
+    for broken, key, value, reason, fix in clashes:
+        if broken:
+            raise UserError(reason, key=key, value=value, fix=fix)
 
 
 def data_files_are_named(config: Config) -> None:
@@ -308,6 +353,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     loggers_are_known,
     resume_path_is_a_step,
     reward_model_is_named,
+    reward_settings_agree,
     data_files_are_named,
     plugin_files_exist,
 )
@@ -322,6 +368,8 @@ def _warnings(config: Config, origins: dict[str, str]) -> Iterator[str]:
             yield f"{key} has no effect: {_A}.strategy={actor.strategy}"
         elif key.startswith("critic.") and key != "critic.enable" and not config.critic.enable:
             yield f"{key} has no effect: algorithm.adv_estimator={config.algorithm.adv_estimator} trains no critic"
+        elif key.startswith("reward_model.rollout.") and config.reward_model.judge.source is None:
+            yield f"{key} has no effect: no judge writes; a classifier runs without an engine of its own"
         elif key == f"{_RO}.tensor_model_parallel_size" and engine_size(config) < (tree.get(config, key) or 1):
             yield f"{key}={tree.get(config, key)} has no effect: {_RO}.name={rollout.name} runs on one device"
 

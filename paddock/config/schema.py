@@ -13,7 +13,7 @@ from paddock.config.engine import DTYPES, STRATEGIES, FSDPConfig, MegatronConfig
 from paddock.config.field import follows, key, section
 from paddock.config.roles import KL_KINDS, ROLLOUT_ENGINES, ActorRolloutRefConfig, CriticConfig
 
-LOGGERS = ("console", "tensorboard", "wandb", "mlflow", "swanlab", "trackio", "file")
+LOGGERS = ("console", "tensorboard", "wandb", "mlflow", "swanlab", "trackio", "prometheus", "file")
 REWARD_MANAGERS = ("naive", "batch", "prime", "dapo", "remote", "rate_limited", "gdpo")
 
 
@@ -149,10 +149,52 @@ class RewardRolloutConfig:
 
 
 @dataclass
+class JudgeConfig:
+    """A language model that judges in words; `reward_model.rollout.response_length` bounds what it writes."""
+
+    source: str | None = key(
+        None,
+        "who judges: a server (endpoint) or reward_model.model.path in our own engine (engine); unset: no judge",
+        choices=("endpoint", "engine"),
+    )
+    url: str | None = key(None, "server that speaks OpenAI's chat protocol: http://host:port/v1")
+    model: str | None = key(None, "model that the server shall ask")
+    api_key_env: str = key("OPENAI_API_KEY", "environment variable that holds the server's key, if it wants one")
+    template_path: str | None = key(
+        None, "text file in which {prompt}, {response}, {ground_truth} are filled in; unset: a score from 0 to 10",
+        path=True,
+    )  # fmt: skip
+    pattern: str = key(
+        r"Score:\s*(-?\d+(?:\.\d+)?)", "regular expression whose first group is the number; its last match counts"
+    )
+    temperature: float = key(0.0, "sampling temperature of the judge; 0: greedy", low=0)
+    request: dict[str, Any] = key({}, "further fields of the request to a server; null removes one")
+    max_concurrent: int = key(32, "requests at a time", low=1)
+    timeout: float = key(60.0, "seconds for one request", above=0)
+    retries: int = key(2, "further attempts when a server is busy or silent", low=0)
+    failed: float = key(0.0, "score of an answer for which no number came")
+
+
+@dataclass
 class SandboxConfig:
     url: str | None = key(None, "SandboxFusion service; unset: the local sandbox")
-    max_concurrent: int = key(64, "programs run at a time", low=1)
-    memory_limit_mb: int = key(1024, "memory of one program", low=1)
+    max_concurrent: int = key(64, "programs that the service runs at a time", low=1)
+    memory_limit_mb: int = key(1024, "memory of one program, here or in the service", low=64)
+
+
+@dataclass
+class LocalSandboxConfig:
+    """Where programs that a model wrote are run; time limits also hold for a service."""
+
+    isolation: str = key(
+        "auto",
+        "what keeps programs in; auto: bubblewrap where it works, else unshare; unsafe: nothing does",
+        choices=("auto", "bubblewrap", "unshare", "unsafe"),
+    )
+    timeout: float = key(10.0, "seconds of one program; all tests of an answer share reward_model.timeout", above=0)
+    processes: int = key(32, "processes and threads of one program", low=1)
+    command: list[str] = key([], "what runs the program in {file}; empty: Python")
+    readable: list[str] = key([], "folders that programs may read, beside the system's and Python's own", path=True)
 
 
 @dataclass
@@ -183,13 +225,27 @@ class RewardModelConfig:
     micro_batch_size_per_gpu: int | None = key(None, "rows per forward; unset: a token budget", low=1)
     use_dynamic_bsz: bool | None = key(None, "by token budget; unset: unless a row count is set")
     forward_max_token_len_per_gpu: int = follows("critic.forward_max_token_len_per_gpu", "token budget", low=1)
-    max_length: int | None = key(None, "longest scored sequence; unset: prompt + response", low=1)
+    max_length: int | None = key(None, "cut longer sequences at their end; unset: none is cut", low=1)
+    token_level: bool = key(False, "one score for every token of a response; needs a token classifier")
+    model_weight: float | None = key(
+        None, "score = model_weight * model + rule_weight * rule; both unset: a row's reward_model.style decides"
+    )
+    rule_weight: float | None = key(None, "weight of the rule; unset beside a model_weight: 0")
+    judge: JudgeConfig = section(JudgeConfig)
     ulysses_sequence_parallel_size: int = key(1, "ranks that share each sequence (FSDP)", low=1)
     reward_manager: str = key("naive", "how scorers are called", choices=REWARD_MANAGERS)
     reward_kwargs: RewardKwargsConfig = section(RewardKwargsConfig)
     num_workers: int | None = key(None, "processes that score; unset: the number of cores", low=1)
     launch_reward_fn_async: bool = key(True, "score while other responses are still generated")
+    timeout: float = key(30.0, "seconds for one call of a scorer; then all its processes are killed", above=0)
+    compute_score_kwargs: dict[str, Any] = key({}, "arguments of built-in scorers, e.g. {method: flexible} of gsm8k")
+    max_concurrent: int = key(16, "rate_limited: calls at a time", low=1)
+    max_rpm: float | None = key(None, "rate_limited: calls per minute; unset: no limit", above=0)
+    max_tpm: float | None = key(None, "rate_limited: tokens per minute; unset: no limit", above=0)
+    estimated_tokens_per_request: int = key(2000, "rate_limited: tokens that one call counts for", low=1)
+    max_retries: int = key(3, "rate_limited: further tries of a call that raised or timed out", low=0)
     sandbox_fusion: SandboxConfig = section(SandboxConfig)
+    sandbox: LocalSandboxConfig = section(LocalSandboxConfig)
     rollout: RewardRolloutConfig = section(RewardRolloutConfig)
 
 

@@ -2,8 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
 from paddock.config.schema import Config
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Devices, a process each, and the roles that live together in every one of those processes."""
+
+    name: str
+    nodes: int
+    per_node: int
+    roles: tuple[str, ...]
+    key: str
+    """Section of the config that says how many there are."""
+
+    @property
+    def size(self) -> int:
+        return self.nodes * self.per_node
+
+
+def pools(config: Config) -> list[Pool]:
+    """Actor and rollout share devices, and the reference with them; the critic too, unless it has its own."""
+    trainer, critic = config.trainer, config.critic
+    apart = bool(critic.enable and critic.enable_resource_pool)
+    together = ["actor", "rollout"]
+    together += ["reference"] if needs_reference(config) else []
+    together += ["critic"] if critic.enable and not apart else []
+    found = [Pool("main", trainer.nnodes, trainer.n_gpus_per_node or 1, tuple(together), "trainer")]
+    if apart:
+        found.append(Pool("critic", critic.nnodes, critic.n_gpus_per_node, ("critic",), "critic"))
+    return found
+
+
+def in_one_process(config: Config) -> bool:
+    return [pool.size for pool in pools(config)] == [1]
+
+
+def pool_size(config: Config, role: ActorConfig | RefConfig | CriticConfig) -> int:
+    if isinstance(role, CriticConfig) and role.enable_resource_pool:
+        return role.n_gpus_per_node * role.nnodes
+    return world_size(config)
 
 
 def world_size(config: Config) -> int:
@@ -20,7 +61,7 @@ def model_parallel_size(role: ActorConfig | RefConfig | CriticConfig) -> int:
 
 def data_parallel_size(config: Config, role: ActorConfig | RefConfig | CriticConfig) -> int:
     """Devices, or groups of them, that work on different rows."""
-    return max(1, world_size(config) // model_parallel_size(role))
+    return max(1, pool_size(config, role) // model_parallel_size(role))
 
 
 def engine_size(config: Config) -> int:

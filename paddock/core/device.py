@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -52,10 +53,40 @@ def vendor(kind: str) -> ModuleType:
     return torch.cuda if kind == "cuda" else getattr(torch, kind)
 
 
+def collective_backend(kind: str) -> str:
+    """torch.distributed's name for what carries tensors between processes; objects go over gloo."""
+    carriers = {"cuda": "nccl", "npu": "hccl"}
+    return f"cpu:gloo,{kind}:{carriers[kind]}" if kind in carriers else "gloo"
+
+
 def synchronize(device: torch.device) -> None:
     """Waits until all that was launched has run."""
     if device.type != "cpu":
         vendor(device.type).synchronize(device)
+
+
+def can_record(device: torch.device) -> bool:
+    """Can launches be recorded as a graph, and replayed at once?"""
+    return device.type == "cuda"
+
+
+class Recording:
+    """Graphs of launches that share memory for what is between their inputs and outputs."""
+
+    def __init__(self) -> None:
+        self.memory = torch.cuda.graph_pool_handle()
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """What replays the function's launches; it does not run now."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.memory):
+            function()
+        return graph.replay
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return vendor(device.type).get_device_properties(device).multi_processor_count if device.type != "cpu" else 2
 
 
 def empty_cache(device: torch.device) -> None:
@@ -78,6 +109,11 @@ def reset_peak_memory(device: torch.device) -> None:
         vendor(device.type).reset_peak_memory_stats(device)
     elif os.access("/proc/self/clear_refs", os.W_OK):
         Path("/proc/self/clear_refs").write_text("5")
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes that an accelerator has, used or not."""
+    return vendor(device.type).get_device_properties(device).total_memory
 
 
 def memory_in_use(device: torch.device) -> int:

@@ -18,12 +18,13 @@ ADDITION = "paddock/addition"
 SEED = 1
 TEST_PAIRS = 512
 WARMUP_ROWS = 2048
+NEARBY = (-20, -11, -10, -9, -2, -1, 1, 2, 9, 10, 11, 20)
 
 Row = dict[str, Any]
 
 
 def builtin_rows(name: str) -> list[Row]:
-    """The rows that `builtin:addition/train`, `builtin:addition/test` or `builtin:addition/warmup` names."""
+    """The rows that `builtin:addition/train` names; other splits are test, warmup, pairs and pairs_test."""
     build = SPLITS.get(name)
     if build is None:
         raise UserError("there is no such built-in data set", key=name, fix=suggest(name, sorted(SPLITS)))
@@ -44,8 +45,40 @@ def warmup() -> list[Row]:
     return [_row(a, b, "warmup", index) | {"answer": reversed_sum(a, b)} for index, (a, b) in enumerate(pairs)]
 
 
+def pairs() -> list[Row]:
+    """Training pairs with a right and some wrong answers each, for a reward model."""
+    return [row for index, (a, b) in enumerate(_seen()) for row in _preferences(a, b, "pairs", index)]
+
+
+def pairs_test() -> list[Row]:
+    """The same of the tested pairs."""
+    return [row for index, (a, b) in enumerate(_held_out()) for row in _preferences(a, b, "pairs_test", index)]
+
+
 def reversed_sum(a: int, b: int) -> str:
     return str(a + b)[::-1]
+
+
+def _preferences(a: int, b: int, split: str, index: int) -> list[Row]:
+    right = reversed_sum(a, b)
+    return [_row(a, b, split, index) | {"chosen": right, "rejected": wrong} for wrong in _wrong_answers(right, a, b)]
+
+
+def _wrong_answers(right: str, a: int, b: int) -> list[str]:
+    """Mistakes of those who add: another units digit; another tens or hundreds digit, or a sum nearby; now and then the
+    sum of other numbers, or a digit too few or too many, each as often: size alone tells nothing."""
+    draw = _rank("wrong", a, b)
+    place = 1 + draw[1] % (len(right) - 1)
+    nearby = reversed_sum(a + NEARBY[draw[3] % len(NEARBY)], b)
+    length = right[:-1] if draw[5] % 2 else right + str(draw[6] % 10)
+    others = reversed_sum(10 + draw[7] % 90, 10 + draw[8] % 90)
+    found = [_changed(right, 0, draw[0]), nearby if draw[4] % 2 else _changed(right, place, draw[2])]
+    found += [length if draw[9] % 8 else others] if draw[9] % 4 == 0 else []
+    return [wrong for wrong in found if wrong != right]
+
+
+def _changed(right: str, place: int, draw: int) -> str:
+    return right[:place] + str((int(right[place]) + 1 + draw % 9) % 10) + right[place + 1 :]
 
 
 def _held_out() -> list[tuple[int, int]]:
@@ -82,5 +115,5 @@ def _row(a: int, b: int, split: str, index: int) -> Row:
 
 
 SPLITS: dict[str, Callable[[], list[Row]]] = {
-    f"{BUILTIN}addition/{split.__name__}": split for split in (train, test, warmup)
+    f"{BUILTIN}addition/{split.__name__}": split for split in (train, test, warmup, pairs, pairs_test)
 }

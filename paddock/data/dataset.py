@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 TRUTH = "reward_model"
 EXTRA = "extra_info"
+RULE, MODEL, BOTH = "rule", "model", "both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class PromptRow:
     extra_info: dict[str, Any]
     place: str
     """File and row, for messages to people."""
+    style: str = RULE
+    """Who scores its answers: a rule, a reward model, or both."""
 
 
 class PromptDataset:
@@ -57,6 +60,10 @@ class PromptDataset:
         wanted = [config.prompt_key, config.reward_fn_key, TRUTH, EXTRA, config.image_key, config.video_key]
         self.tables = [open_table(path, key, wanted) for path in files_of(files)]
         self.starts = [0, *itertools.accumulate(table.count for table in self.tables)]
+        self.row_styles: list[str] = []
+        """Who scores each row, as the files have it."""
+        self.scored_by = {MODEL: RULE}
+        """The style that rows of a style get in this run, where it is another: without a model, rules score all."""
         self.row_sources = self._check()
         self._content = b"".join(table.digest() for table in self.tables)
         self.kept = self._choose(most, shuffle)
@@ -95,10 +102,10 @@ class PromptDataset:
         return dict(Counter(self.row_sources[index] for index in self.kept))
 
     def one_of_each_source(self) -> list[PromptRow]:
-        """The first row of every data source, to try a scorer on before training starts."""
-        first: dict[str, int] = {}
+        """The first row of every data source and style, to try a scorer on before training starts."""
+        first: dict[tuple[str, str], int] = {}
         for index in self.kept.tolist():
-            first.setdefault(self.row_sources[index], index)
+            first.setdefault((self.row_sources[index], self.row_styles[index]), index)
         return self._rows(list(first.values()))
 
     @property
@@ -120,6 +127,7 @@ class PromptDataset:
             for row, record in enumerate(table.records((source, TRUTH))):
                 sources.append(sys.intern(_source(record[source], table.place(row), source)))
                 _truth(record[TRUTH], table.place(row))
+                self.row_styles.append(_style(record[TRUTH]))
         return sources
 
     def _missing(self, table: Table, column: str) -> UserError:
@@ -172,6 +180,7 @@ class PromptDataset:
                 ground_truth=_truth(record[TRUTH], place),
                 extra_info=record.get(EXTRA) or {},
                 place=place,
+                style=self.scored_by.get(style := _style(record[TRUTH]), style),
             )
             for index, tokens, place, prompt, record in zip(indices, encoded, places, messages, records, strict=True)
         ]
@@ -204,6 +213,10 @@ def _source(value: Any, place: str, column: str) -> str:
             place, column, f"is {value!r:.80}, not the name of a source", "name the source, e.g. openai/gsm8k"
         )
     return value
+
+
+def _style(value: dict[str, Any]) -> str:
+    return MODEL if value.get("style") == MODEL else RULE
 
 
 def _truth(value: Any, place: str) -> Any:

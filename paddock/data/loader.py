@@ -15,7 +15,7 @@ from paddock.core.rng import permutation
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.errors import UserError
 
-EXTRAS = ("data_source", "ground_truth", "extra_info", "messages", "index", "place")
+EXTRAS = ("data_source", "ground_truth", "extra_info", "messages", "index", "place", "style")
 """What a batch of prompts carries beside tokens."""
 
 

@@ -116,7 +116,8 @@ class AnswerDataset(UnscoredDataset):
 
         tokenizer, identity = self.encoder.identity(), None
         if tokenizer:
-            decided = f"answers {limits} {config.prompt_key} {self.encoder.tokenizer.eos_token_id} {self.identity}"
+            end = self.encoder.tokenizer.eos_token_id
+            decided = f"{type(self).__name__} {limits} {config.prompt_key} {end} {self.identity}"
             identity = hashlib.sha256(tokenizer + decided.encode()).digest()
         fits = prompt_lengths(len(self), excess, config.filter_overlong_prompts_workers, identity) <= 0
         wanted = f"data.max_prompt_length={limits[0]} or the answer data.max_response_length={limits[1]}"

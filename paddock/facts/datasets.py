@@ -38,9 +38,19 @@ TABLE = (
     KnownDataset("math", "DigitalLearningGmbH/MATH-lighteval", {"train": 7500, "test": 5000}, preparer="math"),
     KnownDataset("math-500", "HuggingFaceH4/MATH-500", {"test": 500}, aliases=("math500",)),
     KnownDataset(
-        "geo3k", "hiyouga/geometry3k", {"train": 2101, "validation": 300, "test": 601}, aliases=("geometry3k",)
+        "geo3k",
+        "hiyouga/geometry3k",
+        {"train": 2101, "validation": 300, "test": 601},
+        aliases=("geometry3k",),
+        preparer="geo3k",
     ),
-    KnownDataset("full_hh_rlhf", "Dahoas/full-hh-rlhf", {"train": 112052, "test": 12451}, aliases=("full_hh_rlhf/rl",)),
+    KnownDataset(
+        "full_hh_rlhf",
+        "Dahoas/full-hh-rlhf",
+        {"train": 112052, "test": 12451},
+        aliases=("full_hh_rlhf/rl",),
+        preparer="full_hh_rlhf --split rl",
+    ),
     KnownDataset("hellaswag", "Rowan/hellaswag", {"train": 39905, "validation": 10042}),
     KnownDataset(
         "deepscaler",
@@ -61,8 +71,10 @@ TABLE = (
         note="the published file repeats each of the 30 problems 32 times",
     ),
     KnownDataset("Eurus-2-RL-Data", "PRIME-RL/Eurus-2-RL-Data", {"train": 480537, "validation": 2048}),
-    KnownDataset("humaneval", "openai/openai_humaneval", {"test": 164}),
-    KnownDataset("mbpp", "google-research-datasets/mbpp", {"train": 374, "validation": 90, "test": 500}),
+    KnownDataset("humaneval", "openai/openai_humaneval", {"test": 164}, preparer="humaneval"),
+    KnownDataset(
+        "mbpp", "google-research-datasets/mbpp", {"train": 374, "validation": 90, "test": 500}, preparer="mbpp"
+    ),
 )
 
 

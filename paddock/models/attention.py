@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from paddock.errors import UserError
 from paddock.models.blocks import Block, BlockAttention, blocks_of
 
 NAME = "paddock"
+FUSED = "paddock_fused"  # where a backbone keeps its fused forward, if it has one
 MAX_FLASH_HEAD_DIM = 256
 VARLEN_OPTIONS: dict[str, Any] = (
     {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
@@ -75,6 +76,13 @@ class Packed:
         return torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32, device=self.device)
 
     @cached_property
+    def tiles(self) -> Tensor:
+        """For the kernel of exact numerics."""
+        from paddock.kernels.packed import tiles_of
+
+        return tiles_of(self.lengths, self.device)
+
+    @cached_property
     def blocks(self) -> list[Block]:
         return blocks_of(self.lengths, self.device)
 
@@ -107,7 +115,16 @@ def flash_can(query: Tensor, value: Tensor, softcap: float | None) -> bool:
 
 
 def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, how: Attention) -> Tensor:
-    """The last hidden states ``[N, L, hidden]`` of a causal LM, or of a bare backbone; ``positions [N, L]``."""
+    """The last hidden states ``[N, L, hidden]`` of a causal LM, or of a bare backbone; ``positions [N, L]``.
+
+    By the model's fused forward, if it has one (see fused.py), else by its modules.
+    """
+    decoder = vars(model.base_model).get(FUSED)
+    return (decoder.hidden if decoder else partial(module_states, model))(tokens, positions, how)
+
+
+def module_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, how: Attention) -> Tensor:
+    """By transformers' own modules."""
     loaded_with = model.config._attn_implementation
     if loaded_with != NAME:
         raise ValueError(f"the model must be loaded with attn_implementation={NAME!r}, not {loaded_with!r}")

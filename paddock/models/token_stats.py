@@ -16,6 +16,13 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from paddock.kernels.launch import can_launch, has_triton
+from paddock.models.fused import fused
+
+if has_triton():
+    from paddock.kernels.matmul import exact_linear
+    from paddock.kernels.statistics import gather, gradient, normalise
+
 CHUNK = {"cpu": 1024}
 """Tokens of the vocabulary at a time."""
 DEVICE_CHUNK = 8192
@@ -29,17 +36,28 @@ class Head:
     bias: Tensor | None = None
     scale: float = 1.0
     softcap: float | None = None
+    exact: bool = False
+    """A row's logits do not depend on the other rows, bit by bit (see fused.py)."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Head:
         layer, config = model.get_output_embeddings(), model.config.get_text_config()
         scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
-        return cls(layer.weight, layer.bias, float(scale), getattr(config, "final_logit_softcapping", None))
+        decoder = fused(model)
+        return cls(
+            layer.weight,
+            layer.bias,
+            float(scale),
+            getattr(config, "final_logit_softcapping", None),
+            exact=decoder is not None and decoder.exact,
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[N, D] -> [N, V]`` in float32 or better."""
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        if hidden.is_cuda and hidden.dtype != wide:
+        if self.exact:
+            z = exact_linear(hidden, self.weight, self.bias, wide)
+        elif hidden.is_cuda and hidden.dtype != wide:
             z = torch.mm(hidden, self.weight.t(), out_dtype=wide)
             z = z if self.bias is None else z.add_(self.bias)
         else:
@@ -76,7 +94,16 @@ def token_stats(
     log-probs and entropy carry gradients to hidden states and head; sum pi^2 does not.
     """
     log_probs, h, squares = Statistics.apply(
-        hidden, head.weight, head.bias, tokens, head.scale, head.softcap, temperature, entropy, sum_pi_squared
+        hidden,
+        head.weight,
+        head.bias,
+        tokens,
+        head.scale,
+        head.softcap,
+        head.exact,
+        temperature,
+        entropy,
+        sum_pi_squared,
     )
     return TokenStats(log_probs, h if entropy else None, squares if sum_pi_squared else None)
 
@@ -93,6 +120,7 @@ class Statistics(torch.autograd.Function):
         tokens: Tensor,
         scale: float,
         softcap: float | None,
+        exact: bool,
         temperature: float,
         want_entropy: bool,
         want_squares: bool,
@@ -104,7 +132,12 @@ class Statistics(torch.autograd.Function):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total, chosen, weighted, squared = hidden.new_zeros(4, len(hidden), dtype=wide)
         top = torch.full_like(total, torch.finfo(wide).min)
-        for part, head in Head(weight, bias, scale, softcap).chunks():
+        for part, head in Head(weight, bias, scale, softcap, exact).chunks():
+            if can_launch(hidden) and wide == torch.float32:
+                z = head.logits(hidden)
+                gather(z, tokens, part.start, temperature, top, total, chosen,
+                       weighted if want_entropy else None, squared if want_squares else None)  # fmt: skip
+                continue
             z = logits_at(head, hidden, temperature)
             risen = torch.maximum(top, z.amax(-1))
             shrink = torch.exp(top - risen)
@@ -118,9 +151,10 @@ class Statistics(torch.autograd.Function):
                 squared = shrink.square() * squared + torch.linalg.vecdot(e, e)
             total = shrink * total + e.sum(-1)
             top = risen
-        normaliser, entropy = top + total.log(), total.log() - weighted / total
+        normaliser = normalise(top, total) if exact else top + total.log()
+        entropy = total.log() - weighted / total
         ctx.save_for_backward(hidden, weight, bias, tokens, normaliser, entropy)
-        ctx.options = scale, softcap, temperature
+        ctx.options = scale, softcap, exact, temperature
         ctx.set_materialize_grads(False)
         squares = squared / total.square()
         ctx.mark_non_differentiable(squares)
@@ -130,13 +164,20 @@ class Statistics(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """d log pi(y) / dz_v = [v = y] - pi_v,  dH / dz_v = -pi_v (log pi_v + H)."""
         hidden, weight, bias, tokens, normaliser, entropy = ctx.saved_tensors
-        (scale, softcap, temperature), (by_log_prob, by_entropy, _) = ctx.options, grads
+        (scale, softcap, exact, temperature), (by_log_prob, by_entropy, _) = ctx.options, grads
         inner = scale / temperature
         outer = torch.zeros_like(normaliser) if by_log_prob is None else by_log_prob * inner
         slope = None if by_entropy is None else (by_entropy * inner).unsqueeze(-1)
         d_hidden = torch.zeros_like(hidden, dtype=normaliser.dtype)
         d_weight, d_bias = torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
-        for part, head in Head(weight, bias, scale, softcap).chunks():
+        for part, head in Head(weight, bias, scale, softcap, exact).chunks():
+            if can_launch(hidden) and normaliser.dtype == torch.float32 and bias is None:
+                by_slope = None if by_entropy is None else by_entropy * inner
+                narrow = gradient(head.logits(hidden), tokens, part.start, temperature, normaliser, entropy, outer,
+                                  by_slope, softcap, weight.dtype)  # fmt: skip
+                d_hidden += narrow @ head.weight
+                torch.mm(narrow.t(), hidden, out=d_weight[part])
+                continue
             z = logits_at(head, hidden, temperature)
             bend = None if softcap is None else 1 - (z * (temperature / softcap)).square_()
             z.sub_(normaliser.unsqueeze(-1))  # log pi
@@ -154,7 +195,7 @@ class Statistics(torch.autograd.Function):
             narrow = dz.to(weight.dtype)
             d_hidden += narrow @ head.weight
             torch.mm(narrow.t(), hidden, out=d_weight[part])
-        return d_hidden.to(hidden.dtype), d_weight, d_bias, *([None] * 6)
+        return d_hidden.to(hidden.dtype), d_weight, d_bias, *([None] * 7)
 
 
 def logits_at(head: Head, hidden: Tensor, temperature: float) -> Tensor:

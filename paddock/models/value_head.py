@@ -28,6 +28,8 @@ class ValueModel(nn.Module):
         """``[N, hidden] -> [N]``"""
         head = self.value_head
         wide = torch.promote_types(hidden.dtype, head.weight.dtype)
+        if wide == head.weight.dtype:  # as a module: an engine that shards it gathers it around this call
+            return head(hidden.to(wide)).squeeze(-1)
         return linear(hidden.to(wide), head.weight.to(wide), head.bias.to(wide)).squeeze(-1)
 
     def save(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:

@@ -9,7 +9,15 @@ from typing import Any
 from paddock.config.paths import BUILTIN, files_of, missing_file
 from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
 from paddock.config.schema import Config
-from paddock.config.topology import data_parallel_size, engine_size, model_parallel_size, needs_reference, world_size
+from paddock.config.topology import (
+    data_parallel_size,
+    engine_size,
+    in_one_process,
+    model_parallel_size,
+    needs_reference,
+    pool_size,
+    world_size,
+)
 from paddock.data.builtin import builtin_rows
 from paddock.data.rows import count_rows
 from paddock.errors import UserError
@@ -129,11 +137,11 @@ def _micro_batches(config: Config, rows: int) -> str:
 
 
 def roles(config: Config) -> list[dict[str, Any]]:
-    """Who works where: every role shares the devices of one pool, but for a reward model with a pool of its own."""
+    """Who works where: roles share the devices of one pool, but for a critic or reward model with its own."""
     group, world = config.actor_rollout_ref, world_size(config)
-    spans = engine_size(config)
+    spans, alone = engine_size(config), in_one_process(config)
     table = [
-        _held("actor", group.actor, group.actor.fsdp_config.fsdp_size, world),
+        _held("actor", group.actor, group.actor.fsdp_config.fsdp_size, world, alone),
         {
             "role": "rollout",
             "engine": group.rollout.name,
@@ -143,10 +151,11 @@ def roles(config: Config) -> list[dict[str, Any]]:
         },
     ]
     if needs_reference(config):
-        table.append(_held("reference", group.ref, group.ref.fsdp_config.fsdp_size, world))
+        table.append(_held("reference", group.ref, group.ref.fsdp_config.fsdp_size, world, alone))
     if config.critic.enable:
-        table.append(_held("critic", config.critic, config.critic.model.fsdp_config.fsdp_size, world))
-    if config.reward_model.enable:
+        devices = pool_size(config, config.critic)
+        table.append(_held("critic", config.critic, config.critic.model.fsdp_config.fsdp_size, devices, alone))
+    if config.reward_model.enable and config.reward_model.judge.source != "endpoint":
         own = config.reward_model
         devices = own.n_gpus_per_node * own.nnodes if own.enable_resource_pool else world
         split = {"rows_split": devices, "weights_split": devices}
@@ -154,14 +163,16 @@ def roles(config: Config) -> list[dict[str, Any]]:
     return table
 
 
-def _held(name: str, role: ActorConfig | RefConfig | CriticConfig, fsdp_size: int, world: int) -> dict[str, Any]:
+def _held(
+    name: str, role: ActorConfig | RefConfig | CriticConfig, fsdp_size: int, world: int, alone: bool
+) -> dict[str, Any]:
     if role.strategy == "megatron":
         weights = role.megatron.tensor_model_parallel_size * role.megatron.pipeline_model_parallel_size
     else:
         weights = world if fsdp_size < 1 else min(fsdp_size, world)
     return {
         "role": name,
-        "engine": "single" if world == 1 else role.strategy,
+        "engine": "single" if alone else role.strategy,
         "devices": world,
         "rows_split": max(1, world // model_parallel_size(role)),
         "weights_split": weights,

@@ -137,7 +137,7 @@ def _rollout(config: Config) -> Rollout:
         engine=rollout.name or "embedded",  # type: ignore[arg-type]
         rows=-(-config.data.train_batch_size * rollout.n * size // world_size(config)),
         row_tokens=_row_tokens(config),
-        max_sequences=rollout.max_num_seqs,
+        max_sequences=rollout.max_num_seqs or 1,
         tensor=size,
         memory_fraction=rollout.gpu_memory_utilization,
         sleeps=rollout.free_cache_engine,

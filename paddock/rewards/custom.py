@@ -8,8 +8,10 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,9 +37,84 @@ class Target:
 class Failed(Exception):
     """A scorer that cannot be loaded, raised, or returned what is no score; the text says which, and where."""
 
+    def __init__(self, reason: str, row: int | None = None, lasting: bool = True):
+        """`row`: which of a batch. `lasting`: calling it again would not help."""
+        super().__init__(reason)
+        self.row, self.lasting = row, lasting
 
+
+MISTAKES = (NameError, ImportError, SyntaxError)
+"""What a function raises whatever the weather on the network."""
+
+
+@lru_cache(maxsize=128)
 def load(target: Target) -> Callable[[ScoreRequest], Score]:
     """The function at this address, taking a request; a coroutine function is run to its end."""
+    function = function_at(target, ROW)
+
+    def score(request: ScoreRequest) -> Score:
+        with blaming(target):
+            return checked(_finished(call(function, target, request)))
+
+    return score
+
+
+@lru_cache(maxsize=128)
+def load_batch(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Score]]:
+    """The function at this address, called once for all requests with a list of each argument."""
+    function = function_at(target, BATCH)
+
+    def scores(requests: Sequence[ScoreRequest]) -> list[Score]:
+        with blaming(target):
+            found = _finished(
+                function(
+                    data_sources=[request.data_source for request in requests],
+                    solution_strs=[request.solution for request in requests],
+                    ground_truths=[request.ground_truth for request in requests],
+                    extra_infos=[request.extra_info for request in requests],
+                    **target.kwargs,
+                )
+            )
+            results = _listed(found, len(requests))
+        for row, result in enumerate(results):
+            with blaming(target, row):
+                results[row] = checked(result)
+        return results
+
+    return scores
+
+
+def call(function: Callable[..., Any], target: Target, request: ScoreRequest) -> Any:
+    """What the function returns: a score, or something to await."""
+    return function(
+        data_source=request.data_source,
+        solution_str=request.solution,
+        ground_truth=request.ground_truth,
+        extra_info=request.extra_info,
+        **target.kwargs,
+    )
+
+
+@contextmanager
+def blaming(target: Target, row: int | None = None) -> Iterator[None]:
+    """Whatever goes wrong inside is `Failed`, with the line of the scorer's own file."""
+    try:
+        yield
+    except BadScore as error:
+        raise Failed(str(error), row) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        lasting = isinstance(error, MISTAKES)
+        raise Failed(f"raised {described(error, target)}", row, lasting) from error
+
+
+ROW = ("data_source", "solution_str", "ground_truth", "extra_info")
+BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+
+
+def function_at(target: Target, arguments: tuple[str, ...]) -> Callable[..., Any]:
+    """The function, which must take these arguments and the target's own by name."""
     try:
         module = _module(target.path)
     except BaseException as error:  # a user's file runs: SystemExit is as likely as SyntaxError
@@ -50,25 +127,23 @@ def load(target: Target) -> Callable[[ScoreRequest], Score]:
             if inspect.isfunction(value) and value.__module__ == module.__name__
         ]
         raise Failed(f"has no function {target.name!r}; {suggest(target.name, here) if here else 'it defines none'}")
+    try:
+        inspect.signature(function).bind(**dict.fromkeys(arguments), **target.kwargs)
+    except TypeError as error:
+        raise Failed(f"cannot be called: TypeError: {error}; it is given {', '.join(arguments)}") from error
+    except ValueError:  # written in C, without a signature
+        pass
+    return function
 
-    def score(request: ScoreRequest) -> Score:
-        try:
-            result = function(
-                data_source=request.data_source,
-                solution_str=request.solution,
-                ground_truth=request.ground_truth,
-                extra_info=request.extra_info,
-                **target.kwargs,
-            )
-            return checked(_finished(result))
-        except BadScore as error:
-            raise Failed(str(error)) from error
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            raise Failed(f"raised {described(error, target)}") from error
 
-    return score
+def _listed(results: Any, count: int) -> list[Any]:
+    """One result for each row. A mapping or a text has a length too, and is not meant."""
+    results = results.tolist() if hasattr(results, "tolist") else results
+    if not isinstance(results, list | tuple):
+        raise BadScore(f"returned {results!r:.80} ({type(results).__name__}), not a list with a score for each row")
+    if len(results) != count:
+        raise BadScore(f"returned {len(results)} scores for {count} rows")
+    return list(results)
 
 
 def described(error: BaseException, target: Target) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,33 +11,40 @@ import torch
 from paddock.algorithms.selection import overlong_penalty
 from paddock.config.schema import Config
 from paddock.core.batch import Batch, PerRow, PerToken
+from paddock.core.registry import suggest
 from paddock.errors import UserError
-from paddock.rewards.custom import Failed, Target, load
-from paddock.rewards.pool import JobFailed, Pool
-from paddock.rewards.rules import Scorer, scorer_of
+from paddock.rewards.custom import Target
+from paddock.rewards.limited import LimitedPool
+from paddock.rewards.pool import Pool
+from paddock.rewards.rules import SCORERS, Scorer, scorer_of
 from paddock.rewards.score import Score, ScoreRequest
-
-TIMEOUT = 30.0  # seconds for one response
-ONE_BY_ONE = ("naive", "prime", "dapo", "gdpo")
-"""Managers that call the scorer for each response; all of them in processes here."""
+from paddock.rewards.scoring import BatchScoring, Known, Scoring
 
 
 class RewardManager:
     """Scores responses. A context manager: its processes end with it.
 
+    Every manager but `batch` calls the scorer for each response, in processes; `rate_limited` several at a time.
+
     >>> with RewardManager(config) as rewards:
     ...     rewards.check(requests)                       # before training: one response of each source
     ...     batch, metrics = rewards.fill(batch, texts)
+    ...
+    ...     scoring = rewards.begin()                     # or, while responses are still generated
+    ...     scoring.add({place: request})
+    ...     batch, metrics = rewards.finish(batch, scoring.collect())
     """
 
-    def __init__(self, config: Config, timeout: float = TIMEOUT):
+    def __init__(self, config: Config):
         self.config = config.reward_model
-        self._refuse_what_is_not_built()
         custom = config.custom_reward_function
         self.custom = Scorer(Target(custom.path, custom.name, custom.reward_kwargs)) if custom.path else None
+        self._require_a_use_for_arguments()
+        self.scorers: dict[str, Scorer] = {}
         self.names: dict[str, None] = {}
         """What scorers returned so far beside the score. Every batch gets all these columns: batches can be joined."""
-        self.pool = Pool(self.config.num_workers or 1, timeout)
+        self.known = Known()
+        self.pool = self._pool()
         if self.config.reward_kwargs.overlong_buffer_cfg.enable:
             self._overlong(torch.zeros(1))  # a wrong length is an error now, not after the first rollout
 
@@ -51,33 +59,34 @@ class RewardManager:
 
     def check(self, requests: Sequence[ScoreRequest]) -> None:
         """Tries every scorer that these will need, so that a missing or broken one stops the run before it begins."""
-        for request, score in zip(requests, self.score(requests), strict=True):
+        scores = self.score(requests)
+        for request, score in zip(requests, scores, strict=True):
             if score.timed_out:
-                raise self._error(request, f"took longer than {self.pool.timeout:g} s")
+                raise self._error(request, f"took longer than {self.pool.timeout:g} s (reward_model.timeout)")
+        self._remember_names(scores)
 
-    def score(self, requests: Sequence[ScoreRequest]) -> list[Score]:
-        """One score for each request, each scorer called once; a UserError names the first that gave none."""
-        scorers = [self._scorer(request) for request in requests]
-        scores: list[Score | None] = [None] * len(requests)
-        pooled = [place for place, scorer in enumerate(scorers) if scorer.pooled]
-        for place in sorted(set(range(len(requests))) - set(pooled)):
-            scores[place] = self._here(scorers[place], requests[place])
-        try:
-            found = self.pool.run([(scorers[place].target, requests[place]) for place in pooled])
-        except JobFailed as error:
-            raise self._error(requests[pooled[error.job]], error.reason) from None
-        for place, score in zip(pooled, found, strict=True):
-            scores[place] = score
-        self.names.update(dict.fromkeys(name for score in scores if score for name in score.extras))
-        return [s or Score(scorer.failed, timed_out=True) for s, scorer in zip(scores, scorers, strict=True)]
+    def begin(self) -> Scoring:
+        """Takes responses as they come, and scores them meanwhile."""
+        kind = BatchScoring if self.custom and self.config.reward_manager == "batch" else Scoring
+        return kind(self._scorer, self.pool, self.known, self._error)
+
+    def score(self, requests: Sequence[ScoreRequest | None]) -> list[Score]:
+        """One score for each request, 0 for None; a UserError names the first that gave none."""
+        scoring = self.begin()
+        scoring.add(dict(enumerate(requests)))
+        return scoring.collect()
 
     def fill(self, batch: Batch, texts: Sequence[str]) -> tuple[Batch, dict[str, float]]:
+        """`finish` with the scores of `texts`, the decoded responses."""
+        return self.finish(batch, self.score(requests_of(batch, texts)))
+
+    def finish(self, batch: Batch, scores: Sequence[Score]) -> tuple[Batch, dict[str, float]]:
         """The batch with `scores` and, as extras, `score` and whatever else the scorers returned; and their means.
 
-        `texts` are the decoded responses. A response whose scoring was cut off has zeros in columns of numbers; a row
-        whose scorer does not return what others return has None there.
+        A response whose scoring was cut off has zeros in columns of numbers; a row whose scorer does not return what
+        others return has None there.
         """
-        scores = self.score(requests_of(batch, texts))
+        self._remember_names(scores)
         values = torch.tensor([score.value for score in scores])
         columns = columns_of(scores, self.names, every_row_has_acc=self.config.reward_manager == "dapo")
         overlong = self.config.reward_kwargs.overlong_buffer_cfg
@@ -90,18 +99,49 @@ class RewardManager:
             f"reward/{name}/mean": mean for name, column in columns.items() if (mean := mean_of(column)) is not None
         }
         metrics["reward/timeouts"] = float(sum(score.timed_out for score in scores))
+        metrics["reward/cache_hits"] = float(sum(score.cached for score in scores))
+        if self.config.reward_manager == "rate_limited":
+            metrics["reward/retries"] = float(sum(score.retries for score in scores))
         return batch.with_(
             scores=on_last_token(values, batch.need("mask")), extras={**batch.extras, **columns}
         ), metrics
 
-    def _scorer(self, request: ScoreRequest) -> Scorer:
-        return self.custom or scorer_of(request.data_source)
+    def _remember_names(self, scores: Sequence[Score]) -> None:
+        self.names.update(dict.fromkeys(name for score in scores for name in score.extras))
 
-    def _here(self, scorer: Scorer, request: ScoreRequest) -> Score:
-        try:
-            return load(scorer.target)(request)
-        except Failed as error:
-            raise self._error(request, str(error)) from error
+    def _pool(self) -> Pool:
+        config = self.config
+        processes = config.num_workers or 1
+        if config.reward_manager != "rate_limited":
+            return Pool(processes, config.timeout)
+        if not self.custom:
+            raise UserError(
+                "limits the calls of a function of your own, and none is named",
+                key="reward_model.reward_manager",
+                value=config.reward_manager,
+                fix="custom_reward_function.path=my_reward.py, or reward_model.reward_manager=naive",
+            )
+        return LimitedPool(
+            processes,
+            config.timeout,
+            concurrent=config.max_concurrent,
+            per_minute=config.max_rpm,
+            tokens_per_minute=config.max_tpm,
+            tokens_per_call=config.estimated_tokens_per_request,
+            retries=config.max_retries,
+        )
+
+    def _scorer(self, request: ScoreRequest) -> Scorer:
+        if self.custom:
+            return self.custom
+        source = request.data_source
+        if source not in self.scorers:
+            scorer, given = scorer_of(source), self.config.compute_score_kwargs
+            kwargs = {name: value for name, value in given.items() if name in scorer.options}
+            if scorer.settings:
+                kwargs |= scorer.settings(self.config)
+            self.scorers[source] = replace(scorer, target=replace(scorer.target, kwargs=kwargs))
+        return self.scorers[source]
 
     def _error(self, request: ScoreRequest, reason: str) -> UserError:
         target = self._scorer(request).target
@@ -115,34 +155,42 @@ class RewardManager:
             else "mend the row, or score with a function of your own: custom_reward_function.path=my_reward.py",
         )
 
+    def _require_a_use_for_arguments(self) -> None:
+        """Arguments of built-in scorers that none of them takes, or that none is there to take."""
+        given = self.config.compute_score_kwargs
+        options = sorted({name for scorer in SCORERS.values() for name in scorer.options})
+        unknown = [name for name in given if name not in options]
+        if unknown or (given and self.custom):
+            raise UserError(
+                "your own function scores every row" if self.custom else f"no built-in scorer takes {unknown[0]!r}",
+                key="reward_model.compute_score_kwargs",
+                value=dict(given),
+                fix="custom_reward_function.reward_kwargs" if self.custom else suggest(unknown[0], options),
+            )
+
     def _overlong(self, lengths: PerRow) -> PerRow:
         kwargs = self.config.reward_kwargs
         buffer = kwargs.overlong_buffer_cfg
         return overlong_penalty(lengths, kwargs.max_resp_len, buffer.len, buffer.penalty_factor)
 
-    def _refuse_what_is_not_built(self) -> None:
-        if self.config.enable:
-            raise UserError(
-                "reward models are not built yet", key="reward_model.enable", value=True, fix="leave it out"
-            )
-        if self.config.reward_manager not in ONE_BY_ONE:
-            raise UserError(
-                "is not built yet",
-                key="reward_model.reward_manager",
-                value=self.config.reward_manager,
-                fix=f"one of {', '.join(ONE_BY_ONE)}",
-            )
+
+def requests_of(batch: Batch, texts: Sequence[str]) -> list[ScoreRequest | None]:
+    return [request_of(batch, place, text) for place, text in zip(range(len(batch)), texts, strict=True)]
 
 
-def requests_of(batch: Batch, texts: Sequence[str]) -> list[ScoreRequest]:
-    extras, rows = batch.extras, batch.row.tolist()
-    nothing: list[Any] = [None] * len(rows)
-    columns = (extras["data_source"], texts, extras["ground_truth"], extras.get("extra_info", nothing),
-               extras.get("place", nothing), rows)  # fmt: skip
-    return [
-        ScoreRequest(source, text, truth, extra or {}, f"{place} (row id {row})" if place else f"row {row}")
-        for source, text, truth, extra, place, row in zip(*columns, strict=True)
-    ]
+def request_of(batch: Batch, place: int, text: str) -> ScoreRequest | None:
+    """What the scorer of this row is asked, once its response is there; None for a row that a reward model scores."""
+    row = {name: values[place] for name, values in batch.extras.items()}
+    if row.get("style") == "model":
+        return None
+    number, where = int(batch.row[place]), row.get("place")
+    return ScoreRequest(
+        row["data_source"],
+        text,
+        row["ground_truth"],
+        row.get("extra_info") or {},
+        f"{where} (row id {number})" if where else f"row {number}",
+    )
 
 
 def on_last_token(values: PerRow, mask: PerToken) -> PerToken:

@@ -1,15 +1,17 @@
-"""Processes that score, each killed and replaced when one response takes too long.
+"""Processes that score, each killed with all it started, and replaced, when one response takes too long.
 
-A worker leads a process group of its own: a Ctrl-C in the terminal does not reach it, and killing it kills what it
-started. It imports the scorer and nothing of the trainer, and ends by itself when the trainer is gone.
+A worker is kept by a process of its own (see keeper.py) in a session of its own: a Ctrl-C in the terminal does not
+reach it. It imports the scorer and nothing of the trainer, and is killed when the trainer is gone.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,160 +19,295 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future
+from concurrent.futures import wait as wait_for
 from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf
 from multiprocessing.connection import Connection, wait
+from typing import Any
 
 from paddock.rewards.custom import Target
-from paddock.rewards.score import Score, ScoreRequest
-from paddock.rewards.worker import FAILED, READY
-
-Job = tuple[Target, ScoreRequest]
+from paddock.rewards.keeper import PATIENCE
+from paddock.rewards.score import ScoreRequest
+from paddock.rewards.worker import FAILED, SCORED, Failure
 
 LOADING = 300.0  # seconds a scorer may take to be imported
+SENDING = 5  # seconds in which a worker must take what it is sent
+GRACE = 2.0  # seconds beyond the limit, in which a worker interrupts a coroutine by itself
 LARGEST_CHUNK = 32
 CHUNKS_PER_WORKER = 4
 BOOT = """import json, sys
-sys.path[:] = json.loads(sys.argv[2])
-from paddock.rewards.worker import serve
-serve(int(sys.argv[1]))"""
+sys.path[:] = json.loads(sys.argv[4])
+from paddock.rewards.worker import main
+main(*map(int, sys.argv[1:4]))"""
 
 
 class JobFailed(Exception):
-    """A job that gave no score, by its position."""
+    """A job that gave no score: its position among those waited for, and in a batch the row."""
 
-    def __init__(self, job: int, reason: str):
-        super().__init__(reason)
-        self.job, self.reason = job, reason
+    def __init__(self, failure: Failure, job: int = 0):
+        super().__init__(failure.reason)
+        self.failure, self.job = failure, job
+
+
+@dataclass(eq=False)
+class Job:
+    target: Target
+    request: ScoreRequest | tuple[ScoreRequest, ...]
+    """A tuple: all that a batch function is called with."""
+    future: Future[Any] = field(default_factory=Future)
+    deadline: float = inf
+    started: bool = False
+    """The scorer is loaded, and it is this job's turn."""
+    retries: int = 0
+    not_before: float = 0.0
+
+    @property
+    def batch(self) -> bool:
+        return isinstance(self.request, tuple)
 
 
 class Pool:
-    """At most `size` processes, started when there is work for them. Any thread may use it; callers take turns."""
+    """At most `size` processes, started when there is work for them; any thread may submit.
+
+    A thread hands out the work, and owns all but what is submitted. It lives while there is work, so that a pool which
+    nobody holds any more is collected.
+    """
+
+    room = 1
+    """Calls that a worker holds at a time, each with a clock of its own; 1: a chunk of calls, one after the other."""
 
     def __init__(self, size: int, timeout: float):
         self.size, self.timeout = size, timeout
         self.workers: list[Worker] = []
-        self._turn = threading.Lock()
+        self.waiting: deque[Job] = deque()
+        self._submitted: list[Job] = []
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._dropping = False
+        self._bell, self._rope = socket.socketpair()
+        for end in (self._bell, self._rope):
+            end.setblocking(False)
         self._at_exit = weakref.finalize(self, stop, self.workers)
 
-    def run(self, jobs: Sequence[Job]) -> list[Score | None]:
-        """The score of each job, None where it was cut off; JobFailed at the first that gave none."""
-        with self._turn:
-            try:
-                return self._run(jobs)
-            except BaseException:
-                stop(self.workers)  # what they still work on is nobody's
-                raise
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Begins at once. A job's future gives a score (a list of them for a batch), None if it was cut off, or
+        JobFailed."""
+        if not jobs:
+            return
+        with self._lock:
+            self._submitted += jobs
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="rewards", daemon=True)
+                self._thread.start()
+            else:
+                self._ring()
+
+    def _ring(self) -> None:
+        with suppress(BlockingIOError):  # it rings already
+            self._rope.send(b".")
+
+    def results(self, futures: Sequence[Future[Any]]) -> list[Any]:
+        """What these give, in order. A failure, or a Ctrl-C, ends everything that the pool still works on."""
+        try:
+            wait_for(futures, return_when=FIRST_EXCEPTION)
+            for place, future in enumerate(futures):
+                if future.done() and isinstance(error := future.exception(), JobFailed):
+                    raise JobFailed(error.failure, place) from None
+            return [future.result() for future in futures]
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Drops all work, and the processes that are at it."""
+        with self._lock:
+            thread, self._dropping = self._thread, self._thread is not None
+            if thread:
+                self._ring()
+        if thread:
+            thread.join()
 
     def close(self) -> None:
-        with self._turn:
-            stop(self.workers)
+        self.cancel()
+        stop(self.workers)
 
-    def _run(self, jobs: Sequence[Job]) -> list[Score | None]:
-        scores: list[Score | None] = [None] * len(jobs)
-        waiting = deque(chunks(jobs, self.size))
-        while waiting or any(worker.jobs for worker in self.workers):
-            self._give(waiting, jobs)
-            busy = [worker for worker in self.workers if worker.jobs]
-            wait([worker.connection for worker in busy], max(0.0, min(w.deadline for w in busy) - time.monotonic()))
-            for worker in busy:
-                for job, score in worker.answers(self.timeout):
-                    scores[job] = score
-                if worker.jobs and time.monotonic() >= worker.deadline:
-                    waiting.extendleft([rest] if (rest := self._cut_off(worker)) else [])
-        return scores
+    def _serve(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:  # a mistake in here: whoever waits must hear of it
+            with self._lock:
+                self._drop(error)
+                self._thread = None
 
-    def _give(self, waiting: deque[list[int]], jobs: Sequence[Job]) -> None:
-        """Work for everyone who is idle. A worker that died since the last run is replaced."""
-        for worker in [w for w in self.workers if not w.jobs and w.process.poll() is not None]:
+    def _turn(self) -> bool:
+        """Gives out work, waits for what happens next, and deals with it; False once there is nothing left to do."""
+        with self._lock:
+            self.waiting.extend(self._submitted)
+            self._submitted = []
+            if self._dropping:
+                self._drop(None)
+            if not self.waiting and not any(worker.jobs for worker in self.workers):
+                self._thread = None
+                return False
+        self._give()
+        busy = [worker for worker in self.workers if worker.jobs]
+        wait([self._bell, *(worker.connection for worker in busy)], max(0.0, self._next() - time.monotonic()))
+        with suppress(BlockingIOError):
+            self._bell.recv(65536)
+        for worker in busy:
+            self._listen(worker)
+        return True
+
+    def _next(self) -> float:
+        """When something is due, should nothing happen before."""
+        return min(job.deadline for worker in self.workers for job in worker.jobs.values())
+
+    def _give(self) -> None:
+        """Work for everyone who is idle. A worker that died since it last worked is replaced."""
+        idle = self._idle()
+        while self.waiting and (idle or len(self.workers) < self.size):
+            worker = idle.pop() if idle else self._hire()
+            self._send(worker, self._chunk())
+
+    def _idle(self) -> list[Worker]:
+        for worker in [w for w in self.workers if not w.jobs and w.connection.poll()]:  # nothing to say but goodbye
             self._remove(worker)
-        idle = [worker for worker in self.workers if not worker.jobs]
-        while len(idle) < len(waiting) and len(self.workers) < self.size:
-            self.workers.append(Worker())
-            idle.append(self.workers[-1])
-        for worker in idle[: len(waiting)]:
-            worker.give(waiting.popleft(), jobs, self.timeout)
+        return [worker for worker in self.workers if not worker.jobs]
 
-    def _cut_off(self, worker: Worker) -> list[int]:
-        """Kills a worker whose time is up; returns the jobs it had not begun."""
-        first, *rest = worker.jobs
+    def _hire(self) -> Worker:
+        self.workers.append(Worker(self.room))
+        return self.workers[-1]
+
+    def _chunk(self) -> list[Job]:
+        """Neighbouring jobs with one target, few enough that every worker gets several chunks."""
+        size = min(LARGEST_CHUNK, len(self.waiting) // (self.size * CHUNKS_PER_WORKER))
+        chunk = [self.waiting.popleft()]
+        while self.waiting and len(chunk) < size and not chunk[0].batch and self.waiting[0].target == chunk[0].target:
+            chunk.append(self.waiting.popleft())
+        return chunk
+
+    def _send(self, worker: Worker, jobs: list[Job]) -> None:
+        numbered = {next(self._numbers): job for job in jobs}
+        for job in jobs:
+            job.started, job.deadline = False, inf
+        jobs[0].deadline = time.monotonic() + LOADING
+        worker.jobs.update(numbered)
+        calls = [(number, job.request) for number, job in numbered.items()]
+        try:
+            worker.connection.send((jobs[0].target, self.timeout, calls))
+        except BlockingIOError:
+            jobs[0].started, jobs[0].deadline = True, 0.0  # it takes nothing: it hangs
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it died: the answer that does not come tells
+
+    def _listen(self, worker: Worker) -> None:
+        """What has arrived from it; then, whether its time is up."""
+        try:
+            while worker.jobs and worker.connection.poll():
+                kind, number, value = worker.connection.recv()
+                self._heard(worker, kind, number, value)
+        except (EOFError, ConnectionResetError):
+            self._ended(worker)
+        if any(job.deadline <= time.monotonic() for job in worker.jobs.values()):
+            self._cut_off(worker)
+
+    def _heard(self, worker: Worker, kind: str, number: int, value: Any) -> None:
+        if kind == SCORED:
+            worker.jobs.pop(number).future.set_result(value)
+        elif kind == FAILED:
+            worker.jobs.pop(number).future.set_exception(JobFailed(value))
+        for job in itertools.islice(worker.jobs.values(), 1):  # the clock of a job starts when the one before is done
+            job.started, job.deadline = True, time.monotonic() + self.timeout
+
+    def _cut_off(self, worker: Worker) -> None:
+        """Kills a worker with a job whose time is up; jobs that are not late go to another."""
+        now, jobs = time.monotonic(), list(worker.jobs.values())
         self._remove(worker)
-        if not worker.loaded:
-            raise JobFailed(first, f"was not imported within {LOADING:g} s")
-        return rest
+        self.waiting.extendleft(job for job in reversed(jobs) if job.deadline > now)
+        for job in jobs:
+            if job.deadline <= now:
+                self._late(job)
+
+    def _late(self, job: Job) -> None:
+        if job.started:
+            job.future.set_result(None)
+        else:
+            job.future.set_exception(JobFailed(Failure(f"was not imported within {LOADING:g} s", None, True)))
+
+    def _ended(self, worker: Worker) -> None:
+        first, *rest = worker.jobs.values()
+        reason = f"ended its process, which {worker.how_it_ended()}"
+        self._remove(worker)
+        self.waiting.extendleft(reversed(rest))
+        first.future.set_exception(JobFailed(Failure(reason, None, True)))
 
     def _remove(self, worker: Worker) -> None:
         self.workers.remove(worker)
-        worker.stop()
+        worker.jobs = {}
+        stop([worker])
+
+    def _drop(self, error: BaseException | None) -> None:
+        busy = [worker for worker in self.workers if worker.jobs]
+        jobs = [*self._submitted, *self.waiting, *(job for worker in busy for job in worker.jobs.values())]
+        self.workers[:] = [worker for worker in self.workers if worker not in busy]
+        stop(busy)
+        self.waiting.clear()
+        self._submitted, self._dropping = [], False
+        for job in jobs:
+            if error is None:
+                job.future.cancel()
+            else:
+                job.future.set_exception(error)
 
 
 class Worker:
-    """One process, and what it works on."""
+    """One process with its keeper, and the jobs it has, by number."""
 
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-c", BOOT, str(theirs.fileno()), json.dumps(sys.path)]
-            self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+    def __init__(self, room: int) -> None:
+        data, theirs = socket.socketpair()
+        self.control, their_control = socket.socketpair()
+        data.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SENDING, 0))
+        with theirs, their_control:
+            descriptors = [theirs.fileno(), their_control.fileno()]
+            command = [sys.executable, "-c", BOOT, *map(str, descriptors), str(room), json.dumps(sys.path)]
+            self.keeper = subprocess.Popen(
+                command, pass_fds=descriptors, stdin=subprocess.DEVNULL, start_new_session=True
             )
-        self.connection = Connection(ours.detach())
+        self.connection = Connection(data.detach())
         self.owner = os.getpid()
-        self.jobs: deque[int] = deque()
-        self.loaded = False
-        self.deadline = 0.0
+        self.jobs: dict[int, Job] = {}
 
-    def give(self, chunk: list[int], jobs: Sequence[Job], timeout: float) -> None:
-        self.jobs, self.loaded, self.deadline = deque(chunk), False, time.monotonic() + LOADING
-        with suppress(BrokenPipeError, ConnectionResetError):  # it died: the answer that does not come tells
-            self.connection.send((jobs[chunk[0]][0], timeout, [jobs[job][1] for job in chunk]))
+    def how_it_ended(self) -> str:
+        """After it ended by itself: its keeper tells."""
+        self.control.settimeout(2 * PATIENCE)
+        with suppress(OSError, ValueError):
+            code = int(self.control.recv(16))
+            return f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+        return "was killed"
 
-    def answers(self, timeout: float) -> list[tuple[int, Score]]:
-        """What has arrived. The clock of the next job starts when the one before it is answered."""
-        arrived = []
-        while self.jobs and self.connection.poll():
-            try:
-                kind, value = self.connection.recv()
-            except (EOFError, ConnectionResetError):
-                self._ended()
-                break
-            self.deadline = time.monotonic() + timeout
-            if kind == READY:
-                self.loaded = True
-            elif kind == FAILED:
-                raise JobFailed(self.jobs[0], value)
-            else:
-                arrived.append((self.jobs.popleft(), value))
-        return arrived
-
-    def _ended(self) -> None:
-        code = self.process.wait()
-        if code == -signal.SIGALRM:  # its own clock was first, because this process was held up
-            self.deadline = 0.0
-            return
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        raise JobFailed(self.jobs[0], f"ended its process, which {how}")
-
-    def stop(self) -> None:
+    def let_go(self) -> None:
+        """From now on its keeper kills."""
         self.connection.close()
+        self.control.close()
+
+    def wait(self) -> None:
         if os.getpid() != self.owner:  # a fork of the trainer ends, not the trainer
             return
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        try:
+            self.keeper.wait(2 * PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.keeper.pid, signal.SIGKILL)
+            self.keeper.wait()
 
 
 def stop(workers: list[Worker]) -> None:
-    while workers:
-        workers.pop().stop()
-
-
-def chunks(jobs: Sequence[Job], workers: int) -> list[list[int]]:
-    """Runs of neighbouring jobs with one target, small enough that every worker gets several."""
-    size = max(1, min(LARGEST_CHUNK, len(jobs) // (workers * CHUNKS_PER_WORKER)))
-    found: list[list[int]] = []
-    for job, (target, _) in enumerate(jobs):
-        if found and len(found[-1]) < size and jobs[found[-1][0]][0] is target:
-            found[-1].append(job)
-        else:
-            found.append([job])
-    return found
+    """Lets go of all before it waits for the first: they end side by side."""
+    leaving, workers[:] = list(workers), []
+    for worker in leaving:
+        worker.let_go()
+    for worker in leaving:
+        worker.wait()

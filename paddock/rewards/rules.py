@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import string
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from fnmatch import fnmatchcase
-from typing import Any
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
 
 from paddock.core.registry import suggest
 from paddock.errors import UserError
 from paddock.rewards.custom import MODULE, Target, load
 from paddock.rewards.score import ScoreRequest
+
+if TYPE_CHECKING:
+    from paddock.config.schema import RewardModelConfig
 
 TAIL = 300  # characters of the response in which the final answer must stand
 
@@ -27,6 +31,12 @@ class Scorer:
     back, about 60 microseconds."""
     failed: float = 0.0
     """The score of a response whose scoring was cut off."""
+    pure: bool = False
+    """Ground truth and response decide the score, and nothing else: equal ones need not be scored again."""
+    options: frozenset[str] = frozenset()
+    """Arguments that reward_model.compute_score_kwargs may set."""
+    settings: Callable[[RewardModelConfig], dict[str, Any]] | None = None
+    """Arguments that follow from other keys of the config; plain values, for they travel to another process."""
 
 
 def compute_score(
@@ -54,36 +64,86 @@ def addition(data_source: str, solution_str: str, ground_truth: str, extra_info:
     return float(solution_str.strip() == ground_truth)
 
 
+GSM8K = {"strict": r"####\s*({})", "flexible": r"({})"}
+MONEY = r"-?\$?-?[\d.,]*\d(?:/\d+)?"
+
+
 def gsm8k(
     data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, method: str = "strict"
 ) -> float:
     """1 if the last `#### number` is the true one; `flexible` takes the last number, marked or not."""
-    patterns = {"strict": r"####\s*\$?(-?[\d.,]*\d)", "flexible": r"(-?[\d.,]*\d)"}
-    found = re.findall(patterns[method], solution_str[-TAIL:])
+    if method not in GSM8K:
+        raise ValueError(f"method is {method!r}, not {' or '.join(GSM8K)}")
+    found = re.findall(GSM8K[method].format(MONEY), solution_str[-TAIL:])
     truth = number(str(ground_truth))
     if truth is None:
         raise ValueError(f"the ground truth {ground_truth!r} is not a number")
     return float(bool(found) and number(found[-1]) == truth)
 
 
-def number(text: str) -> Decimal | None:
-    """`1,234.50` -> 1234.5"""
+def number(text: str) -> Fraction | None:
+    """`$1,234.50` -> 1234.5, and `1/2` -> 0.5"""
     try:
-        return Decimal(text.strip().replace(",", "").replace("$", ""))
-    except InvalidOperation:
+        return Fraction(text.strip().replace(",", "").replace("$", ""))
+    except (ValueError, ZeroDivisionError):
         return None
 
 
-def _rule(name: str, module: str = "rules", pooled: bool = False, failed: float = 0.0) -> Scorer:
-    return Scorer(Target(f"{MODULE}paddock.rewards.{module}", name), pooled, failed)
+MOST_TAGS = 10
+ARTICLES = frozenset({"a", "an", "the"})
+NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def exact_match(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, format_score: float = 0.0
+) -> float:
+    """1 if the last `<answer>` is one of the true ones but for case, articles and punctuation, a quarter of that for an
+    answer among many tags, and `format_score` for another answer.  Search-R1, arXiv:2503.09516"""
+    truths = ground_truth["target"] if isinstance(ground_truth, Mapping) else ground_truth
+    truths = [truths] if isinstance(truths, str) else list(truths)
+    if not truths:
+        raise ValueError("the ground truth has no answer")
+    start = solution_str.rfind("<answer>", 0, max(0, solution_str.rfind("</answer>")))
+    if start < 0:
+        return 0.0
+    answer = solution_str[start + len("<answer>") :].partition("</answer>")[0]
+    if plain_words(answer) not in map(plain_words, map(str, truths)):
+        return format_score
+    return 0.25 if max(map(solution_str.count, ("<answer>", "</answer>"))) > MOST_TAGS else 1.0
+
+
+def plain_words(text: str) -> list[str]:
+    return [word for word in text.lower().translate(NO_PUNCTUATION).split() if word not in ARTICLES]
+
+
+def _rule(name: str, module: str = "rules", pooled: bool = False, failed: float = 0.0, options: str = "") -> Scorer:
+    target = Target(f"{MODULE}paddock.rewards.{module}", name)
+    return Scorer(target, pooled, failed, pure=True, options=frozenset(options.split()))
+
+
+def _program(name: str, options: str = "") -> Scorer:
+    """Run in the sandbox. Not pure: a program may draw at random, and a busy machine may make it late."""
+    target = Target(f"{MODULE}paddock.rewards.code", name)
+    return Scorer(target, options=frozenset(options.split()), settings=_sandbox)
+
+
+def _sandbox(config: RewardModelConfig) -> dict[str, Any]:
+    from paddock.rewards.sandbox.program import settings_of  # imports the config's schema, which no other rule needs
+
+    return {"sandbox": settings_of(config).as_argument()}
 
 
 _BOXED = _rule("boxed", "maths", pooled=True)
 _DAPO = _rule("answer_line", "maths", pooled=True, failed=-1.0)
+_STATED = _rule("stated", "maths", pooled=True)
+_EXACT = _rule("exact_match", options="format_score")
+_CONTEST = _program("contest", options="continuous")
+_NUMINA = ("aops_forum", "synthetic_math", "amc_aime", "synthetic_amc", "cn_k12", "olympiads")
+_SEARCH = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
 
 SCORERS: dict[str, Scorer] = {
     "paddock/addition": _rule("addition"),
-    "openai/gsm8k": _rule("gsm8k"),
+    "openai/gsm8k": _rule("gsm8k", options="method"),
     "lighteval/MATH": _BOXED,
     "DigitalLearningGmbH/MATH-lighteval": _BOXED,
     "HuggingFaceH4/MATH-500": _BOXED,
@@ -91,4 +151,11 @@ SCORERS: dict[str, Scorer] = {
     "math": _DAPO,
     "math_dapo_reasoning": _DAPO,
     "aime*": _DAPO,
+    **{f"numina_{name}": _STATED for name in _NUMINA},
+    "hiyouga/geometry3k": _rule("thought_and_boxed", "maths", pooled=True, options="format_score"),
+    **{f"searchR1_{name}": _EXACT for name in _SEARCH},
+    **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), _CONTEST),
+    "openai/openai_humaneval": _program("humaneval"),
+    "google-research-datasets/mbpp": _program("mbpp", options="continuous"),
 }
+"""By source, a `*` standing for any text; the first that fits."""

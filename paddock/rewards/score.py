@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-RESERVED = frozenset({"data_source", "ground_truth", "extra_info", "messages", "index", "place"})
+RESERVED = frozenset({"data_source", "ground_truth", "extra_info", "messages", "index", "place", "style"})
 """Columns of a batch that come from the data; a scorer's own values go by other names."""
 
 
@@ -29,6 +29,9 @@ class Score:
     extras: Mapping[str, Any] = field(default_factory=dict)
     """What else the scorer returned."""
     timed_out: bool = False
+    cached: bool = False
+    """Known from an equal answer to an equal question."""
+    retries: int = 0
 
 
 class BadScore(Exception):

@@ -1,52 +1,128 @@
-"""The process that runs scorers: reads chunks of requests from a socket, answers each request as soon as it is scored.
+"""The process that runs scorers: reads calls from a socket, answers each as soon as it has its score.
 
-Chunk in: (target, seconds, requests). Messages out: (READY, None) once the target is loaded, then for each request
-(SCORED, score) or (FAILED, reason), in order. A chunk whose target cannot be loaded is answered by one FAILED.
+In: (target, seconds, [(number, request), ...]); a request is one response, or a tuple of all for a batch function.
+Out: (READY, first number, whether the function can be interrupted), then for each number (SCORED, number, score),
+(FAILED, number, failure) or (TIMED_OUT, number, None). If the target cannot be loaded, FAILED for each.
 """
 
 from __future__ import annotations
 
-import signal
+import inspect
+import os
+import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
-from paddock.rewards.custom import Failed, Target, load
-from paddock.rewards.score import Score, ScoreRequest
+from paddock.rewards.custom import ROW, Failed, Target, blaming, call, function_at, load, load_batch
+from paddock.rewards.keeper import keep
+from paddock.rewards.score import ScoreRequest, checked
 
-READY, SCORED, FAILED = "ready", "scored", "failed"
-GRACE = 2.0  # seconds beyond the limit, in which the parent would have killed
+READY, SCORED, FAILED, TIMED_OUT = "ready", "scored", "failed", "timed out"
+GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
-def serve(descriptor: int) -> None:
-    """Works until the other end closes."""
-    connection = Connection(descriptor)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    scorers: dict[Target, Callable[[ScoreRequest], Score]] = {}
+class Failure(NamedTuple):
+    """`Failed`, on its way to another process."""
+
+    reason: str
+    row: int | None
+    lasting: bool
+
+
+def main(data: int, control: int, room: int) -> None:
+    """`room`: how many calls may run at a time."""
+    for descriptor in (data, control):
+        os.set_inheritable(descriptor, False)  # what a scorer starts does not hold them open
+
+    def work() -> None:
+        connection = Connection(data)
+        if room == 1:
+            serve(connection)
+        else:
+            serve_concurrently(connection, room)
+
+    keep(socket.socket(fileno=control), data, work)
+
+
+def serve(connection: Connection) -> None:
+    """One call after the other, until the other end closes."""
     while True:
         try:
-            target, seconds, requests = connection.recv()
-            answer(connection, scorers, target, seconds, requests)
-        except (EOFError, BrokenPipeError, ConnectionResetError):
+            target, _, calls = connection.recv()
+            answer(connection, target, calls)
+        except GONE:
             return
 
 
-def answer(
-    connection: Connection,
-    scorers: dict[Target, Callable[[ScoreRequest], Score]],
-    target: Target,
-    seconds: float,
-    requests: list[ScoreRequest],
-) -> None:
+def answer(connection: Connection, target: Target, calls: list[tuple[int, Any]]) -> None:
+    first, request = calls[0]
     try:
-        score = scorers.get(target) or scorers.setdefault(target, load(target))
+        score: Callable[[Any], Any] = load_batch(target) if isinstance(request, tuple) else load(target)
     except Failed as error:
-        return connection.send((FAILED, str(error)))
-    connection.send((READY, None))
-    for request in requests:
-        # If the parent is gone nobody kills a scorer that hangs: the kernel does, even while native code runs.
-        signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)
+        for number, _ in calls:
+            connection.send((FAILED, number, failure(error)))
+        return
+    connection.send((READY, first, False))
+    for number, request in calls:
         try:
-            connection.send((SCORED, score(request)))
+            connection.send((SCORED, number, score(request)))
         except Failed as error:
-            connection.send((FAILED, str(error)))
-    signal.setitimer(signal.ITIMER_REAL, 0)
+            connection.send((FAILED, number, failure(error)))
+
+
+def failure(error: Failed) -> Failure:
+    return Failure(str(error), error.row, error.lasting)
+
+
+def serve_concurrently(connection: Connection, room: int) -> None:
+    """Calls side by side: coroutines in one event loop, plain functions in threads."""
+    import asyncio  # a third of the time that a worker takes to start, for the few that need it
+
+    async def run() -> None:
+        loop, gone, tasks = asyncio.get_running_loop(), asyncio.Event(), set[asyncio.Task[None]]()
+        loop.set_default_executor(ThreadPoolExecutor(room))
+
+        def read() -> None:
+            try:
+                target, seconds, ((number, request),) = connection.recv()
+            except GONE:
+                gone.set()
+                return
+            task = loop.create_task(answer_one(connection, target, seconds, number, request))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        loop.add_reader(connection.fileno(), read)
+        await gone.wait()
+        os._exit(0)  # threads that still call would hold it up
+
+    asyncio.run(run())
+
+
+async def answer_one(
+    connection: Connection, target: Target, seconds: float, number: int, request: ScoreRequest
+) -> None:
+    """A coroutine that takes too long is cancelled here; a thread cannot be, and the pool kills the process."""
+    import asyncio
+
+    limit = asyncio.timeout(None)
+    try:
+        function = function_at(target, ROW)
+        interruptible = inspect.iscoroutinefunction(function)
+        connection.send((READY, number, interruptible))
+        with blaming(target):
+            async with limit:
+                if interruptible:
+                    limit.reschedule(asyncio.get_running_loop().time() + seconds)
+                    result = await call(function, target, request)
+                else:
+                    result = await asyncio.to_thread(call, function, target, request)
+                    result = await result if inspect.isawaitable(result) else result
+            score = checked(result)
+        connection.send((SCORED, number, score))
+    except Failed as error:
+        connection.send((TIMED_OUT, number, None) if limit.expired() else (FAILED, number, failure(error)))
+    except GONE:
+        return

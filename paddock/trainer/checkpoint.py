@@ -54,6 +54,8 @@ class CheckpointStore:
     def __init__(self, root: str | Path, keep: int | None = None):
         self.root = Path(root)
         self.keep = keep
+        self.wrote = False
+        """Whether this run has a checkpoint of its own here."""
 
     @contextmanager
     def write(self, step: int) -> Iterator[Path]:
@@ -65,6 +67,7 @@ class CheckpointStore:
             yield writing
             write_manifest(writing, step)
             self._publish(step)
+            self.wrote = True
         except BaseException as error:
             shutil.rmtree(writing, ignore_errors=True)
             refusal = disk_refusal(error)

@@ -73,26 +73,29 @@ def text(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
+SUPERVISED_READS = (
+    *PROMPTS,
+    *MACHINE,
+    *("data.train_*", "data.val_*", "data.validation_shuffle", "data.shuffle", "data.dataloader_num_workers"),
+    *(f"{_M}.*", f"{_A}.optim.*", f"{_A}.fsdp_config.*", f"{_A}.strategy", f"{_A}.use_dynamic_bsz"),
+    *(f"{_A}.ppo_micro_batch_size_per_gpu", f"{_A}.ppo_max_token_len_per_gpu", f"{_RO}.log_prob_*"),
+    *("trainer.total_*", "trainer.test_freq", "trainer.val_before_train", "trainer.save_freq", "trainer.resume_*"),
+    *("trainer.default_local_dir", "trainer.max_actor_ckpt_to_keep", "trainer.max_nonfinite_steps"),
+    *("trainer.project_name", "trainer.experiment_name", "trainer.logger"),
+)
+SUPERVISED_NAMES = {
+    "model": f"{_M}.path",
+    "model.partial_pretrain": f"{_M}.path",
+    "model.": f"{_M}.",
+    "data": "data.train_files",
+    "data.micro_batch_size_per_gpu": f"{_A}.ppo_micro_batch_size_per_gpu",
+    "optim.": f"{_A}.optim.",
+}
+
 SFT = Command(
     name="sft",
-    reads=(
-        *PROMPTS,
-        *MACHINE,
-        *("data.train_*", "data.val_*", "data.validation_shuffle", "data.shuffle", "data.dataloader_num_workers"),
-        *(f"{_M}.*", f"{_A}.optim.*", f"{_A}.fsdp_config.*", f"{_A}.strategy", f"{_A}.use_dynamic_bsz"),
-        *(f"{_A}.ppo_micro_batch_size_per_gpu", f"{_A}.ppo_max_token_len_per_gpu", f"{_RO}.log_prob_*"),
-        *("trainer.total_*", "trainer.test_freq", "trainer.val_before_train", "trainer.save_freq", "trainer.resume_*"),
-        *("trainer.default_local_dir", "trainer.max_actor_ckpt_to_keep", "trainer.max_nonfinite_steps"),
-        *("trainer.project_name", "trainer.experiment_name", "trainer.logger"),
-    ),
-    names={
-        "model": f"{_M}.path",
-        "model.partial_pretrain": f"{_M}.path",
-        "model.": f"{_M}.",
-        "data": "data.train_files",
-        "data.micro_batch_size_per_gpu": f"{_A}.ppo_micro_batch_size_per_gpu",
-        "optim.": f"{_A}.optim.",
-    },
+    reads=SUPERVISED_READS,
+    names=SUPERVISED_NAMES,
     defaults={
         **NO_ESTIMATOR,
         "trainer.experiment_name": "sft",
@@ -100,6 +103,28 @@ SFT = Command(
     },
     real={f"{_A}.optim.lr": 1e-5, "data.train_batch_size": 256, "trainer.total_epochs": 3, "trainer.test_freq": 20},
     embedded={"data.train_files": "builtin:addition/warmup", "data.val_files": None},
+)
+
+RM = Command(
+    name="rm train",
+    reads=SUPERVISED_READS,
+    names=SUPERVISED_NAMES,
+    defaults={
+        **NO_ESTIMATOR,
+        "trainer.experiment_name": "rm",
+        f"{_A}.ppo_mini_batch_size": "${data.train_batch_size}",
+    },
+    real={f"{_A}.optim.lr": 1e-5, "data.train_batch_size": 128, "trainer.total_epochs": 1, "trainer.test_freq": 50},
+    embedded={
+        "data.train_files": "builtin:addition/pairs",
+        "data.val_files": "builtin:addition/pairs_test",
+        "data.train_batch_size": 128,
+        f"{_A}.optim.lr": 1e-3,
+        f"{_A}.optim.lr_warmup_steps_ratio": 0.1,
+        f"{_A}.optim.lr_scheduler_type": "cosine",
+        "trainer.total_training_steps": 800,
+        "trainer.test_freq": 200,
+    },
 )
 
 EVAL = Command(

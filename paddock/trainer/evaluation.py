@@ -8,11 +8,12 @@ from typing import Any
 from paddock.config.paths import files_of
 from paddock.config.schema import Config
 from paddock.core.timing import Timer
-from paddock.data.dataset import PromptDataset
+from paddock.data.dataset import MODEL, PromptDataset
 from paddock.data.loader import Loader
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.trainer.experience import Experience
+from paddock.trainer.model_rewards import open_models, validation_styles
 from paddock.trainer.policy import Watched, open_policy, progress_bar, prompts_at_a_time
 from paddock.trainer.samples import Sample
 from paddock.trainer.validation import Validation
@@ -38,13 +39,15 @@ def evaluate(config: Config) -> Evaluation:
     with RewardManager(config) as rewards:
         policy = open_policy(config)
         dataset = PromptDataset.validation(config.data, policy.tokenizer)
+        dataset.scored_by = validation_styles(config.reward_model)
         rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.place)
-                       for row in dataset.one_of_each_source()])  # fmt: skip
+                       for row in dataset.one_of_each_source() if row.style != MODEL])  # fmt: skip
+        models = open_models(config, policy.tokenizer, policy.stop_tokens)
         loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it
         with progress_bar() as progress:
             task = progress.add_task("evaluating", total=len(dataset))
             engine = Watched(policy.engine, lambda count: progress.advance(task, count))
-            experience = Experience(config, loader, engine, rewards, policy.tokenizer, policy.stop_tokens)
+            experience = Experience(config, loader, engine, rewards, policy.tokenizer, policy.stop_tokens, models)
             _, samples = Validation(experience, dataset, policy.stop_tokens).run(0, timer)
     return Evaluation(
         model=str(config.actor_rollout_ref.model.path),

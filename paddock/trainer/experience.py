@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
+import numpy
 import torch
 
 from paddock.algorithms.selection import GroupBuffer, group_metric
@@ -15,7 +17,9 @@ from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
 from paddock.data.loader import Loader, prompt_batch
 from paddock.engines.rollout.base import Completion, Prompt, RolloutEngine, Sampling
-from paddock.rewards.manager import RewardManager
+from paddock.rewards.manager import RewardManager, request_of
+from paddock.rewards.scoring import Scoring
+from paddock.trainer.model_rewards import ModelRewards
 
 Metrics = dict[str, float]
 
@@ -31,7 +35,9 @@ class Experience:
         rewards: RewardManager,
         tokenizer: Any,
         stops: frozenset[int],
+        models: ModelRewards | None = None,
     ):
+        self.models = models
         self.config, self.loader, self.engine, self.rewards, self.tokenizer = config, loader, engine, rewards, tokenizer
         self.samples = config.actor_rollout_ref.rollout.n
         self.sampling = training_sampling(config, stops)
@@ -59,29 +65,54 @@ class Experience:
     def explore(self, rows: list[PromptRow], step: int, time: Timer) -> tuple[Batch, Metrics]:
         """One round: responses to these prompts, and their scores."""
         with time("gen"):
-            batch = self.respond(rows, self.samples, replace(self.sampling, step=step))
+            batch, scoring = self.respond(rows, self.samples, replace(self.sampling, step=step))
         with time("reward"):
-            batch, metrics = self.rewards.fill(batch, self.texts(batch))
+            batch, metrics = self.score(batch, scoring)
         if self.needs_greedy_baseline:
             batch = self.with_greedy_baseline(batch, rows, step, time)
         return batch, metrics
 
-    def respond(self, rows: list[PromptRow], samples: int, sampling: Sampling) -> Batch:
-        batch = prompt_batch(rows, samples, self.tokenizer.pad_token_id)
+    def respond(self, rows: list[PromptRow], samples: int, sampling: Sampling) -> tuple[Batch, Scoring]:
+        """Responses, and what is known of their scores: those that ended early are being scored already."""
+        batch, scoring = prompt_batch(rows, samples, self.tokenizer.pad_token_id), self.rewards.begin()
+        places = {row: place for place, row in enumerate(batch.row.tolist())}
         ids = batch.row.view(len(rows), samples).tolist()
         prompts = [Prompt(row.tokens, numbers) for row, numbers in zip(rows, ids, strict=True)]
-        return with_responses(batch, self.engine.generate(prompts, sampling), self.tokenizer.pad_token_id)
+
+        def ended(completions: list[Completion]) -> None:
+            texts = self.decode([completion.tokens for completion in completions])
+            ended_places = [places[completion.row] for completion in completions]
+            scoring.add({p: request_of(batch, p, text) for p, text in zip(ended_places, texts, strict=True)})
+
+        early = self.config.reward_model.launch_reward_fn_async
+        completions = self.engine.generate(prompts, sampling, ended if early else None)
+        return with_responses(batch, completions, self.tokenizer.pad_token_id), scoring
+
+    def score(self, batch: Batch, scoring: Scoring, validation: bool = False) -> tuple[Batch, Metrics]:
+        """The batch with its scores, once all are there: those of rules, and a reward model's."""
+        left = [place for place in range(len(batch)) if place not in scoring]
+        texts = self.texts(batch.rows(torch.tensor(left))) if left else []
+        scoring.add({place: request_of(batch, place, text) for place, text in zip(left, texts, strict=True)})
+        batch, metrics = self.rewards.finish(batch, scoring.collect())
+        if self.models is None:
+            return batch, metrics
+        return self.models.add(batch, self.texts(batch), metrics, everywhere=validation)
 
     def texts(self, batch: Batch) -> list[str]:
         lengths = batch.need("lengths").tolist()
         answers = [row[:length] for row, length in zip(batch.need("responses").tolist(), lengths, strict=True)]
-        return self.tokenizer.batch_decode(answers, skip_special_tokens=True)
+        return self.decode(answers)
+
+    def decode(self, answers: list[list[int]]) -> list[str]:
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None or self.tokenizer.clean_up_tokenization_spaces:
+            return self.tokenizer.batch_decode(answers, skip_special_tokens=True)
+        return backend.decode_batch(answers, skip_special_tokens=True)  # all cores, without Python between two texts
 
     def with_greedy_baseline(self, batch: Batch, rows: list[PromptRow], step: int, time: Timer) -> Batch:
         """ReMax: the score of the greedy answer to each prompt."""
         with time("gen_max"):
-            greedy = self.respond(rows, 1, replace(self.sampling, step=step, temperature=0.0))
-            greedy, _ = self.rewards.fill(greedy, self.texts(greedy))
+            greedy, _ = self.score(*self.respond(rows, 1, replace(self.sampling, step=step, temperature=0.0)))
         score = dict(zip(greedy.group.tolist(), greedy.need("scores").sum(-1).tolist(), strict=True))
         return batch.with_(baseline_scores=torch.tensor([score[group] for group in batch.group.tolist()]))
 
@@ -92,13 +123,17 @@ def with_responses(batch: Batch, completions: list[Completion], pad: int) -> Bat
         raise ValueError("the rollout engine returned other rows than were asked for, or in another order")
     lengths = torch.tensor([len(completion.tokens) for completion in completions])
     width = int(lengths.max())
-    responses = torch.full((len(completions), width), pad, dtype=torch.long)
-    log_probs = torch.zeros(len(completions), width)
-    for place, completion in enumerate(completions):
-        responses[place, : len(completion.tokens)] = torch.tensor(completion.tokens, dtype=torch.long)
-        log_probs[place, : len(completion.tokens)] = torch.tensor(completion.log_probs)
-    mask = (torch.arange(width) < lengths[:, None]).long()
-    return batch.with_(responses=responses, mask=mask, lengths=lengths, rollout_log_probs=log_probs)
+    inside = torch.arange(width) < lengths[:, None]
+    responses = numpy.full(inside.shape, pad)
+    responses[inside.numpy()] = numpy.fromiter(chain.from_iterable(c.tokens for c in completions), numpy.int64)
+    log_probs = numpy.zeros(inside.shape, numpy.float32)
+    log_probs[inside.numpy()] = numpy.fromiter(chain.from_iterable(c.log_probs for c in completions), numpy.float32)
+    return batch.with_(
+        responses=torch.from_numpy(responses),
+        mask=inside.long(),
+        lengths=lengths,
+        rollout_log_probs=torch.from_numpy(log_probs),
+    )
 
 
 def training_sampling(config: Config, stops: frozenset[int]) -> Sampling:

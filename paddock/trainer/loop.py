@@ -59,7 +59,7 @@ class Trainer:
     def step(self) -> tuple[Metrics, Batch]:
         """One policy improvement."""
         time, roles, algorithm = self.timer, self.roles, self.config.algorithm
-        with roles.actor.present():
+        with roles.generating(time):
             batch, metrics = self.experience.collect(self.step_no, time)
         with time("old_log_prob"):
             batch = self.anchor(batch)
@@ -83,7 +83,7 @@ class Trainer:
             with time("update_actor"):
                 metrics |= roles.actor.update(batch, self.step_no)
             with time("update_weights"):
-                roles.rollout.load_weights(roles.actor.engine.weights())
+                roles.sync_weights()
         return metrics | self.describe(batch), batch
 
     def anchor(self, batch: Batch) -> Batch:
@@ -149,14 +149,14 @@ class Trainer:
             if self.validation and trainer.test_freq > 0 and (last or self.step_no % trainer.test_freq == 0):
                 metrics |= self.validate(tracker)
         responses, tokens = token_counts(batch)
-        speed = throughput_metrics(tokens, self.timer.seconds["step"], 1)
+        speed = throughput_metrics(tokens, self.timer.seconds["step"], self.roles.devices)
         tracker.log(self.step_no, metrics | self.timer.metrics(responses, tokens) | speed)
         if trainer.save_freq > 0 and (last or self.step_no % trainer.save_freq == 0):
             self.save(tracker)
 
     def validate(self, tracker: Tracker) -> Metrics:
         assert self.validation is not None
-        with self.roles.actor.present():
+        with self.roles.generating(self.timer):
             metrics, samples = self.validation.run(self.step_no, self.timer)
         tracker.generations(self.step_no, samples)
         return metrics

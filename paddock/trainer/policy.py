@@ -14,7 +14,7 @@ from torch import Tensor
 from paddock.config.schema import Config
 from paddock.config.topology import world_size
 from paddock.core.device import compute_dtype, device_of
-from paddock.engines.rollout.base import Completion, Prompt, RolloutEngine, Sampling
+from paddock.engines.rollout.base import Completion, OnDone, Prompt, RolloutEngine, Sampling
 from paddock.engines.train.settings import Settings, model_source
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
@@ -73,8 +73,8 @@ class Watched:
     def __init__(self, engine: RolloutEngine, answered: Callable[[int], None]):
         self.engine, self.answered = engine, answered
 
-    def generate(self, prompts: list[Prompt], sampling: Sampling) -> list[Completion]:
-        found = self.engine.generate(prompts, sampling)
+    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
+        found = self.engine.generate(prompts, sampling, on_done)
         self.answered(len(prompts))
         return found
 

@@ -3,28 +3,60 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 from paddock.config.schema import Config
+from paddock.config.topology import in_one_process
 from paddock.core.device import seed_all
-from paddock.data.dataset import PromptDataset
+from paddock.data.dataset import MODEL, PromptDataset
 from paddock.data.loader import Loader
+from paddock.errors import UserError
 from paddock.models.load import load_tokenizer
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
-from paddock.trainer.checkpoint import checkpoint_store, resume_point
+from paddock.trainer.checkpoint import CheckpointStore, checkpoint_store, resume_point
 from paddock.trainer.experience import Experience
 from paddock.trainer.loop import Trainer
+from paddock.trainer.model_rewards import open_models, training_styles, validation_styles
 from paddock.trainer.tracking import Tracker
 from paddock.trainer.validation import Validation
+from paddock.workers.group import WorkerLost
 from paddock.workers.roles import build
 
 log = logging.getLogger(__name__)
 
 
 def train(config: Config) -> bool:
-    """True when all steps are done; False when it was interrupted and a checkpoint waits."""
+    """True when all steps are done; False when it was interrupted and a checkpoint waits.
+
+    When a worker dies, the run begins again at its last checkpoint, `trainer.max_restarts` times: what came after that
+    checkpoint never was, so every sample counts once.
+    """
+    store = checkpoint_store(config)
+    with ExitStack() as open_things:
+        if not in_one_process(config):
+            from paddock.workers.ray import cluster
+
+            open_things.enter_context(cluster(config))
+        for restarts in itertools.count():
+            try:
+                return attempt(config, store)
+            except WorkerLost as loss:
+                if restarts == config.trainer.max_restarts:
+                    raise UserError(
+                        str(loss),
+                        key="trainer.max_restarts",
+                        value=restarts,
+                        fix="the same command goes on from the last checkpoint; a larger number restarts by itself",
+                    ) from loss
+                log.warning("%s\nrestart %d of %d", loss, restarts + 1, config.trainer.max_restarts)
+    raise AssertionError("unreachable")
+
+
+def attempt(config: Config, store: CheckpointStore) -> bool:
+    """From the newest checkpoint to the end, unless a worker is lost."""
     model = config.actor_rollout_ref.model
     if model.external_lib:
         importlib.import_module(model.external_lib)
@@ -38,17 +70,22 @@ def train(config: Config) -> bool:
         dataset = PromptDataset.train(config.data, tokenizer)
         loader = Loader.train(config.data, dataset)
         rewards = open_things.enter_context(RewardManager(config))
+        dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))
         rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.place)
-                       for row in dataset.one_of_each_source()])  # fmt: skip
+                       for row in dataset.one_of_each_source() if row.style != MODEL])  # fmt: skip
         total_steps = config.trainer.total_training_steps or loader.steps_per_epoch * config.trainer.total_epochs
-        roles = build(config, tokenizer, total_steps)
-        experience = Experience(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens)
+        roles = open_things.enter_context(closing(build(config, tokenizer, total_steps)))
+        models = open_models(config, tokenizer, roles.stop_tokens)
+        if models:
+            models.check(dataset)
+        experience = Experience(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models)
         validation = None
         if config.data.val_files:
-            validation = Validation(experience, PromptDataset.validation(config.data, tokenizer), roles.stop_tokens)
-        store = checkpoint_store(config)
+            held_out = PromptDataset.validation(config.data, tokenizer)
+            held_out.scored_by = validation_styles(config.reward_model)
+            validation = Validation(experience, held_out, roles.stop_tokens)
         trainer = Trainer(config, roles, experience, validation, store, total_steps)
-        checkpoint = resume_point(config.trainer, store)
+        checkpoint = store.newest() if store.wrote else resume_point(config.trainer, store)
         loggers = trainer.restore(checkpoint) if checkpoint else None
         tracker = open_things.enter_context(
             Tracker(config, total_steps, checkpoint.step if checkpoint else None, loggers)

@@ -57,6 +57,9 @@ def fine_tune(config: Config) -> Path | None:
 class SupervisedTrainer:
     """One run, until its steps are done or someone stops it."""
 
+    part = "actor"
+    """The folder of the model in a checkpoint."""
+
     def __init__(
         self, config: Config, engine: SingleEngine, loader: Loader, validation: PromptDataset | None,
         store: CheckpointStore, tokenizer: Any, total_steps: int,
@@ -138,8 +141,8 @@ class SupervisedTrainer:
     def save(self, tracker: Tracker) -> None:
         """Everything that the rest of the run depends on."""
         with self.store.write(self.step_no) as folder:
-            self.engine.save(folder / "actor")
-            self.tokenizer.save_pretrained(folder / "actor")
+            self.engine.save(folder / self.part)
+            self.tokenizer.save_pretrained(folder / self.part)
             save_state(folder, {
                 "step": self.step_no,
                 "loader": self.loader.state_dict(),
@@ -153,7 +156,7 @@ class SupervisedTrainer:
         """Back to the state after the checkpoint's step; returns what loggers need to go on."""
         state = load_state(checkpoint.folder)
         check_config(state["config"], self.config)
-        self.engine.load(checkpoint.folder / "actor")
+        self.engine.load(checkpoint.folder / self.part)
         self.loader.load_state_dict(state["loader"])
         restore_rng(state["rng"])
         self.step_no, self.void_updates = state["step"], state["void_updates"]

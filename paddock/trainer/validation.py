@@ -33,8 +33,7 @@ class Validation:
         returned: set[str] = set()
         seed = data.seed or 0
         for rows in validation_batches(self.dataset, data.val_batch_size, shuffle=data.validation_shuffle, seed=seed):
-            batch = self.experience.respond(rows, n, self.sampling)
-            batch, _ = self.experience.rewards.fill(batch, self.experience.texts(batch))
+            batch, _ = self.experience.score(*self.experience.respond(rows, n, self.sampling), validation=True)
             returned |= set(batch.extras) - {*EXTRAS, "score"}
             samples += samples_of(
                 batch, lambda tokens: self.experience.tokenizer.batch_decode(tokens, skip_special_tokens=True)

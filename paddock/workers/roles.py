@@ -2,68 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from paddock.config.schema import Config
-from paddock.config.topology import needs_reference, world_size
+from paddock.config.topology import in_one_process, pools
+from paddock.core.timing import Timer
 from paddock.engines.rollout.base import RolloutEngine
-from paddock.engines.rollout.embedded.engine import EmbeddedEngine
-from paddock.engines.rollout.hf import HFEngine
 from paddock.engines.train.single import SingleEngine
-from paddock.errors import UserError
-from paddock.workers.worker import CriticWorker, PolicyWorker
+from paddock.workers.crew import Crew, end_tokens, rollout_engine
+from paddock.workers.group import CriticHandle, Group, LocalGroup, PolicyHandle, RolloutHandle
+
+__all__ = ["Roles", "build", "rollout_engine", "stop_tokens"]
 
 
 @dataclass(frozen=True)
 class Roles:
-    actor: PolicyWorker
+    actor: PolicyHandle
     rollout: RolloutEngine
-    reference: PolicyWorker | None
-    critic: CriticWorker | None
+    reference: PolicyHandle | None
+    critic: CriticHandle | None
     stop_tokens: frozenset[int]
+    groups: tuple[Group, ...] = ()
+
+    @contextmanager
+    def generating(self, time: Timer) -> Iterator[None]:
+        """The policy's weights are where the rollout engine reads them, for the time of the block."""
+        if not isinstance(self.rollout, RolloutHandle):
+            with self.actor.present():
+                yield
+            return
+        with time("gen"):
+            self.rollout.wake()
+        yield
+        with time("gen"):
+            self.rollout.sleep()  # not after an error: what is left of the group may not answer
+
+    def sync_weights(self) -> None:
+        """The rollout engine takes the actor's new weights."""
+        self.actor.group.broadcast("sync_weights")
+
+    @property
+    def devices(self) -> int:
+        return sum(group.size for group in self.groups)
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.close()
 
 
 def build(config: Config, tokenizer: Any, total_steps: int) -> Roles:
-    """Every role in this process, on one device."""
-    if world_size(config) > 1:
-        raise UserError(
-            "this version trains on one device",
-            key="trainer.n_gpus_per_node",
-            value=config.trainer.n_gpus_per_node,
-            fix="trainer.n_gpus_per_node=1 trainer.nnodes=1",
-        )
-    engine = SingleEngine.for_actor(config, total_steps)
+    """Every role in this process where one device is enough, else in processes of Ray's, one a device."""
+    if in_one_process(config):
+        crew = Crew(config, total_steps, pools(config)[0].roles)
+        assert crew.rollout is not None
+        return roles_of(config, tokenizer, {"main": LocalGroup(crew)}, crew.rollout)
+    from paddock.workers.ray import start_groups
+
+    groups = start_groups(config, total_steps)
+    return roles_of(config, tokenizer, groups, RolloutHandle(groups["main"]))
+
+
+def roles_of(config: Config, tokenizer: Any, groups: dict[str, Any], rollout: RolloutEngine) -> Roles:
+    group_of: dict[str, Group] = {role: groups[pool.name] for pool in pools(config) for role in pool.roles}
+    ends: frozenset[int] = group_of["actor"].broadcast("end_tokens")[0]
     return Roles(
-        actor=PolicyWorker(engine, config),
-        rollout=rollout_engine(config, engine),
-        reference=PolicyWorker(SingleEngine.for_reference(config), config) if needs_reference(config) else None,
-        critic=CriticWorker(SingleEngine.for_critic(config, total_steps), config) if config.critic.enable else None,
-        stop_tokens=stop_tokens(engine, tokenizer),
-    )
-
-
-def rollout_engine(config: Config, engine: SingleEngine) -> RolloutEngine:
-    rollout = config.actor_rollout_ref.rollout
-    if rollout.name == "embedded":
-        return EmbeddedEngine(
-            engine.model,
-            max_num_seqs=rollout.max_num_seqs,
-            max_num_batched_tokens=rollout.max_num_batched_tokens,
-            max_model_len=rollout.max_model_len,
-        )
-    if rollout.name == "hf":
-        return HFEngine(engine.model, max_num_seqs=rollout.max_num_seqs)
-    raise UserError(
-        "is not built yet",
-        key="actor_rollout_ref.rollout.name",
-        value=rollout.name,
-        fix="actor_rollout_ref.rollout.name=embedded",
+        actor=PolicyHandle(group_of["actor"], "actor", config),
+        rollout=rollout,
+        reference=PolicyHandle(group_of["reference"], "reference", config) if "reference" in group_of else None,
+        critic=CriticHandle(group_of["critic"], "critic", config) if "critic" in group_of else None,
+        stop_tokens=with_end_of_text(ends, tokenizer),
+        groups=tuple(groups.values()),
     )
 
 
 def stop_tokens(engine: SingleEngine, tokenizer: Any) -> frozenset[int]:
-    """The tokenizer's end of text, and those that the model's generation config names (an end of turn, say)."""
-    named = getattr(engine.model.generation_config, "eos_token_id", None)
-    ids = [tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])]
-    return frozenset(token for token in ids if token is not None)
+    return with_end_of_text(end_tokens(engine), tokenizer)
+
+
+def with_end_of_text(ends: frozenset[int], tokenizer: Any) -> frozenset[int]:
+    """Those that the model names, and the tokenizer's end of text."""
+    return ends if tokenizer.eos_token_id is None else ends | {tokenizer.eos_token_id}

@@ -6,6 +6,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from paddock.algorithms.losses import POLICY_LOSS, LossInputs, policy_loss_terms, value_loss
 from paddock.config import rollout_correction
+from paddock.config.roles import ActorConfig, CriticConfig
 from paddock.config.schema import Config
-from paddock.core.batch import Batch, PerToken
+from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.masked import Denominators, aggregate
 from paddock.core.rng import permutation
 from paddock.engines.train.base import LossFn, Outputs, TrainEngine, Want
@@ -24,12 +26,53 @@ from paddock.engines.train.base import LossFn, Outputs, TrainEngine, Want
 Metrics = dict[str, float]
 
 
-def mini_batches(batch: Batch, rows: int, epochs: int, shuffle: bool, seed: int, step: int) -> Iterator[Batch]:
-    """`epochs` passes over the batch, `rows` at a time; shuffled by (seed, step, epoch) alone."""
+@dataclass(frozen=True, eq=False)
+class Mini:
+    """The rows of one optimizer step, or one worker's share of them."""
+
+    rows: Tensor
+    """Positions in the batch at hand."""
+    denominators: Denominators
+    """Of the whole mini-batch, whoever has its rows."""
+
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """What an update does with a batch. It is made of the whole batch, so that sharing its rows changes nothing."""
+
+    minis: list[Mini]
+    anchored: bool
+    """Whether the policy moves between its old log-probs and a gradient; else it is its own anchor: the ratio is 1."""
+    step: int
+
+
+def mini_batches(rows: int, size: int, epochs: int, shuffle: bool, seed: int, step: int) -> Iterator[Tensor]:
+    """`epochs` passes over the rows, `size` at a time; shuffled by (seed, step, epoch) alone."""
     for epoch in range(epochs):
-        order = permutation(len(batch), seed, step * epochs + epoch) if shuffle else torch.arange(len(batch))
-        for part in order.split(rows):
-            yield batch.rows(part)
+        order = permutation(rows, seed, step * epochs + epoch) if shuffle else torch.arange(rows)
+        yield from order.split(size)
+
+
+def plan_update(
+    keys: ActorConfig | CriticConfig, samples: int, batch: Batch, step: int, length: float | None = None
+) -> UpdatePlan:
+    """PPO epochs over mini-batches of `ppo_mini_batch_size` prompts with `samples` responses each."""
+    size, mask = keys.ppo_mini_batch_size * samples, batch.need("mask")
+    minis = mini_batches(len(batch), size, keys.ppo_epochs, keys.shuffle, keys.data_loader_seed, step)
+    return UpdatePlan(
+        [Mini(rows, Denominators.count(mask[rows], length)) for rows in minis],
+        anchored=len(batch) > size or keys.ppo_epochs > 1,
+        step=step,
+    )
+
+
+def actor_plan(config: Config, batch: Batch, step: int) -> UpdatePlan:
+    group = config.actor_rollout_ref
+    return plan_update(group.actor, group.rollout.n, batch, step, group.actor.loss_scale_factor)
+
+
+def critic_plan(config: Config, batch: Batch, step: int) -> UpdatePlan:
+    return plan_update(config.critic, config.actor_rollout_ref.rollout.n, batch, step)
 
 
 class Average:
@@ -69,12 +112,16 @@ class Worker:
         with self.present():
             return self.engine.forward(batch, want)
 
-    def learn(self, minis: Iterator[Batch], loss_of: Callable[[Batch], LossFn], want: Want) -> Metrics:
+    def learn(
+        self, batch: Batch, minis: list[Mini], loss_of: Callable[[Batch, Denominators], LossFn], want: Want
+    ) -> Metrics:
         """One optimizer step for each mini-batch; means of their metrics."""
         seen = Average()
         with self.present():
             for mini in minis:
-                metrics = self.engine.train_step(self.engine.micro_batches(mini), loss_of(mini), want)
+                rows = batch.rows(mini.rows)
+                loss = loss_of(rows, mini.denominators)
+                metrics = self.engine.train_step(self.engine.micro_batches(rows), loss, want)
                 seen.add({name if "/" in name else f"{self.name}/{name}": value for name, value in metrics.items()})
         return seen.means()
 
@@ -94,7 +141,6 @@ class PolicyWorker(Worker):
         super().__init__(engine)
         self.config = config
         self.actor = loss_settings(config)
-        self.rows = self.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
 
     def log_probs(self, batch: Batch) -> PerToken:
         found = self.forward(batch, frozenset({"log_probs"})).log_probs
@@ -102,20 +148,21 @@ class PolicyWorker(Worker):
         return found
 
     def update(self, batch: Batch, step: int) -> Metrics:
-        """PPO epochs over mini-batches. With a single optimizer step the policy is its own anchor: the ratio is 1."""
-        keys = self.actor
-        anchored = len(batch) > self.rows or keys.ppo_epochs > 1
-        minis = mini_batches(batch, self.rows, keys.ppo_epochs, keys.shuffle, keys.data_loader_seed, step)
-        return self.learn(minis, lambda mini: self._loss(mini, anchored, step), frozenset({"log_probs", "entropy"}))
+        return self.carry_out(batch, actor_plan(self.config, batch, step))
 
-    def _loss(self, mini: Batch, anchored: bool, step: int) -> LossFn:
-        denominators = Denominators.count(mini.need("mask"), self.actor.loss_scale_factor)
+    def carry_out(self, batch: Batch, plan: UpdatePlan) -> Metrics:
+        def loss_of(mini: Batch, denominators: Denominators) -> LossFn:
+            return self._loss(mini, denominators, plan.anchored, plan.step)
+
+        return self.learn(batch, plan.minis, loss_of, frozenset({"log_probs", "entropy"}))
+
+    def _loss(self, mini: Batch, denominators: Denominators, anchored: bool, step: int) -> LossFn:
         selected = self._selection(mini, anchored, step)
 
         def loss(micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
             assert outputs.log_probs is not None
             inputs = loss_inputs(
-                micro, outputs.log_probs, anchored, None if selected is None else selected[micro_index(mini, micro)]
+                micro, outputs.log_probs, anchored, None if selected is None else selected[places(mini.row, micro.row)]
             )
             total, metrics = policy_loss_terms(inputs, self.actor, denominators, outputs.entropy, micro.ref_log_probs)
             if micro.rollout_log_probs is not None and not anchored:
@@ -134,7 +181,10 @@ class PolicyWorker(Worker):
             return None
         log_probs = self.engine.forward(mini, frozenset({"log_probs"})).log_probs
         assert log_probs is not None
-        return chosen.choose(loss_inputs(mini, log_probs, anchored, None), self.actor, self.config.trainer.seed, step)
+        whole = joined(self.engine.everyones(loss_inputs(mini, log_probs, anchored, None)))
+        selected = chosen.choose(whole, self.actor, self.config.trainer.seed, step)
+        assert selected is not None and whole.rows is not None
+        return selected if len(selected) == len(mini) else selected[places(whole.rows, mini.row)]
 
 
 def loss_settings(config: Config) -> Any:
@@ -162,10 +212,22 @@ def loss_inputs(batch: Batch, log_probs: PerToken, anchored: bool, selected: Per
     )
 
 
-def micro_index(mini: Batch, micro: Batch) -> Tensor:
-    """Where the micro-batch's rows stand in the mini-batch."""
-    place = {row: index for index, row in enumerate(mini.row.tolist())}
-    return torch.tensor([place[row] for row in micro.row.tolist()], dtype=torch.long, device=mini.row.device)
+def joined(shares: list[LossInputs]) -> LossInputs:
+    """The inputs of all ranks, rank after rank."""
+    if len(shares) == 1:
+        return shares[0]
+    columns: dict[str, Any] = {
+        field.name: torch.cat([getattr(share, field.name) for share in shares])
+        for field in fields(LossInputs)
+        if isinstance(getattr(shares[0], field.name), Tensor)
+    }
+    return LossInputs(**columns)
+
+
+def places(rows: PerRow, wanted: PerRow) -> Tensor:
+    """Where the wanted ids stand among the rows."""
+    place = {row: index for index, row in enumerate(rows.tolist())}
+    return torch.tensor([place[row] for row in wanted.tolist()], dtype=torch.long, device=rows.device)
 
 
 class CriticWorker(Worker):
@@ -175,8 +237,7 @@ class CriticWorker(Worker):
 
     def __init__(self, engine: TrainEngine, config: Config):
         super().__init__(engine)
-        self.critic = config.critic
-        self.rows = config.critic.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+        self.config = config
 
     def values(self, batch: Batch) -> PerToken:
         found = self.forward(batch, frozenset({"values"})).values
@@ -184,16 +245,15 @@ class CriticWorker(Worker):
         return found
 
     def update(self, batch: Batch, step: int) -> Metrics:
-        keys = self.critic
-        minis = mini_batches(batch, self.rows, keys.ppo_epochs, keys.shuffle, keys.data_loader_seed, step)
-        return self.learn(minis, self._loss, frozenset({"values"}))
+        return self.carry_out(batch, critic_plan(self.config, batch, step))
 
-    def _loss(self, mini: Batch) -> LossFn:
-        denominators = Denominators.count(mini.need("mask"))
+    def carry_out(self, batch: Batch, plan: UpdatePlan) -> Metrics:
+        return self.learn(batch, plan.minis, self._loss, frozenset({"values"}))
 
+    def _loss(self, mini: Batch, denominators: Denominators) -> LossFn:
         def loss(micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
             assert outputs.values is not None
             old, returns, mask = micro.need("values"), micro.need("returns"), micro.need("mask")
-            return value_loss(outputs.values, old, returns, mask, self.critic, denominators)
+            return value_loss(outputs.values, old, returns, mask, self.config.critic, denominators)
 
         return loss

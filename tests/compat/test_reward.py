@@ -144,6 +144,24 @@ def test_a_function_at_hand_scores_in_this_process():
     assert found["reward_extra_info"] == {"score": [1.0, 0.0, 0.0], "acc": [1, 1, 1]} and seen == ANSWERS
 
 
+def test_a_batch_manager_calls_the_function_once_with_lists(tmp_path):
+    seen = []
+
+    def mine(data_sources, solution_strs, ground_truths, extra_infos):
+        seen.append((data_sources, solution_strs, ground_truths, [info["index"] for info in extra_infos]))
+        return [float(text.endswith(truth)) for text, truth in zip(solution_strs, ground_truths, strict=True)]
+
+    manager = managers.get_reward_manager_cls("batch")(byte_tokenizer(), 0, compute_score=mine)
+    torch.testing.assert_close(manager(proto()), on_last_token([1.0, 0.0, 0.0]))
+    assert seen == [(["openai/gsm8k"] * 3, ANSWERS, ["7"] * 3, [0, 1, 2])]
+    path = tmp_path / "lists.py"
+    path.write_text("def grade(data_sources, solution_strs, **more): return [len(data_sources)] * len(solution_strs)")
+    node = config(str(path))
+    node.reward_model.reward_manager = "batch"
+    manager = reward.load_reward_manager(node, byte_tokenizer())
+    torch.testing.assert_close(manager(proto()), on_last_token([3.0, 3.0, 3.0]))
+
+
 def test_dapo_takes_from_long_responses():
     buffer = OmegaConf.create({"enable": True, "len": 10, "penalty_factor": 1.0, "log": True})
     node = config(None)
@@ -181,8 +199,8 @@ def test_a_manager_of_ones_own_is_found_by_its_name(monkeypatch):
     tensor, extras = reward.compute_reward(proto(), reward.load_reward_manager(node, None, 1, bonus=0.5))
     assert tensor.tolist() == [[1.5]] * 3 and extras == {}
     assert managers.get_reward_manager_cls("mine") is Mine
-    node.reward_model.reward_manager = "batch"
-    with pytest.raises(UserError, match="no reward manager named 'batch'"):
+    node.reward_model.reward_manager = "their"
+    with pytest.raises(UserError, match="no reward manager named 'their'"):
         reward.load_reward_manager(node, None)
     later = config(None, "later")
     later.reward.reward_manager.source = "importlib"

@@ -14,14 +14,16 @@ from paddock.data.dataset import PromptDataset
 from paddock.errors import UserError
 from paddock.rewards.rules import compute_score
 
-TRAIN, TEST, WARMUP = (f"builtin:addition/{split}" for split in ("train", "test", "warmup"))
+TRAIN, TEST, WARMUP, PAIRS, PAIRS_TEST = (
+    f"builtin:addition/{split}" for split in ("train", "test", "warmup", "pairs", "pairs_test")
+)
 
 
 def pairs(name: str) -> set[frozenset[str]]:
     return {frozenset(row["prompt"].rstrip("=").split("+")) for row in builtin_rows(name)}
 
 
-@pytest.mark.parametrize("seen", [TRAIN, WARMUP])
+@pytest.mark.parametrize("seen", [TRAIN, WARMUP, PAIRS])
 def test_a_tested_pair_is_never_seen_in_either_order(seen):
     assert pairs(TEST) and not pairs(TEST) & pairs(seen)
 
@@ -46,6 +48,22 @@ def test_the_truth_is_the_sum_read_backwards(name):
 
 def test_warm_start_rows_carry_their_answers():
     assert all("answer" in row for row in builtin_rows(WARMUP))
+
+
+def test_preference_pairs_prefer_the_right_answer_of_every_sum():
+    assert pairs(PAIRS) == pairs(TRAIN) and pairs(PAIRS_TEST) == pairs(TEST)
+    for row in builtin_rows(PAIRS) + builtin_rows(PAIRS_TEST):
+        truth = row["reward_model"]["ground_truth"]
+        assert row["chosen"] == truth and row["rejected"] != truth and row["rejected"].isdigit()
+
+
+def test_wrong_answers_are_shorter_as_often_as_longer_and_wrong_in_every_digit():
+    rows = [row for row in builtin_rows(PAIRS)]
+    longer = [len(row["rejected"]) - len(row["chosen"]) for row in rows]
+    assert 0.8 < sum(gap > 0 for gap in longer) / sum(gap < 0 for gap in longer) < 1.25
+    alike = [(row["chosen"], row["rejected"]) for row in rows if len(row["rejected"]) == len(row["chosen"]) == 3]
+    for place in range(3):
+        assert sum(right[place] != wrong[place] for right, wrong in alike) > 0.1 * len(alike)
 
 
 def test_rows_are_the_same_in_every_process():

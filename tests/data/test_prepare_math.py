@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from paddock.core.boxed import last_boxed
 from paddock.data.prepare import main
-from paddock.data.prepare.math import last_boxed
 
 
 def record(answer: str, **more: str) -> dict:

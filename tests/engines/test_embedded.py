@@ -15,7 +15,7 @@ from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.embedded import engine as engine_module
 from paddock.engines.rollout.embedded import prepacked as prepacked_module
-from paddock.engines.rollout.embedded.slots import spans_of
+from paddock.engines.rollout.embedded.slots import Decode, Slots, spans_of
 from paddock.engines.rollout.hf import HFEngine
 from paddock.errors import UserError
 
@@ -167,30 +167,30 @@ def test_load_weights_reads_nothing():
     EmbeddedEngine(tiny_model()).load_weights(weights())
 
 
-def test_sleep_releases_keys_and_values_and_the_next_call_works():
+def test_on_a_cpu_keys_and_values_are_gone_after_a_call_and_the_next_one_works(monkeypatch):
+    buffers: list[weakref.ref[Tensor]] = []
+    layer = Slots.layer
+
+    def watched(self, *args):
+        found = layer(self, *args)
+        buffers.extend(weakref.ref(buffer) for buffer in found)
+        return found
+
+    monkeypatch.setattr(Slots, "layer", watched)
     engine = EmbeddedEngine(tiny_model())
     first = engine.generate(PROMPTS, SAMPLED)
-    assert engine.slots is not None
-    buffers = [weakref.ref(buffer) for buffer in (*engine.slots.keys.values(), *engine.slots.values.values())]
-    assert len(buffers) == 4 and all(ref() is not None for ref in buffers)
-    engine.sleep()
     gc.collect()
-    assert all(ref() is None for ref in buffers)
+    assert buffers and all(ref() is None for ref in buffers)
+    engine.sleep()
     engine.wake()
     assert engine.generate(PROMPTS, SAMPLED) == first
 
 
-def test_buffers_are_kept_for_a_call_that_fits_and_grow_for_one_that_does_not():
-    engine = EmbeddedEngine(tiny_model())
-    engine.generate(PROMPTS, SAMPLED)
-    kept = engine.slots
-    engine.generate(PROMPTS[:2], SAMPLED)
-    assert engine.slots is kept
-    engine.generate(PROMPTS, replace(SAMPLED, max_tokens=60))
-    assert engine.slots is not kept and engine.slots.max_len >= 77
-    assert tokens_of(engine.generate(PROMPTS, SAMPLED)) == tokens_of(
-        EmbeddedEngine(tiny_model()).generate(PROMPTS, SAMPLED)
-    )
+def test_finished_responses_are_told_of_while_others_are_not_finished():
+    told: list[Completion] = []
+    found = EmbeddedEngine(tiny_model(), max_num_seqs=4).generate(PROMPTS, SAMPLED, told.extend)
+    assert 0 < len(told) < len(found)
+    assert all(completion in found for completion in told)
 
 
 @pytest.mark.parametrize("engine_type", [EmbeddedEngine, HFEngine])
@@ -222,13 +222,16 @@ def test_the_module_is_left_as_it_was_even_after_an_error(engine_type):
 
 
 @pytest.mark.parametrize("how", ["module", "autocast"])
-def test_bf16_log_probs_follow_a_bf16_forward(how):
+def test_bf16_log_probs_follow_a_bf16_forward(how, monkeypatch):
     model = tiny_model()
     if how == "module":
         model.to(torch.bfloat16)
+    stored = set()
+    write = Decode.write
+    monkeypatch.setattr(Decode, "write", lambda self, buffer, new: (stored.add(buffer.dtype), write(self, buffer, new)))
     engine = EmbeddedEngine(model, max_num_seqs=7, autocast=torch.bfloat16 if how == "autocast" else None)
     found = engine.generate(PROMPTS, SAMPLED)
-    assert {buffer.dtype for buffer in engine.slots.keys.values()} == {torch.bfloat16}
+    assert stored == {torch.bfloat16}
     for i, prompt in enumerate(PROMPTS):
         for completion in found[3 * i : 3 * i + 3]:
             with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):

@@ -64,8 +64,10 @@ def test_the_prepare_command_writes_to_the_folder_of_the_path():
     assert command("~/data/gsm8k/train.parquet") == "paddock data gsm8k --local_save_dir ~/data/gsm8k"
     assert command("/mnt/my data/math/test.parquet") == 'paddock data math --local_save_dir "/mnt/my data/math"'
     assert command("/mnt/gsm8k.parquet") == "paddock data gsm8k --local_save_dir ~/data/gsm8k"
-    assert command("~/data/geo3k/train.parquet") is None
+    rl = "~/data/full_hh_rlhf/rl"
+    assert command(f"{rl}/train.parquet") == f"paddock data full_hh_rlhf --split rl --local_save_dir {rl}"
+    assert command("~/data/hellaswag/train.parquet") is None
 
 
 def test_every_preparer_in_the_table_exists():
-    assert {known.preparer for known in TABLE if known.preparer} == set(NAMES)
+    assert {known.preparer.split()[0] for known in TABLE if known.preparer} == set(NAMES) - {"from-jsonl"}

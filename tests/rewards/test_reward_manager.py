@@ -32,11 +32,11 @@ def manager(tmp_path):
     made = []
 
     def make(*settings: str, code: str = "", timeout: float = 20.0) -> RewardManager:
-        config = loaded("reward_model.num_workers=1", *settings)
+        config = loaded("reward_model.num_workers=1", f"reward_model.timeout={timeout}", *settings)
         if code:
             (tmp_path / "my_reward.py").write_text(textwrap.dedent(code))
             config.custom_reward_function.path = f"{tmp_path}/my_reward.py"
-        made.append(RewardManager(config, timeout))
+        made.append(RewardManager(config))
         return made[-1]
 
     yield make
@@ -137,7 +137,11 @@ def test_a_mistake_in_a_scorer_names_file_function_row_and_what_happened(manager
         ("raise SystemExit('usage')", "cannot be imported: SystemExit: usage"),
         ("def compute_scores(): pass", "has no function 'compute_score'; did you mean 'compute_scores'"),
         ("compute_score = 5", "has no function 'compute_score'; it defines none"),
-        ("def compute_score(text): return 1", "TypeError: .*unexpected keyword argument 'data_source'"),
+        (
+            "def compute_score(text): return 1",
+            "cannot be called: TypeError: missing a required argument: 'text'; it is given data_source, solution_str",
+        ),
+        ("def compute_score(data_source): return 1", "unexpected keyword argument 'solution_str'"),
     ],
 )
 def test_a_function_that_cannot_be_used_is_refused_before_training(manager, code, message):
@@ -156,13 +160,6 @@ def test_a_check_tries_the_built_in_scorers_too(manager):
     with pytest.raises(UserError, match=r"the ground truth 'yes' is not a number.*on train.parquet row 7"):
         manager().check([request(source="openai/gsm8k")])
     manager().check([request("1", "1", "openai/gsm8k"), request("1", "1", "lighteval/MATH")])
-
-
-def test_what_is_not_built_is_refused_not_ignored(manager):
-    with pytest.raises(UserError, match=r"reward_model.reward_manager=rate_limited"):
-        manager("reward_model.reward_manager=rate_limited")
-    with pytest.raises(UserError, match=r"reward_model.enable=True"):
-        manager("reward_model.enable=True", "reward_model.model.path=x")
 
 
 # Built-in scorers, in this process and in others
@@ -186,7 +183,7 @@ def test_scorers_that_cannot_hang_start_no_process(manager):
 
 
 def test_an_answer_that_hangs_the_parser_is_a_counted_failure(manager):
-    rewards = manager("reward_model.num_workers=2", timeout=3.0)
+    rewards = manager("reward_model.num_workers=2", timeout=2.0)
     sources = ["lighteval/MATH", "math_dapo", "lighteval/MATH"]
     answers = [r"\boxed{9^{9^{9^9}}}", "Answer: 9^{9^{9^9}}", r"\boxed{\sqrt{9}}"]
     batch, metrics = rewards.fill(batch_of(3, data_source=sources, ground_truth=["3", "3", "3"]), answers)
@@ -210,7 +207,23 @@ def test_what_a_scorer_returns_becomes_columns_and_means(manager):
     assert batch.scores.tolist() == [[0, 3, 0], [0, 2, 0], [0, 3, 0], [0, 5, 0]]
     assert batch.extras["score"] == [3, 2, 3, 5] and batch.extras["acc"] == [True, False, True, False]
     assert batch.extras["pred"] == ["yes", "no", "yes", "maybe"] and batch.extras["ground_truth"] == ["yes"] * 4
-    assert metrics == {"reward/score/mean": 3.25, "reward/acc/mean": 0.5, "reward/timeouts": 0.0}
+    assert metrics == {
+        "reward/score/mean": 3.25,
+        "reward/acc/mean": 0.5,
+        "reward/timeouts": 0.0,
+        "reward/cache_hits": 0.0,
+    }
+
+
+def test_rows_that_a_reward_model_scores_are_shown_to_no_rule(manager):
+    styles = ["rule", "model", "rule"]
+    batch, metrics = manager(code=CODE).fill(batch_of(3, style=styles, ground_truth=["yes", None, "yes"]), ["no"] * 3)
+    assert batch.scores.sum(-1).tolist() == [2, 0, 2] and batch.extras["acc"] == [False, None, False]
+    assert metrics["reward/acc/mean"] == 0.0
+    unknown = batch_of(2, style=["model"] * 2, data_source=["nobody/knows"] * 2)
+    for name in ("naive", "batch"):
+        filled, _ = manager(f"reward_model.reward_manager={name}").fill(unknown, ["a", "b"])
+        assert filled.scores.sum().item() == 0
 
 
 def test_a_batch_can_be_scored_again(manager):
@@ -224,7 +237,12 @@ def test_a_timed_out_row_counts_as_failed_in_every_column(manager):
     batch, metrics = manager(code=code, timeout=1.0).fill(batch_of(2), ["yes", "hang"])
     assert batch.extras["acc"] == [True, 0.0] and batch.extras["pred"] == ["yes", None]
     assert batch.scores.sum(-1).tolist() == [3, 0]
-    assert metrics == {"reward/score/mean": 1.5, "reward/acc/mean": 0.5, "reward/timeouts": 1.0}
+    assert metrics == {
+        "reward/score/mean": 1.5,
+        "reward/acc/mean": 0.5,
+        "reward/timeouts": 1.0,
+        "reward/cache_hits": 0.0,
+    }
 
 
 def test_columns_of_mixed_sources_have_a_gap_where_a_scorer_says_nothing(manager):

@@ -9,16 +9,36 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from paddock.rewards.custom import Target
-from paddock.rewards.pool import JobFailed, Pool
+from paddock.rewards.pool import Job, JobFailed, Pool
 from paddock.rewards.score import ScoreRequest
 
 SCORER = """
 import os, re, signal, subprocess, sys, time
+
+BREED = "echo $$ >> $1; i=0; while [ $i -lt 400 ]; do setsid sh $0.child $1 & i=$((i+1)); done; wait"
+CHILD = "echo $$ >> $1; sleep 1000"
+
+def daemon(file):
+    # forks twice, leaves the session, and ignores what it can: a child of nobody
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+            with open(file + ".part", "w") as out:
+                out.write(str(os.getpid()))
+            os.rename(file + ".part", file)
+            time.sleep(1000)
+        os._exit(0)
+    os.wait()
+    while not os.path.exists(file):
+        time.sleep(0.01)
 
 def score(data_source, solution_str, ground_truth, extra_info):
     act, _, rest = solution_str.partition(" ")
@@ -37,8 +57,20 @@ def score(data_source, solution_str, ground_truth, extra_info):
         time.sleep(1000)
     if act == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
-    if act == "alarm":
-        os.kill(os.getpid(), signal.SIGALRM)
+    if act == "daemon":
+        daemon(rest)
+        time.sleep(1000)
+    if act == "daemon-and-crash":
+        daemon(rest)
+        os._exit(5)
+    if act == "daemon-and-return":
+        daemon(rest)
+        return 1.0
+    if act == "breed":  # processes that start others, each in a session of its own
+        open(rest + ".sh", "w").write(BREED)
+        open(rest + ".sh.child", "w").write(CHILD)
+        subprocess.Popen(["sh", rest + ".sh", rest], start_new_session=True)
+        time.sleep(1000)
     if act == "exit":
         os._exit(3)
     if act == "raise":
@@ -60,8 +92,14 @@ def pool():
     pool.close()
 
 
+def submit(pool: Pool, target: Target, *solutions: str) -> list[Future]:
+    jobs = [Job(target, ScoreRequest("mine", solution, None)) for solution in solutions]
+    pool.submit(jobs)
+    return [job.future for job in jobs]
+
+
 def run(pool: Pool, target: Target, *solutions: str) -> list[float | None]:
-    scores = pool.run([(target, ScoreRequest("mine", solution, None)) for solution in solutions])
+    scores = pool.results(submit(pool, target, *solutions))
     return [score and score.value for score in scores]
 
 
@@ -104,10 +142,6 @@ def test_a_response_that_hangs_its_scorer_is_cut_off_and_the_others_are_scored(p
     assert calls(target).count(act) == 1
 
 
-def test_a_worker_whose_own_clock_was_first_is_no_failure_but_a_time_out(pool, target):
-    assert run(pool, target, "give 1", "alarm", "give 2") == [1, None, 2]
-
-
 def test_all_responses_may_hang(pool, target):
     assert run(pool, target, "sleep", "sleep", "sleep") == [None] * 3
     assert run(pool, target, "give 4") == [4]
@@ -135,12 +169,41 @@ def test_killing_a_scorer_kills_what_it_started(pool, target, tmp_path):
     assert gone(int((tmp_path / "pid").read_text()))
 
 
+def test_killing_a_scorer_kills_daemons_that_left_its_session(pool, target, tmp_path):
+    assert run(pool, target, f"daemon {tmp_path / 'pid'}") == [None]
+    assert gone(int((tmp_path / "pid").read_text()), within=0.5)
+
+
+def test_a_scorer_that_crashes_leaves_no_daemon(pool, target, tmp_path):
+    with pytest.raises(JobFailed, match="exited with code 5"):
+        run(pool, target, f"daemon-and-crash {tmp_path / 'pid'}")
+    assert gone(int((tmp_path / "pid").read_text()), within=0.5)
+
+
+def test_what_a_scorer_keeps_running_lives_until_the_pool_is_closed(target, tmp_path):
+    """It may be a server that the scorer asks again and again."""
+    pool = Pool(size=1, timeout=5.0)
+    assert run(pool, target, f"daemon-and-return {tmp_path / 'pid'}", "give 2") == [1, 2]
+    pid = int((tmp_path / "pid").read_text())
+    assert not gone(pid, within=0.2)
+    pool.close()
+    assert gone(pid, within=0.5)
+
+
+def test_processes_that_start_others_are_caught_while_they_do(pool, target, tmp_path):
+    begin = time.monotonic()
+    assert run(pool, target, f"breed {tmp_path / 'pids'}") == [None]
+    assert time.monotonic() - begin < 6.0
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) > 20 and all(gone(pid, within=0.5) for pid in pids)
+
+
 @pytest.mark.parametrize(
     ("act", "reason"),
     [
         ("crash", "ended its process, which was killed by SIGSEGV"),
         ("exit", "ended its process, which exited with code 3"),
-        ("raise it", r"raised KeyError: 'it' \(scorer.py line 26\)"),
+        ("raise it", r"raised KeyError: 'it' \(scorer.py line 57\)"),
     ],
 )
 def test_a_scorer_that_fails_is_reported_for_its_row_and_the_pool_goes_on(pool, target, act, reason):
@@ -174,14 +237,18 @@ def test_a_forgotten_pool_leaves_no_process(target):
 TRAINER = """
 import sys
 from paddock.rewards.custom import Target
-from paddock.rewards.pool import Pool
+from paddock.rewards.pool import Job, Pool
 from paddock.rewards.score import ScoreRequest
-pool = Pool(size=2, timeout=1.0 if "short" in sys.argv else 1000.0)
-def run(solution):
-    return pool.run([(Target(sys.argv[1], "score"), ScoreRequest("mine", solution, None))] * 2)
-print(*{int(score.value) for score in run("pid")}, flush=True)  # a script without a __main__ guard
+pool = Pool(size=2, timeout=1000.0)
+def run(*solutions):
+    jobs = [Job(Target(sys.argv[1], "score"), ScoreRequest("mine", solution, None)) for solution in solutions]
+    pool.submit(jobs)
+    return pool.results([job.future for job in jobs])
+print(*{int(score.value) for score in run("pid", "pid")}, flush=True)  # a script without a __main__ guard
+if sys.argv[2:]:
+    run("daemon-and-return " + sys.argv[2])
 try:
-    run("stubborn")
+    run("stubborn", "stubborn")
 except KeyboardInterrupt:
     print("after:", run("give 7")[0].value, flush=True)
 """
@@ -219,6 +286,34 @@ def test_ctrl_c_ends_the_scoring_and_the_pool_can_go_on(trainer):
 
 
 def test_workers_end_when_their_trainer_is_killed_even_those_that_hang(trainer):
-    process, pids = trainer("short")
+    process, pids = trainer()
     process.kill()
-    assert all(gone(pid, within=10) for pid in pids)
+    assert all(gone(pid, within=5) for pid in pids)
+
+
+def test_daemons_of_scorers_end_when_the_trainer_is_killed(trainer, tmp_path):
+    process, pids = trainer(str(tmp_path / "pid"))
+    process.kill()
+    assert all(gone(pid, within=5) for pid in [*pids, int((tmp_path / "pid").read_text())])
+
+
+def test_work_submitted_later_is_taken_up_while_other_work_hangs(target):
+    pool = Pool(size=2, timeout=3.0)
+    (slow,) = submit(pool, target, "sleep")
+    assert run(pool, target, *(f"give {n}" for n in range(5))) == [0, 1, 2, 3, 4]
+    assert not slow.done() and slow.result(10) is None
+    pool.close()
+
+
+def test_many_small_submissions_while_the_pool_works_block_nobody(pool, target):
+    """Each rings a bell that is heard later, or not at all."""
+    futures = [future for n in range(3000) for future in submit(pool, target, f"give {n}")]
+    assert [score.value for score in pool.results(futures)] == list(range(3000))
+
+
+def test_closing_a_pool_at_work_drops_its_work(target):
+    pool = Pool(size=2, timeout=100.0)
+    futures = submit(pool, target, *["sleep"] * 5)
+    time.sleep(0.5)
+    pool.close()
+    assert all(future.cancelled() for future in futures) and pool.workers == []

@@ -10,34 +10,52 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from paddock.data.prepare import gsm8k, math
+from paddock.data.prepare import from_jsonl, geometry3k, gsm8k, hh_rlhf, humaneval, math, mbpp
 from paddock.data.prepare.preparer import Preparer, Row
-from paddock.data.prepare.records import FLAG, SPLITS, Splits, from_hub, from_path, split_files
-from paddock.data.prepare.write import write_json, write_parquet
+from paddock.data.prepare.records import FLAG, SUFFIXES, Splits, from_hub, from_path, read_file, split_files
+from paddock.data.prepare.write import summary, write_splits
 from paddock.errors import EXIT_CODE, UserError
 
-PREPARERS = {preparer.name: preparer for preparer in (gsm8k.PREPARER, math.PREPARER)}
-NAMES = tuple(PREPARERS)
+MODULES = (gsm8k, math, humaneval, mbpp, geometry3k, hh_rlhf)
+PREPARERS = {module.PREPARER.name: module.PREPARER for module in MODULES}
+ALIASES = {"geometry3k": "geo3k", "hh_rlhf": "full_hh_rlhf"}
+NAMES = (*PREPARERS, from_jsonl.NAME)
 
 
 def main(name: str, argv: Sequence[str]) -> int:
     """Prepare the data set `name` and return the exit code. argparse answers --help and a wrong flag itself."""
     try:
+        if name == from_jsonl.NAME:
+            return from_jsonl.run(argv)
         preparer = _preparer(name)
         options = _parser(preparer).parse_args(argv)
         source, target = _source(options), _target(options, preparer)
+        if preparer.kinds:
+            preparer, kind = preparer.kinds[options.split], options.split
+            target = target if target.name == kind else target / kind
         _check_apart(source, target)
-        raw = from_path(source, preparer.config) if source else from_hub(preparer.hub, preparer.config)
+        raw = _raw(preparer, source)
         rows = _rows(preparer, raw)
-        _write(preparer, rows, target)
-        print(_summary(rows, target))
+        write_splits(target, rows, preparer.schema(), preparer.examples)
+        print(_summary(preparer, raw, rows, target))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CODE
     return 0
 
 
+def _raw(preparer: Preparer, source: Path | None) -> Splits:
+    if source is None:
+        return from_hub(preparer.hub, preparer.config, preparer.splits)
+    files = [source / f"{preparer.whole}{suffix}" for suffix in SUFFIXES] if preparer.whole else []
+    if file := next((file for file in files if file.is_file()), None):
+        records = [(preparer.split_of(record), record) for record in read_file(file)]
+        return {split: [record for own, record in records if own == split] for split in preparer.splits}
+    return from_path(source, preparer.config, preparer.splits)
+
+
 def _preparer(name: str) -> Preparer:
+    name = ALIASES.get(name, name)
     if name in PREPARERS:
         return PREPARERS[name]
     close = get_close_matches(name, NAMES, n=1)
@@ -46,15 +64,18 @@ def _preparer(name: str) -> Preparer:
 
 
 def _parser(preparer: Preparer) -> argparse.ArgumentParser:
+    files = " and ".join(f"{split}.parquet" for split in preparer.splits)
     parser = argparse.ArgumentParser(
         prog=f"paddock data {preparer.name}",
-        description=f"Write {preparer.title} ({preparer.hub}) as train.parquet and test.parquet, ready for training.",
+        description=f"Write {preparer.title} ({preparer.hub}) as {files}, ready for training.",
         allow_abbrev=False,
     )
     parser.add_argument("--local_save_dir", metavar="DIR", help=f"folder to write to (default: {preparer.folder})")
     parser.add_argument(FLAG, metavar="DIR", help="folder with a local copy of the raw data (default: ask the hub)")
     parser.add_argument("--local_dir", metavar="DIR", help="deprecated: the old name of --local_save_dir")
     parser.add_argument("--hdfs_dir", metavar="URL", help="refused: files are written to local folders only")
+    if preparer.kinds:
+        parser.add_argument("--split", required=True, choices=tuple(preparer.kinds), help="what the rows are for")
     return parser
 
 
@@ -102,25 +123,18 @@ def _rows(preparer: Preparer, raw: Splits) -> dict[str, list[Row]]:
 
     console = Console(stderr=True)
     rows: dict[str, list[Row]] = {}
-    for split in SPLITS:
+    for split in preparer.splits:
         if not raw[split]:
             raise UserError(f"the {split} split of {preparer.title} has no records", fix="check the raw data")
         records = track(
             raw[split], f"{preparer.title} {split}", console=console, transient=True, disable=not console.is_terminal
         )
-        rows[split] = [preparer.row(record, split, index) for index, record in enumerate(records)]
+        prepared = [preparer.row(record, split, index) for index, record in enumerate(records)]
+        rows[split] = [row for row in prepared if row is not None]
     return rows
 
 
-def _write(preparer: Preparer, rows: dict[str, list[Row]], target: Path) -> None:
-    for split in SPLITS:
-        write_parquet(target / f"{split}.parquet", rows[split], preparer.schema())
-        if preparer.examples:
-            write_json(target / f"{split}_example.json", rows[split][0])
-
-
-def _summary(rows: dict[str, list[Row]], target: Path) -> str:
-    counts = " and ".join(f"{len(rows[split]):,} {split}" for split in SPLITS)
-    files = {"data.train_files": target / "train.parquet", "data.val_files": target / "test.parquet"}
-    overrides = " ".join(shlex.quote(f"{key}={path}") for key, path in files.items())
-    return f"Wrote {counts} rows to {target}. Next: paddock plan algorithm.adv_estimator=rloo {overrides}"
+def _summary(preparer: Preparer, raw: Splits, rows: dict[str, list[Row]], target: Path) -> str:
+    left_out = sum(len(raw[split]) - len(rows[split]) for split in preparer.splits)
+    more = f" {left_out:,} records say nothing for this use and were left out." if left_out else ""
+    return summary(rows, target, preparer.next_command) + more

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from paddock.data.prepare.records import Record
+from paddock.data.prepare.records import SPLITS, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,9 +22,14 @@ class Preparer:
     title: str
     hub: str  # its name on the hub, and the `data_source` of every row: the scorer is chosen by it
     config: str | None  # the hub's configuration to take
-    row: Callable[[Record, str, int], Row]
+    row: Callable[[Record, str, int], Row | None]  # None leaves the record out
     schema: Callable[[], pa.Schema]
     examples: bool = False  # also write the first row of each split as JSON
+    next_command: str = "plan algorithm.adv_estimator=rloo"  # what the rows are for
+    kinds: Mapping[str, Preparer] = field(default_factory=dict)  # what `--split` chooses from, each in a folder
+    splits: tuple[str, ...] = SPLITS  # those that it is published in
+    whole: str = ""  # the stem of a file of its authors' that holds all records
+    split_of: Callable[[Record], str | None] = lambda record: None  # the split of a record of that file; None: neither
 
     @property
     def folder(self) -> str:
@@ -33,14 +38,25 @@ class Preparer:
 
 
 def maths_row(source: str, question: str, truth: str, extra_info: Row) -> Row:
+    return rule_row(source, question, "math", truth, extra_info)
+
+
+def rule_row(source: str, question: str, ability: str, truth: str, extra_info: Row) -> Row:
     """A question whose answer a rule can check."""
     return {
         "data_source": source,
         "prompt": [{"role": "user", "content": question}],
-        "ability": "math",
+        "ability": ability,
         "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": extra_info,
     }
+
+
+def message_type() -> pa.DataType:
+    """A conversation."""
+    import pyarrow as pa
+
+    return pa.list_(pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())]))
 
 
 def training_schema(extra_info: Mapping[str, str], **columns: str) -> pa.Schema:
@@ -53,7 +69,7 @@ def training_schema(extra_info: Mapping[str, str], **columns: str) -> pa.Schema:
     return pa.schema(
         [
             pa.field("data_source", pa.string()),
-            pa.field("prompt", pa.list_(pa.struct(fields({"role": "string", "content": "string"})))),
+            pa.field("prompt", message_type()),
             pa.field("ability", pa.string()),
             pa.field("reward_model", pa.struct(fields({"style": "string", "ground_truth": "string"}))),
             pa.field("extra_info", pa.struct(fields(extra_info))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,16 +47,16 @@ class Record:
 Splits = dict[str, list[Record]]
 
 
-def from_path(folder: Path, config: str | None) -> Splits:
-    """The train and test records of a local copy, in any of the layouts the data set is handed around in."""
+def from_path(folder: Path, config: str | None, splits: Sequence[str] = SPLITS) -> Splits:
+    """The records of a local copy, in any of the layouts the data set is handed around in."""
     if not folder.is_dir():
         reason = "is a file, not a folder" if folder.exists() else "there is no such folder"
         raise UserError(reason, key=FLAG, value=folder, fix=LAYOUTS)
     if files := split_files(folder):
-        return {split: list(_read_file(file)) for split, file in files.items()}
+        return {split: list(read_file(file)) for split, file in files.items()}
     if any((folder / "train").glob("*/*.json")):
         return {split: [_read_single(file) for file in _record_files(folder / split)] for split in SPLITS}
-    return _load_folder(folder, config)
+    return _load_folder(folder, config, splits)
 
 
 def split_files(folder: Path) -> dict[str, Path]:
@@ -70,8 +70,8 @@ def split_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def from_hub(name: str, config: str | None) -> Splits:
-    """The train and test records as the hub publishes them; with HF_HUB_OFFLINE=1, from the cache."""
+def from_hub(name: str, config: str | None, splits: Sequence[str] = SPLITS) -> Splits:
+    """The records as the hub publishes them; with HF_HUB_OFFLINE=1, from the cache."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -88,10 +88,10 @@ def from_hub(name: str, config: str | None) -> Splits:
             f"cannot fetch {name} from the hub: {_first_line(error)}",
             fix=f"get a copy on a machine that can, and pass its folder: {FLAG} PATH (HF_HUB_OFFLINE=1 uses the cache)",
         ) from error
-    return _named(loaded, name)
+    return _named(loaded, name, splits)
 
 
-def _load_folder(folder: Path, config: str | None) -> Splits:
+def _load_folder(folder: Path, config: str | None, splits: Sequence[str]) -> Splits:
     import datasets
 
     try:
@@ -103,21 +103,27 @@ def _load_folder(folder: Path, config: str | None) -> Splits:
     except Exception as error:  # each file format behind `datasets` raises errors of its own
         reason = f"holds nothing that can be read as a data set: {_first_line(error)}"
         raise UserError(reason, key=FLAG, value=folder, fix=LAYOUTS) from error
-    return _named(loaded, str(folder))
+    return _named(loaded, str(folder), splits)
 
 
-def _named(loaded: Any, origin: str) -> Splits:
+def _named(loaded: Any, origin: str, wanted: Sequence[str]) -> Splits:
     splits = set(loaded) if isinstance(loaded, dict) else set()
-    if missing := [split for split in SPLITS if split not in splits]:
+    if missing := [split for split in wanted if split not in splits]:
         have = f"the splits {', '.join(sorted(splits))}" if splits else "a single table without splits"
         raise UserError(f"{origin} holds {have}; {' and '.join(missing)} missing", fix=LAYOUTS)
     return {
-        split: [Record(values, f"{origin} {split} row {row}") for row, values in enumerate(loaded[split])]
-        for split in SPLITS
+        split: [Record(values, f"{origin} {split} row {row}") for row, values in enumerate(_stored(loaded[split]))]
+        for split in wanted
     }
 
 
-def _read_file(path: Path) -> Iterator[Record]:
+def _stored(table: Any) -> Iterator[dict[str, Any]]:
+    """Rows as they lie in the files: a picture stays the bytes it was published as."""
+    for batch in table.with_format("arrow").iter(batch_size=1000):
+        yield from batch.to_pylist()
+
+
+def read_file(path: Path) -> Iterator[Record]:
     try:
         if path.suffix == ".json":
             yield from _read_list(path)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -14,6 +15,22 @@ from paddock.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+def write_splits(target: Path, rows: Mapping[str, list[Row]], schema: pa.Schema, examples: bool = False) -> None:
+    """A file for each split; with `examples`, its first row also as JSON."""
+    for split, found in rows.items():
+        write_parquet(target / f"{split}.parquet", found, schema)
+        if examples:
+            write_json(target / f"{split}_example.json", found[0])
+
+
+def summary(rows: Mapping[str, list[Row]], target: Path, next_command: str) -> str:
+    """What was written, and what to type next."""
+    counts = " and ".join(f"{len(found):,} {split}" for split, found in rows.items())
+    keys = {"train": "data.train_files", "test": "data.val_files"}
+    overrides = " ".join(shlex.quote(f"{keys[split]}={target / f'{split}.parquet'}") for split in rows)
+    return f"Wrote {counts} rows to {target}. Next: paddock {next_command} {overrides}"
 
 
 def write_parquet(path: Path, rows: list[Row], schema: pa.Schema) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,8 +42,12 @@ class Completion:
     stopped: bool  # by a stop token; False: it reached max_tokens
 
 
+OnDone = Callable[[list[Completion]], None]
+"""Called with responses that are finished while others are not."""
+
+
 class RolloutEngine(Protocol):
-    def generate(self, prompts: list[Prompt], sampling: Sampling) -> list[Completion]:
+    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
         """All responses of all prompts, in the order of the prompts and of their rows."""
         ...
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from paddock.engines.rollout.base import Completion, Prompt, Sampling
+from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
 from paddock.engines.rollout.embedded.engine import borrowed
 from paddock.engines.rollout.embedded.sampling import require_finite, sample, uniforms
 
@@ -22,13 +22,18 @@ class HFEngine:
         self.autocast = autocast
 
     @torch.no_grad()
-    def generate(self, prompts: list[Prompt], sampling: Sampling) -> list[Completion]:
+    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
         pairs = [(prompt.tokens, row) for prompt in prompts for row in prompt.rows]
         # transformers' SDPA drops the cap on attention scores that Gemma 2 has.
         capped = getattr(self.model.config, "attn_logit_softcapping", None) is not None
         with borrowed(self.model, "eager" if capped else "sdpa", self.autocast):
-            starts = range(0, len(pairs), self.max_num_seqs)
-            return [found for i in starts for found in self.batch(pairs[i : i + self.max_num_seqs], sampling)]
+            found: list[Completion] = []
+            for start in range(0, len(pairs), self.max_num_seqs):
+                finished = self.batch(pairs[start : start + self.max_num_seqs], sampling)
+                found += finished
+                if on_done is not None and len(found) < len(pairs):
+                    on_done(finished)
+            return found
 
     def batch(self, pairs: list[tuple[list[int], int]], sampling: Sampling) -> list[Completion]:
         device, width = self.model.device, max(len(tokens) for tokens, _ in pairs)

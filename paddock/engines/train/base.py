@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from paddock.core.batch import Batch, PerToken
+
+SHARDS = "distributed"
+"""Folder of a checkpoint that several ranks wrote, and any number of them reads."""
 
 Want = frozenset[str]  # any of: log_probs, entropy, sum_pi_squared, values
 
@@ -47,6 +50,10 @@ class TrainEngine(Protocol):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Full tensors under Hugging Face names."""
+        ...
+
+    def everyones(self, thing: Any) -> list[Any]:
+        """What each rank with rows of its own gives; every rank must call it."""
         ...
 
     def move(self, where: Literal["device", "host"]) -> None: ...

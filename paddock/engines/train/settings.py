@@ -12,7 +12,7 @@ from paddock.config import tree
 from paddock.config.engine import FSDPConfig, OptimConfig
 from paddock.config.roles import CriticModelConfig, ModelConfig
 from paddock.config.schema import Config
-from paddock.core.balance import token_budget_micro_batches
+from paddock.core.balance import needed_micro_batches, split_into, token_budget_micro_batches
 from paddock.core.batch import Batch
 from paddock.core.device import DTYPES, compute_dtype
 from paddock.errors import UserError
@@ -50,6 +50,20 @@ class Budget:
         parts = token_budget_micro_batches(sequence_lengths(batch), self.tokens, key=self.key)
         return [torch.tensor(part) for part in parts if part]
 
+    def needed(self, batch: Batch) -> int:
+        """How many micro-batches hold these rows."""
+        if self.rows is not None:
+            return -(-len(batch) // self.rows)
+        return needed_micro_batches(sequence_lengths(batch), self.tokens, self.key)
+
+    def split_into(self, batch: Batch, count: int) -> list[Tensor]:
+        """Row positions of exactly so many micro-batches, at least `needed`: some may be empty."""
+        if self.rows is not None:
+            parts = torch.arange(len(batch)).split(self.rows) if len(batch) else ()
+            return [*parts, *[torch.empty(0, dtype=torch.long)] * (count - len(parts))]
+        parts = split_into(sequence_lengths(batch), count, self.tokens, self.key)
+        return [torch.tensor(part, dtype=torch.long) for part in parts]
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -61,12 +75,16 @@ class Settings:
     """None: the weights are frozen."""
     compute: torch.dtype = torch.float32
     """Parameters wider than this become the optimizer's; the model computes in copies of this type."""
+    wide: torch.dtype = torch.float32
+    """In which weights are loaded, and kept by the optimizer."""
     total_steps: int | None = None
     """Optimizer steps of the run, for schedules that end with it."""
     temperature: float = 1.0
     packed: bool = True
     checkpointing: bool = False
     deterministic: bool = False
+    exact: bool = False
+    """Log-probs do not depend on how a batch is split, nor differ from those of the rollout, by a bit."""
     offload_params: bool = False
     offload_optimizer: bool = False
 
@@ -82,6 +100,7 @@ def actor_settings(config: Config, device: torch.device, total_steps: int | None
         optim=actor.optim,
         total_steps=total_steps,
         temperature=rollout.temperature,
+        exact=config.actor_rollout_ref.numerics == "exact",
         packed=config.actor_rollout_ref.model.use_remove_padding,
         checkpointing=config.actor_rollout_ref.model.enable_gradient_checkpointing,
         **engine_settings(actor.fsdp_config, device, f"{_A}.fsdp_config"),
@@ -94,8 +113,9 @@ def reference_settings(config: Config, device: torch.device) -> Settings:
     return Settings(
         forward_budget=Budget(ref.log_prob_max_token_len_per_gpu, rows, f"{_REF}.log_prob_max_token_len_per_gpu"),
         temperature=config.actor_rollout_ref.rollout.temperature,
+        exact=config.actor_rollout_ref.numerics == "exact",
         packed=config.actor_rollout_ref.model.use_remove_padding,
-        **engine_settings(ref.fsdp_config, device, f"{_REF}.fsdp_config"),
+        **engine_settings(ref.fsdp_config, device, f"{_REF}.fsdp_config", trained=False),
     )
 
 
@@ -115,7 +135,7 @@ def critic_settings(config: Config, device: torch.device, total_steps: int | Non
     )
 
 
-def engine_settings(engine: FSDPConfig, device: torch.device, section: str) -> dict[str, Any]:
+def engine_settings(engine: FSDPConfig, device: torch.device, section: str, trained: bool = True) -> dict[str, Any]:
     if DTYPES[engine.dtype] == torch.float16:
         raise UserError(
             "gradients in float16 need a loss scale, which this engine has not",
@@ -123,8 +143,10 @@ def engine_settings(engine: FSDPConfig, device: torch.device, section: str) -> d
             value=engine.dtype,
             fix="bfloat16 or float32",
         )
+    compute = compute_dtype(engine.dtype, device)
     return {
-        "compute": compute_dtype(engine.dtype, device),
+        "compute": compute,
+        "wide": torch.promote_types(compute, DTYPES[engine.model_dtype]) if trained else compute,
         "deterministic": engine.full_determinism,
         "offload_params": engine.param_offload,
         "offload_optimizer": engine.optimizer_offload,

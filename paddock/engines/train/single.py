@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from paddock.config.engine import OptimConfig
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import device_of
-from paddock.engines.train.base import LossFn, Outputs, Want
+from paddock.engines.train.base import SHARDS, LossFn, Outputs, Want
 from paddock.engines.train.optim import Updater
 from paddock.engines.train.settings import (
+    Budget,
     Settings,
     actor_settings,
     critic_settings,
     model_source,
     reference_settings,
     refuse_unsupported,
-    widest,
 )
 from paddock.errors import UserError
+from paddock.models.fused import fuse
 from paddock.models.load import load_backbone, load_causal_lm, model_folder
-from paddock.models.packing import pack, pad
+from paddock.models.packing import Inputs, pack, pad
 from paddock.models.token_stats import Head, token_stats
 from paddock.models.value_head import ValueModel
+
+log = logging.getLogger(__name__)
 
 OPTIMIZER_FILE = "optimizer.pt"
 
@@ -49,37 +55,58 @@ class SingleEngine:
         if settings.optim is None:
             model.requires_grad_(False)
         else:
-            self.updater = Updater(model, settings.optim, self.compute_dtypes(), settings.total_steps)
+            self.updater = self.make_updater(settings.optim)
             if settings.checkpointing:
                 self.backbone.gradient_checkpointing_enable({"use_reentrant": False})
+        self.fuse()
+
+    def fuse(self) -> None:
+        """A forward in few kernels, on a GPU and where the model is one that they compute right."""
+        reason = fuse(self.backbone, self.settings.exact) if type(self) is SingleEngine else "its weights are sharded"
+        if reason and self.settings.exact:
+            raise UserError(
+                f"{self.backbone.config.model_type} runs by its modules' own forward: {reason}",
+                key="actor_rollout_ref.numerics",
+                value="exact",
+                fix="actor_rollout_ref.numerics=fast",
+            )
+        if reason and self.device.type != "cpu":
+            log.info("%s runs by its modules' own forward: %s", self.backbone.config.model_type, reason)
 
     @classmethod
-    def for_actor(cls, config: Config, total_steps: int | None = None) -> SingleEngine:
+    def for_actor(cls, config: Config, total_steps: int | None = None, **place: Any) -> Self:
         """`total_steps` is the number of optimizer steps of the run, if its schedule ends with it."""
         refuse_unsupported(config)
         device, model = device_of(config.trainer.device), config.actor_rollout_ref.model
         settings = actor_settings(config, device, total_steps)
-        wide = widest(settings, config.actor_rollout_ref.actor.fsdp_config.model_dtype)
         source = model_source(model, "actor_rollout_ref.model")
-        return cls(load_causal_lm(**source, dtype=wide, device=device), settings)
+        return cls(cls.read(load_causal_lm, source, settings.wide, device), settings, **place)
 
     @classmethod
-    def for_reference(cls, config: Config) -> SingleEngine:
+    def for_reference(cls, config: Config, **place: Any) -> Self:
         """Frozen, and loaded in the type it computes in: weights stored in that type are mapped, not copied."""
         device, model = device_of(config.trainer.device), config.actor_rollout_ref.model
         settings = reference_settings(config, device)
         source = model_source(model, "actor_rollout_ref.model")
-        return cls(load_causal_lm(**source, dtype=settings.compute, device=device), settings)
+        return cls(cls.read(load_causal_lm, source, settings.wide, device), settings, **place)
 
     @classmethod
-    def for_critic(cls, config: Config, total_steps: int | None = None) -> SingleEngine:
+    def for_critic(cls, config: Config, total_steps: int | None = None, **place: Any) -> Self:
         refuse_unsupported(config)
         device, model = device_of(config.trainer.device), config.critic.model
         settings = critic_settings(config, device, total_steps)
-        wide = widest(settings, model.fsdp_config.model_dtype)
-        critic = ValueModel(load_backbone(**model_source(model, "critic.model"), dtype=wide, device=device))
+        critic = ValueModel(cls.read(load_backbone, model_source(model, "critic.model"), settings.wide, device))
         critic.load_head(model_folder(str(model.path), "critic.model.path"))
-        return cls(critic, settings)
+        return cls(critic, settings, **place)
+
+    @classmethod
+    def read(
+        cls, loader: Callable[..., PreTrainedModel], source: dict[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> PreTrainedModel:
+        return loader(**source, dtype=dtype, device=device)
+
+    def make_updater(self, optim: OptimConfig) -> Updater:
+        return Updater(self.model, optim, self.compute_dtypes(), self.settings.total_steps)
 
     def compute_dtypes(self) -> dict[str, torch.dtype]:
         """Of the parameters that are narrowed; what transformers or the value head keep in float32 stays."""
@@ -89,12 +116,15 @@ class SingleEngine:
         return {name: self.settings.compute for name in names if kept.isdisjoint(name.split("."))}
 
     def micro_batches(self, batch: Batch) -> list[Batch]:
-        return [batch.rows(part) for part in self.settings.budget.split(batch)]
+        return [batch.rows(part) for part in self.parts(batch, self.settings.budget)]
+
+    def parts(self, batch: Batch, budget: Budget) -> list[Tensor]:
+        return budget.split(batch)
 
     @torch.no_grad()
     def forward(self, batch: Batch, want: Want) -> Outputs:
         found: dict[str, Tensor] = {}
-        for part in self.settings.forward_budget.split(batch):
+        for part in self.parts(batch, self.settings.forward_budget):
             outputs = self.outputs(batch.rows(part), want)
             for name in want:
                 values = getattr(outputs, name)
@@ -108,15 +138,14 @@ class SingleEngine:
         self.updater.zero()
         sums: dict[str, Tensor] = {}
         for micro in micro_batches:
-            share, metrics = loss(micro.to(self.device), self.outputs(micro, want))
+            share, metrics = self.share(micro, loss, want)
             if share.requires_grad:  # not so where no token of the micro-batch counts
                 share.backward()
             for name, value in ({"loss": share.detach()} | metrics).items():
                 value = torch.as_tensor(value, dtype=torch.float64, device=self.device)
                 sums[name] = sums[name] + value if name in sums else value
         sums["grad_norm"] = self.updater.clip().double()
-        numbers = dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))  # the step's one wait
-        numbers |= {"lr": self.updater.lr, "skipped": 0.0}
+        numbers = self.numbers(sums) | {"lr": self.updater.lr, "skipped": 0.0}
         if math.isfinite(numbers.pop("loss")) and math.isfinite(numbers["grad_norm"]):
             self.updater.step()
         else:
@@ -125,28 +154,40 @@ class SingleEngine:
         self.model.eval()
         return numbers
 
+    def share(self, micro: Batch, loss: LossFn, want: Want) -> tuple[Tensor, dict[str, Tensor]]:
+        return loss(micro.to(self.device), self.outputs(micro, want))
+
+    def numbers(self, sums: dict[str, Tensor]) -> dict[str, float]:
+        return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))  # the step's one wait
+
+    def inputs(self, batch: Batch) -> Inputs:
+        return (pack if self.settings.packed else pad)(batch, self.device)
+
     def outputs(self, batch: Batch, want: Want) -> Outputs:
-        inputs = (pack if self.settings.packed else pad)(batch, self.device)
+        inputs = self.inputs(batch)
         if len(inputs.states) == 0:
             return Outputs(**{name: torch.zeros(inputs.shape, device=self.device) for name in want})
-        hidden = inputs.hidden(self.backbone)
-        if isinstance(self.model, ValueModel):
-            return Outputs(values=inputs.per_token(self.model.values(hidden)))
-        stats = token_stats(
-            hidden,
-            Head.of(self.model),
-            inputs.targets,
-            self.settings.temperature,
-            entropy="entropy" in want,
-            sum_pi_squared="sum_pi_squared" in want,
-        )
-        return Outputs(**{name: inputs.per_token(getattr(stats, name)) for name in want})
+        found = per_state(self.model, inputs, want, self.settings.temperature)
+        return Outputs(**{name: inputs.per_token(values) for name, values in found.items()})
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """What the model computes with; a head tied to the embedding comes once, as the embedding."""
         yield from ((name, param.detach()) for name, param in self.model.named_parameters())
         stored = self.model.state_dict().keys()
         yield from ((name, buffer) for name, buffer in self.model.named_buffers() if name in stored)
+
+    @property
+    def rollout_model(self) -> Any:
+        """What generates: this very model."""
+        return self.model
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """All weights are in `rollout_model` for the time of the block, as they always are here."""
+        yield
+
+    def everyones(self, thing: Any) -> list[Any]:
+        return [thing]
 
     def move(self, where: Literal["device", "host"]) -> None:
         """What the settings let leave the device while the role is idle. On a CPU there is nowhere to go."""
@@ -176,12 +217,21 @@ class SingleEngine:
         own = dict(self.weights())
         if self.updater is not None:
             own |= self.updater.named_masters()
+        if (path / SHARDS).is_dir():  # written by several ranks
+            from paddock.engines.train.shards import load_shards  # takes a second to import
+
+            load_shards(path / SHARDS, own, self.updater)
+        else:
+            self.load_whole(path, own)
+        if self.updater is not None:
+            self.updater.publish()
+
+    def load_whole(self, path: Path, own: dict[str, Tensor]) -> None:
+        if self.updater is not None:
             self.updater.load_state(torch.load(path / OPTIMIZER_FILE, map_location=self.device, weights_only=True))
         stored = self.stored_weights(path)
         for name, tensor in own.items():
             tensor.copy_(stored[name])
-        if self.updater is not None:
-            self.updater.publish()
 
     def stored_weights(self, path: Path) -> dict[str, Tensor]:
         """Read by transformers, which knows where a family's files differ from its modules."""
@@ -204,3 +254,18 @@ class SingleEngine:
         critic = ValueModel(backbone)
         critic.load_head(path)
         return critic.state_dict()
+
+
+def per_state(model: PreTrainedModel | ValueModel, inputs: Inputs, want: Want, temperature: float) -> dict[str, Tensor]:
+    """``[N]`` values at the hidden states that the inputs ask for."""
+    if isinstance(model, ValueModel):
+        return {"values": model.values(inputs.hidden(model.backbone))}
+    stats = token_stats(
+        inputs.hidden(model),
+        Head.of(model),
+        inputs.targets,
+        temperature,
+        entropy="entropy" in want,
+        sum_pi_squared="sum_pi_squared" in want,
+    )
+    return {name: getattr(stats, name) for name in want}

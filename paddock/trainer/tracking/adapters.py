@@ -1,7 +1,8 @@
 """Loggers of others, one thin class each. Their packages are imported here, and only when a run names them.
 
 Whether and where they send anything is theirs to decide, by their own variables: WANDB_MODE=offline,
-MLFLOW_TRACKING_URI, SWANLAB_MODE, TRACKIO_SPACE_ID.
+SWANLAB_MODE=offline, MLFLOW_TRACKING_URI (and MLFLOW_DISABLE_TELEMETRY=true, or it asks its makers' server what to
+report), TRACKIO_DIR and TRACKIO_SPACE_ID.
 """
 
 from __future__ import annotations

@@ -24,7 +24,9 @@ from paddock.trainer.tracking.run import Run
 
 HIGHLIGHTS = (
     ("Loss", ("train/loss",)),
+    ("Accuracy", ("train/accuracy",)),
     ("Validation Loss", ("val/loss",)),
+    ("Validation Accuracy", ("val/accuracy",)),
     ("Actor Loss", ("actor/pg_loss",)),
     ("Critic Loss", ("critic/vf_loss",)),
     ("KL", ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl")),

@@ -15,6 +15,7 @@ from paddock.trainer.samples import Sample
 from paddock.trainer.tracking.adapters import MLflow, SwanLab, TensorBoard, Trackio, WandB
 from paddock.trainer.tracking.console import ConsoleLog
 from paddock.trainer.tracking.jsonl import MetricsFile
+from paddock.trainer.tracking.prometheus import Prometheus
 from paddock.trainer.tracking.run import Logger, Run
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ LOGGERS: dict[str, Callable[[Run], Logger]] = {
     "mlflow": MLflow,
     "swanlab": SwanLab,
     "trackio": Trackio,
+    "prometheus": Prometheus,
 }
 FILE = "file"
 """Names metrics.jsonl, which is written anyway."""

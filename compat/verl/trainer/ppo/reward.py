@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from paddock.errors import UserError
-from paddock.rewards.custom import Failed, Target, load
+from paddock.rewards.custom import Failed, Target, load, load_batch
 from paddock.rewards.score import ScoreRequest
 from verl.trainer.ppo._view import read
 from verl.utils.reward_score import default_compute_score
@@ -44,7 +44,7 @@ def get_custom_reward_fn(config: Any) -> CustomReward | None:
     kwargs = dict(read(node, "reward_kwargs", None) or {})
     target = Target(read(node, "path", ""), read(node, "name", None) or "compute_score", kwargs)
     try:
-        load(target)
+        (load_batch if manager_name(config) == "batch" else load)(target)
     except Failed as error:
         raise UserError(
             f"{target.name} {error}",
@@ -65,14 +65,18 @@ def load_reward_manager(config: Any, tokenizer: Any, num_examine: int = 0, **rew
             value=source,
             fix="reward_manager.source=register, and import the module that registers it",
         )
-    name = first(config, "reward.reward_manager.name", "reward_manager.name", "reward_model.reward_manager")
-    return get_reward_manager_cls(name or "naive")(
+    return get_reward_manager_cls(manager_name(config))(
         tokenizer=tokenizer,
         num_examine=num_examine,
         compute_score=get_custom_reward_fn(config) or default_compute_score,
         reward_fn_key=first(config, "data.reward_fn_key") or "data_source",
         **reward_kwargs,
     )
+
+
+def manager_name(config: Any) -> str:
+    names = ("reward.reward_manager.name", "reward_manager.name", "reward_model.reward_manager")
+    return first(config, *names) or "naive"
 
 
 def compute_reward(data: Any, reward_fn: Callable[..., Any]) -> tuple[Tensor, dict[str, Any]]:

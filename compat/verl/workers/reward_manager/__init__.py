@@ -92,6 +92,12 @@ def extract_reward(batch: Any) -> tuple[Tensor, dict[str, Any]]:
     return batch.batch["rm_scores"], {name: batch.non_tensor_batch[name] for name in names}
 
 
+class BatchRewardManager(NaiveRewardManager):
+    """`compute_score` is called once, with lists: `data_sources`, `solution_strs`, `ground_truths`, `extra_infos`."""
+
+    name = "batch"
+
+
 class PrimeRewardManager(NaiveRewardManager):
     name = "prime"
 
@@ -102,7 +108,7 @@ class DAPORewardManager(NaiveRewardManager):
     name = "dapo"
 
 
-for built_in in (NaiveRewardManager, PrimeRewardManager, DAPORewardManager):
+for built_in in (NaiveRewardManager, BatchRewardManager, PrimeRewardManager, DAPORewardManager):
     register(built_in.name)(built_in)
 
 
@@ -113,20 +119,21 @@ class Called(RewardManager):
         super().__init__(config)
         self.function = function
 
-    def score(self, requests: Sequence[ScoreRequest]) -> list[Score]:
-        scores = [
-            checked(
-                self.function(
-                    data_source=request.data_source,
-                    solution_str=request.solution,
-                    ground_truth=request.ground_truth,
-                    extra_info=request.extra_info,
-                )
-            )
+    def score(self, requests: Sequence[ScoreRequest | None]) -> list[Score]:
+        rows = [
+            {
+                "data_source": request.data_source,
+                "solution_str": request.solution,
+                "ground_truth": request.ground_truth,
+                "extra_info": request.extra_info,
+            }
             for request in requests
+            if request is not None  # a batch of verl's names no row that a reward model scores
         ]
-        self.names.update(dict.fromkeys(name for score in scores for name in score.extras))
-        return scores
+        if self.config.reward_manager != "batch":
+            return [checked(self.function(**row)) for row in rows]
+        results = self.function(**{f"{name}s": [row[name] for row in rows] for name in rows[0]})
+        return [checked(result) for _, result in zip(rows, results, strict=True)]
 
 
 def scorer(config: Config, compute_score: Callable[..., Any] | None) -> RewardManager:

@@ -10,20 +10,30 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paddock.engines.rollout.base import Completion, Prompt, Sampling
+from paddock.core.device import can_record, total_memory
+from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
+from paddock.engines.rollout.embedded.graphs import STEPS, Graphs, bucket
+from paddock.engines.rollout.embedded.pool import TokenPool
 from paddock.engines.rollout.embedded.prepacked import prepacked
-from paddock.engines.rollout.embedded.sequences import Request, Sequences
-from paddock.engines.rollout.embedded.slots import Decode, Prefill, Slots
+from paddock.engines.rollout.embedded.request import Request
+from paddock.engines.rollout.embedded.sequences import KeyValues, Sequences
+from paddock.engines.rollout.embedded.slots import Slots
 from paddock.errors import UserError
+from paddock.kernels.launch import can_launch
 from paddock.models.attention import NAME, Attention, no_mask
+from paddock.models.fused import fused
+from paddock.models.token_stats import Head
 
 ROUND = 16  # buffers grow in steps of so many positions
 PACK_FROM = 16  # decode steps that repay putting the weights in order
+KEPT = 0.25  # share of a GPU's memory that keys and values may hold while others work
 
 
 class EmbeddedEngine:
     """Continuous batching over transformers' modules: each prompt is computed once for all its responses, finished
     responses leave at once, and waiting prompts take their slots.
+
+    On a GPU a decode step is a CUDA graph, and several of them run before the host looks who is finished.
 
     `autocast` runs the module in that type, as a trainer with fp32 weights does; None takes the module as it is.
     """
@@ -36,27 +46,41 @@ class EmbeddedEngine:
         max_num_batched_tokens: int = 8192,
         max_model_len: int | None = None,
         autocast: torch.dtype | None = None,
+        enforce_eager: bool = False,
     ):
         self.model = model
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.autocast = autocast
-        self.slots: Slots | None = None
+        self.on_gpu = can_launch(next(model.parameters())) and autocast is None
+        self.records = self.on_gpu and can_record(model.device) and not enforce_eager
+        self.slots: TokenPool | None = None
+        self.sequences: dict[int, Sequences] = {}
+        self.graphs: dict[tuple[float, ...], Graphs] = {}
+        self.addresses = 0
 
     @torch.no_grad()
-    def generate(self, prompts: list[Prompt], sampling: Sampling) -> list[Completion]:
+    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
         requests = Request.split(prompts, self.max_num_seqs)
         self.check(requests, sampling)
+        if not requests:
+            return []
         slots = self.room(requests, sampling)
-        self.slots = None  # an error leaves nothing behind: what is not finite would spread from there
+        sequences = self.columns(slots, sampling)
+        sequences.begin(sampling)
         packed = prepacked(self.model, slots.count) if sampling.max_tokens >= PACK_FROM else nullcontext()
-        with borrowed(self.model, NAME, self.autocast), packed:
-            found = self.run(Sequences(slots, sampling, self.model.device), requests)
-        self.slots = slots
+        try:
+            with borrowed(self.model, NAME, self.autocast), packed:
+                found = self.run(sequences, requests, on_done)
+        except BaseException:
+            self.free()  # nothing is left behind: what is not finite would spread from there
+            raise
+        if not self.keeps():
+            self.free()
         return [found[place] for place in range(len(found))]
 
-    def run(self, sequences: Sequences, requests: list[Request]) -> dict[int, Completion]:
+    def run(self, sequences: Sequences, requests: list[Request], on_done: OnDone | None) -> dict[int, Completion]:
         """Longest prompts first, so that neighbours are of like length."""
         waiting = deque(sorted(requests, key=lambda request: -len(request.tokens)))
         found: dict[int, Completion] = {}
@@ -65,50 +89,113 @@ class EmbeddedEngine:
                 self.prefill(sequences, arrivals)
             else:
                 self.decode(sequences)
-            found.update(sequences.retire())
+            finished = sequences.retire()
+            found.update(finished)
+            if on_done is not None and finished and (waiting or sequences.live):
+                on_done([completion for _, completion in finished])
         return found
 
     def prefill(self, sequences: Sequences, requests: list[Request]) -> None:
         """Computes the prompts, packed, and draws the first token of each response."""
         start, device = sequences.live, self.model.device
         lengths = [len(request.tokens) for request in requests]
-        how = Prefill(sequences.slots, lengths, sequences.admit(requests), device)
-        tokens = torch.tensor([token for request in requests for token in request.tokens], device=device)
-        positions = torch.cat([torch.arange(length, device=device) for length in lengths])
-        last = torch.tensor(lengths, device=device).cumsum(0) - 1
-        logits = self.logits(tokens[None], positions[None], how, last)[0]
-        counts = torch.tensor([len(request.rows) for request in requests], device=device)
-        sequences.draw(logits.repeat_interleave(counts, 0), start)
+        how = sequences.slots.prefill(lengths, sequences.admit(requests), device)
+        tokens = torch.tensor([token for request in requests for token in request.tokens])
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        last = torch.tensor(lengths).cumsum(0) - 1
+        tokens, positions, last = (x.to(device, non_blocking=True) for x in (tokens, positions, last))
+        logits = self.logits(tokens[None], positions[None], how, last)
+        counts = torch.tensor([len(request.rows) for request in requests])
+        which = torch.arange(len(requests)).repeat_interleave(counts).to(device, non_blocking=True)
+        sequences.draw(logits[which], start)
+        sequences.aged(1, start)
 
     def decode(self, sequences: Sequences) -> None:
-        """One more token for each live sequence."""
-        live = slice(sequences.live)
-        lengths = sequences.length[live]
-        how = Decode(sequences.slots, lengths)
-        logits = self.logits(sequences.token[live, None], lengths[:, None], how, 1)[:, 0]
-        lengths += ~sequences.done[live]
-        sequences.draw(logits)
+        """More tokens for each live sequence: one, or on a GPU as many as the host lets pass between two looks."""
+        if not self.on_gpu:
+            self.step(sequences, sequences.live)
+            return sequences.aged(1)
+        times = min(STEPS, sequences.longest_wait)
+        rows = bucket(sequences.live, sequences.slots.count)
+        if self.records:
+            self.recorded(sequences).run(rows, times)
+        else:
+            for _ in range(times):
+                self.step(sequences, rows)
+        sequences.aged(times)
 
-    def logits(self, tokens: Tensor, positions: Tensor, how: Attention, keep: Tensor | int) -> Tensor:
-        """Through the whole model, for families differ in what they do to logits, but for the kept positions alone."""
+    def step(self, sequences: Sequences, rows: int) -> None:
+        """One more token for each of the first `rows` slots. Nothing here waits for a GPU."""
+        lengths = sequences.length[:rows]
+        how = sequences.slots.decode(lengths)
+        logits = self.logits(sequences.token[:rows, None], lengths[:, None], how, None)
+        lengths += ~sequences.done[:rows]
+        sequences.draw(logits, 0, rows)
+
+    def logits(self, tokens: Tensor, positions: Tensor, how: Attention, keep: Tensor | None) -> Tensor:
+        """``[rows, words]`` after the kept positions of a packed row, or after each row's only one.
+
+        Through the whole model where it has no fused forward, for families differ in what they do to logits.
+        """
+        decoder = fused(self.model)
+        if decoder is not None:
+            hidden = decoder.hidden(tokens, positions, how)
+            return Head.of(self.model).logits(hidden[:, 0] if keep is None else hidden[0, keep])
         output = self.model(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=no_mask(tokens.device),
             use_cache=False,
             attend=how,
-            logits_to_keep=keep,
+            logits_to_keep=1 if keep is None else keep,
         )
-        return output.logits
+        return output.logits[:, 0] if keep is None else output.logits[0]
 
-    def room(self, requests: list[Request], sampling: Sampling) -> Slots:
+    def room(self, requests: list[Request], sampling: Sampling) -> KeyValues:
         """The buffers of the last call, if this one fits."""
-        count = min(self.max_num_seqs, sum(len(request.rows) for request in requests))
-        longest = max((len(request.tokens) for request in requests), default=0) + sampling.max_tokens
-        if self.slots is None or self.slots.count < count or self.slots.max_len < longest:
-            self.slots = None  # frees the old ones before the new ones are made
-            self.slots = Slots(count, -(-longest // ROUND) * ROUND, self.autocast)
-        return self.slots
+        rows = [len(request.rows) for request in requests]
+        count = min(self.max_num_seqs, sum(rows))
+        sizes = sorted((len(request.tokens) for request in requests), reverse=True)
+        if not self.on_gpu:
+            return Slots(count, rounded(sizes[0] + sampling.max_tokens), self.autocast)
+        at_once = sum(sizes[: count // min(rows)])
+        pool = self.slots
+        if (
+            pool is None
+            or pool.count < count
+            or pool.prompt_tokens < at_once
+            or pool.answer_tokens < sampling.max_tokens
+        ):
+            self.free()
+            pool = TokenPool(count, rounded(at_once), rounded(sampling.max_tokens), self.model.device)
+            self.slots = pool
+        return pool
+
+    def columns(self, slots: KeyValues, sampling: Sampling) -> Sequences:
+        """Those of an earlier call that had the same slots and length: graphs read and write them."""
+        if not self.on_gpu:
+            return Sequences(slots, sampling.max_tokens, self.model.device)
+        if sampling.max_tokens not in self.sequences:
+            self.sequences[sampling.max_tokens] = Sequences(slots, sampling.max_tokens, self.model.device)
+        return self.sequences[sampling.max_tokens]
+
+    def recorded(self, sequences: Sequences) -> Graphs:
+        """Graphs hold addresses: those of weights that have moved since are of no use."""
+        addresses = hash(tuple(parameter.data_ptr() for parameter in self.model.parameters()))
+        if addresses != self.addresses:
+            self.graphs.clear()
+            self.addresses = addresses
+        sampling = sequences.sampling
+        key = sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+        if key not in self.graphs:
+            self.graphs[key] = Graphs(lambda rows: self.step(sequences, rows))
+        return self.graphs[key]
+
+    def keeps(self) -> bool:
+        """On a GPU buffers and graphs stay for the next call, unless others need the memory more."""
+        if self.slots is None or self.model.device.type == "cpu":
+            return False
+        return self.slots.bytes() <= KEPT * total_memory(self.model.device)
 
     def check(self, requests: list[Request], sampling: Sampling) -> None:
         sizes = [len(request.tokens) for request in requests]
@@ -125,11 +212,20 @@ class EmbeddedEngine:
         """Nothing to do, and nothing is read: the engine runs the actor's own parameters, which are already new."""
 
     def sleep(self) -> None:
-        """Frees keys and values; the next `generate` allocates what it needs."""
+        """The next `generate` makes what it needs."""
+        self.free()
+
+    def free(self) -> None:
+        """Keys, values, and the graphs that read them."""
         self.slots = None
+        self.sequences, self.graphs, self.addresses = {}, {}, 0
 
     def wake(self) -> None:
         """Nothing to do: buffers are made at first use, and the weights never left."""
+
+
+def rounded(tokens: int) -> int:
+    return -(-tokens // ROUND) * ROUND
 
 
 @contextmanager

@@ -46,6 +46,11 @@ def sample_rows(logits: Tensor, u: Tensor, sampling: Sampling) -> tuple[Tensor, 
     return tokens, pick(probs, tokens).log()
 
 
+def filters(sampling: Sampling) -> bool:
+    """Are some words never drawn?"""
+    return sampling.temperature != 0.0 and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)
+
+
 def require_finite(log_probs: Tensor) -> None:
     if not log_probs.isfinite().all():
         raise UserError(

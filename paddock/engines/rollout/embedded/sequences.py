@@ -3,50 +3,59 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from paddock.engines.rollout.base import Completion, Prompt, Sampling
-from paddock.engines.rollout.embedded.sampling import require_finite, sample, uniforms
-from paddock.engines.rollout.embedded.slots import Slots
+from paddock.engines.rollout.base import Completion, Sampling
+from paddock.engines.rollout.embedded.request import Request
+from paddock.engines.rollout.embedded.sampling import filters, require_finite, sample, uniforms
+from paddock.errors import UserError
+from paddock.kernels.launch import can_launch
+from paddock.models.attention import Attention
+
+STOPS = 256  # stop tokens there is room for
 
 
-@dataclass(frozen=True)
-class Request:
-    """A prompt and the responses that start from one prefill of it."""
+class KeyValues(Protocol):
+    """Where keys and values of sequences in flight live. The live ones are numbered 0, 1, ... without gaps."""
 
-    tokens: list[int]
-    rows: list[int]
-    first: int  # place of its first response among the answers to the call
+    count: int
+    """Sequences at a time."""
 
-    @staticmethod
-    def split(prompts: Iterable[Prompt], most: int) -> list[Request]:
-        """At most as many rows each as there are slots: a prompt with more of them is prefilled again for the rest."""
-        requests, place = [], 0
-        for prompt in prompts:
-            for start in range(0, len(prompt.rows), most):
-                rows = prompt.rows[start : start + most]
-                requests.append(Request(prompt.tokens, rows, place))
-                place += len(rows)
-        return requests
+    def begin(self) -> None: ...
+
+    def admit(self, requests: Sequence[Request]) -> int:
+        """Room behind the live sequences for the first of these requests; returns how many of them found some."""
+        ...
+
+    def release(self, rows: Sequence[int]) -> None:
+        """These sequences are finished; `move` and `shrink` are to follow."""
+        ...
+
+    def move(self, sources: Tensor, targets: Tensor, movers: Sequence[int], holes: Sequence[int], longest: int) -> None:
+        """Sequences take the numbers of finished ones; none holds more than `longest` tokens."""
+        ...
+
+    def shrink(self, left: int) -> None: ...
+
+    def prefill(self, lengths: Sequence[int], targets: Sequence[range], device: torch.device) -> Attention: ...
+
+    def decode(self, lengths: Tensor) -> Attention: ...
 
 
 class Sequences:
     """Columns of one entry a slot; the live sequences hold the first slots, without gaps.
 
-    All that changes from token to token is a tensor on the model's device. A finished sequence draws on until `retire`,
-    which several steps may precede, but keeps its length and its answer.
+    All that changes from token to token is a tensor on the model's device, and stays where it is for all calls. A
+    finished sequence draws on until `retire`, which several steps may precede, but keeps its length and its answer.
     """
 
-    def __init__(self, slots: Slots, sampling: Sampling, device: torch.device):
+    def __init__(self, slots: KeyValues, max_tokens: int, device: torch.device):
         self.slots = slots
-        self.sampling = sampling
-        self.live = 0
-        self.sources: list[tuple[int, int]] = []  # of each live slot: place of its response, and its row
-        count, width = slots.count, sampling.max_tokens + 1  # the last column is never read: see `draw`
+        count, width = slots.count, max_tokens + 1  # the last column is never read: see `draw`
         self.token = torch.zeros(count, dtype=torch.long, device=device)
         self.length = torch.zeros(count, dtype=torch.long, device=device)
         self.drawn = torch.zeros(count, dtype=torch.long, device=device)
@@ -54,8 +63,19 @@ class Sequences:
         self.numbers = torch.zeros(count, width, dtype=torch.float64, device=device)
         self.tokens = torch.zeros(count, width, dtype=torch.long, device=device)
         self.log_probs = torch.zeros(count, width, device=device)
-        stops = () if sampling.ignore_eos else sorted(sampling.stop_tokens)
-        self.stops = torch.tensor(stops, dtype=torch.long, device=device)
+        self.stops = torch.full((STOPS,), -1, dtype=torch.long, device=device)
+
+    def begin(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self.live = 0
+        self.sources: list[tuple[int, int]] = []  # of each live slot: place of its response, and its row
+        self.age: list[int] = []  # of each live slot: tokens drawn, were it not finished
+        self.slots.begin()
+        stops = [] if sampling.ignore_eos else sorted(sampling.stop_tokens)
+        if len(stops) > STOPS:
+            raise UserError(f"there are {len(stops)} stop tokens; {STOPS} can be told apart", key="eos_token_id")
+        self.stops[:] = torch.tensor([*stops, *[-1] * (STOPS - len(stops))])
+        self.blank(0, len(self.done))
 
     def arrivals(self, waiting: deque[Request], budget: int) -> list[Request]:
         """The next requests that find a slot for each row, their prompts within the token budget, but at least one."""
@@ -65,26 +85,36 @@ class Sequences:
             found.append(waiting.popleft())
             free -= len(found[-1].rows)
             budget -= len(found[-1].tokens)
-        return found
+        taken = self.slots.admit(found)
+        waiting.extendleft(reversed(found[taken:]))
+        return found[:taken]
 
     def admit(self, requests: list[Request]) -> list[range]:
         """Gives each request its slots. `draw` of their first tokens is to follow."""
-        targets, start = [], self.live
+        targets, start, lengths = [], self.live, []
         for request in requests:
             targets.append(range(self.live, self.live + len(request.rows)))
             self.sources += [(request.first + i, row) for i, row in enumerate(request.rows)]
-            self.length[targets[-1].start : targets[-1].stop] = len(request.tokens)
+            lengths += [len(request.tokens)] * len(request.rows)
             self.live = targets[-1].stop
-        rows = torch.tensor([row for _, row in self.sources[start:]], device=self.length.device)
-        self.numbers[start : self.live, :-1] = uniforms(rows, self.sampling)
+        device = self.length.device
+        self.age += [0] * len(lengths)
+        self.length[start : self.live] = torch.tensor(lengths).to(device, non_blocking=True)
+        rows = torch.tensor([row for _, row in self.sources[start:]]).to(device, non_blocking=True)
+        self.numbers[start : self.live, : self.sampling.max_tokens] = uniforms(rows, self.sampling)
         self.drawn[start : self.live] = 0
         self.done[start : self.live] = False
         return targets
 
-    def draw(self, logits: Tensor, start: int = 0) -> None:
-        """The next token of each live slot from `start` on. What a finished one draws falls behind its last token."""
-        span = slice(start, self.live)
+    def draw(self, logits: Tensor, start: int = 0, stop: int | None = None) -> None:
+        """The next token of each slot from `start` to `stop`. What a finished one draws falls behind its last token."""
+        span = slice(start, self.live if stop is None else stop)
         drawn, done = self.drawn[span], self.done[span]
+        if can_launch(logits) and not filters(self.sampling):
+            from paddock.kernels.sampling import Draws, draw
+
+            columns = (self.numbers[span], self.tokens[span], self.log_probs[span], self.token[span], drawn, done)
+            return draw(logits, Draws(*columns, self.stops), self.sampling.temperature, self.sampling.max_tokens)
         place = drawn[:, None]
         token, log_prob = sample(logits, self.numbers[span].gather(1, place)[:, 0], self.sampling)
         self.tokens[span].scatter_(1, place, token[:, None])
@@ -92,6 +122,16 @@ class Sequences:
         self.token[span] = token
         drawn += ~done
         done |= (token[:, None] == self.stops).any(1) | (drawn == self.sampling.max_tokens)
+
+    def aged(self, steps: int, start: int = 0) -> None:
+        """So many tokens were drawn by the live slots from `start` on."""
+        for slot in range(start, self.live):
+            self.age[slot] += steps
+
+    @property
+    def longest_wait(self) -> int:
+        """Steps after which every live sequence is finished."""
+        return self.sampling.max_tokens - min(self.age, default=0)
 
     def retire(self) -> list[tuple[int, Completion]]:
         """Finished responses with their places. The last sequences move into the slots that become free."""
@@ -102,27 +142,38 @@ class Sequences:
         left, gone = self.live - len(finished), set(finished)
         holes = [slot for slot in finished if slot < left]
         movers = [slot for slot in range(left, self.live) if slot not in gone]
+        self.slots.release(finished)
         self.move(movers, holes)
+        self.slots.shrink(left)
+        self.blank(left, self.live)
         self.live = left
-        del self.sources[left:]
+        del self.sources[left:], self.age[left:]
         return found
+
+    def blank(self, start: int, stop: int) -> None:
+        """These slots stand for nothing; a step that runs over them anyway does no harm."""
+        self.length[start:stop] = 0
+        self.drawn[start:stop] = 0
+        self.done[start:stop] = True
 
     def completions(self, finished: list[int]) -> list[tuple[int, Completion]]:
         at = torch.tensor(finished, device=self.done.device)
-        counts, tokens, log_probs = (column[at].tolist() for column in (self.drawn, self.tokens, self.log_probs))
-        require_finite(self.log_probs[at])
+        counts, tokens, log_probs = (column[at].cpu() for column in (self.drawn, self.tokens, self.log_probs))
+        require_finite(log_probs.masked_fill(torch.arange(log_probs.shape[1]) >= counts[:, None], 0.0))
         stops = set(self.stops.tolist())
         return [
             (self.sources[slot][0], Completion(self.sources[slot][1], words[:n], chances[:n], words[n - 1] in stops))
-            for slot, n, words, chances in zip(finished, counts, tokens, log_probs, strict=True)
+            for slot, n, words, chances in zip(
+                finished, counts.tolist(), tokens.tolist(), log_probs.tolist(), strict=True
+            )
         ]
 
     def move(self, movers: list[int], holes: list[int]) -> None:
         if not movers:
             return
         sources, targets = (torch.tensor(slots, device=self.done.device) for slots in (movers, holes))
-        self.slots.move(sources, targets, int(self.length[sources].max()))
+        self.slots.move(sources, targets, movers, holes, int(self.length[sources].max()))
         for column in (self.token, self.length, self.drawn, self.done, self.numbers, self.tokens, self.log_probs):
             column[targets] = column[sources]
         for mover, hole in zip(movers, holes, strict=True):
-            self.sources[hole] = self.sources[mover]
+            self.sources[hole], self.age[hole] = self.sources[mover], self.age[mover]

@@ -1,4 +1,4 @@
-"""Where keys and values of sequences in flight live, and how the queries of prefill and decode attend to them."""
+"""Keys and values as rectangles, a slot a sequence: what SDPA reads at once. `pool.py` is the same for a GPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from paddock.engines.rollout.embedded.request import Request
 from paddock.models.attention import Packed, capped_attention
 
 STEP = 8  # slots that always share a span
@@ -34,10 +35,28 @@ class Slots:
                 buffers[index] = torch.zeros(shape, dtype=self.dtype or like.dtype, device=like.device)
         return self.keys[index], self.values[index]
 
-    def move(self, sources: Tensor, targets: Tensor, length: int) -> None:
-        """Copies the first `length` positions of some slots over others."""
+    def begin(self) -> None:
+        """A sequence owns the slot of its number, so there is nothing to forget."""
+
+    def admit(self, requests: Sequence[Request]) -> int:
+        return len(requests)
+
+    def release(self, rows: Sequence[int]) -> None:
+        pass
+
+    def move(self, sources: Tensor, targets: Tensor, movers: Sequence[int], holes: Sequence[int], longest: int) -> None:
+        """Copies the first `longest` positions of some slots over others."""
         for buffer in (*self.keys.values(), *self.values.values()):
-            buffer[targets, :, :length] = buffer[sources, :, :length]
+            buffer[targets, :, :longest] = buffer[sources, :, :longest]
+
+    def shrink(self, left: int) -> None:
+        pass
+
+    def prefill(self, lengths: Sequence[int], targets: Sequence[range], device: torch.device) -> Prefill:
+        return Prefill(self, lengths, targets, device)
+
+    def decode(self, lengths: Tensor) -> Decode:
+        return Decode(self, lengths)
 
 
 class Prefill(Packed):

@@ -1,0 +1,277 @@
+"""A GRPO step on one GPU, phase by phase, on public shapes with random weights: rollouts, whole step, training.
+
+python benchmarks/gpu_step.py                                    # SmolLM2-135M: 128 prompts x 8, 120 tokens in, 256 out
+python benchmarks/gpu_step.py --shape qwen2.5-0.5b --parts rollout
+python benchmarks/gpu_step.py --shape qwen3-0.6b --parts mixed,training
+python benchmarks/gpu_step.py --parts algorithms                  # PPO, GRPO and RLOO on the same work
+python benchmarks/gpu_step.py --parts step --set actor_rollout_ref.numerics=exact
+
+Every response has the full length; in `mixed` they end by chance. The roofline is the bytes that a decode step must
+read (weights, keys and values) at the device's measured copy bandwidth; a prompt's count for each of its responses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `paddock train` does
+
+import paddock_step
+import torch
+import transformers
+from cpu_step import CASES, Case, build_model, write_prompts
+from step_work import Work
+
+import paddock
+from paddock.config.load import load
+from paddock.config.schema import Config
+from paddock.core.batch import Batch
+from paddock.core.device import peak_memory, reset_peak_memory, synchronize
+from paddock.engines.rollout.base import Prompt, Sampling
+from paddock.engines.train.single import SingleEngine
+from paddock.trainer.experience import with_responses
+from paddock.trainer.run import train
+from paddock.workers.roles import rollout_engine
+from paddock.workers.worker import PolicyWorker
+
+SHAPES = {
+    "smallest": CASES["smallest"],
+    "smollm2-135m": replace(CASES["smollm2"], prompts=128, new_tokens=256, prompt_tokens=(120, 120)),
+    "qwen2.5-0.5b": Case(
+        128, 8, 256, (120, 120), 64, "Qwen2Config",
+        {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+         "num_attention_heads": 14, "num_key_value_heads": 2},
+    ),
+    "qwen3-0.6b": Case(
+        128, 8, 256, (120, 120), 64, "Qwen3Config",
+        {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
+    ),
+}  # fmt: skip
+MIXED = 256, 100, 1024  # sequences, and the least and most tokens of prompts and of answers
+
+
+def config_of(work: Work, device: str, estimator: str = "grpo", extra: list[str] | None = None) -> Config:
+    keys = [key for key in paddock_step.arguments(work) if "ppo_max_token_len" not in key and "adv_est" not in key]
+    keys += [f"algorithm.adv_estimator={estimator}", f"trainer.device={device}"]
+    if estimator == "gae":
+        keys += [f"critic.model.path={work.model}", "critic.model.fsdp_config.model_dtype=bf16"]
+    return load([*keys, *(extra or [])]).config
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes a second of a large copy, those read and those written."""
+    size = 2**31 if device.type == "cuda" else 2**26
+    source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
+    seconds = []
+    for _ in range(5):
+        synchronize(device)
+        start = time.perf_counter()
+        target.copy_(source)
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return 2 * size / min(seconds)
+
+
+def decode_bytes(model: Any, prompts: list[Prompt], new_tokens: list[int]) -> float:
+    """What all decode steps of these answers must read, at most `new_tokens` of the longest."""
+    config = model.config
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    token = 2 * config.num_hidden_layers * config.num_key_value_heads * dim * 2
+    rows = [len(prompt.tokens) for prompt in prompts for _ in prompt.rows]
+    read = sum((n + (new - 1) / 2 + 1) * (new - 1) * token for n, new in zip(rows, new_tokens, strict=True))
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    return read + (max(new_tokens) - 1) * weights
+
+
+class Bench:
+    def __init__(self, args: argparse.Namespace, folder: Path):
+        self.args, self.case, self.folder = args, SHAPES[args.shape], folder
+        self.device = torch.device(args.device)
+        model, data = folder / "model", folder / "prompts.jsonl"
+        build_model(self.case, model, self.device)
+        longest = write_prompts(self.case, model, self.case.prompts * (args.warmup + args.steps), data)
+        case = self.case
+        self.work = Work(
+            str(model), str(data), case.prompts, case.n, longest, case.new_tokens, args.steps, args.warmup, "bf16",
+            case.micro_rows, False, str(folder), args.set,
+        )  # fmt: skip
+
+    def engine(self) -> tuple[Config, SingleEngine]:
+        config = config_of(self.work, self.device.type)
+        return config, SingleEngine.for_actor(config, 1)
+
+    def timed(self, function: Any) -> tuple[float, Any]:
+        synchronize(self.device)
+        start = time.perf_counter()
+        result = function()
+        synchronize(self.device)
+        return time.perf_counter() - start, result
+
+    def rollout(self, prompts: list[Prompt], new_tokens: list[int], name: str) -> None:
+        config, engine = self.engine()
+        rollout = rollout_engine(config, engine)
+        draw = torch.Generator().manual_seed(1)
+        limit = max(new_tokens)
+        stops = frozenset() if len(set(new_tokens)) == 1 else frozenset(range(256))
+        sampling = Sampling(limit, stops, 0, 0, ignore_eos=not stops)
+        first, _ = self.timed(lambda: rollout.generate(prompts, sampling))
+        runs = [self.timed(lambda s=s: rollout.generate(prompts, replace(sampling, step=s))) for s in (1, 2, 3)]
+        seconds, found = sorted(runs, key=lambda run: run[0])[1]
+        lengths = [len(completion.tokens) for completion in found]
+        tokens = sum(lengths)
+        floor = decode_bytes(engine.model, prompts, lengths) / self.bandwidth
+        gap = self.gap(config, engine, prompts, found)
+        self.row(
+            name, f"{tokens / seconds:,.0f} tok/s", f"{seconds:.3f} s", f"first call {first:.1f} s",
+            f"roofline {floor:.3f} s ({floor / seconds:.0%})", f"log-prob gap mean {gap[0]:.2g} max {gap[1]:.2g}",
+            f"peak {peak_memory(self.device) / 2**30:.1f} GiB",
+        )  # fmt: skip
+        del draw
+
+    def gap(self, config: Config, engine: SingleEngine, prompts: list[Prompt], found: list[Any]) -> tuple[float, float]:
+        """|log-prob of the rollout - log-prob of the trainer|, over at most 256 responses."""
+        batch = with_responses(batch_of(prompts), found, 0).rows(torch.arange(min(256, len(found))))
+        trainer = PolicyWorker(engine, config).log_probs(batch)
+        differences = (trainer - batch.need("rollout_log_probs"))[batch.need("mask") == 1].abs()
+        return differences.mean().item(), differences.max().item()
+
+    def even(self) -> None:
+        case, draw = self.case, torch.Generator().manual_seed(0)
+        length = case.prompt_tokens[1]
+        words = torch.randint(5, case.shape["vocab_size"], (case.prompts, length), generator=draw).tolist()
+        prompts = [Prompt(tokens, list(range(i * case.n, (i + 1) * case.n))) for i, tokens in enumerate(words)]
+        self.rollout(prompts, [case.new_tokens] * (case.prompts * case.n), "rollout")
+
+    def mixed(self) -> None:
+        """Answers end where one of 256 stop tokens is drawn, at the latest after the most that they may have."""
+        count, least, most = MIXED
+        draw = torch.Generator().manual_seed(0)
+        lengths = torch.randint(least, most + 1, (count,), generator=draw).tolist()
+        words = [torch.randint(5, self.case.shape["vocab_size"], (n,), generator=draw).tolist() for n in lengths]
+        answers = torch.randint(least, most + 1, (count,), generator=draw).tolist()
+        self.rollout([Prompt(tokens, [i]) for i, tokens in enumerate(words)], answers, "mixed rollout")
+
+    def step(self, estimator: str = "grpo") -> dict[str, float]:
+        run = self.folder / estimator
+        extra = [f"trainer.default_local_dir={run}", "trainer.resume_mode=disable", *self.args.set]
+        train(config_of(self.work, self.device.type, estimator, extra))
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][self.args.warmup :]
+        names = ("step", "gen", "reward", "old_log_prob", "values", "adv", "update_critic", "update_actor")
+        found = {n: statistics.median(line.get(f"timing_s/{n}", 0.0) for line in lines) for n in names}
+        found["peak GiB"] = peak_memory(self.device) / 2**30
+        gaps = [line.get("training/rollout_probs_diff_mean", float("nan")) for line in lines]
+        shown = [f"{name} {value:.3f}" for name, value in found.items() if value]
+        self.row(f"step {estimator}", *shown, f"prob gap {statistics.median(gaps):.5f}")
+        return found
+
+    def algorithms(self) -> None:
+        found = {}
+        for estimator in ("gae", "grpo", "rloo"):
+            self.clear()
+            found[estimator] = self.step(estimator)
+        for estimator in ("grpo", "rloo"):
+            time_, memory = (found[estimator][key] / found["gae"][key] for key in ("step", "peak GiB"))
+            self.row(f"{estimator} against PPO", f"{time_:.0%} of the time", f"{memory:.0%} of the memory")
+
+    def training(self) -> None:
+        """Updates on full sequences of 1,024 tokens, packed to 16k."""
+        rows, length = (64, 1024) if self.device.type == "cuda" else (2, 8)
+        work = replace(self.work, prompts=rows, n=1)
+        config = config_of(work, self.device.type, "grpo", ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384",
+                                                            "algorithm.adv_estimator=reinforce_plus_plus"])  # fmt: skip
+        worker = PolicyWorker(SingleEngine.for_actor(config, 10), config)
+        words = torch.randint(5, self.case.shape["vocab_size"], (rows, length))
+        batch = Batch(
+            row=torch.arange(rows), group=torch.arange(rows), prompts=words[:, :1], responses=words[:, 1:],
+            lengths=torch.full((rows,), length - 1), mask=torch.ones(rows, length - 1, dtype=torch.long),
+        ).with_(advantages=torch.randn(rows, length - 1), old_log_probs=torch.zeros(rows, length - 1))  # fmt: skip
+        worker.update(batch, 0)
+        seconds = statistics.median(self.timed(lambda s=s: worker.update(batch, s))[0] for s in (1, 2, 3))
+        parameters = sum(p.numel() for p in worker.engine.model.parameters())
+        rate = rows * length / seconds
+        self.row("training", f"{rate:,.0f} tok/s", f"{6 * parameters * rate / 1e12:.0f} TFLOP/s (6 N D)",
+                 f"peak {peak_memory(self.device) / 2**30:.1f} GiB")  # fmt: skip
+
+    def trl(self) -> None:
+        """TRL's GRPO step with transformers' generate, on the same work."""
+        (self.folder / "work.json").write_text(json.dumps({**vars(self.work), "device": self.device.type}))
+        script = Path(__file__).with_name("trl_step.py")
+        done = subprocess.run(
+            [sys.executable, script, self.folder / "work.json"], capture_output=True, text=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        if done.returncode:
+            return self.row(
+                "TRL", f"failed: {done.stderr.strip().splitlines()[-1] if done.stderr else done.returncode}"
+            )
+        report = json.loads(done.stdout.splitlines()[-1])
+        walls = [sum(wall for wall, _ in step.values()) for step in report["steps"]]
+        generation = statistics.median(step["generation"][0] for step in report["steps"])
+        self.row("TRL step", f"step {statistics.median(walls):.3f}", f"gen {generation:.3f}",
+                 f"peak GiB {report['memory'] / 2**30:.1f}", f"trl {report['versions']['trl']}")  # fmt: skip
+
+    def clear(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        reset_peak_memory(self.device)
+
+    def row(self, *cells: str) -> None:
+        print(f"| {self.args.shape} | {' | '.join(cells)} |", flush=True)
+
+    def run(self) -> None:
+        self.bandwidth = bandwidth(self.device)
+        self.clear()
+        parts = {"rollout": self.even, "mixed": self.mixed, "step": self.step, "training": self.training,
+                 "algorithms": self.algorithms, "trl": self.trl}  # fmt: skip
+        for part in self.args.parts.split(","):
+            self.clear()
+            parts[part]()
+
+
+def batch_of(prompts: list[Prompt]) -> Batch:
+    rows = [(row, number, prompt.tokens) for number, prompt in enumerate(prompts) for row in prompt.rows]
+    width = max(len(tokens) for *_, tokens in rows)
+    padded = torch.tensor([[0] * (width - len(tokens)) + tokens for *_, tokens in rows])
+    mask = torch.tensor([[0] * (width - len(tokens)) + [1] * len(tokens) for *_, tokens in rows])
+    ids, groups = (torch.tensor([row[i] for row in rows]) for i in (0, 1))
+    return Batch(row=ids, group=groups, prompts=padded, prompt_mask=mask)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
+    parser.add_argument("--parts", default="rollout,step", help="of rollout, mixed, step, training, algorithms, trl")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--warmup", type=int, default=2, help="steps that do not count")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a further key of Paddock")
+    args = parser.parse_args()
+    name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or "cpu"
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(args, Path(folder))
+        bench.run()
+        case, versions = bench.case, f"torch {torch.__version__}, transformers {transformers.__version__}"
+        work = f"{case.prompts} prompts x {case.n}, {case.prompt_tokens[1]} -> {case.new_tokens}"
+        print(
+            f"{date.today()}: {name}, copy {bench.bandwidth / 1e12:.2f} TB/s; paddock {paddock.__version__}, "
+            f"{versions}, Python {platform.python_version()}; {work}; settings {' '.join(args.set) or 'none'}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The process group of a training run: how its ranks find each other, and small agreements between them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paddock.core.device import collective_backend
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands among those that train together."""
+
+    rank: int
+    size: int
+    address: str
+    """``host:port`` of rank 0."""
+    timeout: float = 600.0
+    """Seconds until a collective counts as hung."""
+
+
+def join(place: Place, device: torch.device) -> None:
+    """Returns once every rank has come."""
+    if place.address.startswith("127."):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        collective_backend(device.type),
+        init_method=f"tcp://{place.address}",
+        rank=place.rank,
+        world_size=place.size,
+        timeout=timedelta(seconds=place.timeout),
+    )
+
+
+@contextmanager
+def joined(place: Place, device: torch.device) -> Iterator[None]:
+    join(place, device)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def subgroups(size: int) -> dist.ProcessGroup:
+    """This rank's group, where neighbours form groups of `size`. Every rank must call it."""
+    group, _ = dist.new_subgroups(size)
+    assert group is not None
+    return group
+
+
+def largest(number: int, device: torch.device) -> int:
+    """The largest that any rank has."""
+    box = torch.tensor(number, dtype=torch.long, device=device)
+    dist.all_reduce(box, dist.ReduceOp.MAX)
+    return int(box)
+
+
+def from_everyone(thing: Any) -> list[Any]:
+    """What every rank gives, by rank."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, thing)
+    return found

@@ -1,0 +1,98 @@
+"""Preference pairs: two answers to one prompt, one of which was preferred."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from paddock.data.chat import Messages, messages_of
+from paddock.data.tables import Record, Table, bad_row
+from paddock.data.transcript import closing
+from paddock.data.unscored import UNKNOWN, AnswerDataset, text_of
+from paddock.errors import UserError
+
+CHOSEN, REJECTED = "chosen", "rejected"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two answers in tokens, each as its conversation ends with it."""
+
+    chosen: list[int]
+    rejected: list[int]
+
+    def __len__(self) -> int:
+        """Of the longer one, which decides whether the row fits."""
+        return max(len(self.chosen), len(self.rejected))
+
+
+class PairDataset(AnswerDataset):
+    """A row's `ground_truth` is a `Pair`.
+
+    Columns `chosen` and `rejected` are texts, or messages that end with the assistant's. Where those hold the whole
+    conversation, it is what was asked, and a prompt column is not needed.
+    """
+
+    def _check(self) -> list[str]:
+        if not self.tables:
+            raise UserError("no data file is named", key=self.key, fix=f"{self.key}=pairs.parquet")
+        for table in self.tables:
+            if not table.count:
+                raise UserError("holds no rows", key=self.key, value=table.path, fix="write it again, or leave it out")
+            for column in (CHOSEN, REJECTED):
+                if column not in table.columns:
+                    raise self._missing(table, column)
+            used = [name for name in (self.config.prompt_key, CHOSEN, REJECTED) if name in table.columns]
+            for row, record in enumerate(table.records(used)):
+                self._parts(record, table.place(row))
+        return [UNKNOWN] * self.total
+
+    def _missing(self, table: Table, column: str) -> UserError:
+        there = ", ".join(map(repr, table.columns)) or "none"
+        fix = "preference pairs have the columns prompt, chosen and rejected"
+        return UserError(f"{table.path} has no column {column!r}; it has {there}", key=self.key, fix=fix)
+
+    def _parts(self, record: Record, place: str) -> tuple[Messages, str, str]:
+        """What was asked, the preferred answer, and the other."""
+        (asked, chosen), (also, rejected) = (answer_of(record, name, place) for name in (CHOSEN, REJECTED))
+        if asked != also:
+            raise bad_row(place, REJECTED, "answers another conversation than 'chosen'", "pair two answers to one")
+        if chosen == rejected:
+            raise bad_row(place, REJECTED, "is the same as 'chosen'", "leave the row out: it prefers neither")
+        column = self.config.prompt_key
+        return asked or messages_of(record.get(column), place, column), chosen, rejected
+
+    def _encoded(self, indices: list[int]) -> tuple[list[str], list[Messages], list[list[int]], list[Any]]:
+        found = [self._find(index) for index in indices]
+        places = [table.place(row) for table, row in found]
+        parts = [self._parts(table.row(row), place) for (table, row), place in zip(found, places, strict=True)]
+        prompts, chosen, rejected = (list(column) for column in zip(*parts, strict=True))
+        pairs = zip(self._answers(chosen, prompts), self._answers(rejected, prompts), strict=True)
+        return places, prompts, self.encoder.encode(prompts, places, self.config.prompt_key), [Pair(*p) for p in pairs]
+
+    def _answers(self, texts: list[str], prompts: list[Messages]) -> list[list[int]]:
+        """In tokens, each with what ends it: the end of the text, or of the assistant's turn."""
+        tokenizer = self.encoder.tokenizer
+        encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        end = [tokenizer.eos_token_id]
+        return [[*ids, *(end if isinstance(prompt, str) else self.closing)]
+                for ids, prompt in zip(encoded, prompts, strict=True)]  # fmt: skip
+
+    def _cut(self, answer: Any, place: str) -> Any:
+        return Pair(super()._cut(answer.chosen, place), super()._cut(answer.rejected, place))
+
+    @cached_property
+    def closing(self) -> list[int]:
+        return closing(self.encoder)
+
+
+def answer_of(record: Record, column: str, place: str) -> tuple[Messages | None, str]:
+    """The conversation that the column holds before its answer, if it holds one, and the answer."""
+    value = record.get(column)
+    if isinstance(value, str):
+        return None, text_of(value, place, column)
+    messages = messages_of(value, place, column)
+    if isinstance(messages, str) or messages[-1]["role"] != "assistant":
+        raise bad_row(place, column, "does not end with a message of the assistant", "end it with the answer")
+    return messages[:-1] or None, text_of(messages[-1]["content"], place, column)

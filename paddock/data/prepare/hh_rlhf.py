@@ -1,0 +1,94 @@
+r"""HH-RLHF: conversations with an assistant, each with an answer that people preferred and one they did not.
+
+Its texts are transcripts, `\n\nHuman: ...\n\nAssistant: ...`; here they become turns, so that a policy, its reward
+model and its supervised start all read one chat template.  arXiv:2204.05862
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from paddock.data.prepare.preparer import Preparer, Row, message_type, training_schema
+from paddock.data.prepare.records import Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SOURCE = "Dahoas/full-hh-rlhf"
+SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):\s?")
+ROLES = {"Human": "user", "Assistant": "assistant"}
+
+
+def sft_row(record: Record, split: str, index: int) -> Row | None:
+    """The preferred answer is the one to learn."""
+    prompt, answer = turns(record), _answer(record, "chosen")
+    return {"prompt": prompt, "response": answer} if answer else None
+
+
+def rm_row(record: Record, split: str, index: int) -> Row | None:
+    """A pair; None where the two do not differ, or one is empty: there is nothing to prefer."""
+    chosen, rejected = _answer(record, "chosen"), _answer(record, "rejected")
+    if not chosen or not rejected or chosen == rejected:
+        return None
+    return {"prompt": turns(record), "chosen": chosen, "rejected": rejected}
+
+
+def rl_row(record: Record, split: str, index: int) -> Row | None:
+    """A prompt that a reward model scores; the preferred answer is kept to be looked at."""
+    return {
+        "data_source": SOURCE,
+        "prompt": turns(record),
+        "ability": "alignment",
+        "reward_model": {"style": "model", "ground_truth": _answer(record, "chosen")},
+        "extra_info": {"split": split, "index": index},
+    }
+
+
+def turns(record: Record) -> list[Row]:
+    """The transcript as messages, without the assistant's turn that is still to be written. What one side says in a row
+    is one message; a text without speakers is a question."""
+    text = record.text("prompt")
+    before, *parts = SPEAKER.split(text)
+    found: list[Row] = [{"role": "user", "content": before.strip()}] if before.strip() else []
+    for speaker, said in zip(parts[::2], parts[1::2], strict=True):
+        if not said.strip():
+            continue
+        if found and found[-1]["role"] == ROLES[speaker]:
+            found[-1]["content"] += "\n\n" + said.strip()
+        else:
+            found.append({"role": ROLES[speaker], "content": said.strip()})
+    if not found or found[-1]["role"] != "user":
+        raise record.error("prompt", "does not end with a question of the human", "drop the record")
+    return found
+
+
+def _answer(record: Record, column: str) -> str:
+    value = record.values.get(column)
+    if not isinstance(value, str):
+        return record.text(column)  # which says what is wrong
+    return value.strip()
+
+
+def _schema(*columns: str) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema([pa.field("prompt", message_type()), *(pa.field(name, pa.string()) for name in columns)])
+
+
+def _rl_schema() -> pa.Schema:
+    return training_schema({"split": "string", "index": "int64"})
+
+
+_kind: Any = partial(Preparer, name="full_hh_rlhf", title="HH-RLHF", hub=SOURCE, config=None)
+
+PREPARER: Preparer = _kind(
+    row=rl_row,
+    schema=_rl_schema,
+    kinds={
+        "sft": _kind(row=sft_row, schema=partial(_schema, "response"), next_command="sft"),
+        "rm": _kind(row=rm_row, schema=partial(_schema, "chosen", "rejected"), next_command="rm train"),
+        "rl": _kind(row=rl_row, schema=_rl_schema, next_command="train reward_model.enable=True"),
+    },
+)

@@ -1,0 +1,57 @@
+"""MBPP: small Python tasks in words, judged by a few asserts.  arXiv:2108.07732"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from paddock.data.prepare.preparer import Preparer, Row, rule_row, training_schema
+from paddock.data.prepare.records import Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SOURCE = "google-research-datasets/mbpp"
+INSTRUCTION = "Answer with the Python code in one ```python block. It must pass these tests:"
+SPLIT_OF_TASKS = {"test": range(11, 511), "train": range(601, 975)}
+"""The authors' numbers. 1 to 10 are for few-shot prompts, 511 to 600 for validation."""
+
+
+def row(record: Record, split: str, index: int) -> Row:
+    tests = record.values.get("test_list")
+    if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
+        raise record.error("test_list", f"must be a list of asserts, not {tests!r:.80}", "drop the record")
+    truth = {"test_list": tests, "test_setup_code": record.values.get("test_setup_code") or ""}
+    shown = "\n".join(tests)
+    question = f"{record.text('text').strip()}\n\n{INSTRUCTION}\n\n```python\n{shown}\n```"
+    extra_info = {"split": split, "index": index, "task_id": _number(record)}
+    return rule_row(SOURCE, question, "code", json.dumps(truth), extra_info)
+
+
+def schema() -> pa.Schema:
+    return training_schema({"split": "string", "index": "int64", "task_id": "int64"})
+
+
+def split_of(record: Record) -> str | None:
+    number = _number(record)
+    return next((split for split, numbers in SPLIT_OF_TASKS.items() if number in numbers), None)
+
+
+def _number(record: Record) -> int:
+    value = record.values.get("task_id")
+    if not isinstance(value, int):
+        raise record.error("task_id", f"must be a number, not {value!r:.80}", "check that this is the raw data set")
+    return value
+
+
+PREPARER = Preparer(
+    name="mbpp",
+    title="MBPP",
+    hub=SOURCE,
+    config="full",
+    row=row,
+    schema=schema,
+    next_command="plan algorithm.adv_estimator=grpo",
+    whole="mbpp",
+    split_of=split_of,
+)

@@ -1,0 +1,128 @@
+"""What a reward model reads: a conversation with its answer, in tokens of the reward model's own tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from paddock.data.chat import Message, Messages, PromptEncoder
+
+MARK = "~answer~"
+
+
+@dataclass(frozen=True)
+class Transcript:
+    prompt: list[int]
+    answer: list[int]
+    """Empty where the whole conversation was written anew: prompt and answer are then one text."""
+    cut: bool = False
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.answer)
+
+    def shortened(self, longest: int | None) -> Transcript:
+        """Cut at its end."""
+        if longest is None or len(self) <= longest:
+            return self
+        return Transcript(self.prompt[:longest], self.answer[: max(0, longest - len(self.prompt))], cut=True)
+
+    def without_last(self, token: int | None) -> Transcript:
+        """Without what may stand of this token at the end; at least one token stays."""
+        prompt, answer = list(self.prompt), list(self.answer)
+        while answer and answer[-1] == token:
+            answer.pop()
+        while not answer and len(prompt) > 1 and prompt[-1] == token:
+            prompt.pop()
+        return Transcript(prompt, answer, self.cut)
+
+
+def closing(encoder: PromptEncoder) -> list[int]:
+    """The tokens that a chat template writes behind an answer: the end of the turn, often with a line break."""
+    turns: list[Message] = [{"role": "user", "content": MARK}, {"role": "assistant", "content": MARK}]
+    whole = PromptEncoder(encoder.tokenizer, {**encoder.template_kwargs, "add_generation_prompt": False})
+    text = whole.render(turns, "a conversation", "prompt")
+    return encoder.tokenizer(text.rpartition(MARK)[2], add_special_tokens=False, verbose=False)["input_ids"]
+
+
+class Transcriber:
+    """Answers of the policy as a reward model reads them.
+
+    Where both tokenizers and templates are the same, tokens stay as they were sampled. Else the answer is decoded, and
+    the conversation is written anew by the reward model's template and tokenizer.
+    """
+
+    def __init__(self, writer: PromptEncoder, reader: Any | None, stops: Collection[int], longest: int | None = None):
+        """`reader` is the reward model's tokenizer; None: it reads the policy's tokens."""
+        self.writer, self.stops, self.longest = writer, stops, longest
+        self.reader = None
+        if reader is not None and not read_alike(writer, reader):
+            self.reader = PromptEncoder(reader, {"add_generation_prompt": False})
+
+    @property
+    def keeps_tokens(self) -> bool:
+        return self.reader is None
+
+    @cached_property
+    def closing(self) -> list[int]:
+        return closing(self.writer)
+
+    def transcripts(
+        self, messages: Sequence[Messages], prompts: Sequence[list[int]], answers: Sequence[list[int]]
+    ) -> list[Transcript]:
+        """Of each row: what was asked, that in the policy's tokens, and its answer in them."""
+        if self.reader is None:
+            found = [
+                Transcript(prompt, answer if isinstance(asked, str) else self.closed(answer))
+                for asked, prompt, answer in zip(messages, prompts, answers, strict=True)
+            ]
+        else:
+            found = self._rewritten(self.reader, messages, answers)
+        return [transcript.shortened(self.longest) for transcript in found]
+
+    def closed(self, answer: list[int]) -> list[int]:
+        """An answer as its conversation holds it: the end of the turn stands behind it, whatever it stopped at."""
+        return [*(answer[:-1] if answer and answer[-1] in self.stops else answer), *self.closing]
+
+    def _rewritten(
+        self, reader: PromptEncoder, messages: Sequence[Messages], answers: Sequence[list[int]]
+    ) -> list[Transcript]:
+        ended = [bool(answer) and answer[-1] in self.stops for answer in answers]
+        texts = self._texts([answer[:-1] if end else answer for answer, end in zip(answers, ended, strict=True)])
+        conversations: list[Messages] = [
+            asked if isinstance(asked, str) else [*asked, {"role": "assistant", "content": text}]
+            for asked, text in zip(messages, texts, strict=True)
+        ]
+        places = [f"row {row} of the batch" for row in range(len(texts))]
+        encoded = reader.encode(conversations, places, "prompt")
+        last = [[reader.tokenizer.eos_token_id] if end else [] for end in ended]
+        plain = reader.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        return [
+            Transcript(ids, [*answer, *end] if isinstance(asked, str) else [])
+            for ids, answer, end, asked in zip(encoded, plain, last, messages, strict=True)
+        ]
+
+    def _texts(self, answers: list[list[int]]) -> list[str]:
+        """Special tokens stay to be seen, but for the end of the text: a template writes its own."""
+        tokenizer = self.writer.tokenizer
+        texts = tokenizer.batch_decode(answers, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return [text.replace(tokenizer.eos_token, "") for text in texts]
+
+
+def read_alike(writer: PromptEncoder, reader: Any) -> bool:
+    """Equal texts get equal tokens, and the reader has no template of its own that writes conversations otherwise."""
+    return same_tokens(writer.tokenizer, reader) and reader.chat_template in (None, template_of(writer))
+
+
+def same_tokens(one: Any, other: Any) -> bool:
+    """Equal texts get equal tokens, as far as that can be told."""
+    for tokenizer in (one, other):
+        tokenizer("")  # drops a padding or truncation that the tokenizer came with, and that is written down with it
+    if not all(hasattr(tokenizer, "backend_tokenizer") for tokenizer in (one, other)):
+        return False
+    return bool(one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str())
+
+
+def template_of(encoder: PromptEncoder) -> str | None:
+    return encoder.template_kwargs.get("chat_template", encoder.tokenizer.chat_template)

@@ -1,0 +1,192 @@
+"""Keys and values on a GPU, a token a row: a prompt's lie there once for all its answers, and none ever moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paddock.engines.rollout.embedded.request import Request
+from paddock.models.attention import Packed
+
+
+@dataclass(eq=False)
+class Span:
+    """Neighbouring rows that hold a prompt, and how many answers still read them."""
+
+    start: int
+    stop: int
+    readers: int = 0
+
+
+class Spans:
+    """Which rows of a stretch are free. Prompts come and go in blocks, so a list of gaps is enough."""
+
+    def __init__(self, size: int):
+        self.gaps = [(0, size)]
+
+    def take(self, length: int) -> Span | None:
+        for number, (start, stop) in enumerate(self.gaps):
+            if stop - start >= length:
+                self.gaps[number : number + 1] = [(start + length, stop)] if stop - start > length else []
+                return Span(start, start + length)
+        return None
+
+    def give(self, span: Span) -> None:
+        joined: list[tuple[int, int]] = []
+        for start, stop in sorted([*self.gaps, (span.start, span.stop)]):
+            if joined and joined[-1][1] == start:
+                joined[-1] = joined[-1][0], stop
+            else:
+                joined.append((start, stop))
+        self.gaps = joined
+
+
+class TokenPool:
+    """Buffers ``[tokens, kv_heads, head_dim]`` a layer, made at first use: prompts, then a stretch for each answer.
+
+    Three numbers on the device tell where a live sequence's tokens are, and `held` on the host what to free.
+    """
+
+    def __init__(self, count: int, prompt_tokens: int, answer_tokens: int, device: torch.device):
+        self.count, self.prompt_tokens, self.answer_tokens = count, prompt_tokens, answer_tokens
+        self.scratch = prompt_tokens + count * answer_tokens  # where rows write that stand for nothing
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self.prompt, self.prompt_length, self.answer = torch.zeros(3, count, dtype=torch.int32, device=device)
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing is held; every row of the columns stands for nothing."""
+        self.spans = Spans(self.prompt_tokens)
+        self.free = list(range(self.count))
+        self.held: list[tuple[Span, int]] = []
+        self.blank(0, self.count)
+
+    def blank(self, start: int, stop: int) -> None:
+        self.prompt_length[start:stop] = 0
+        self.answer[start:stop] = self.scratch
+
+    def layer(self, index: int, heads: int, key_dim: int, value_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        if index not in self.keys:
+            for buffers, dim in ((self.keys, key_dim), (self.values, value_dim)):
+                buffers[index] = torch.zeros(self.scratch + 1, heads, dim, dtype=like.dtype, device=like.device)
+        return self.keys[index], self.values[index]
+
+    def bytes(self) -> int:
+        return sum(x.numel() * x.element_size() for x in (*self.keys.values(), *self.values.values()))
+
+    def admit(self, requests: Sequence[Request]) -> int:
+        """Room for as many of the requests as prompts find some; returns how many."""
+        start, columns = len(self.held), []
+        taken = 0
+        for request in requests:
+            span = self.spans.take(len(request.tokens))
+            if span is None:
+                break
+            span.readers = len(request.rows)
+            taken += 1
+            for _ in request.rows:
+                slot = self.free.pop()
+                self.held.append((span, slot))
+                columns.append((span.start, len(request.tokens), self.prompt_tokens + slot * self.answer_tokens))
+        if columns:
+            found = torch.tensor(columns, dtype=torch.int32).t().to(self.prompt.device, non_blocking=True)
+            for column, values in zip((self.prompt, self.prompt_length, self.answer), found, strict=True):
+                column[start : len(self.held)] = values
+        return taken
+
+    def release(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            span, slot = self.held[row]
+            self.free.append(slot)
+            span.readers -= 1
+            if span.readers == 0:
+                self.spans.give(span)
+
+    def move(self, sources: Tensor, targets: Tensor, movers: Sequence[int], holes: Sequence[int], longest: int) -> None:
+        for column in (self.prompt, self.prompt_length, self.answer):
+            column[targets] = column[sources]
+        for mover, hole in zip(movers, holes, strict=True):
+            self.held[hole] = self.held[mover]
+
+    def shrink(self, left: int) -> None:
+        """The sequences behind the first `left` are gone."""
+        self.blank(left, len(self.held))
+        del self.held[left:]
+
+    def prefill(self, lengths: Sequence[int], targets: Sequence[range], device: torch.device) -> PoolPrefill:
+        spans = [self.held[target.start][0] for target in targets]
+        return PoolPrefill(self, lengths, [span.start for span in spans], device)
+
+    def decode(self, lengths: Tensor) -> PoolDecode:
+        return PoolDecode(self, lengths)
+
+
+class PoolPrefill(Packed):
+    """Prompts end to end, each attending to itself; keys and values are kept."""
+
+    def __init__(self, pool: TokenPool, lengths: Sequence[int], starts: Sequence[int], device: torch.device):
+        super().__init__(lengths, device)
+        self.pool = pool
+        places = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])
+        self.places = places.to(device, non_blocking=True)
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        index, heads = int(module.layer_idx), key.shape[1]  # type: ignore[arg-type]
+        buffers = self.pool.layer(index, heads, key.shape[3], value.shape[3], key)
+        for buffer, stream in zip(buffers, (key, value), strict=True):
+            buffer.index_copy_(0, self.places, stream[0].transpose(0, 1).to(buffer.dtype))
+        return super().attend(module, query, key, value, scaling, window, softcap)
+
+
+class PoolDecode:
+    """One query for each of the first sequences: over its prompt, its answer so far, and itself."""
+
+    def __init__(self, pool: TokenPool, lengths: Tensor):
+        from paddock.kernels.decode import Pieces
+
+        rows = len(lengths)
+        self.pool = pool
+        self.pieces = Pieces(pool.prompt[:rows], pool.prompt_length[:rows], pool.answer[:rows], lengths)
+        self.place = pool.answer[:rows] + lengths - pool.prompt_length[:rows]
+
+    def buffers(self, layer: int, heads: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return *self.pool.layer(layer, heads, dim, dim, like), self.place
+
+    def attend_stored(
+        self, layer: int, query: Tensor, scaling: float, window: int | None, softcap: float | None, exact: bool = False
+    ) -> Tensor:
+        from paddock.kernels.decode import decode_attention
+
+        return decode_attention(
+            query, self.pool.keys[layer], self.pool.values[layer], self.pieces, scaling, window, softcap, exact
+        )
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """For modules that make keys and values themselves: ``[rows, heads, 1, dim]``."""
+        index = int(module.layer_idx)  # type: ignore[arg-type]
+        buffers = self.pool.layer(index, key.shape[1], key.shape[3], value.shape[3], key)
+        for buffer, new in zip(buffers, (key, value), strict=True):
+            buffer.index_copy_(0, self.place, new[:, :, 0].to(buffer.dtype))
+        return self.attend_stored(index, query[:, :, 0].contiguous(), scaling, window, softcap)[:, None]

@@ -1,0 +1,28 @@
+"""What a call of the engine asks for, prompt by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from paddock.engines.rollout.base import Prompt
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and the responses that start from one prefill of it."""
+
+    tokens: list[int]
+    rows: list[int]
+    first: int  # place of its first response among the answers to the call
+
+    @staticmethod
+    def split(prompts: Iterable[Prompt], most: int) -> list[Request]:
+        """At most as many rows each as there are slots: a prompt with more of them is prefilled again for the rest."""
+        requests, place = [], 0
+        for prompt in prompts:
+            for start in range(0, len(prompt.rows), most):
+                rows = prompt.rows[start : start + most]
+                requests.append(Request(prompt.tokens, rows, place))
+                place += len(rows)
+        return requests

@@ -1,0 +1,187 @@
+"""Queries, keys and values out of one projection: normed where a model does so, rotated, put where they are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paddock.kernels.launch import filling, power_of_two
+
+HEADS = 8  # heads of one program
+
+
+@dataclass(frozen=True, eq=False)
+class HeadNorm:
+    """RMS norm of every query and of every key, before they are rotated."""
+
+    queries: Tensor
+    keys: Tensor
+    eps: float
+    unit: bool
+    """See `norm.add_norm`."""
+
+
+@triton.jit
+def halves(ROW, column, half, mask):
+    first = tl.load(ROW + column, mask=mask, other=0.0).to(tl.float32)
+    return first, tl.load(ROW + column + half, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def head_weights(WQ, WK, column, half, is_query, UNIT: tl.constexpr):
+    """[heads, half] twice: the norm's weight, that of queries or that of keys."""
+    q1, q2 = halves(WQ, column, half, column < half)
+    k1, k2 = halves(WK, column, half, column < half)
+    first, second = tl.where(is_query, q1[None, :], k1[None, :]), tl.where(is_query, q2[None, :], k2[None, :])
+    if UNIT:
+        first, second = first + 1.0, second + 1.0
+    return first, second
+
+
+@triton.jit
+def rotate(
+    QKV, COS, SIN, WQ, WK, Q, K, V, PLACE, queries, keys, dim, eps,
+    PLACED: tl.constexpr, NORMED: tl.constexpr, UNIT: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One token's heads: q and k turned by its angle, v as it is; k and v go to their token's place."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    column, half = tl.arange(0, HALF), dim // 2
+    is_query, turns = head < queries, head < queries + keys
+    inside = (head < queries + 2 * keys) & (column < half)[None, :]
+    narrow = Q.dtype.element_ty
+    x1, x2 = halves(QKV + (token * (queries + 2 * keys) + head) * dim, column[None, :], half, inside)
+    n1, n2 = x1, x2
+    if NORMED:
+        scale = tl.rsqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / dim + eps)[:, None]
+        w1, w2 = head_weights(WQ, WK, column, half, is_query, UNIT)
+        if UNIT:
+            n1, n2 = (x1 * scale * w1).to(narrow).to(tl.float32), (x2 * scale * w2).to(narrow).to(tl.float32)
+        else:
+            n1 = ((x1 * scale).to(narrow).to(tl.float32) * w1).to(narrow).to(tl.float32)
+            n2 = ((x2 * scale).to(narrow).to(tl.float32) * w2).to(narrow).to(tl.float32)
+    cos1, cos2 = halves(COS + token * dim, column[None, :], half, (column < half)[None, :])
+    sin1, sin2 = halves(SIN + token * dim, column[None, :], half, (column < half)[None, :])
+    turned1 = (n1 * cos1).to(narrow).to(tl.float32) - (n2 * sin1).to(narrow).to(tl.float32)
+    turned2 = (n2 * cos2).to(narrow).to(tl.float32) + (n1 * sin2).to(narrow).to(tl.float32)
+    out1, out2 = tl.where(turns, turned1, x1).to(narrow), tl.where(turns, turned2, x2).to(narrow)
+    place = tl.load(PLACE + token).to(tl.int64) if PLACED else token
+    q = Q + (token * queries + head) * dim + column[None, :]
+    k = K + (place * keys + head - queries) * dim + column[None, :]
+    v = V + (place * keys + head - queries - keys) * dim + column[None, :]
+    tl.store(q, out1, mask=inside & is_query)
+    tl.store(q + half, out2, mask=inside & is_query)
+    tl.store(k, out1, mask=inside & turns & (head >= queries))
+    tl.store(k + half, out2, mask=inside & turns & (head >= queries))
+    tl.store(v, out1, mask=inside & (head >= queries + keys))
+    tl.store(v + half, out2, mask=inside & (head >= queries + keys))
+
+
+@triton.jit
+def rotate_backward(
+    DQ, DK, DV, QKV, COS, SIN, WQ, WK, DQKV, DWQ, DWK, tokens, queries, keys, dim, eps,
+    NORMED: tl.constexpr, UNIT: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The transposed rotation and the norm's gradient, back into one projection's; weights' gradients in parts."""
+    program, block = tl.program_id(0), tl.program_id(1)
+    head = block * BLOCK + tl.arange(0, BLOCK)[:, None]
+    column, half = tl.arange(0, HALF), dim // 2
+    is_query, turns = head < queries, head < queries + keys
+    real = (head < queries + 2 * keys) & (column < half)[None, :]
+    dq1, dq2 = tl.zeros((HALF,), tl.float32), tl.zeros((HALF,), tl.float32)
+    dk1, dk2 = tl.zeros((HALF,), tl.float32), tl.zeros((HALF,), tl.float32)
+    for turn in range(0, tl.cdiv(tokens, tl.num_programs(0))):
+        token = (turn * tl.num_programs(0) + program).to(tl.int64)
+        inside = real & (token < tokens)
+        q1, q2 = halves(DQ + (token * queries + head) * dim, column[None, :], half, inside & is_query)
+        k = DK + (token * keys + head - queries) * dim
+        k1, k2 = halves(k, column[None, :], half, inside & turns & (head >= queries))
+        v = DV + (token * keys + head - queries - keys) * dim
+        v1, v2 = halves(v, column[None, :], half, inside & (head >= queries + keys))
+        y1, y2 = q1 + k1 + v1, q2 + k2 + v2
+        there = (column < half)[None, :] & (token < tokens)
+        cos1, cos2 = halves(COS + token * dim, column[None, :], half, there)
+        sin1, sin2 = halves(SIN + token * dim, column[None, :], half, there)
+        d1, d2 = y1 * cos1 + y2 * sin2, y2 * cos2 - y1 * sin1
+        at = (token * (queries + 2 * keys) + head) * dim
+        if NORMED:
+            x1, x2 = halves(QKV + at, column[None, :], half, inside)
+            scale = tl.rsqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / dim + eps)[:, None]
+            x1, x2 = x1 * scale, x2 * scale
+            dq1 += tl.sum(tl.where(is_query, d1 * x1, 0.0), 0)
+            dq2 += tl.sum(tl.where(is_query, d2 * x2, 0.0), 0)
+            dk1 += tl.sum(tl.where(turns & (head >= queries), d1 * x1, 0.0), 0)
+            dk2 += tl.sum(tl.where(turns & (head >= queries), d2 * x2, 0.0), 0)
+            w1, w2 = head_weights(WQ, WK, column, half, is_query, UNIT)
+            d1, d2 = d1 * w1, d2 * w2
+            mean = ((tl.sum(d1 * x1, 1) + tl.sum(d2 * x2, 1)) / dim)[:, None]
+            d1, d2 = (d1 - x1 * mean) * scale, (d2 - x2 * mean) * scale
+        target = DQKV + at + column[None, :]
+        tl.store(target, tl.where(turns, d1, y1).to(DQKV.dtype.element_ty), mask=inside)
+        tl.store(target + half, tl.where(turns, d2, y2).to(DQKV.dtype.element_ty), mask=inside)
+    if NORMED:
+        part = (program * tl.num_programs(1) + block) * dim + column
+        tl.store(DWQ + part, dq1, mask=column < half)
+        tl.store(DWQ + part + half, dq2, mask=column < half)
+        tl.store(DWK + part, dk1, mask=column < half)
+        tl.store(DWK + part + half, dk2, mask=column < half)
+
+
+def rotary(
+    qkv: Tensor, cos: Tensor, sin: Tensor, norm: HeadNorm | None, keys: int, dim: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``qkv [T, (H + 2K) D], cos, sin [T, D] -> q [T, H, D], k [T, K, D], v [T, K, D]``."""
+    queries = qkv.shape[1] // dim - 2 * keys
+    q, k, v = (qkv.new_empty(len(qkv), heads, dim) for heads in (queries, keys, keys))
+    launch(qkv, cos, sin, norm, q, k, v, None)
+    return q, k, v
+
+
+def rotary_into(
+    qkv: Tensor, cos: Tensor, sin: Tensor, norm: HeadNorm | None, keys: Tensor, values: Tensor, place: Tensor
+) -> Tensor:
+    """The queries ``[T, H, D]``; keys and values of token t go to row ``place[t]`` of buffers ``[rows, K, D]``."""
+    count, dim = keys.shape[1:]
+    q = qkv.new_empty(len(qkv), qkv.shape[1] // dim - 2 * count, dim)
+    launch(qkv, cos, sin, norm, q, keys, values, place)
+    return q
+
+
+def rotary_backward(
+    dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor | None, cos: Tensor, sin: Tensor, norm: HeadNorm | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of the projection, which a norm of heads must see again, and of that norm's two weights."""
+    dq, dk, dv = dq.contiguous(), dk.contiguous(), dv.contiguous()
+    tokens, queries, dim = dq.shape
+    keys = dk.shape[1]
+    heads = queries + 2 * keys
+    dqkv, blocks = dq.new_empty(tokens, heads * dim), triton.cdiv(heads, HEADS)
+    programs = tokens if norm is None else min(tokens, filling(dq.device))
+    parts = dq.new_empty(2, 1 if norm is None else programs * blocks, dim, dtype=torch.float32)
+    rotate_backward[(programs, blocks)](
+        dq, dk, dv, dq if qkv is None else qkv, cos, sin, cos if norm is None else norm.queries,
+        cos if norm is None else norm.keys, dqkv, parts[0], parts[1], tokens, queries, keys, dim,
+        0.0 if norm is None else norm.eps, norm is not None, norm is not None and norm.unit, power_of_two(dim // 2),
+        HEADS, num_warps=2,
+    )  # fmt: skip
+    if norm is None:
+        return dqkv, None, None
+    sums = parts.sum(1)
+    return dqkv, sums[0].to(norm.queries.dtype), sums[1].to(norm.keys.dtype)
+
+
+def launch(
+    qkv: Tensor, cos: Tensor, sin: Tensor, norm: HeadNorm | None, q: Tensor, k: Tensor, v: Tensor, place: Tensor | None
+) -> None:
+    queries, dim = q.shape[1:]
+    keys = k.shape[1]
+    if len(qkv):
+        rotate[(len(qkv), triton.cdiv(queries + 2 * keys, HEADS))](
+            qkv, cos, sin, cos if norm is None else norm.queries, cos if norm is None else norm.keys, q, k, v,
+            qkv if place is None else place, queries, keys, dim, 0.0 if norm is None else norm.eps, place is not None,
+            norm is not None, norm is not None and norm.unit, power_of_two(dim // 2), HEADS, num_warps=2,
+        )  # fmt: skip

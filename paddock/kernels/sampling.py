@@ -1,0 +1,106 @@
+"""The draw of a token from logits, with its log-prob and all that the draw changes, one row a program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paddock.kernels.launch import power_of_two
+
+BLOCK = 2048  # words at a time
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What a draw reads and changes; a row each."""
+
+    numbers: Tensor
+    """float64 [rows, width]: one number in (0, 1) for each draw."""
+    tokens: Tensor
+    """int64 [rows, width]"""
+    log_probs: Tensor
+    """float32 [rows, width]"""
+    token: Tensor
+    """int64 [rows]: the last one drawn."""
+    drawn: Tensor
+    """int64 [rows]: tokens drawn so far."""
+    done: Tensor
+    """bool [rows]"""
+    stops: Tensor
+    """int64 [any]: tokens that end a sequence."""
+
+
+@triton.jit
+def draw_rows(
+    LOGITS, NUMBERS, TOKENS, LOG_PROBS, TOKEN, DRAWN, DONE, STOPS, words, width, limit, inverse_temperature, stops,
+    GREEDY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STOP_WIDE: tl.constexpr,
+):  # fmt: skip
+    """Sums of exp over blocks first, then inside the block where their running sum passes u x total."""
+    row = tl.program_id(0).to(tl.int64)
+    column, block = tl.arange(0, BLOCK), tl.arange(0, BLOCKS)
+    tops = tl.full((BLOCKS,), -float("inf"), tl.float32)
+    peaks = tl.full((BLOCKS,), -float("inf"), tl.float32)
+    sums = tl.zeros((BLOCKS,), tl.float32)
+    highest, total = -3.4028234663852886e38, 0.0  # as in statistics.py, step by step: the log-prob is the trainer's
+    for number in range(0, tl.cdiv(words, BLOCK)):
+        word = number * BLOCK + column
+        x = tl.load(LOGITS + row * words + word, mask=word < words, other=-float("inf")).to(tl.float32)
+        x *= inverse_temperature
+        top = tl.max(x, 0)
+        risen = tl.maximum(highest, top)
+        part = tl.sum(tl.exp(x - risen), 0)
+        total = tl.exp(highest - risen) * total + part
+        highest = risen
+        here = block == number
+        tops = tl.where(here, risen, tops)
+        peaks = tl.where(here, top, peaks)
+        sums = tl.where(here, part, sums)
+    sums = tl.where(tops > -float("inf"), sums * tl.exp(tops - highest), 0.0)
+    done, drawn = tl.load(DONE + row), tl.load(DRAWN + row)
+    if GREEDY:
+        chosen = tl.argmax(peaks, 0)
+        word = chosen * BLOCK + column
+        x = tl.load(LOGITS + row * words + word, mask=word < words, other=-float("inf")).to(tl.float32)
+        token = chosen * BLOCK + tl.argmax(x, 0)
+    else:
+        wide = sums.to(tl.float64)
+        running = tl.cumsum(wide, 0)
+        target = tl.load(NUMBERS + row * width + drawn) * tl.sum(wide, 0)
+        chosen = tl.minimum(tl.sum((running <= target).to(tl.int32), 0), tl.cdiv(words, BLOCK) - 1)
+        before = tl.sum(tl.where(block == chosen, running - wide, 0.0), 0)
+        share = tl.sum(tl.where(block == chosen, wide, 0.0), 0)
+        word = chosen * BLOCK + column
+        x = tl.load(LOGITS + row * words + word, mask=word < words, other=-float("inf")).to(tl.float32)
+        inside = tl.exp(x * inverse_temperature - highest).to(tl.float64)
+        running = tl.cumsum(inside, 0)
+        target = tl.minimum((target - before) / share, 1.0 - 1.1102230246251565e-16) * tl.sum(inside, 0)
+        place = tl.sum((running <= target).to(tl.int32), 0)
+        last = tl.max(tl.where(inside > 0, column, 0), 0)
+        token = chosen * BLOCK + tl.minimum(place, last)
+    token = tl.minimum(token, words - 1)
+    x = tl.load(LOGITS + row * words + token).to(tl.float32) * inverse_temperature
+    tl.store(LOG_PROBS + row * width + drawn, x - (highest + tl.log(total)))
+    tl.store(TOKENS + row * width + drawn, token.to(tl.int64))
+    tl.store(TOKEN + row, token.to(tl.int64))
+    stop = tl.arange(0, STOP_WIDE)
+    ends = tl.load(STOPS + stop, mask=stop < stops, other=-1) == token
+    drawn += tl.where(done, 0, 1)
+    tl.store(DRAWN + row, drawn)
+    tl.store(DONE + row, done | (tl.sum(ends.to(tl.int32), 0) > 0) | (drawn == limit))
+
+
+def draw(logits: Tensor, draws: Draws, temperature: float, limit: int) -> None:
+    """One more token for each row of ``logits [rows, words]``. Temperature 0: the likeliest, its log-prob at 1.
+
+    What a finished row draws falls behind its last token, and is never read.
+    """
+    rows, words = logits.shape
+    stops = len(draws.stops)
+    draw_rows[(rows,)](
+        logits, draws.numbers, draws.tokens, draws.log_probs, draws.token, draws.drawn, draws.done, draws.stops,
+        words, draws.tokens.shape[1], limit, 1.0 if temperature == 0.0 else 1.0 / temperature, stops,
+        temperature == 0.0, BLOCK, power_of_two(triton.cdiv(words, BLOCK)), power_of_two(max(1, stops)), num_warps=8,
+    )  # fmt: skip

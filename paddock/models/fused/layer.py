@@ -1,0 +1,337 @@
+"""One decoder layer, forward and backward, as a handful of launches: autograd sees it as one step.
+
+Half the time of a small model's update went into autograd's own work between kernels. What a backward needs is kept on
+a `Tape`; attention alone has a graph of its own, whatever way it is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from paddock.kernels.launch import has_triton
+from paddock.models.attention import Attention
+
+if has_triton():
+    from paddock.kernels.gated import ACTIVATIONS, gated, gated_backward
+    from paddock.kernels.matmul import exact_linear
+    from paddock.kernels.norm import add_norm, add_norm_backward
+    from paddock.kernels.packed import packed_attention
+    from paddock.kernels.rotary import HeadNorm, rotary, rotary_backward, rotary_into
+
+PLAIN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+SANDWICH = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
+PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
+GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+class Unfit(Exception):
+    """The model does something that the fused forward does not; the text says what."""
+
+
+class Stored(Protocol):
+    """An `Attention` with a cache that keys and values can be written to where they are made."""
+
+    def buffers(self, layer: int, heads: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values ``[rows, K, D]`` of a layer, and the row of each token of this forward."""
+        ...
+
+    def attend_stored(
+        self, layer: int, query: Tensor, scaling: float, window: int | None, softcap: float | None, exact: bool
+    ) -> Tensor:
+        """``query [T, H, D]``; returns the same shape."""
+        ...
+
+
+class Joined:
+    """Linear layers that read the same input. Their parameters are parts of one tensor, so one product serves all."""
+
+    def __init__(self, layers: Sequence[nn.Module], exact: bool):
+        self.exact = exact
+        for layer in layers:
+            if type(layer) is not nn.Linear or type(layer.weight.data) is not Tensor:
+                raise Unfit(f"a projection is a {type(layer).__name__}")
+        self.layers: list[nn.Linear] = list(layers)  # type: ignore[arg-type]
+        self.sizes = [layer.out_features for layer in self.layers]
+        self.biased = any(layer.bias is not None for layer in self.layers)
+        if self.biased and not all(layer.bias is not None for layer in self.layers):
+            raise Unfit("some projections have a bias and others have none")
+        self.weight, self.bias = self.join()
+
+    def join(self) -> tuple[Tensor, Tensor | None]:
+        weights = [layer.weight for layer in self.layers]
+        return side_by_side(weights), side_by_side([layer.bias for layer in self.layers]) if self.biased else None
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [layer.weight for layer in self.layers] + ([layer.bias for layer in self.layers] if self.biased else [])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.layers[0].weight.data_ptr() != self.weight.data_ptr():  # the role was away from the device
+            self.weight, self.bias = self.join()
+        return exact_linear(x, self.weight, self.bias) if self.exact else linear(x, self.weight, self.bias)
+
+    def backward(self, dy: Tensor, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Gradients of x and, in their order, of the parameters."""
+        return dy @ self.weight, self.gradients(dy, x)
+
+    def gradients(self, dy: Tensor, x: Tensor) -> list[Tensor]:
+        grads = [*(dy.t() @ x).split(self.sizes)]
+        if self.biased:
+            grads += dy.sum(0).split(self.sizes)
+        return grads
+
+
+@torch.no_grad()
+def side_by_side(parameters: list[Tensor]) -> Tensor:
+    if len(parameters) == 1:
+        return parameters[0].data
+    whole = torch.cat([parameter.data for parameter in parameters])
+    for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
+        parameter.data = part
+    return whole
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """An RMS norm, of one of the two kinds."""
+
+    weight: nn.Parameter
+    eps: float
+    unit: bool
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, module: nn.Module) -> Norm:
+        """Which kind a module is, by what it makes of some numbers."""
+        weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        if isinstance(weight, nn.Parameter) and eps is not None:
+            x = torch.linspace(-1, 2, len(weight), dtype=weight.dtype, device=weight.device)[None]
+            wanted = module(x).float()
+            for unit in (False, True):
+                norm = cls(weight, float(eps), unit)
+                if torch.allclose(norm(x, None, x.dtype)[0].float(), wanted, rtol=2e-2, atol=1e-3):
+                    return norm
+        raise Unfit(f"a norm is a {type(module).__name__}")
+
+    def __call__(self, x: Tensor, branch: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        return add_norm(x, branch, self.weight, self.eps, self.unit, dtype)
+
+    def backward(
+        self, dy: Tensor, dsum: Tensor | None, kept: tuple[Tensor, ...], dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`kept`: what the norm returned; gradients of x, of the branch and of the weight."""
+        _, total, scale = kept
+        return add_norm_backward(dy, dsum, total, self.weight, scale, self.unit, dtype)
+
+    def last(self, residual: Tensor, branch: Tensor, dtype: torch.dtype) -> Tensor:
+        """Behind the last layer."""
+        return LastNorm.apply(self, residual, branch, dtype, self.weight)
+
+
+class LastNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, norm: Norm, residual: Tensor, branch: Tensor, dtype: torch.dtype, weight: Tensor) -> Tensor:
+        y, total, scale = norm(residual, branch, dtype)
+        ctx.norm, ctx.dtype = norm, branch.dtype
+        ctx.save_for_backward(y, total, scale)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        dx, dbranch, dweight = ctx.norm.backward(grads[0].contiguous(), None, ctx.saved_tensors, ctx.dtype)
+        return None, dx, dbranch, None, dweight
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How a layer's attention scores its keys."""
+
+    scaling: float
+    window: int | None
+    softcap: float | None
+
+
+@dataclass(eq=False)
+class Tape:
+    """What a layer's backward reads of its forward."""
+
+    cos: Tensor
+    sin: Tensor
+    branch_dtype: torch.dtype | None = None
+    first: tuple[Tensor, ...] = ()
+    """Of a norm, here that before attention: its output, what it read, 1 / rms."""
+    qkv: Tensor | None = None
+    attention: tuple[Tensor, ...] = ()
+    """The output, with a graph, and its q, k, v."""
+    after_attention: tuple[Tensor, ...] = ()
+    second: tuple[Tensor, ...] = ()
+    both: Tensor | None = None
+    after_mlp: tuple[Tensor, ...] = ()
+
+
+class Layer:
+    """Attention and gated MLP, each behind a norm, in some families with norms behind them as well."""
+
+    def __init__(self, layer: Any, scores: Scores, exact: bool):
+        self.exact, self.scores = exact, scores
+        names = {name for name, _ in layer.named_children()}
+        if names not in (PLAIN, PLAIN | SANDWICH):
+            raise Unfit(f"a layer has {', '.join(sorted(names ^ PLAIN))}")
+        self.module, mlp = layer.self_attn, layer.mlp
+        self.index, self.dim = int(self.module.layer_idx), int(self.module.head_dim)
+        children = {name for name, _ in self.module.named_children()}
+        if children - PROJECTIONS not in (set(), {"q_norm", "k_norm"}) or not children >= PROJECTIONS:
+            raise Unfit(f"its attention has {', '.join(sorted(children ^ PROJECTIONS))}")
+        if {name for name, _ in mlp.named_children()} | {"act_fn"} != GATED:
+            raise Unfit("its MLP is not a gated one")
+        self.qkv = Joined([self.module.q_proj, self.module.k_proj, self.module.v_proj], exact)
+        self.out, self.down = Joined([self.module.o_proj], exact), Joined([mlp.down_proj], exact)
+        self.both = Joined([mlp.gate_proj, mlp.up_proj], exact)
+        self.keys = self.qkv.sizes[1] // self.dim
+        self.head_norm: HeadNorm | None = None
+        if "q_norm" in children:
+            queries, keys = Norm.of(self.module.q_norm), Norm.of(self.module.k_norm)
+            self.head_norm = HeadNorm(queries.weight, keys.weight, queries.eps, queries.unit)
+        self.activation = activation_of(mlp.act_fn, self.down.weight.device)
+        self.first, after = Norm.of(layer.input_layernorm), Norm.of(layer.post_attention_layernorm)
+        sandwich = names > PLAIN
+        self.after_attention = after if sandwich else None
+        self.second = Norm.of(layer.pre_feedforward_layernorm) if sandwich else after
+        self.after_mlp = Norm.of(layer.post_feedforward_layernorm) if sandwich else None
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """In the order in which `backward` returns their gradients."""
+        heads = [] if self.head_norm is None else [self.head_norm.queries, self.head_norm.keys]
+        norms = [norm.weight for norm in (self.first, self.after_attention, self.second, self.after_mlp) if norm]
+        joined = [p for group in (self.qkv, self.out, self.both, self.down) for p in group.parameters]
+        return [*norms, *heads, *joined]
+
+    def __call__(
+        self, residual: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor, how: Attention, recompute: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The stream ``[T, hidden]`` and what is yet to be added to it: the next norm adds it on the way."""
+        if not torch.is_grad_enabled():
+            return self.forward(residual, branch, cos, sin, how, None)
+        return LayerPass.apply(self, how, recompute, cos, sin, residual, branch, *self.parameters)
+
+    def forward(
+        self, residual: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor, how: Any, tape: Tape | None
+    ) -> tuple[Tensor, Tensor]:
+        dtype = self.qkv.weight.dtype
+        first = self.first(residual, branch, dtype)
+        qkv = self.qkv(first[0])
+        if hasattr(how, "attend_stored"):
+            buffers, scores = how.buffers(self.index, self.keys, self.dim, qkv), self.scores
+            q = rotary_into(qkv, cos, sin, self.head_norm, *buffers)
+            attended = how.attend_stored(
+                self.index, q, scores.scaling, scores.window, scores.softcap, self.exact
+            ).flatten(1)
+            attention: tuple[Tensor, ...] = (attended,)
+        else:
+            attention = self.attend(rotary(qkv, cos, sin, self.head_norm, self.keys, self.dim), how, tape is not None)
+        out = self.out(attention[0].detach())
+        after = self.after_attention(out, None, dtype) if self.after_attention else (out,)
+        second = self.second(first[1], after[0], dtype)
+        both = self.both(second[0])
+        down = self.down(gated(both, self.activation))
+        end = self.after_mlp(down, None, dtype) if self.after_mlp else (down,)
+        if tape is not None:
+            tape.branch_dtype = None if branch is None else branch.dtype
+            tape.first, tape.attention, tape.second, tape.both = first, attention, second, both
+            tape.qkv = None if self.head_norm is None else qkv
+            tape.after_attention, tape.after_mlp = after, end
+        return second[1], end[0]
+
+    def attend(self, qkv: tuple[Tensor, ...], how: Any, track: bool) -> tuple[Tensor, ...]:
+        """The output ``[T, heads x dim]``, with a graph of its own if its backward will be asked for, and q, k, v."""
+        with torch.set_grad_enabled(track):
+            q, k, v = (x.requires_grad_(track) for x in qkv)
+            row = (x.transpose(0, 1)[None] for x in (q, k, v))
+            scores = self.scores
+            out = how.attend(self.module, *row, scores.scaling, scores.window, scores.softcap).flatten(2)[0]
+        if not self.exact:
+            return out, q, k, v
+        value = packed_attention(
+            q.detach(), k.detach(), v.detach(), how.tiles, scores.scaling, scores.window, scores.softcap
+        ).flatten(1)
+        with torch.set_grad_enabled(track):  # the value of one way, the gradient of the other
+            return value + (out - out.detach()) if track else value, q, k, v
+
+    def backward(self, tape: Tape, dresidual: Tensor, dbranch: Tensor) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """Gradients of the stream, of the branch and of the parameters."""
+        norms: list[Tensor] = []
+        dtype = dbranch.dtype
+        if self.after_mlp:
+            _, dbranch, grad = self.after_mlp.backward(dbranch, None, tape.after_mlp, dtype)
+            norms.append(grad)
+        assert tape.both is not None
+        dgated = dbranch @ self.down.weight
+        dboth, gate = gated_backward(dgated, tape.both, self.activation)
+        by_down = self.down.gradients(dbranch, gate)
+        dsecond, by_both = self.both.backward(dboth, tape.second[0])
+        dresidual, dout, grad = self.second.backward(dsecond, dresidual, tape.second, dtype)
+        norms.append(grad)
+        if self.after_attention:
+            _, dout, grad = self.after_attention.backward(dout, None, tape.after_attention, dtype)
+            norms.append(grad)
+        attended, *qkv = tape.attention
+        dattended, by_out = self.out.backward(dout, attended.detach())
+        dq, dk, dv = torch.autograd.grad(attended, qkv, dattended)
+        dqkv, dqn, dkn = rotary_backward(dq, dk, dv, tape.qkv, tape.cos, tape.sin, self.head_norm)
+        dfirst, by_qkv = self.qkv.backward(dqkv, tape.first[0])
+        dresidual, dbefore, grad = self.first.backward(
+            dfirst, dresidual, tape.first, tape.branch_dtype or tape.first[1].dtype
+        )
+        norms.append(grad)
+        heads = [] if dqn is None or dkn is None else [dqn, dkn]
+        grads = [*reversed(norms), *heads, *by_qkv, *by_out, *by_both, *by_down]
+        return dresidual, None if tape.branch_dtype is None else dbefore, grads
+
+
+class LayerPass(torch.autograd.Function):
+    """``(layer, how, recompute, cos, sin, residual, branch, *parameters) -> (residual, branch)``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        layer: Layer,
+        how: Any,
+        recompute: bool,
+        cos: Tensor,
+        sin: Tensor,
+        residual: Tensor,
+        branch: Tensor | None,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.layer, ctx.how = layer, how
+        ctx.tape = None if recompute else Tape(cos, sin)
+        if recompute:
+            ctx.save_for_backward(residual, branch, cos, sin)
+        return layer.forward(residual, branch, cos, sin, how, ctx.tape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        tape = ctx.tape
+        if tape is None:
+            residual, branch, cos, sin = ctx.saved_tensors
+            tape = Tape(cos, sin)
+            ctx.layer.forward(residual, branch, cos, sin, ctx.how, tape)
+        ctx.tape = None  # memory goes as backward comes down
+        dresidual, dbranch = (grad.contiguous() for grad in grads)
+        dresidual, before, by_parameters = ctx.layer.backward(tape, dresidual, dbranch)
+        return None, None, None, None, None, dresidual, before, *by_parameters
+
+
+def activation_of(function: Any, device: torch.device) -> str:
+    x = torch.linspace(-3, 3, 64, device=device)[None]
+    for name in ACTIVATIONS:
+        if torch.allclose(gated(torch.cat([x, torch.ones_like(x)], 1), name), function(x), atol=1e-4):
+            return name
+    raise Unfit(f"its activation is {function}")

@@ -1,0 +1,161 @@
+"""Reward models: a causal LM's backbone and a linear head that gives one number for a conversation, or one a token.
+
+`load_reward_model` reads what `transformers` calls a sequence classifier or a token classifier with one label, and the
+critics that `paddock train` saves; `save_classifier` writes the first of these.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from paddock.core.batch import Batch, PerRow, PerToken
+from paddock.errors import UserError
+from paddock.models.attention import NAME as PADDOCK_ATTENTION
+from paddock.models.load import load_backbone, load_config, load_model, model_folder
+from paddock.models.value_head import HEAD_FILE, ValueModel
+
+CLASSIFIERS = {
+    "ForSequenceClassification": AutoModelForSequenceClassification,
+    "ForTokenClassification": AutoModelForTokenClassification,
+}
+"""By the end of a class's name in config.json."""
+HEADS = ("score", "classifier")
+"""Names under which `transformers` keeps the head."""
+ONE_LABEL = {"num_labels": 1}
+LAST_ONLY = "scores_last_token_only"
+"""A field of config.json: in the checkpoints of `paddock rm train`, the head beside the backbone is not a critic's."""
+KEY = "reward_model.model.path"
+
+
+class RewardModel(ValueModel):
+    """r = w.h + b, with h the hidden state of the token itself."""
+
+    def __init__(self, backbone: PreTrainedModel, every_token: bool):
+        super().__init__(backbone)
+        self.every_token = every_token
+        """Its numbers speak of tokens, not of conversations alone."""
+        setattr(backbone.config, LAST_ONLY, not every_token)
+        self.value_head.bias.requires_grad_(False)  # a difference of two scores does not feel it
+
+    @property
+    def unread(self) -> int | None:
+        """The token that `transformers` takes for padding at a sequence's end, whatever it was meant as."""
+        return None if self.every_token else self.backbone.config.get_text_config().pad_token_id
+
+    def for_pairs(self, pad_token: int) -> RewardModel:
+        """To be trained on whole sequences: what is left of a head that had more to say is its weight."""
+        config = self.backbone.config
+        config.get_text_config().pad_token_id = pad_token
+        setattr(config, LAST_ONLY, True)
+        nn.init.zeros_(self.value_head.bias)
+        self.every_token = False
+        return self
+
+    def take_head(self, head: nn.Module, path: str, key: str) -> None:
+        if not isinstance(head, nn.Linear) or head.out_features != 1:
+            raise UserError(
+                f"its head is {head}, not one linear map to one number",
+                key=key,
+                value=path,
+                fix="a model of AutoModelForSequenceClassification or AutoModelForTokenClassification with one label",
+            )
+        with torch.no_grad():
+            self.value_head.weight.copy_(head.weight)
+            if head.bias is not None:
+                self.value_head.bias.copy_(head.bias)
+
+
+def load_reward_model(
+    path: str,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    trust_remote_code: bool = False,
+    override_config: Mapping[str, Any] | None = None,
+    key: str = KEY,
+    fresh_head: bool = False,
+) -> RewardModel:
+    """In eval mode. With `fresh_head`, a model without a head gets one of zeros, to be trained; else it is refused."""
+    folder, source = model_folder(path, key), (dtype, device, trust_remote_code)
+    if (folder / HEAD_FILE).is_file():
+        backbone = load_backbone(path, *source, override_config, key=key)
+        model = RewardModel(backbone, every_token=not getattr(backbone.config, LAST_ONLY, False))
+        model.load_head(folder)
+        return model.eval()
+    config = load_config(path, trust_remote_code, override_config, key)
+    kind = classifier_kind(config)
+    if kind is None:
+        if not fresh_head:
+            raise no_head(config, path, key)
+        return RewardModel(load_backbone(path, *source, override_config, key=key), every_token=False).eval()
+    override = {**(override_config or {}), **ONE_LABEL}
+    whole = load_model(CLASSIFIERS[kind], path, *source, override, PADDOCK_ATTENTION, key)
+    model = RewardModel(whole.base_model, every_token=kind == "ForTokenClassification")
+    model.take_head(next((getattr(whole, name) for name in HEADS if hasattr(whole, name)), nn.Identity()), path, key)
+    return model.eval()
+
+
+def classifier_kind(config: PreTrainedConfig) -> str | None:
+    names = config.architectures or []
+    return next((kind for kind in CLASSIFIERS for name in names if name.endswith(kind)), None)
+
+
+def no_head(config: PreTrainedConfig, path: str, key: str) -> UserError:
+    return UserError(
+        f"it is a {', '.join(config.architectures or ['model of unknown class'])}, which gives no score",
+        key=key,
+        value=path,
+        fix="a sequence or token classifier with one label; `paddock rm train` makes one from preference pairs; "
+        "reward_model.judge.source=engine lets a language model judge in words",
+    )
+
+
+def scored_batch(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], every_token: bool) -> Batch:
+    """Sequences as the engines take them: an engine's value speaks of the state before a token, so each answer is
+    followed by one more place. Its value is the sequence's score; with `every_token`, those before it count too."""
+    rows = len(prompts)
+    prompt_width, width = max(map(len, prompts)), max(map(len, answers)) + 1
+    prompt_ids, prompt_mask = torch.zeros(2, rows, prompt_width, dtype=torch.long)
+    responses = torch.zeros(rows, width, dtype=torch.long)
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        prompt_ids[row, prompt_width - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
+        prompt_mask[row, prompt_width - len(prompt) :] = 1
+        responses[row, : len(answer)] = torch.tensor(answer, dtype=torch.long)
+    lengths = torch.tensor([len(answer) + 1 for answer in answers])
+    place = torch.arange(width)
+    mask = (place < lengths[:, None]) if every_token else (place == lengths[:, None] - 1)
+    ids = torch.arange(rows)
+    return Batch(
+        row=ids, group=ids, prompts=prompt_ids, prompt_mask=prompt_mask, responses=responses, mask=mask.long(),
+        lengths=lengths,
+    )  # fmt: skip
+
+
+def sequence_scores(batch: Batch, values: PerToken) -> PerRow:
+    """Of a `scored_batch`: the number at the end of each sequence."""
+    return values.gather(1, batch.need("lengths").to(values.device).unsqueeze(-1) - 1).squeeze(-1)
+
+
+def save_classifier(model: RewardModel, folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """As `AutoModelForSequenceClassification` loads it, and `load_reward_model`. `weights` replace the model's own."""
+    config = copy.deepcopy(model.backbone.config)
+    config.num_labels = 1
+    with torch.device("meta"):
+        shell = AutoModelForSequenceClassification.from_config(config)
+    state = {HEADS[0] + ".weight": weights["value_head.weight"].contiguous()}
+    for name, tensor in weights.items():
+        part, _, rest = name.partition(".")
+        if part == "backbone":
+            state[f"{shell.base_model_prefix}.{rest}"] = tensor.contiguous()
+    shell.save_pretrained(folder, state_dict=state)

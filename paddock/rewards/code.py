@@ -1,0 +1,210 @@
+"""Answers that are programs: taken out of the text, run in the sandbox, scored by the tests they pass.
+
+Each scorer takes `sandbox`, the settings as `Settings.as_argument()` writes them; without it the config's defaults.
+Each returns, beside the score, `acc` and for every cause `sandbox/<cause>`, 1 for how this answer ended and else 0.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from math import isclose
+from typing import Any
+
+from paddock.rewards.sandbox.program import CAUSES, Program, Settings, settings_from
+from paddock.rewards.sandbox.runner import runner_of
+
+FENCE = "```"
+PYTHON = ("python", "python3", "py")
+
+
+def contest(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Any = None,
+    sandbox: Mapping[str, Any] | None = None,
+    continuous: bool = True,
+) -> dict[str, Any]:
+    """codecontests, apps, codeforces, taco: the share of tests passed, or 1 for all of them and else 0.
+
+    The truth has `inputs` and `outputs`, texts for standard input and output; with `fn_name`, arguments and result of
+    that function. A test that runs out of time is the last: those after it count as failed.
+    """
+    truth = _truth(ground_truth, "inputs", "outputs")
+    settings = settings_from(sandbox)
+    code = code_of(solution_str)
+    inputs, outputs = truth["inputs"], truth["outputs"]
+    if not inputs or len(inputs) != len(outputs):
+        raise ValueError(f"the ground truth has {len(inputs)} inputs and {len(outputs)} outputs")
+    if function := truth.get("fn_name"):
+        program = Program(code, checks=tuple(map(_call, inputs, outputs)), entry=function)
+        return _scored(_checked(program, settings), continuous)
+    texts = [*map(_joined, inputs)], [*map(_joined, outputs)]
+    return _scored(_read_and_written(code, *texts, settings, continuous), continuous)
+
+
+def humaneval(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Any = None,
+    sandbox: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """1 if the function passes `check`. The truth has `prompt`, `test` and `entry_point`.  arXiv:2107.03374"""
+    truth = _truth(ground_truth, "prompt", "test", "entry_point")
+    prompt, entry = truth["prompt"], truth["entry_point"]
+    check = f"{truth['test']}\ncheck(candidate)\n"
+    program = Program(completed(prompt, entry, solution_str), checks=(check,), setup=_closed(prompt), entry=entry)
+    return _scored(_checked(program, settings_from(sandbox)), continuous=False)
+
+
+def mbpp(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Any = None,
+    sandbox: Mapping[str, Any] | None = None,
+    continuous: bool = False,
+) -> dict[str, Any]:
+    """1 if all asserts hold, or the share of those that do. The truth has `test_list`, and may have `test_setup_code`
+    and `test_imports`.  arXiv:2108.07732"""
+    truth = _truth(ground_truth, "test_list")
+    setup = "\n".join([*(truth.get("test_imports") or ()), truth.get("test_setup_code") or ""])
+    if not truth["test_list"]:
+        raise ValueError("the ground truth has no tests")
+    code = f"{setup}\n{code_of(solution_str)}"
+    program = Program(code, checks=tuple(truth["test_list"]), setup=setup)
+    return _scored(_checked(program, settings_from(sandbox)), continuous)
+
+
+def code_of(answer: str) -> str:
+    """The last block fenced as Python, else the last fenced one, else the whole text. A last block may be open."""
+    blocks: list[tuple[str, list[str]]] = []
+    inside = False
+    for line in answer.splitlines():
+        mark = line.strip()
+        if mark.startswith(FENCE) and FENCE not in mark.removeprefix(FENCE):
+            if not inside:
+                blocks.append((mark.removeprefix(FENCE).strip().lower(), []))
+            inside = not inside
+        elif inside:
+            blocks[-1][1].append(line)
+    filled = [block for block in blocks if block[1]]
+    python = [block for block in filled if block[0] in PYTHON]
+    return "\n".join((python or filled)[-1][1]) if filled else answer
+
+
+def completed(prompt: str, entry: str, answer: str) -> str:
+    """The prompt with the answer, which is the whole function again or the rest of it.
+
+    Nothing of the answer is parsed here: a parser can be brought down.
+    """
+    code = code_of(answer)
+    if re.search(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(entry)}\b", code, re.MULTILINE):
+        return f"{prompt}\n\n{code}"
+    return prompt + _body(code)
+
+
+def _closed(prompt: str) -> str:
+    """The prompt as a module, for the helpers that stand in it: a function of a docstring alone is whole, one without
+    is not."""
+    try:
+        compile(prompt, "prompt", "exec", dont_inherit=True)
+    except SyntaxError:
+        return f"{prompt}    pass\n"
+    return prompt
+
+
+def _body(text: str) -> str:
+    """What a model writes after a function's body is no part of it: up to the first line that is not indented."""
+    lines = text.splitlines()
+    ends = (place for place, line in enumerate(lines) if line and not line[0].isspace() and line[0] not in "#)]}")
+    return "\n".join(lines[: next(ends, len(lines))]) + "\n"
+
+
+def same_output(written: str, expected: str) -> bool:
+    """Line by line and word by word; words that are decimal fractions to six digits."""
+    lines, wanted = ([line.split() for line in text.splitlines() if line.strip()] for text in (written, expected))
+    return len(lines) == len(wanted) and all(map(_same_words, lines, wanted))
+
+
+def _same_words(words: Sequence[str], wanted: Sequence[str]) -> bool:
+    return len(words) == len(wanted) and all(
+        word == other or _close(word, other) for word, other in zip(words, wanted, strict=True)
+    )
+
+
+def _close(word: str, expected: str) -> bool:
+    if not re.fullmatch(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?|[+-]?\d+\.?[eE][+-]?\d+", expected):
+        return False
+    try:
+        return isclose(float(word), float(expected), rel_tol=1e-6, abs_tol=1e-6)
+    except ValueError:
+        return False
+
+
+def _read_and_written(
+    code: str, inputs: Sequence[str], outputs: Sequence[str], settings: Settings, continuous: bool
+) -> list[str]:
+    """The cause of each test, as many as were run and a last one for those that were not."""
+    runner = runner_of(settings)
+    causes: list[str] = []
+    end = time.monotonic() + settings.total_timeout
+    for start in range(0, len(inputs), runner.at_once):
+        left = end - time.monotonic()
+        if left <= 0 or "timeout" in causes or (not continuous and set(causes) - {"ok"}):
+            break
+        some = slice(start, start + runner.at_once)
+        results = runner.run_all([Program(code, stdin=text) for text in inputs[some]], min(settings.timeout, left))
+        for result, expected in zip(results, outputs[some], strict=True):
+            wrong = result.passed and not same_output(result.stdout, expected)
+            causes.append("wrong" if wrong else result.cause)
+    rest = next((cause for cause in causes if cause != "ok"), "timeout")
+    return causes + [rest] * (len(inputs) - len(causes))
+
+
+def _checked(program: Program, settings: Settings) -> tuple[str, ...]:
+    (result,) = runner_of(settings).run_all([program])
+    return result.checks
+
+
+def _scored(causes: Sequence[str], continuous: bool) -> dict[str, Any]:
+    passed = sum(cause == "ok" for cause in causes)
+    everything = passed == len(causes)
+    ended = next((cause for cause in causes if cause != "ok"), "ok")
+    score = passed / len(causes) if continuous else float(everything)
+    return {"score": score, "acc": everything} | {f"sandbox/{cause}": float(cause == ended) for cause in CAUSES}
+
+
+def _call(given: Any, expected: Any) -> str:
+    """A test of a function: arguments in a list, or each as JSON on a line of its own."""
+    wanted = [expected]
+    if isinstance(expected, str):
+        with suppress(ValueError):
+            wanted.append(json.loads(expected))
+    return f"output = candidate(*{_arguments(given)!r})\nassert any(accepted(output, one) for one in {wanted!r})"
+
+
+def _arguments(given: Any) -> list[Any]:
+    if not isinstance(given, str):
+        return list(given)
+    try:
+        return [json.loads(line) for line in given.splitlines()]
+    except ValueError:
+        return [given]
+
+
+def _joined(text: Any) -> str:
+    return text if isinstance(text, str) else "\n".join(map(str, text))
+
+
+def _truth(ground_truth: Any, *needed: str) -> Mapping[str, Any]:
+    """JSON, or what it says."""
+    truth = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
+    if not isinstance(truth, Mapping) or any(truth.get(name) is None for name in needed):
+        raise ValueError(f"the ground truth must have {', '.join(needed)}; it is {ground_truth!r:.80}")
+    return truth

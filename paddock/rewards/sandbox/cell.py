@@ -1,0 +1,227 @@
+"""One cell: a warm interpreter behind walls, to which programs are given one after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from paddock.rewards.sandbox.inside import seccomp
+from paddock.rewards.sandbox.inside.program import OUT_OF_MEMORY, OUT_OF_PROCESSES
+from paddock.rewards.sandbox.program import Program, Result, Settings
+
+INSIDE = Path(__file__).parent / "inside"
+PACKAGES = Path(__file__).parents[3]
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+FLAGS = ("-s", "-S", "-P")
+BOOT = "import sys; sys.path.append(sys.argv[3]); from paddock.rewards.sandbox.inside.launch import main; main()"
+TMP_MB, OUTPUT_MB = 64, 16
+STARTING = 60.0  # seconds
+SLACK = 5.0  # seconds beyond a program's limit, in which the guard must have answered
+SIGNALS = {signal.SIGXCPU: "timeout", signal.SIGXFSZ: "output", signal.SIGSYS: "forbidden"}
+EXITS = {0: "ok", OUT_OF_MEMORY: "memory", OUT_OF_PROCESSES: "processes"}
+
+
+class CellFailed(Exception):
+    """The walls could not be built; no fault of a program."""
+
+
+class CellLost(CellFailed):
+    """It gave no answer. A program may have brought it down, with itself or with the machine's memory."""
+
+
+class Cell:
+    """Started when made. Not for two threads at a time."""
+
+    def __init__(self, isolation: str, settings: Settings):
+        self.settings = settings
+        plan = plan_of(isolation, settings)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [*plan["python"], "-c", BOOT, str(theirs.fileno()), json.dumps(plan), str(PACKAGES)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                cwd="/",
+                env={"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
+                start_new_session=True,
+            )
+        self.control = ours
+        self._end = weakref.finalize(self, _end, self.control, self.process, os.getpid())
+        self.reusable = bool(self._hello()["nested"])
+        """Each program has walls of its own. Where the system does not allow walls within walls, the cell's are all
+        there is, and it serves one program."""
+
+    def run(self, program: Program, seconds: float) -> Result:
+        """Takes no longer than `seconds` and SLACK."""
+        with ExitStack() as stack:
+            tests = {"setup": program.setup, "checks": program.checks, "entry": program.entry}
+            texts = (program.code, program.stdin, "", "", "", json.dumps(tests))
+            files = [stack.enter_context(_memory_file(text)) for text in texts]
+            job = {
+                "timeout": seconds,
+                "memory_mb": self.settings.memory_limit_mb,
+                "processes": self.settings.processes,
+                "output_mb": OUTPUT_MB,
+                "command": list(self.settings.command),
+                "checked": bool(program.checks),
+            }
+            try:
+                socket.send_fds(self.control, [json.dumps(job).encode()], [file.fileno() for file in files])
+                answer = self._receive(seconds + SLACK)
+            except OSError as error:
+                raise CellLost(f"the cell has ended: {error}") from error
+            _, _, stdout, stderr, report, _ = (_content(file.fileno()) for file in files)
+        if "lost" in answer:
+            raise CellLost(answer["lost"])
+        if "broken" in answer:
+            raise CellFailed(answer["broken"])
+        return result_of(answer, [json.loads(line) for line in report.splitlines()], stdout, stderr, program)
+
+    def close(self) -> None:
+        """Nothing that ran in it is left when this returns."""
+        self._end()
+
+    def _hello(self) -> dict[str, Any]:
+        try:
+            answer = self._receive(STARTING)
+        except OSError:
+            answer = {}
+        if "ready" in answer:
+            return answer
+        with suppress(OSError):
+            self.control.close()
+        reason = answer.get("failed")
+        if reason is None:
+            self.process.kill()
+            assert self.process.stderr
+            reason = self.process.stderr.read().decode(errors="replace").strip().splitlines()[-1:]
+            reason = reason[0] if reason else "it ended without a word"
+        self.close()
+        raise CellFailed(reason)
+
+    def _receive(self, seconds: float) -> dict[str, Any]:
+        ready, _, _ = select.select([self.control], [], [], seconds)
+        if not ready:
+            raise TimeoutError(f"no answer within {seconds:g} s")
+        message = self.control.recv(1 << 16)
+        if not message:
+            raise ConnectionResetError("no answer")
+        answer = json.loads(message)
+        assert isinstance(answer, dict)
+        return answer
+
+
+def plan_of(isolation: str, settings: Settings) -> dict[str, Any]:
+    """What launch.py builds: which of this machine's paths are seen, and under which names."""
+    if platform.system() != "Linux" or platform.machine() not in seccomp.NUMBERS:
+        raise CellFailed(f"needs Linux on {' or '.join(seccomp.NUMBERS)}, not {platform.system()} {platform.machine()}")
+    bubblewrap = shutil.which("bwrap")
+    if isolation == "bubblewrap" and not bubblewrap:
+        raise CellFailed("bwrap is not installed")
+    python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    prefixes = (sys.base_prefix, sys.base_exec_prefix)
+    seen = [*SYSTEM, *SETTINGS, *prefixes, *map(os.path.realpath, prefixes), *settings.readable]
+    binds = {"/paddock/inside": str(INSIDE)}
+    links: dict[str, str] = {}
+    for path in dict.fromkeys(map(os.path.normpath, seen)):
+        if os.path.islink(path) and path in SYSTEM:
+            links[path] = os.readlink(path)
+        elif os.path.exists(path) and not any(path.startswith(f"{folder}/") for folder in binds):
+            binds[path] = os.path.realpath(path)
+        elif path in settings.readable:
+            raise CellFailed(f"{path}, which programs shall be able to read, is not there")
+    if not any(python.startswith(f"{folder}/") for folder in binds.values()):
+        binds[python] = python
+    return {
+        "isolation": isolation,
+        "python": [python, *FLAGS],
+        "bubblewrap": bubblewrap,
+        "binds": binds,
+        "links": links,
+        "tmp_mb": TMP_MB,
+    }
+
+
+def result_of(
+    answer: Mapping[str, Any], report: Sequence[Mapping[str, Any]], stdout: bytes, stderr: bytes, program: Program
+) -> Result:
+    """The guard saw limits passed; the warden saw the rest."""
+    if broken := next((line["broken"] for line in report if "broken" in line), None):
+        raise CellFailed(broken)
+    found = [line["check"] for line in report if "check" in line]
+    if program.checks and len(found) == len(program.checks):
+        cause = next((check for check in found if check != "ok"), "ok")
+    else:
+        cause = _ending(answer, report, stdout, stderr)
+        if program.checks and cause == "ok":  # it ended itself before all was asked
+            cause = "error"
+    if cause == "ok" and any(line.get("left_running") for line in report):
+        cause, found = "left_running", []
+    checks = [*found, *[cause] * len(program.checks)][: len(program.checks)]
+    detail = next((line["detail"] for line in report if "detail" in line), "")
+    written, complained = (text.decode("utf-8", errors="replace") for text in (stdout, stderr))
+    return Result(cause, written, complained, answer["seconds"], tuple(checks), detail)
+
+
+def _ending(answer: Mapping[str, Any], report: Sequence[Mapping[str, Any]], stdout: bytes, stderr: bytes) -> str:
+    if answer["ended_by"]:
+        return str(answer["ended_by"])
+    if max(len(stdout), len(stderr)) >= OUTPUT_MB << 20:
+        return "output"
+    status = next((line["status"] for line in report if "status" in line), None)
+    if status is None:
+        return "killed"
+    code = os.waitstatus_to_exitcode(status)
+    return SIGNALS.get(signal.Signals(-code), "killed") if code < 0 else EXITS.get(code, "error")
+
+
+class _memory_file:
+    """A file that has no name; the offset stays at its start for whoever reads it."""
+
+    def __init__(self, text: str):
+        self.descriptor = os.memfd_create("program")
+        data = memoryview(text.encode("utf-8", errors="surrogatepass"))
+        while data:
+            written = os.pwrite(self.descriptor, data, os.fstat(self.descriptor).st_size)
+            data = data[written:]
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def __enter__(self) -> _memory_file:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+
+
+def _content(descriptor: int) -> bytes:
+    return os.pread(descriptor, OUTPUT_MB << 20, 0)
+
+
+def _end(control: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
+    control.close()
+    if os.getpid() != owner:  # in a fork of the trainer
+        return
+    try:
+        process.wait(SLACK)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stderr:
+        process.stderr.close()

@@ -1,0 +1,121 @@
+"""Process 1 of a program's world: locks the doors, starts the program, and tells how it went.
+
+It does not run the program's code. Where there are checks it runs them, and asks the program for its answers: see
+checks.py. As process 1 it cannot be killed from within its world, and its memory cannot be read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import time
+from contextlib import suppress
+from math import ceil
+from typing import Any, NamedTuple
+
+from . import checks, kernel, program, seccomp
+
+FILES = 256
+PATIENCE = 1.0  # seconds for a program to end once all is asked
+GRACE = 0.2  # seconds for processes that a program started to follow it
+RDONLY_PROC = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+
+
+class Walls(NamedTuple):
+    folder: str
+    nested: bool
+    proc: bool
+    """A /proc of the program's world can be made."""
+
+
+def main(job: dict[str, Any], descriptors: list[int], walls: Walls) -> None:
+    code, stdin, stdout, stderr, report, tests = descriptors
+
+    def tell(**facts: Any) -> None:
+        os.write(report, json.dumps(facts).encode() + b"\n")
+
+    try:
+        _prepare(job, walls)
+        ours, theirs = socket.socketpair()
+        child = os.fork()
+    except OSError as error:
+        tell(broken=str(error))
+        return
+    if child == 0:
+        program.main(job, code, (stdin, stdout, stderr), theirs if job["checked"] else None)
+    theirs.close()
+    for descriptor in (code, stdin, stdout, stderr):
+        os.close(descriptor)
+    if job["checked"]:
+        with open(tests, encoding="utf-8") as file:
+            checks.run(ours, json.load(file), tell)
+        with suppress(OSError):
+            ours.shutdown(socket.SHUT_RDWR)
+        status = _ended(child)
+    else:
+        _, status = os.waitpid(child, 0)
+    tell(status=status, left_running=_left_running())
+
+
+def _prepare(job: dict[str, Any], walls: Walls) -> None:
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # as process 1 is anyway
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if walls.proc:
+        mount_proc()
+    elif walls.nested:  # the cell's own would show its processes
+        kernel.mount("tmpfs", "/proc", "tmpfs", RDONLY_PROC)
+    os.chdir(walls.folder)
+    _lock(job, walls)
+
+
+def _ended(child: int) -> int:
+    """The status of a program that has answered all. It may take a moment to end, and not more."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(0.0005)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return 0
+
+
+def mount_proc() -> None:
+    kernel.mount("proc", "/proc", "proc", RDONLY_PROC)
+
+
+def _lock(job: dict[str, Any], walls: Walls) -> None:
+    """Limits on each process; those on all together are the guard's."""
+    seconds = ceil(job["timeout"]) + 1
+    limits = {
+        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_FSIZE: job["output_mb"] << 20,
+        resource.RLIMIT_NOFILE: FILES,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+    }
+    if walls.nested and kernel.counts_processes_by_namespace():
+        limits[resource.RLIMIT_NPROC] = job["processes"] + 2  # the guard and this one
+    for kind, value in limits.items():
+        kernel.limit(kind, value)
+    kernel.drop_capabilities()
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    # Some virtual machines open a socket when they start, only to see whether they can.
+    kernel.install_filter(seccomp.assembled(seccomp.DENIAL if job["command"] else seccomp.KILL))
+
+
+def _left_running() -> bool:
+    """Whether the program left processes behind, which process 1 inherited; some only need a moment to end."""
+    end = time.monotonic() + GRACE
+    with suppress(ChildProcessError):
+        while time.monotonic() < end:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.005)
+        return True
+    return False

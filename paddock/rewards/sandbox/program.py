@@ -1,0 +1,104 @@
+"""What is run, within which limits, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from paddock.errors import UserError
+
+if TYPE_CHECKING:
+    from paddock.config.schema import RewardModelConfig
+
+AROUND = 6.0  # seconds of a scorer's time that are kept for all but programs
+CAUSES = ("ok", "wrong", "error", "timeout", "memory", "output", "processes", "forbidden", "left_running", "killed")
+"""How a program ends. `error`: an exception, or an exit code but 0; `output`: it wrote too much; `processes`: it
+started too many; `forbidden`: it made a system call that no answer needs, such as opening a socket; `left_running`: it
+left processes behind; `killed`: by a signal of another kind."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A text to run, with what it reads; or functions that checks call."""
+
+    code: str
+    stdin: str = ""
+    checks: tuple[str, ...] = ()
+    """Python statements, asserts most likely. They call functions of the program by name, or `candidate`."""
+    setup: str = ""
+    """Python that runs before the checks, beside the program."""
+    entry: str | None = None
+    """The function that checks call `candidate`; a method of a class `Solution` will do."""
+
+
+@dataclass(frozen=True)
+class Result:
+    cause: str
+    stdout: str = ""
+    stderr: str = ""
+    seconds: float = 0.0
+    checks: tuple[str, ...] = ()
+    """The cause of each check."""
+    detail: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.cause == "ok"
+
+
+class SandboxBroken(Exception):
+    """Programs cannot be run any more: no fault of theirs, so nobody is given a score for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The keys of `reward_model.sandbox` and `reward_model.sandbox_fusion`, complete: a scorer's argument `sandbox`."""
+
+    isolation: str
+    timeout: float
+    total_timeout: float
+    """Seconds of all programs of one answer."""
+    processes: int
+    memory_limit_mb: int
+    command: tuple[str, ...]
+    readable: tuple[str, ...]
+    url: str | None
+    max_concurrent: int
+
+    def as_argument(self) -> dict[str, Any]:
+        """Only what JSON has."""
+        return asdict(self) | {"command": list(self.command), "readable": list(self.readable)}
+
+
+def settings_of(config: RewardModelConfig) -> Settings:
+    local, service = config.sandbox, config.sandbox_fusion
+    total = config.timeout - AROUND
+    if local.timeout > total:
+        raise UserError(
+            f"leaves no time to answer: after reward_model.timeout={config.timeout:g} s the scorer itself is killed",
+            key="reward_model.sandbox.timeout",
+            value=local.timeout,
+            fix=f"reward_model.timeout={local.timeout + AROUND:g}",
+        )
+    return Settings(
+        isolation=local.isolation,
+        timeout=local.timeout,
+        total_timeout=total,
+        processes=local.processes,
+        memory_limit_mb=service.memory_limit_mb,
+        command=tuple(local.command),
+        readable=tuple(local.readable),
+        url=service.url,
+        max_concurrent=service.max_concurrent,
+    )
+
+
+def settings_from(argument: Mapping[str, Any] | None) -> Settings:
+    """From `as_argument`; without one, the config's defaults."""
+    if argument is not None:
+        given: dict[str, Any] = {**argument}
+        return Settings(**given | {name: tuple(given[name]) for name in ("command", "readable")})
+    from paddock.config.schema import RewardModelConfig  # a fifth of a second that a scorer with settings is spared
+
+    return settings_of(RewardModelConfig())

@@ -1,0 +1,37 @@
+"""Who runs programs: this machine, or the service that the config names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from typing import Protocol
+
+from paddock.rewards.sandbox.fusion import FusionClient
+from paddock.rewards.sandbox.local import LocalSandbox
+from paddock.rewards.sandbox.program import Program, Result, Settings
+
+
+class Runner(Protocol):
+    at_once: int
+    """Programs that it runs side by side."""
+
+    def run_all(self, programs: Sequence[Program], seconds: float | None = None) -> list[Result]: ...
+
+    def close(self) -> None: ...
+
+
+def runner_of(settings: Settings) -> Runner:
+    """One a process, kept until its end."""
+    return _runner(settings, os.getpid())
+
+
+@cache
+def _runner(settings: Settings, process: int) -> Runner:
+    return FusionClient(settings) if settings.url else LocalSandbox(settings)
+
+
+def check(settings: Settings) -> None:
+    """A UserError, before training, where programs could not be run as the config wants it."""
+    runner: Runner = FusionClient(settings) if settings.url else LocalSandbox(settings)
+    runner.close()

@@ -1,0 +1,115 @@
+"""Scores of rules and scores of a model, put together: ``rule_weight * rule + model_weight * model``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from paddock.config.schema import Config, RewardModelConfig
+from paddock.core.batch import Batch, PerRow, PerToken
+from paddock.data.dataset import BOTH, MODEL, RULE, PromptDataset
+from paddock.rewards.manager import on_last_token
+from paddock.workers.reward_model import ModelScorer, open_reward_model
+
+log = logging.getLogger(__name__)
+
+Metrics = dict[str, float]
+
+
+def training_styles(config: RewardModelConfig, styles: Collection[str]) -> dict[str, str]:
+    """How rows of a style are scored in training, where it is not as the file says.
+
+    Without weights a row's own style decides. Where no row names the model, it was enabled to score them all.
+    """
+    if not config.enable:
+        return validation_styles(config)
+    if config.model_weight is not None:
+        return {RULE: BOTH if config.rule_weight else MODEL}
+    if MODEL in styles:
+        return {}
+    log.info("no training row has reward_model.style=model: the reward model scores all of them, and no rule does")
+    return {RULE: MODEL}
+
+
+def validation_styles(config: RewardModelConfig) -> dict[str, str]:
+    """A validation row is scored as its file says; without a model, by a rule or a function of the user's own."""
+    return {} if config.enable else {MODEL: RULE}
+
+
+def open_models(config: Config, tokenizer: Any, stops: frozenset[int]) -> ModelRewards | None:
+    scorer = open_reward_model(config, tokenizer, stops)
+    return ModelRewards(scorer, config.reward_model) if scorer else None
+
+
+class ModelRewards:
+    """What a model adds to the scores that rules gave."""
+
+    def __init__(self, scorer: ModelScorer, config: RewardModelConfig):
+        self.scorer, self.config = scorer, config
+
+    def check(self, dataset: PromptDataset) -> None:
+        """One question before training, with the first prompt."""
+        row = dataset[0]
+        self.scorer.check(row.messages, row.ground_truth)
+
+    def add(
+        self, batch: Batch, texts: Sequence[str], metrics: Metrics, everywhere: bool = False
+    ) -> tuple[Batch, Metrics]:
+        """The batch and the metrics that rules filled, with the model's part. `everywhere`: a model whose opinion is
+        cheap gives it on rows, too, that a rule scores, and it is kept beside."""
+        styles = batch.extras["style"]
+        all_of_them = everywhere and self.scorer.cheap
+        wanted = torch.tensor([all_of_them or style != RULE for style in styles])
+        opinion, model, found = self.scores(batch, texts, wanted)
+        rule = torch.tensor(batch.extras["score"], dtype=torch.float32)
+        of_rule, of_model = (torch.tensor(weights) for weights in zip(*map(self.weights, styles), strict=True))
+        mask = batch.need("mask")
+        scores = (
+            batch.need("scores")
+            + on_last_token((of_rule - 1) * rule, mask)  # what else the manager put there, a penalty, stays whole
+            + of_model[:, None].to(mask.device) * model.to(mask.device)
+        )
+        by_rule = torch.tensor([style != MODEL for style in styles])
+        extras = {
+            **batch.extras,
+            "score": scores.sum(-1).tolist(),
+            "model_score": where(wanted, opinion),
+            "rule_score": where(by_rule, rule),
+        }
+        if by_rule.any():
+            found["reward/rule/mean"] = float(rule[by_rule].mean())
+        found["reward/score/mean"] = float(scores.sum(-1).mean())
+        return batch.with_(scores=scores, extras=extras), metrics | found
+
+    def scores(self, batch: Batch, texts: Sequence[str], wanted: torch.Tensor) -> tuple[PerRow, PerToken, Metrics]:
+        """Of the wanted rows: one number each, the same by token, and what to say of them; zeros elsewhere."""
+        rows = torch.zeros(len(batch))
+        tokens = torch.zeros(batch.need("mask").shape)
+        places = wanted.nonzero().squeeze(-1)
+        if not len(places):
+            return rows, tokens, {}
+        part = batch if bool(wanted.all()) else batch.rows(places)
+        found = self.scorer.scores(part, [texts[place] for place in places.tolist()])
+        rows[places] = found.rows
+        by_token = found.tokens if found.tokens is not None else on_last_token(found.rows, part.need("mask"))
+        tokens[places] = by_token.cpu().float()
+        return rows, tokens, found.metrics | summary(found.rows)
+
+    def weights(self, style: str) -> tuple[float, float]:
+        """Of the rule and of the model. Only training mixes them: a validation row is scored as its file says."""
+        model = 1.0 if self.config.model_weight is None else self.config.model_weight
+        return {RULE: (1.0, 0.0), MODEL: (0.0, model), BOTH: (self.config.rule_weight or 0.0, model)}[style]
+
+
+def where(used: torch.Tensor, values: PerRow) -> list[float | None]:
+    return [value if own else None for value, own in zip(values.tolist(), used.tolist(), strict=True)]
+
+
+def summary(rows: PerRow) -> Metrics:
+    numbers: dict[str, Any] = {
+        "mean": rows.mean(), "std": rows.std(correction=0), "min": rows.min(), "max": rows.max()
+    }  # fmt: skip
+    return {f"reward/model/{name}": float(value) for name, value in numbers.items()}

@@ -1,0 +1,226 @@
+"""Groups of processes that do the same with different rows, and the roles as the trainer sees them.
+
+A group has two verbs: `broadcast` a call to every process, and `map` a call over shares of some work. `LocalGroup` is
+one crew in this process, `RayGroup` (ray.py) many, on devices of their own. Handles cut a batch by tokens, send ranks
+their rows, and put answers together by row id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from paddock.config.schema import Config
+from paddock.core.balance import balanced_order
+from paddock.core.batch import Batch, PerToken
+from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
+from paddock.engines.train.base import Outputs, Want
+from paddock.models.packing import sequence_lengths
+from paddock.workers.crew import Crew
+from paddock.workers.worker import Metrics, Mini, UpdatePlan, actor_plan, critic_plan, places
+
+FORWARD = frozenset({"row", "group", "prompts", "prompt_mask", "responses", "mask", "lengths"})
+UPDATE = FORWARD | {
+    "rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "weights", "advantages", "returns"
+}  # fmt: skip
+"""Columns that a forward and an update read."""
+
+
+class WorkerLost(Exception):
+    """A process died or hangs: which one, in which phase. What the others know is of no use without it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some rows of a batch on their way to a process."""
+
+    batch: Batch
+    positions: Tensor
+    columns: frozenset[str]
+
+
+class Group(Protocol):
+    size: int
+
+    def broadcast(self, method: str, *args: Any) -> list[Any]:
+        """The same call in every process; answers by rank."""
+        ...
+
+    def map(
+        self, method: str, shares: Sequence[Sequence[Any]], *args: Any, arrived: Callable[[Any], None] | None = None
+    ) -> list[Any]:
+        """A call for each share, with its items before the other arguments; answers by share.
+
+        Where shares are fewer than processes, neighbours have the same one: they work on it together. `arrived` hears
+        of each answer when it comes.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalGroup:
+    """One crew, in this process: rows stay where they are."""
+
+    size = 1
+
+    def __init__(self, crew: Crew):
+        self.crew = crew
+
+    def broadcast(self, method: str, *args: Any) -> list[Any]:
+        return [getattr(self.crew, method)(*args)]
+
+    def map(
+        self, method: str, shares: Sequence[Sequence[Any]], *args: Any, arrived: Callable[[Any], None] | None = None
+    ) -> list[Any]:
+        (share,) = shares
+        items = [item.batch if isinstance(item, Rows) else item for item in share]
+        answer = getattr(self.crew, method)(*items, *args)
+        if arrived:
+            arrived(answer)
+        return [answer]
+
+    def close(self) -> None:
+        """Nothing outlives the process."""
+
+
+class Handle:
+    """A role that a group plays."""
+
+    def __init__(self, group: Group, role: str, config: Config):
+        self.group, self.role, self.config = group, role, config
+        self.balance = config.trainer.balance_batch
+
+    @property
+    def shares(self) -> int:
+        """Parts that rows are cut into."""
+        return self.group.size // self.ranks_per_row()
+
+    def ranks_per_row(self) -> int:
+        raise NotImplementedError
+
+    def mini_rows(self) -> int:
+        raise NotImplementedError
+
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """On its devices for the time of the block, where the role's offload keys let it leave in between."""
+        self.group.broadcast("move", self.role, "device")
+        try:
+            yield
+        finally:
+            self.group.broadcast("move", self.role, "host")
+
+    def forward(self, batch: Batch, want: Want) -> Outputs:
+        """Cut as an update cuts it, so that rows which are sent now need not be sent again."""
+        minis = torch.arange(len(batch)).split(self.mini_rows())
+        parts = cut(sequence_lengths(batch), minis, self.shares, self.balance)
+        rows = [[Rows(batch, torch.cat(part).sort().values, FORWARD)] for part in parts]
+        found = self.group.map("forward", rows, self.role, want)
+        if len(found) == 1:
+            return Outputs(**{name: found[0][name] for name in want})
+        order = places(torch.cat([part["row"] for part in found]), batch.row)
+        return Outputs(**{name: torch.cat([part[name] for part in found])[order] for name in want})
+
+    def carry_out(self, batch: Batch, plan: UpdatePlan) -> Metrics:
+        parts = cut(sequence_lengths(batch), [mini.rows for mini in plan.minis], self.shares, self.balance)
+        return self.group.map("update", [share_of(batch, plan, part) for part in parts], self.role)[0]
+
+    def save(self, path: Path) -> None:
+        self.group.broadcast("save", self.role, path)
+
+    def load(self, path: Path) -> None:
+        self.group.broadcast("load", self.role, path)
+
+
+class PolicyHandle(Handle):
+    """The actor, or a frozen reference."""
+
+    def ranks_per_row(self) -> int:
+        roles = self.config.actor_rollout_ref
+        return (roles.ref if self.role == "reference" else roles.actor).ulysses_sequence_parallel_size
+
+    def mini_rows(self) -> int:
+        return self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+
+    def log_probs(self, batch: Batch) -> PerToken:
+        found = self.forward(batch, frozenset({"log_probs"})).log_probs
+        assert found is not None
+        return found
+
+    def update(self, batch: Batch, step: int) -> Metrics:
+        return self.carry_out(batch, actor_plan(self.config, batch, step))
+
+
+class CriticHandle(Handle):
+    """The value model."""
+
+    def ranks_per_row(self) -> int:
+        return self.config.critic.ulysses_sequence_parallel_size
+
+    def mini_rows(self) -> int:
+        return self.config.critic.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+
+    def values(self, batch: Batch) -> PerToken:
+        found = self.forward(batch, frozenset({"values"})).values
+        assert found is not None
+        return found
+
+    def update(self, batch: Batch, step: int) -> Metrics:
+        return self.carry_out(batch, critic_plan(self.config, batch, step))
+
+
+class RolloutHandle:
+    """A `RolloutEngine` of many processes: each answers its share of the prompts."""
+
+    def __init__(self, group: Group):
+        self.group = group
+
+    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
+        """`on_done` hears of a process's responses when it has all of them."""
+        work = [len(prompt.tokens) + len(prompt.rows) * sampling.max_tokens for prompt in prompts]
+        parts = balanced_order(work, self.group.size)
+        found = self.group.map("generate", [[[prompts[i] for i in part]] for part in parts], sampling, arrived=on_done)
+        by_row = {completion.row: completion for part in found for completion in part}
+        return [by_row[row] for prompt in prompts for row in prompt.rows]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """The actor's weights are where the engines are: they take them there."""
+        self.group.broadcast("sync_weights")
+
+    def sleep(self) -> None:
+        self.group.broadcast("sleep")
+
+    def wake(self) -> None:
+        self.group.broadcast("wake")
+
+
+def cut(lengths: list[int], minis: Sequence[Tensor], shares: int, balance: bool) -> list[list[Tensor]]:
+    """Of each mini-batch, given by positions, each share's part: of like work, or neighbours."""
+    if shares == 1:
+        return [list(minis)]
+    parts: list[list[Tensor]] = [[] for _ in range(shares)]
+    for mini in minis:
+        if balance:
+            split = balanced_order([lengths[position] for position in mini.tolist()], shares)
+            pieces = [mini[torch.tensor(part, dtype=torch.long)] for part in split]
+        else:
+            pieces = list(mini.tensor_split(shares))
+        for part, piece in zip(parts, pieces, strict=True):
+            part.append(piece)
+    return parts
+
+
+def share_of(batch: Batch, plan: UpdatePlan, part: list[Tensor]) -> tuple[Rows, UpdatePlan]:
+    """The rows that a share ever needs, once each, and the plan in terms of them."""
+    needed = torch.cat(part).unique()
+    minis = [
+        Mini(torch.searchsorted(needed, rows), mini.denominators) for mini, rows in zip(plan.minis, part, strict=True)
+    ]
+    return Rows(batch, needed, UPDATE), replace(plan, minis=minis)

@@ -1,0 +1,84 @@
+"""Signs of life: every rank writes what it is doing into a store of the driver's, so that a silent one can be named."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from torch.distributed import DistStoreError, Store
+
+BEAT = 2.0
+"""Seconds between two signs of life."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a rank said of itself, and when."""
+
+    phase: str
+    seconds: float
+    """In that phase so far."""
+    place: str
+    """Where its code stood."""
+    host: str
+    pid: int
+    time: float
+
+    def __str__(self) -> str:
+        ago = max(0.0, time.time() - self.time)
+        return (
+            f"last sign of life {ago:.0f} s ago, from pid {self.pid} on {self.host}: "
+            f"{self.seconds:.0f} s in {self.phase}, at {self.place}"
+        )
+
+
+class Pulse:
+    """Writes a rank's signs from a thread of its own, for as long as the store is there."""
+
+    def __init__(self, rank: int, store: Store):
+        self.rank, self.store = rank, store
+        self.phase, self.since = "waiting for work", time.time()
+        self.worker = threading.get_ident()
+        threading.Thread(target=self.run, name="pulse", daemon=True).start()
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        before = self.phase
+        self.phase, self.since = phase, time.time()
+        try:
+            yield
+        finally:
+            self.phase, self.since = before, time.time()
+
+    def run(self) -> None:
+        while True:
+            sign = Sign(
+                self.phase, time.time() - self.since, self.place(), socket.gethostname(), os.getpid(), time.time()
+            )
+            try:
+                self.store.set(key_of(self.rank), json.dumps(asdict(sign)))
+            except (DistStoreError, RuntimeError):  # the driver is gone
+                return
+            time.sleep(BEAT)
+
+    def place(self) -> str:
+        frame = sys._current_frames().get(self.worker)
+        if frame is None:
+            return "the end"
+        return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}"
+
+
+def last_sign(store: Store, rank: int) -> Sign | None:
+    key = key_of(rank)
+    return Sign(**json.loads(store.get(key))) if store.check([key]) else None
+
+
+def key_of(rank: int) -> str:
+    return f"pulse/{rank}"

@@ -1,0 +1,374 @@
+"""Crews in processes of Ray's, one a device. The only file that imports ray.
+
+A rank is an actor in a bundle of a placement group, and its methods run in its main thread. One that dies, hangs or
+never comes up is named, with its phase and its last sign of life.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch.distributed as dist
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.metrics import Gauge
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from torch import Tensor
+from torch.distributed import TCPStore
+
+from paddock.config.schema import Config
+from paddock.config.topology import Pool, pools
+from paddock.core.batch import Batch
+from paddock.core.device import device_of, seed_all
+from paddock.core.processes import Place, join
+from paddock.errors import UserError
+from paddock.workers.crew import Crew
+from paddock.workers.group import Rows, WorkerLost
+from paddock.workers.parcels import from_arrays, to_arrays
+from paddock.workers.pulse import Pulse, last_sign
+
+log = logging.getLogger(__name__)
+
+RESOURCE = {"cuda": "GPU", "npu": "NPU", "cpu": "CPU"}
+LOCAL: dict[str, Any] = {
+    "address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1", "logging_level": logging.WARNING
+}  # fmt: skip
+"""Of a cluster that is started for one run on one machine: it talks to nobody else."""
+ANSWER = 30.0
+"""Seconds in which a cluster that is to be joined must answer."""
+TICK = 5.0
+"""Seconds between two looks at ranks that are at work."""
+GRACE = 15.0
+"""Seconds in which the death of a rank is told from what it does to the others."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Rows of a batch, a reference a column: each column of a share is sent once, however many phases read it."""
+
+    columns: dict[str, ray.ObjectRef]
+
+    def open(self) -> Batch:
+        arrays = ray.get(list(self.columns.values()))
+        return Batch(**{name: from_arrays(array) for name, array in zip(self.columns, arrays, strict=True)})
+
+
+class RankProcess:
+    """The process of one rank."""
+
+    crew: Crew
+    pulse: Pulse
+
+    def up(self) -> tuple[str, int, int]:
+        """Its address, a port that is free there, and its process id."""
+        with socket.socket() as free:
+            free.bind(("", 0))
+            return ray.util.get_node_ip_address(), free.getsockname()[1], os.getpid()
+
+    def enlist(
+        self, config: Config, total_steps: int, roles: Sequence[str], place: Place, store: tuple[str, int]
+    ) -> None:
+        """Joins the other ranks, and loads the roles; those of an earlier call go."""
+        from paddock.engines.train.fsdp import FSDPEngine
+
+        vars(self).pop("crew", None)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self.pulse = Pulse(place.rank, TCPStore(*store, is_master=False))
+        with self.pulse.during("joining the other ranks"):
+            join(place, device_of(config.trainer.device))
+        if config.actor_rollout_ref.model.external_lib:
+            importlib.import_module(config.actor_rollout_ref.model.external_lib)
+        seed_all(config.trainer.seed)
+        with self.pulse.during("loading weights"):
+            self.crew = Crew(config, total_steps, roles, FSDPEngine)
+
+    def call(self, phase: str, method: str, *args: Any) -> Any:
+        with self.pulse.during(phase):
+            opened = [arg.open() if isinstance(arg, Parcel) else arg for arg in args]
+            return to_arrays(getattr(self.crew, method)(*opened))
+
+
+class RayGroup:
+    """See `Group`. The processes of one pool."""
+
+    def __init__(self, pool: Pool, config: Config, cores: int):
+        self.pool, self.config, self.size = pool, config, pool.size
+        self.timeout = float(config.actor_rollout_ref.nccl_timeout)
+        self.store = TCPStore(ray.util.get_node_ip_address(), 0, is_master=True, wait_for_workers=False)
+        self.places: list[PlacementGroup] = []
+        self.ranks: list[Any] = []
+        self.pids: list[int] = []
+        self.sent: dict[tuple[int, bytes], tuple[Tensor, ray.ObjectRef]] = {}
+        self.batch_sent: Tensor | None = None
+        self.enlisting: list[ray.ObjectRef] = []
+        try:
+            self.place(cores)
+        except BaseException:
+            self.close()
+            raise
+
+    def place(self, cores: int) -> None:
+        """A bundle a rank, those of a node together; every process must come up within its time."""
+        pool, resource = self.pool, RESOURCE[self.config.trainer.device or "cpu"]
+        bundle = {"CPU": float(cores)} | ({} if resource == "CPU" else {resource: 1.0})
+        self.places = [placement_group([bundle] * pool.per_node, "STRICT_PACK") for _ in range(pool.nodes)]
+        limit = self.config.trainer.ray_wait_register_center_timeout
+        deadline = time.monotonic() + limit
+        for node, there in enumerate(self.places):
+            if not there.wait(max(1.0, deadline - time.monotonic())):
+                raise late(f"node {node} of pool {pool.name}: no room for {pool.per_node} x {bundle}", limit)
+        actor = ray.remote(RankProcess)
+        for there in self.places:
+            for index in range(pool.per_node):
+                where = PlacementGroupSchedulingStrategy(there, placement_group_bundle_index=index)
+                self.ranks.append(actor.options(num_cpus=cores, num_gpus=bundle.get("GPU", 0),
+                                                resources={k: v for k, v in bundle.items() if k == "NPU"},
+                                                scheduling_strategy=where).remote())  # fmt: skip
+        waiting = [rank.up.remote() for rank in self.ranks]
+        _, missing = ray.wait(waiting, num_returns=len(waiting), timeout=max(1.0, deadline - time.monotonic()))
+        if missing:
+            numbers = ", ".join(str(number) for number, future in enumerate(waiting) if future in missing)
+            raise late(f"rank {numbers} of {self.size} in pool {pool.name} did not come up", limit)
+        self.pids = [pid for _, _, pid in self.gather(waiting, "starting")]
+
+    def enlist(self, total_steps: int) -> None:
+        """Begins to load; `ready` waits for it, so that pools load side by side."""
+        host, port, _ = ray.get(self.ranks[0].up.remote())
+        address = f"{host}:{port}"
+        store = (ray.util.get_node_ip_address(), self.store.port)
+        self.enlisting = [
+            process.enlist.remote(
+                self.config, total_steps, self.pool.roles, Place(rank, self.size, address, self.timeout), store
+            )
+            for rank, process in enumerate(self.ranks)
+        ]
+
+    def ready(self) -> None:
+        self.gather(self.enlisting, "loading")
+
+    def broadcast(self, method: str, *args: Any) -> list[Any]:
+        return self.run(method, [args] * self.size)
+
+    def map(
+        self, method: str, shares: Sequence[Sequence[Any]], *args: Any, arrived: Callable[[Any], None] | None = None
+    ) -> list[Any]:
+        each = self.size // len(shares)
+        ready = [[self.parcel(item) if isinstance(item, Rows) else item for item in share] for share in shares]
+        calls = [(*ready[rank // each], *args) for rank in range(self.size)]
+        return self.run(method, calls, arrived)[::each]
+
+    def run(
+        self, method: str, calls: Sequence[Sequence[Any]], arrived: Callable[[Any], None] | None = None
+    ) -> list[Any]:
+        role = next((arg for arg in calls[0] if isinstance(arg, str)), None)
+        phase = f"{role}.{method}" if role else method
+        futures = [process.call.remote(phase, method, *args) for process, args in zip(self.ranks, calls, strict=True)]
+        return self.gather(futures, phase, arrived)
+
+    def parcel(self, rows: Rows) -> Parcel:
+        """A column is sent unless these rows of it were: batches share the columns that a phase did not change."""
+        if rows.batch.row is not self.batch_sent:
+            self.sent, self.batch_sent = {}, rows.batch.row
+        which, found = rows.positions.numpy().tobytes(), {}
+        for name, column in rows.batch.columns().items():
+            if name in rows.columns:
+                key = id(column), which
+                if key not in self.sent:
+                    self.sent[key] = column, ray.put(to_arrays(column[rows.positions]))
+                found[name] = self.sent[key][1]
+        return Parcel(found)
+
+    def gather(
+        self, futures: list[ray.ObjectRef], phase: str, arrived: Callable[[Any], None] | None = None
+    ) -> list[Any]:
+        """Answers by rank. Once the first is there, the others have the time of a collective to follow."""
+        answers: dict[int, Any] = {}
+        waiting = {future: rank for rank, future in enumerate(futures)}
+        first: float | None = None
+        while waiting:
+            done, _ = ray.wait(list(waiting), timeout=TICK)
+            for future in done:
+                rank = waiting.pop(future)
+                answers[rank] = self.answer(future, rank, phase)
+                first = first or time.monotonic()
+                if arrived:
+                    arrived(answers[rank])
+            if waiting and first and time.monotonic() - first > self.timeout:
+                raise self.hung(list(waiting.values()), phase)
+        return [answers[rank] for rank in range(len(futures))]
+
+    def answer(self, future: ray.ObjectRef, rank: int, phase: str) -> Any:
+        try:
+            return from_arrays(ray.get(future))
+        except RayActorError as error:
+            raise self.died(rank, phase, error) from error
+        except RayTaskError as error:
+            if isinstance(error.cause, UserError):
+                raise error.cause from None
+            if dead := self.dead():
+                raise self.died(dead[0], phase, dead[1]) from error
+            if "imed out" in str(error.cause):
+                raise self.hung([other for other in range(self.size) if other != rank], phase) from error
+            raise RuntimeError(f"rank {rank} failed in {phase}: {error.cause!r}\n{error}") from error
+
+    def dead(self) -> tuple[int, RayActorError] | None:
+        """A collective breaks on every rank when one dies: is there one that does not answer at all?"""
+        asked = {process.up.remote(): rank for rank, process in enumerate(self.ranks)}
+        deadline = time.monotonic() + GRACE
+        while asked and (left := deadline - time.monotonic()) > 0:
+            done, _ = ray.wait(list(asked), timeout=left)
+            for future in done:
+                rank = asked.pop(future)
+                try:
+                    ray.get(future)
+                except RayActorError as error:
+                    return rank, error
+        return None
+
+    def died(self, rank: int, phase: str, error: RayActorError) -> WorkerLost:
+        reason = str(error).strip().splitlines()[-1]
+        return WorkerLost(f"rank {rank} of {self.size} ({self.pool.name}) died in {phase}; {self.sign(rank)}. {reason}")
+
+    def hung(self, ranks: list[int], phase: str) -> WorkerLost:
+        signs = "".join(f"\n  rank {rank}: {self.sign(rank)}" for rank in ranks)
+        return WorkerLost(
+            f"{phase} hangs: rank {', '.join(map(str, ranks))} of {self.size} ({self.pool.name}) did not finish within "
+            f"actor_rollout_ref.nccl_timeout={self.timeout:.0f} s of the others{signs}"
+        )
+
+    def sign(self, rank: int) -> str:
+        return str(last_sign(self.store, rank) or "no sign of life yet")
+
+    def close(self) -> None:
+        for process in self.ranks:
+            ray.kill(process)
+        for there in self.places:
+            remove_placement_group(there)
+        self.ranks, self.places, self.sent = [], [], {}
+
+
+def start_groups(config: Config, total_steps: int) -> dict[str, RayGroup]:
+    """The processes of every pool, by its name, with their roles loaded."""
+    groups: dict[str, RayGroup] = {}
+    try:
+        for pool in pools(config):
+            groups[pool.name] = RayGroup(pool, config, cores_per_rank(config))
+        for group in groups.values():
+            group.enlist(total_steps)
+        for group in groups.values():
+            group.ready()
+    except BaseException:
+        for group in groups.values():
+            group.close()
+        raise
+    return groups
+
+
+def late(what: str, limit: int) -> UserError:
+    key = "trainer.ray_wait_register_center_timeout"
+    fix = "`ray status` shows who holds what; free it, or wait longer"
+    return UserError(f"{what} within this many seconds", key=key, value=limit, fix=fix)
+
+
+@contextmanager
+def cluster(config: Config) -> Iterator[None]:
+    """A Ray cluster with room for the run: the one that RAY_ADDRESS or ray_kwargs.ray_init names, or one of its own."""
+    if ray.is_initialized():
+        require_room(config)
+        yield
+        return
+    options = dict(config.ray_kwargs.ray_init)
+    joins = options.get("address") or os.environ.get("RAY_ADDRESS")
+    if joins:
+        require_answer(joins)
+    try:
+        ray.init(**({} if joins else LOCAL) | options)
+    except (TypeError, ValueError, ConnectionError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"Ray does not start: {reason}",
+            key="ray_kwargs.ray_init",
+            value=options or None,
+            fix="arguments of ray.init; RAY_ADDRESS must name a running cluster, or be unset",
+        ) from error
+    try:
+        require_room(config)
+        yield
+        if config.ray_kwargs.timeline_json_file:
+            ray.timeline(config.ray_kwargs.timeline_json_file)
+    finally:
+        ray.shutdown()
+
+
+def require_answer(address: str) -> None:
+    """Ray itself would go on trying for many minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdigit():  # auto, local
+        return
+    deadline = time.monotonic() + ANSWER
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=GRACE).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"no Ray cluster answers there within {ANSWER:.0f} s: {error}",
+                    key="RAY_ADDRESS, ray_kwargs.ray_init.address",
+                    value=address,
+                    fix="`ray status` on the head names its address; without one a cluster is started on this machine",
+                ) from error
+            time.sleep(1)
+
+
+def nodes_with(resource: str) -> list[int]:
+    return sorted((int(node["Resources"].get(resource, 0)) for node in ray.nodes() if node["Alive"]), reverse=True)
+
+
+def require_room(config: Config) -> None:
+    """What the cluster has against what the pools ask for, before anything is placed."""
+    resource = RESOURCE[config.trainer.device or "cpu"]
+    has = nodes_with(resource)
+    free = list(has)
+    for pool in pools(config):
+        for _ in range(pool.nodes):
+            if not free or free[0] < pool.per_node:
+                asks = ", ".join(f"{p.name}: {p.nodes} node(s) x {p.per_node}" for p in pools(config))
+                more = "; on one machine: ray_kwargs.ray_init.num_cpus" if resource == "CPU" else ""
+                raise UserError(
+                    f"the cluster has {len(has)} node(s) with {', '.join(map(str, has))} {resource}(s), "
+                    f"and the run asks for {asks}",
+                    key=f"{pool.key}.n_gpus_per_node",
+                    value=pool.per_node,
+                    fix=f"lower it or {pool.key}.nnodes, or add nodes (`ray status` lists them){more}",
+                )
+            free[0] -= pool.per_node
+            free.sort(reverse=True)
+
+
+def cores_per_rank(config: Config) -> int:
+    """On a CPU the ranks share the cores of a node; beside an accelerator one is enough."""
+    if config.trainer.device != "cpu":
+        return 1
+    return max(1, min(filter(None, nodes_with("CPU"))) // sum(pool.per_node for pool in pools(config)))
+
+
+def is_up() -> bool:
+    return bool(ray.is_initialized())
+
+
+def gauge(name: str, about: str, labels: dict[str, str]) -> Callable[[float], None]:
+    """A number in Ray's own Prometheus exporter."""
+    found = Gauge(name, about, tag_keys=tuple(labels))
+    found.set_default_tags(labels)
+    return found.set

@@ -1,0 +1,289 @@
+"""The role that scores by a model: a classifier over whole conversations, or a language model that judges in words."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from paddock.config.schema import Config
+from paddock.core.batch import Batch, PerRow, PerToken
+from paddock.core.device import compute_dtype, device_of
+from paddock.data.chat import PromptEncoder
+from paddock.data.transcript import Transcriber, Transcript, same_tokens
+from paddock.engines.rollout.base import Prompt, RolloutEngine, Sampling
+from paddock.engines.rollout.embedded.engine import EmbeddedEngine
+from paddock.engines.rollout.hf import HFEngine
+from paddock.engines.train.settings import Budget, Settings, engine_settings
+from paddock.engines.train.single import SingleEngine
+from paddock.errors import UserError
+from paddock.models.load import load_causal_lm, load_tokenizer, model_folder
+from paddock.models.reward_head import KEY, RewardModel, load_reward_model, scored_batch, sequence_scores
+from paddock.rewards.judge import Conversation, Endpoint, Judge, Reply
+from paddock.workers.worker import Metrics, Worker
+
+BUDGET = "reward_model.forward_max_token_len_per_gpu"
+TOKENIZER_FILES = ("tokenizer*", "*.tiktoken", "vocab.*", "*.model", "spiece*")
+
+
+@dataclass(frozen=True)
+class ModelScores:
+    """What a model thinks of a batch's responses."""
+
+    rows: PerRow
+    tokens: PerToken | None = None
+    """For every token, where `reward_model.token_level` asks for it; `rows` are then their sums."""
+    metrics: Metrics = field(default_factory=dict)
+
+
+class ModelScorer(Protocol):
+    cheap: bool
+    """Its opinion on a row costs nothing to speak of."""
+
+    def scores(self, batch: Batch, texts: Sequence[str]) -> ModelScores:
+        """Of every row; `texts` are the decoded responses."""
+        ...
+
+    def check(self, prompt: Any, truth: Any) -> None:
+        """Before training: does it answer at all?"""
+        ...
+
+
+class RewardModelWorker(Worker):
+    """A classifier."""
+
+    name = "reward_model"
+    cheap = True
+
+    def __init__(self, engine: SingleEngine, transcriber: Transcriber, config: Config):
+        super().__init__(engine)
+        assert isinstance(engine.model, RewardModel)
+        self.unread, self.transcriber = engine.model.unread, transcriber
+        self.token_level, self.budget = config.reward_model.token_level, config.reward_model
+        if self.token_level:
+            require_token_scores(engine.model, transcriber)
+
+    def check(self, prompt: Any, truth: Any) -> None:
+        """It is loaded: nothing else can be missing."""
+
+    def scores(self, batch: Batch, texts: Sequence[str]) -> ModelScores:
+        transcripts = [each.without_last(self.unread) for each in self.transcripts(batch)]
+        self.require_room(transcripts)
+        whole = scored_batch([t.prompt for t in transcripts], [t.answer for t in transcripts], self.token_level)
+        values = self.forward(whole, frozenset({"values"})).values
+        assert values is not None
+        tokens = self.of_tokens(values, batch.need("mask")) if self.token_level else None
+        rows = sequence_scores(whole, values) if tokens is None else tokens.sum(-1)
+        require_finite(rows, batch)
+        cut = sum(transcript.cut for transcript in transcripts)
+        return ModelScores(rows.float().cpu(), tokens, {"reward/model/cut": float(cut)})
+
+    def transcripts(self, batch: Batch) -> list[Transcript]:
+        kept, lengths = batch.need("prompt_mask") != 0, batch.need("lengths").tolist()
+        prompts = [row[own].tolist() for row, own in zip(batch.prompts, kept, strict=True)]
+        answers = [row[:length] for row, length in zip(batch.need("responses").tolist(), lengths, strict=True)]
+        return self.transcriber.transcripts(batch.extras["messages"], prompts, answers)
+
+    def require_room(self, transcripts: Sequence[Transcript]) -> None:
+        longest, room = max(map(len, transcripts)), self.budget.forward_max_token_len_per_gpu
+        if self.budget.use_dynamic_bsz and longest > room:
+            raise UserError(
+                f"the reward model reads a sequence of {longest} tokens",
+                key=BUDGET,
+                value=room,
+                fix=f"{longest} or more; or cut sequences: reward_model.max_length={room}",
+            )
+
+    @staticmethod
+    def of_tokens(values: PerToken, mask: PerToken) -> PerToken:
+        """The value behind each token is at the next place; what the policy did not write has none."""
+        behind = values[:, 1 : 1 + mask.shape[1]]
+        missing = mask.shape[1] - behind.shape[1]
+        return torch.nn.functional.pad(behind, (0, missing)).to(mask.device).float() * (mask != 0)
+
+
+class JudgeWorker:
+    """A language model that judges in words."""
+
+    cheap = False
+
+    def __init__(self, judge: Judge):
+        self.judge = judge
+
+    def check(self, prompt: Any, truth: Any) -> None:
+        self.judge.check(prompt, truth)
+
+    def scores(self, batch: Batch, texts: Sequence[str]) -> ModelScores:
+        values, metrics = self.judge.scores(batch.extras["messages"], texts, batch.extras["ground_truth"])
+        return ModelScores(torch.tensor(values), metrics=metrics)
+
+
+class EngineJudge(Worker):
+    """Asks a language model of our own."""
+
+    name = "judge"
+
+    def __init__(self, engine: SingleEngine, rollout: RolloutEngine, tokenizer: Any, config: Config):
+        super().__init__(engine)
+        self.rollout, self.encoder, self.config = rollout, PromptEncoder(tokenizer), config.reward_model
+        named = getattr(engine.model.generation_config, "eos_token_id", None)
+        stops = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
+        self.sampling = Sampling(
+            max_tokens=self.config.rollout.response_length,
+            stop_tokens=frozenset(stops),
+            seed=config.trainer.seed,
+            step=0,
+            temperature=self.config.judge.temperature,
+        )
+
+    def __call__(self, conversations: Sequence[Conversation]) -> list[Reply]:
+        places = [f"question {number}" for number in range(len(conversations))]
+        encoded = self.encoder.encode(list(conversations), places, "prompt")
+        limits = self.config.rollout
+        longest = limits.prompt_length
+        if limits.max_model_len is not None:
+            longest = min(longest, limits.max_model_len - limits.response_length)
+        fitting = [place for place, tokens in enumerate(encoded) if len(tokens) <= longest]
+        with self.present():
+            found = self.rollout.generate([Prompt(encoded[place], [place]) for place in fitting], self.sampling)
+        if limits.free_cache_engine:
+            self.rollout.sleep()
+        texts = self.encoder.tokenizer.batch_decode([each.tokens for each in found], skip_special_tokens=True)
+        written = dict(zip(fitting, texts, strict=True))
+        too_long = f"a question has more than {longest} tokens: reward_model.rollout.prompt_length, max_model_len"
+        return [
+            Reply(written[place]) if place in written else Reply(cause="too_long", detail=too_long)
+            for place in range(len(conversations))
+        ]
+
+
+def open_reward_model(config: Config, tokenizer: Any, stops: frozenset[int]) -> ModelScorer | None:
+    """The scorer that `reward_model` describes; `tokenizer` and `stops` are the policy's."""
+    reward = config.reward_model
+    if not reward.enable:
+        return None
+    if reward.model.external_lib:
+        importlib.import_module(reward.model.external_lib)
+    if reward.judge.source == "endpoint":
+        return JudgeWorker(Judge(reward.judge, Endpoint(reward.judge, reward.rollout.response_length)))
+    if reward.judge.source == "engine":
+        return JudgeWorker(Judge(reward.judge, open_judge(config)))
+    device = device_of(config.trainer.device)
+    rows = None if reward.use_dynamic_bsz else reward.micro_batch_size_per_gpu
+    settings = Settings(
+        forward_budget=Budget(reward.forward_max_token_len_per_gpu + 1, rows, BUDGET),  # one place behind each answer
+        packed=reward.model.use_remove_padding,
+        **engine_settings(reward.model.fsdp_config, device, "reward_model.model.fsdp_config", trained=False),
+    )
+    engine = SingleEngine(load_reward_model(**source(config), dtype=settings.wide, device=device), settings)
+    engine.move("host")
+    return RewardModelWorker(engine, open_transcriber(config, tokenizer, stops), config)
+
+
+def source(config: Config) -> dict[str, Any]:
+    model = config.reward_model.model
+    return {
+        "path": str(model.path),
+        "trust_remote_code": model.trust_remote_code,
+        "override_config": model.override_config,
+        "key": KEY,
+    }
+
+
+def open_judge(config: Config) -> EngineJudge:
+    reward, device = config.reward_model, device_of(config.trainer.device)
+    model = load_causal_lm(**source(config), dtype=compute_dtype(reward.rollout.dtype, device), device=device)
+    engine = SingleEngine(model, Settings(offload_params=reward.model.fsdp_config.param_offload))
+    limits = reward.rollout
+    for key in ("tensor_model_parallel_size", "data_parallel_size", "expert_parallel_size"):
+        if getattr(limits, key) != 1:
+            raise UserError(
+                "the judge shares the one device of a run",
+                key=f"reward_model.rollout.{key}",
+                value=getattr(limits, key),
+                fix="leave it at 1, or serve the judge and use reward_model.judge.source=endpoint",
+            )
+    rollout: RolloutEngine
+    if limits.name == "embedded":
+        rollout = EmbeddedEngine(
+            model, max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens
+        )
+    elif limits.name == "hf":
+        rollout = HFEngine(model, max_num_seqs=limits.max_num_seqs)
+    else:
+        key = "reward_model.rollout.name"
+        fix = f"{key}=embedded, or serve it and use reward_model.judge.source=endpoint"
+        raise UserError("does not serve a judge in this process", key=key, value=limits.name, fix=fix)
+    engine.move("host")
+    return EngineJudge(engine, rollout, own_tokenizer(config), config)
+
+
+def open_transcriber(config: Config, tokenizer: Any, stops: frozenset[int]) -> Transcriber:
+    reward, given = config.reward_model, config.reward_model.model.input_tokenizer
+    reader = None
+    if given is not None:
+        reader = own_tokenizer(config)
+        require_policys_tokens(config, tokenizer)
+    writer = PromptEncoder(tokenizer, config.data.apply_chat_template_kwargs)
+    return Transcriber(writer, reader, stops, reward.max_length)
+
+
+def own_tokenizer(config: Config) -> Any:
+    model = config.reward_model.model
+    folder = model_folder(str(model.path), KEY)
+    if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+        raise UserError(
+            "its folder holds no tokenizer",
+            key=KEY,
+            value=model.path,
+            fix="put one beside it; or, if it reads the policy's tokens, reward_model.model.input_tokenizer=null",
+        )
+    return load_tokenizer(str(model.path), model.trust_remote_code, key=KEY)
+
+
+def require_policys_tokens(config: Config, tokenizer: Any) -> None:
+    """`input_tokenizer` decodes responses, so it must be the policy's, under whichever path."""
+    policy, model = config.actor_rollout_ref.model, config.reward_model.model
+    if model.input_tokenizer in (policy.path, policy.tokenizer_path, config.data.tokenizer):
+        return
+    key = "reward_model.model.input_tokenizer"
+    if not same_tokens(load_tokenizer(str(model.input_tokenizer), model.trust_remote_code, key=key), tokenizer):
+        raise UserError(
+            "is not the tokenizer that the policy writes with, and could not read its responses",
+            key=key,
+            value=model.input_tokenizer,
+            fix="leave it out; the reward model's own tokenizer is read from reward_model.model.path",
+        )
+
+
+def require_token_scores(model: RewardModel, transcriber: Transcriber) -> None:
+    key = "reward_model.token_level"
+    if not model.every_token:
+        raise UserError(
+            "the reward model scores whole sequences",
+            key=key,
+            value=True,
+            fix="leave it out, or use a token classifier or a critic",
+        )
+    if not transcriber.keeps_tokens:
+        raise UserError(
+            "the reward model reads other tokens than the policy writes, so its scores speak of none of these",
+            key=key,
+            value=True,
+            fix="leave it out, or use a reward model with the policy's tokenizer and chat template",
+        )
+
+
+def require_finite(rows: PerRow, batch: Batch) -> None:
+    broken = (~torch.isfinite(rows)).nonzero()
+    if len(broken):
+        row = int(broken[0])
+        place = batch.extras["place"][row] if "place" in batch.extras else f"row {int(batch.row[row])}"
+        raise UserError(
+            f"the reward model gave {float(rows[row])} to a response to {place}",
+            key=KEY,
+            fix="use other weights, or reward_model.model.fsdp_config.dtype=float32",
+        )

@@ -1,0 +1,124 @@
+"""Where roles go, and what is refused before a process is started. Needs no Ray."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import tiny_batch
+
+from paddock.config.load import load
+from paddock.config.topology import data_parallel_size, in_one_process, pools
+from paddock.core.masked import Denominators
+from paddock.engines.rollout.base import Completion, Prompt, Sampling
+from paddock.errors import UserError
+from paddock.facts.machine import this_machine
+from paddock.models.packing import sequence_lengths
+from paddock.plan.arithmetic import roles
+from paddock.preflight import check
+from paddock.trainer.tracking.prometheus import allowed
+from paddock.workers.group import RolloutHandle, cut, share_of
+from paddock.workers.parcels import from_arrays, to_arrays
+from paddock.workers.worker import plan_update
+
+CPU = ["trainer.device=cpu", "algorithm.adv_estimator=gae"]
+
+
+def config_of(*overrides: str) -> Any:
+    return load([*CPU, *overrides]).config
+
+
+def machine(*packages: str) -> Any:
+    return replace(this_machine(), installed=frozenset(packages))
+
+
+def test_one_device_is_one_process_and_more_share_a_pool():
+    assert in_one_process(config_of())
+    config = config_of("trainer.n_gpus_per_node=4", "trainer.nnodes=2", "actor_rollout_ref.actor.use_kl_loss=True")
+    (pool,) = pools(config)
+    assert (pool.size, pool.roles) == (8, ("actor", "rollout", "reference", "critic"))
+
+
+def test_a_critic_may_have_devices_of_its_own():
+    own = ["critic.enable_resource_pool=True", "critic.n_gpus_per_node=2", "critic.ulysses_sequence_parallel_size=2"]
+    config = config_of("trainer.n_gpus_per_node=4", *own)
+    assert [(pool.name, pool.size, pool.roles) for pool in pools(config)] == [
+        ("main", 4, ("actor", "rollout")),
+        ("critic", 2, ("critic",)),
+    ]
+    assert data_parallel_size(config, config.critic) == 1
+    table = {role["role"]: (role["devices"], role["rows_split"], role["weights_split"]) for role in roles(config)}
+    assert table == {"actor": (4, 4, 4), "rollout": (4, 4, 1), "critic": (2, 1, 2)}
+    with pytest.raises(UserError, match=r"ulysses_sequence_parallel_size=3: 2 devices do not divide"):
+        config_of("trainer.n_gpus_per_node=3", *own[:2], "critic.ulysses_sequence_parallel_size=3")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "packages", "reason"),
+    [
+        (["trainer.n_gpus_per_node=2"], [], 'n_gpus_per_node=2: 2 processes need ray\n  fix: pip install "paddock.ray'),
+        (
+            ["trainer.n_gpus_per_node=2", "actor_rollout_ref.actor.strategy=single"],
+            ["ray"],
+            "strategy=single: trains on",
+        ),
+        (["actor_rollout_ref.actor.fsdp_config.offload_policy=True"], [], "offload_policy=True: is FSDP2's"),
+    ],
+)
+def test_what_processes_cannot_do_is_refused_before_they_start(overrides, packages, reason):
+    with pytest.raises(UserError, match=reason):
+        check(config_of(*overrides), machine(*packages))
+
+
+@pytest.mark.parametrize("balance", [True, False])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_shares_of_an_update_are_its_mini_batches_and_nothing_else(shuffle, balance):
+    """Each row of each mini-batch goes to one share, with the whole mini-batch's denominators, and travels once."""
+    keys = config_of("critic.ppo_epochs=3", f"critic.shuffle={shuffle}", "critic.ppo_mini_batch_size=4").critic
+    batch = tiny_batch(rows=12)
+    plan = plan_update(keys, 1, batch, step=5)
+    assert len(plan.minis) == 9 and plan.anchored
+    parts = cut(sequence_lengths(batch), [mini.rows for mini in plan.minis], 3, balance)
+    shares = [share_of(batch, plan, part) for part in parts]
+    for number, mini in enumerate(plan.minis):
+        assert mini.denominators == Denominators.count(batch.need("mask")[mini.rows])
+        found = [rows.positions[mine.minis[number].rows] for rows, mine in shares]
+        assert sorted(torch.cat(found).tolist()) == sorted(mini.rows.tolist())
+        assert all(mine.minis[number].denominators == mini.denominators for _, mine in shares)
+    for rows, _ in shares:
+        assert len(rows.positions.unique()) == len(rows.positions)
+
+
+class Echo:
+    """A group whose processes answer each row with its own number."""
+
+    size = 3
+
+    def map(self, method: str, shares: Any, sampling: Sampling, arrived: Any) -> list[list[Completion]]:
+        answers = [[Completion(row, [row], [-0.5], True) for p in prompts for row in p.rows] for (prompts,) in shares]
+        for answer in answers:
+            arrived(answer)
+        return answers
+
+
+def test_answers_come_back_in_the_order_of_the_prompts_and_are_told_when_they_come():
+    told: list[int] = []
+    prompts = [Prompt([1] * n, [10 * n, 10 * n + 1]) for n in (5, 1, 9, 2, 7, 3, 4)]
+    sampling = Sampling(max_tokens=4, stop_tokens=frozenset(), seed=0, step=0)
+    found = RolloutHandle(Echo()).generate(prompts, sampling, lambda some: told.extend(one.row for one in some))
+    assert [one.row for one in found] == [row for prompt in prompts for row in prompt.rows]
+    assert sorted(told) == sorted(one.row for one in found)
+
+
+def test_what_travels_arrives_as_it_was():
+    completions = [Completion(7, [3, 1, 4], [-0.25, -1.5, -3.0], True), Completion(2, [], [], False)]
+    assert from_arrays(to_arrays(completions)) == completions
+    outputs = {"row": torch.tensor([3, 1]), "log_probs": torch.randn(2, 3)}
+    back = from_arrays(to_arrays(outputs))
+    assert all(torch.equal(back[name], outputs[name]) for name in outputs)
+
+
+def test_metric_names_become_those_of_prometheus():
+    assert allowed("val-core/paddock/addition/reward/mean@4") == "paddock_val_core_paddock_addition_reward_mean_4"

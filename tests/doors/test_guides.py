@@ -1,0 +1,202 @@
+"""What README and guides tell a reader to type works, and what they say of keys is so."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from paddock.cli import main
+from paddock.config import tree
+from paddock.config.load import load
+from paddock.data.prepare.command import PREPARERS
+from paddock.door import guarded
+from paddock.models.get import CATALOGUE
+from paddock.trainer.commands import EVAL, GENERATE, SFT
+
+LANGUAGES = ("en", "zh")
+GUIDES = {"gae": "ppo.md", "grpo": "grpo.md", "rloo": "rloo.md"}
+"""Estimator and its guide."""
+READMES = [ROOT / "README.md", ROOT / "README_zh.md"]
+PAGES = [*READMES, *(ROOT / "docs" / language / name for language in LANGUAGES for name in GUIDES.values())]
+ROWS = "7473"  # of GSM8K, for plans whose files are not here
+LOADERS = {"eval": EVAL, "generate": GENERATE, "sft": SFT}
+"""Commands that need a model and data: their keys are read, nothing else."""
+
+
+@dataclass(frozen=True)
+class Typed:
+    page: Path
+    words: tuple[str, ...]
+    files: tuple[tuple[str, str], ...] = ()
+    """Names and contents of those that the block wrote before."""
+
+    def __str__(self) -> str:
+        return f"{self.page.parent.name}/{self.page.name}: {' '.join(self.words)}"[:100]
+
+
+def blocks(page: Path, kind: str) -> list[str]:
+    return [text for name, text in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S) if name == kind]
+
+
+def typed(page: Path) -> list[Typed]:
+    """Every command of a page's shell blocks, split as a shell would, less comments."""
+    found = []
+    for block in blocks(page, "bash"):
+        files = re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END\n", block, re.M | re.S)
+        rest = re.sub(r"^cat > .*?^END\n", "", block, flags=re.M | re.S)
+        for line in rest.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.replace("$HOME", os.path.expanduser("~")), comments=True)
+            found += [Typed(page, tuple(words), tuple(files))] if words else []
+    return found
+
+
+TYPED = [command for page in PAGES for command in typed(page)]
+
+
+def arguments_of(words: tuple[str, ...]) -> list[str] | None:
+    """What follows `paddock`, also where it is called as a module or behind variables."""
+    rest = list(words)
+    while rest and re.fullmatch(r"[A-Z_]+=.*", rest[0]):
+        rest.pop(0)
+    if rest[:1] == ["paddock"]:
+        return rest[1:]
+    if rest[0] in ("python", "python3") and rest[1:3] == ["-m", "paddock.trainer.main_ppo"]:
+        return ["train", *rest[3:]]
+    return None
+
+
+def check(words: tuple[str, ...]) -> int:
+    """0 if the command can be typed as it stands. Training becomes a plan: the same keys, no weights."""
+    arguments = arguments_of(words)
+    if arguments is None:
+        return other_program(words)
+    command, rest = arguments[0], arguments[1:]
+    if command in ("train", "plan"):
+        return main(["plan", *rest, *([] if "--rows" in rest else ["--rows", ROWS])])
+    if command == "data":
+        return int(rest[0] not in PREPARERS)
+    if command == "models":
+        return int(rest[0] != "list" and rest[1] not in CATALOGUE)
+    if command == "run":
+        return main(["run", *(["--plan"] if "--plan" not in rest else []), *rest])
+    if command in LOADERS:
+        return guarded(lambda keys: len(LOADERS[command].load(keys).warnings), rest)
+    return int(command != "export" or len(rest) != 2)
+
+
+def other_program(words: tuple[str, ...]) -> int:
+    """`make TARGET`, a script of the project, or a step of setting up."""
+    program, *rest = words
+    if program == "make":
+        return int(not re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.M))
+    if program in ("bash", "python", "python3"):
+        return int(not (ROOT / rest[0]).is_file())
+    return int(program not in ("git", "cd", "source", "pip"))
+
+
+@pytest.mark.parametrize("command", TYPED, ids=str)
+def test_a_command_of_readme_and_guides_can_be_typed(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    words = command.words
+    for name, content in command.files:
+        (tmp_path / name).write_text(content)
+        words = tuple(word.replace(f"={name}", f"={tmp_path / name}") for word in words)
+    assert check(words) == 0, capsys.readouterr().err
+
+
+def test_the_check_finds_what_cannot_be_typed(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    wrong = [
+        *("paddock train algorithm.adv_estimator=rlo", "python3 -m paddock.trainer.main_ppo data.train_bath_size=4"),
+        *("paddock eval rollout.nn=4", "paddock data gsm9k", "make quickstat", "bash examples/nowhere.sh", "rm -r x"),
+    ]
+    assert [check(tuple(shlex.split(line))) for line in wrong] == [2, 2, 2, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("page", READMES, ids=lambda page: page.name)
+def test_what_a_readme_shows_of_a_misspelt_key_is_what_is_said(page, capsys):
+    shown = [block for block in blocks(page, "") if block.startswith("$ paddock")]
+    assert shown
+    for block in shown:
+        line, *answer = block.splitlines()
+        assert main(shlex.split(line)[2:]) == 2
+        assert capsys.readouterr().err.splitlines() == answer
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("estimator", GUIDES)
+def test_the_defaults_in_a_guide_are_the_defaults(estimator, language):
+    """Of a run on a node of GPUs; the embedded default differs, and the guides say so."""
+    config = load([f"algorithm.adv_estimator={estimator}", "trainer.n_gpus_per_node=8"]).config
+    rows = re.findall(
+        r"^\| `([@\w.]+)` \| ([^|]+) \|", (ROOT / "docs" / language / GUIDES[estimator]).read_text(), re.M
+    )
+    keys = {key.replace("@", "actor_rollout_ref."): default.strip() for key, default in rows}
+    keys.pop("algorithm.adv_estimator")
+    assert len(keys) > 20
+    known = tree.leaves()
+    for key, default in keys.items():
+        assert key in known, key
+        value = tree.get(config, key)
+        if key == "critic.model.path":
+            assert value == config.actor_rollout_ref.model.path
+        else:
+            assert default == ("null" if value is None else str(value)), key
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_every_link_of_a_page_leads_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if link.startswith("http"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.M)
+            assert anchor in {heading.lower().replace(" ", "-") for heading in headings}, link
+
+
+@pytest.mark.parametrize("name", GUIDES.values())
+def test_both_languages_of_a_guide_hold_the_same_commands_and_numbers(name):
+    english, chinese = ((ROOT / "docs" / language / name) for language in LANGUAGES)
+    assert [command.words for command in typed(english)] == [command.words for command in typed(chinese)]
+    tables = [re.findall(r"^\| `([^|]+)` \|", page.read_text(), re.M) for page in (english, chinese)]
+    assert tables[0] == tables[1]
+    first, second = (Counter(re.findall(r"\d+(?:\.\d+)?", page.read_text())) for page in (english, chinese))
+    assert (first - second, second - first) == (Counter(), Counter())
+
+
+def test_the_measured_numbers_of_the_guides_are_those_of_the_curves():
+    runs = json.loads((ROOT / "docs/curves/learning_curves.json").read_text())["runs"]
+    for algorithm in ("ppo", "grpo", "rloo"):
+        mine = [run for run in runs if run["algorithm"] == algorithm]
+        shown = [
+            span([100 * run["sampled"]["after"] for run in mine]) + " %",
+            span([100 * list(run["greedy"].values())[-1] for run in mine]) + " %",
+            span([run["seconds"]["command_cpu"] for run in mine]),
+        ]
+        for page in PAGES:
+            assert [text for text in shown if text not in page.read_text()] == [], page
+
+
+def span(numbers: list[float]) -> str:
+    return f"{min(numbers):.0f}-{max(numbers):.0f}"
+
+
+def test_the_numbers_of_the_sweep_are_those_that_were_measured():
+    runs = json.loads((ROOT / "docs/curves/sweep.json").read_text())["runs"]
+    for run in runs:
+        sampled, greedy = 100 * run["sampled"]["after"], 100 * list(run["greedy"].values())[-1]
+        row = f"| {sampled:.0f} % | {greedy:.0f} % | {run['seconds']['command_cpu']:.0f} |"
+        for language in LANGUAGES:
+            guide = ROOT / "docs" / language / f"{run['algorithm']}.md"
+            assert row in guide.read_text(), run["name"]

@@ -1,0 +1,232 @@
+"""Each kernel equals the plain function of torch that it stands for, forward and backward.
+
+On a GPU as they are; elsewhere by triton's interpreter, in a process of its own: `make test-kernels`.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+
+pytest.importorskip("triton")
+from paddock.kernels.launch import INTERPRETED
+
+if not (INTERPRETED or torch.cuda.is_available()):
+    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
+
+from tiny_models import FAMILIES, tiny_model
+
+from paddock.engines.rollout.base import Sampling
+from paddock.engines.rollout.embedded.sampling import sample_rows
+from paddock.kernels import decode
+from paddock.kernels.gated import gated, gated_backward
+from paddock.kernels.matmul import exact_linear
+from paddock.kernels.norm import add_norm, add_norm_backward
+from paddock.kernels.packed import packed_attention, tiles_of
+from paddock.kernels.rotary import HeadNorm, rotary, rotary_backward, rotary_into
+from paddock.kernels.sampling import Draws, draw
+from paddock.models.attention import Packed, hidden_states, module_states
+from paddock.models.fused import fuse, fused
+from paddock.models.token_stats import Head, token_stats
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def randn(*shape: int, grad: bool = False) -> Tensor:
+    return torch.randn(*shape, device=DEVICE).requires_grad_(grad)
+
+
+def twins(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.detach().clone().requires_grad_() for tensor in tensors]
+
+
+def same(found: Tensor | None, wanted: Tensor | None, tolerance: float = 1e-5) -> None:
+    assert found is not None and wanted is not None
+    assert (found - wanted).norm() <= tolerance * wanted.norm() + 1e-7
+
+
+def backward(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
+    grads = [torch.randn_like(tensor) for tensor in found]
+    for outputs in (found, wanted):
+        torch.autograd.backward(outputs, grads)
+
+
+def plain_norm(x: Tensor, weight: Tensor, unit: bool) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (1 + weight if unit else weight)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos[:, None] + torch.cat([-second, first], -1) * sin[:, None]
+
+
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("adds", [False, True])
+def test_norm_adds_and_scales(unit, adds):
+    x, branch, weight = randn(5, 24, grad=True), randn(5, 24, grad=True), randn(24, grad=True)
+    y, total, scale = add_norm(x.detach(), branch.detach() if adds else None, weight, 1e-6, unit, torch.float32)
+    wanted_total = x + branch if adds else x * 1
+    wanted = plain_norm(wanted_total, weight, unit)
+    dy, dsum = torch.randn_like(y), torch.randn_like(y)
+    torch.autograd.backward((wanted, wanted_total), (dy, dsum))
+    same(y, wanted)
+    same(total, wanted_total)
+    dx, dbranch, dweight = add_norm_backward(dy, dsum, total, weight.detach(), scale, unit, torch.float32)
+    same(dx, x.grad)
+    same(dweight, weight.grad)
+    if adds:
+        same(dbranch, branch.grad)
+
+
+@pytest.mark.parametrize("unit", [None, False, True], ids=["bare", "norm", "unit norm"])
+def test_rotation_of_normed_heads(unit):
+    tokens, heads, keys, dim = 7, 9, 2, 12
+    qkv, wq, wk = randn(tokens, (heads + 2 * keys) * dim, grad=True), randn(dim, grad=True), randn(dim, grad=True)
+    cos, sin = randn(tokens, dim), randn(tokens, dim)
+    norm = None if unit is None else HeadNorm(wq.detach(), wk.detach(), 1e-6, unit)
+    found = rotary(qkv.detach(), cos, sin, norm, keys, dim)
+    q, k, v = qkv.view(tokens, -1, dim).split([heads, keys, keys], 1)
+    if unit is not None:
+        q, k = plain_norm(q, wq, unit), plain_norm(k, wk, unit)
+    wanted = turned(q, cos, sin), turned(k, cos, sin), v.clone()
+    grads = [torch.randn_like(tensor) for tensor in found]
+    torch.autograd.backward(wanted, grads)
+    for ours, theirs in zip(found, wanted, strict=True):
+        same(ours, theirs)
+    dqkv, dwq, dwk = rotary_backward(*grads, qkv.detach(), cos, sin, norm)
+    same(dqkv, qkv.grad)
+    if unit is not None:
+        same(dwq, wq.grad)
+        same(dwk, wk.grad)
+    place, buffers = torch.randperm(20, device=DEVICE)[:tokens], randn(2, 20, keys, dim)
+    same(rotary_into(qkv.detach(), cos, sin, norm, buffers[0], buffers[1], place), wanted[0])
+    same(buffers[0][place], wanted[1])
+    same(buffers[1][place], wanted[2])
+
+
+@pytest.mark.parametrize(
+    "name,function", [("silu", silu), ("gelu_pytorch_tanh", lambda x: gelu(x, approximate="tanh"))]
+)
+def test_gated_activation(name, function):
+    both = randn(3, 40, grad=True)
+    first, second = both.chunk(2, -1)
+    wanted, dout = function(first) * second, randn(3, 20)
+    wanted.backward(dout)
+    same(gated(both.detach(), name), wanted)
+    dboth, out = gated_backward(dout, both.detach(), name)
+    same(dboth, both.grad)
+    same(out, wanted)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("window,cap", [(None, None), (5, None), (None, 3.0), (70, 2.0)])
+def test_decode_attends_to_prompt_and_answer_and_to_nothing_else(monkeypatch, splits, window, cap):
+    monkeypatch.setattr(decode, "splits_of", lambda *_: splits)
+    heads, keys, dim = 6, 2, 16
+    key, value, q = randn(3000, keys, dim), randn(3000, keys, dim), randn(6, heads, dim)
+    columns = [[0, 0, 100, 100, 300, 500], [70, 70, 3, 3, 150, 64], [1000, 1200, 1400, 1600, 1800, 2000],
+               [70, 100, 3, 140, 190, 128]]  # fmt: skip
+    pieces = decode.Pieces(*torch.tensor(columns, dtype=torch.int32, device=DEVICE))
+    found = decode.decode_attention(q, key, value, pieces, 0.3, window, cap)
+    for row, (prompt, prompt_length, answer, length) in enumerate(zip(*columns, strict=True)):
+        index = [prompt + j if j < prompt_length else answer + j - prompt_length for j in range(length + 1)]
+        scores = torch.einsum("hd,nhd->hn", q[row], key[index].repeat_interleave(heads // keys, 1)) * 0.3
+        scores = scores if cap is None else cap * torch.tanh(scores / cap)
+        if window is not None:
+            scores[:, : max(0, length + 1 - window)] = -torch.inf
+        wanted = torch.einsum("hn,nhd->hd", scores.softmax(-1), value[index].repeat_interleave(heads // keys, 1))
+        same(found[row], wanted)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+@pytest.mark.parametrize("words", [5000, 300])
+def test_draw_takes_the_token_of_the_plain_draw_and_keeps_the_books(temperature, words):
+    rows, width = 40, 5
+    logits, numbers = randn(rows, words) * 3, torch.rand(rows, width, dtype=torch.float64, device=DEVICE)
+    drawn = torch.full((rows,), 2, device=DEVICE)
+    drawn[0] = 3
+    token, done = torch.zeros_like(drawn), torch.zeros(rows, dtype=torch.bool, device=DEVICE)
+    done[1] = True
+    place = drawn.clone()
+    wanted, log_probs = sample_rows(
+        logits, numbers.gather(1, place[:, None])[:, 0], Sampling(4, frozenset(), 0, 0, temperature=temperature)
+    )
+    stops = torch.stack([wanted[2], torch.tensor(-1, device=DEVICE)])
+    draws = Draws(numbers, torch.zeros(rows, width, dtype=torch.long, device=DEVICE), randn(rows, width), token, drawn,
+                  done, stops)  # fmt: skip
+    draw(logits, draws, temperature, 4)
+    assert torch.equal(token, wanted)
+    assert torch.equal(draws.tokens.gather(1, place[:, None])[:, 0], wanted)
+    torch.testing.assert_close(draws.log_probs.gather(1, place[:, None])[:, 0], log_probs, atol=1e-5, rtol=1e-5)
+    assert drawn[:3].tolist() == [4, 2, 3]
+    ended = wanted == wanted[2]
+    ended[:2] = True
+    assert torch.equal(done, ended)
+
+
+@pytest.mark.parametrize("cap", [None, 4.0])
+def test_token_statistics_equal_the_softmax(cap):
+    hidden, weight = randn(9, 16, grad=True), randn(700, 16, grad=True)
+    hidden2, weight2 = twins(hidden, weight)
+    tokens = torch.randint(700, (9,), device=DEVICE)
+    found = token_stats(hidden, Head(weight, softcap=cap), tokens, 0.7, entropy=True, sum_pi_squared=True)
+    z = hidden2 @ weight2.t()
+    log_pi = ((z if cap is None else cap * torch.tanh(z / cap)) / 0.7).log_softmax(-1)
+    wanted = log_pi.gather(1, tokens[:, None])[:, 0], -(log_pi.exp() * log_pi).sum(-1)
+    backward((found.log_probs, found.entropy), wanted)
+    same(found.log_probs, wanted[0])
+    same(found.entropy, wanted[1])
+    same(found.sum_pi_squared, log_pi.exp().square().sum(-1))
+    same(hidden.grad, hidden2.grad, 1e-4)
+    same(weight.grad, weight2.grad, 1e-4)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fused_forward_equals_the_modules_and_so_do_gradients(family, recompute):
+    if recompute and family != "qwen3":
+        pytest.skip("recomputing is the same for all")
+    model = tiny_model(family).to(DEVICE).train()
+    model.set_attn_implementation("paddock")
+    if recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    tokens = torch.randint(4, 250, (1, 20), device=DEVICE)
+    positions, how = torch.cat([torch.arange(12), torch.arange(8)])[None].to(DEVICE), Packed([12, 8], DEVICE)
+    wanted = module_states(model, tokens, positions, how)
+    direction = torch.randn_like(wanted)
+    (wanted * direction).sum().backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    assert fuse(model) is None and fused(model) is not None
+    found = hidden_states(model, tokens, positions, how)
+    (found * direction).sum().backward()
+    same(found, wanted)
+    for name, parameter in model.named_parameters():
+        if name in grads:
+            same(parameter.grad, grads[name], 1e-4)
+
+
+@pytest.mark.parametrize("window,cap", [(None, None), (5, None), (None, 3.0)])
+def test_exact_attention_is_attention_and_decode_gives_the_same_bits(window, cap):
+    lengths, heads, keys, dim = [70, 3, 130], 4, 2, 16
+    tokens = sum(lengths)
+    q, k, v = randn(tokens, heads, dim), randn(tokens, keys, dim), randn(tokens, keys, dim)
+    found = packed_attention(q, k, v, tiles_of(lengths, DEVICE), 0.3, window, cap)
+    wanted = Packed(lengths, "cpu").attend(None, *(x.cpu().transpose(0, 1)[None] for x in (q, k, v)), 0.3, window, cap)
+    same(found.cpu(), wanted[0])
+    starts = [0, 70, 73]
+    last = torch.tensor([start + length - 1 for start, length in zip(starts, lengths, strict=True)], device=DEVICE)
+    columns = [starts, [length - 1 for length in lengths], last.tolist(), [length - 1 for length in lengths]]
+    pieces = decode.Pieces(*torch.tensor(columns, dtype=torch.int32, device=DEVICE))
+    one = decode.decode_attention(q[last], k, v, pieces, 0.3, window, cap, exact=True)
+    assert torch.equal(one, found[last])
+
+
+def test_exact_products_do_not_depend_on_the_company_of_a_row():
+    x, weight, bias = randn(150, 70), randn(200, 70), randn(200)
+    found = exact_linear(x, weight, bias)
+    same(found, x @ weight.t() + bias, 1e-5)
+    assert torch.equal(exact_linear(x[40:47], weight, bias), found[40:47])
+    assert torch.equal(exact_linear(x, weight[:128]), exact_linear(x, weight)[:, :128])
