@@ -81,7 +81,8 @@ class MegatronConfig:
 @dataclass
 class CheckpointConfig:
     save_contents: list[str] = key(
-        ["model", "optimizer", "extra"], "what a checkpoint holds; hf_model adds weights that transformers loads"
+        ["model", "optimizer", "extra"],
+        "what a checkpoint holds; transformers loads its weights, with hf_model or without",
     )
     load_contents: list[str] | None = key(None, "what is read back; unset: all that was saved")
     async_save: bool = key(False, "write while the next step runs")

@@ -113,8 +113,9 @@ def _seeds_and_loggers(config: Config, fill: _Filler, machine: Machine) -> None:
     fill("data.seed", config.trainer.seed, "follows trainer.seed")
     fill("actor_rollout_ref.rollout.seed", config.trainer.seed, "follows trainer.seed")
     fill("reward_model.num_workers", machine.cores, "machine: cores")
-    loggers = ["console", "wandb"] if machine.has("wandb") else ["console"]
-    fill("trainer.logger", loggers, "guide" if machine.has("wandb") else "wandb is not installed")
+    wandb = machine.has("wandb") and machine.wandb_ready
+    why = "nobody is logged in to wandb" if machine.has("wandb") else "wandb is not installed"
+    fill("trainer.logger", ["console", "wandb"] if wandb else ["console"], "guide" if wandb else why)
     if isinstance(config.trainer.logger, str):
         config.trainer.logger = [config.trainer.logger]
 

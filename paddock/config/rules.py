@@ -278,6 +278,28 @@ def resume_path_is_a_step(config: Config) -> None:
         )
 
 
+def checkpoints_are_whole(config: Config) -> None:
+    """All of model, optimizer and the rest: with less, a run would not go on as if it had not stopped."""
+    parts, known = ("model", "optimizer", "extra"), ("model", "optimizer", "extra", "hf_model")
+    for role in ("actor_rollout_ref.actor", "critic"):
+        for name in ("save_contents", "load_contents"):
+            key = f"{role}.checkpoint.{name}"
+            value = tree.get(config, key)
+            if value is None:
+                continue
+            for word in value:
+                if word not in known:
+                    raise UserError("no such part", key=key, value=word, fix=f"some of {', '.join(known)}")
+            if not set(parts) <= set(value):
+                missing = next(part for part in parts if part not in value)
+                raise UserError(
+                    f"a checkpoint is always whole, and {missing} is left out",
+                    key=key,
+                    value=list(value),
+                    fix=f"{key}=[{','.join(parts)}]; weights alone come from `paddock export`",
+                )
+
+
 def reward_model_is_named(config: Config) -> None:
     reward, judge = config.reward_model, config.reward_model.judge
     if not reward.enable:
@@ -352,6 +374,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     frequencies_are_positive_or_off,
     loggers_are_known,
     resume_path_is_a_step,
+    checkpoints_are_whole,
     reward_model_is_named,
     reward_settings_agree,
     data_files_are_named,

@@ -45,6 +45,7 @@ class Machine:
     memory: int  # bytes of RAM
     cores: int
     installed: frozenset[str]  # optional packages that can be imported
+    wandb_ready: bool = True  # someone is logged in, or it is told to stay offline
 
     def has(self, package: str) -> bool:
         return package in self.installed
@@ -64,7 +65,14 @@ def this_machine() -> Machine:
         memory=_ram(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         installed=frozenset(name for name in OPTIONAL_PACKAGES if importlib.util.find_spec(name)),
+        wandb_ready=_wandb_ready(),
     )
+
+
+def _wandb_ready() -> bool:
+    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    told = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE")
+    return bool(told) or (netrc.is_file() and "wandb" in netrc.read_text(errors="ignore"))
 
 
 def _accelerators() -> tuple[str, int]:

@@ -74,6 +74,17 @@ GRPO = "algorithm.adv_estimator=grpo"
         (["actor_rollout_ref.rollout.top_k=0"], "actor_rollout_ref.rollout.top_k", "-1 for all"),
         (["actor_rollout_ref.rollout.val_kwargs.n=4"], "actor_rollout_ref.rollout.val_kwargs.n", "do_sample=True"),
         (["trainer.test_freq=0"], "trainer.test_freq", "-1 for never"),
+        (
+            ["actor_rollout_ref.actor.checkpoint.save_contents=[model]"],
+            "actor_rollout_ref.actor.checkpoint.save_contents",
+            "always whole",
+        ),
+        (
+            ["actor_rollout_ref.actor.checkpoint.save_contents=[modle]"],
+            "actor_rollout_ref.actor.checkpoint.save_contents",
+            "no such part",
+        ),
+        (["critic.checkpoint.load_contents=[model,extra]"], "critic.checkpoint.load_contents", "always whole"),
         (["trainer.logger=[console,wandbb]"], "trainer.logger", "did you mean wandb"),
         (["trainer.resume_mode=resume_path"], "trainer.resume_from_path", "global_step_N"),
         (["reward_model.enable=True"], "reward_model.enable", "reward_model.model.path"),
