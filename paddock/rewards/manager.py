@@ -59,6 +59,11 @@ class RewardManager:
 
     def check(self, requests: Sequence[ScoreRequest]) -> None:
         """Tries every scorer that these will need, so that a missing or broken one stops the run before it begins."""
+        if any(self._scorer(request).settings is not None for request in requests):
+            from paddock.rewards.sandbox.program import settings_of
+            from paddock.rewards.sandbox.runner import check
+
+            check(settings_of(self.config))
         scores = self.score(requests)
         for request, score in zip(requests, scores, strict=True):
             if score.timed_out:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -40,10 +40,12 @@ class Scorer:
 
 
 def compute_score(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **options: Any
 ) -> Any:
     """The score that the rule for this source gives: a number, or a dict with `score` and more."""
-    score = load(scorer_of(data_source).target)(ScoreRequest(data_source, solution_str, ground_truth, extra_info or {}))
+    target = scorer_of(data_source).target
+    function = load(replace(target, kwargs={**target.kwargs, **options}))
+    score = function(ScoreRequest(data_source, solution_str, ground_truth, extra_info or {}))
     return {"score": score.value, **score.extras} if score.extras else score.value
 
 

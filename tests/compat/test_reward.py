@@ -241,3 +241,11 @@ def test_the_ray_task_is_refused_by_name():
     for call in (reward.compute_reward_async, reward.compute_reward_async.remote):
         with pytest.raises(UserError, match=r"compute_reward_async is a Ray task[\s\S]*compute_reward\("):
             call(data=proto(), config={}, tokenizer=None)
+
+
+def test_code_is_scored_in_the_local_sandbox():
+    truth = '{"test_list": ["assert double(2) == 4"], "test_setup_code": ""}'
+    from verl.utils.reward_score import default_compute_score
+
+    score = default_compute_score("google-research-datasets/mbpp", "```python\ndef double(x): return 2 * x\n```", truth)
+    assert score["score"] == 1.0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from paddock.errors import UserError
 from paddock.rewards.rules import compute_score, scorer_of
+from paddock.rewards.sandbox.program import settings_from
 
 
 def default_compute_score(
@@ -18,12 +20,20 @@ def default_compute_score(
     concurrent_semaphore: Any = None,
     memory_limit_mb: int | None = None,
 ) -> float | dict[str, Any]:
-    """A number, or a dict with `score`; NotImplementedError for a source without a rule. No rule needs a sandbox."""
+    """A number, or a dict with `score`; NotImplementedError for a source without a rule.
+
+    Programs run in the local sandbox, or by the service at `sandbox_fusion_url`, which counts calls at a time itself.
+    """
     try:
-        scorer_of(data_source)
+        scorer = scorer_of(data_source)
     except UserError as error:
         raise NotImplementedError(str(error)) from None
-    return compute_score(data_source, solution_str, ground_truth, extra_info)
+    kwargs: dict[str, Any] = {}
+    if scorer.settings is not None:
+        settings = settings_from(None)
+        limit = memory_limit_mb or settings.memory_limit_mb
+        kwargs["sandbox"] = replace(settings, url=sandbox_fusion_url, memory_limit_mb=limit).as_argument()
+    return compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)
 
 
 __all__ = ["default_compute_score"]
