@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-PAYS_FROM = 1 << 18  # weights of a layer: smaller ones are put in order in cache, at little cost
+PAYS_FROM = 1 << 14  # weights of a layer: smaller ones are put in order in cache, at little cost
 
 
 @contextmanager
