@@ -22,6 +22,7 @@ from paddock.engines.train.base import LossFn, Outputs
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
+from paddock.models.fused.layer import side_by_side
 from paddock.models.value_head import ValueModel
 
 ALL = frozenset({"log_probs", "entropy"})
@@ -365,3 +366,15 @@ def test_the_model_is_left_in_eval_mode():
     batch, engine = rollouts(), actor(checkpointing=True)
     engine.train_step([batch], policy_loss(batch), ALL)
     assert not any(module.training for module in engine.model.modules())
+
+
+def test_weights_that_lie_side_by_side_are_saved_each_for_itself(tmp_path):
+    engine = SingleEngine(tiny_model(), Settings(optim=OptimConfig(lr=1e-3), total_steps=3))
+    attention = engine.model.model.layers[0].self_attn
+    wanted = {name: tensor.clone() for name, tensor in engine.weights()}
+    side_by_side([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+    assert attention.k_proj.weight.untyped_storage().data_ptr() == attention.q_proj.weight.untyped_storage().data_ptr()
+    engine.save(tmp_path)
+    found = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name

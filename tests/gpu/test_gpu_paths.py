@@ -110,3 +110,16 @@ def test_in_exact_numerics_rollout_and_trainer_agree_bit_for_bit(family):
     batch = with_responses(batch.with_(responses=None, mask=None, lengths=None), completions, 0)
     trainer = engine.forward(batch, frozenset({"log_probs"})).log_probs
     assert torch.equal(trainer.cpu(), batch.need("rollout_log_probs"))
+
+
+def test_weights_that_were_away_from_the_device_compute_as_before():
+    engine = engine_of("qwen3")
+    batch = tiny_batch()
+    before = engine.forward(batch, frozenset({"log_probs"})).log_probs
+    engine.settings = replace(engine.settings, offload_params=True)
+    held = torch.cuda.memory_allocated()
+    engine.move("host")
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() < held
+    engine.move("device")
+    assert torch.equal(engine.forward(batch, frozenset({"log_probs"})).log_probs, before)

@@ -30,7 +30,7 @@ from paddock.engines.train.settings import (
     refuse_unsupported,
 )
 from paddock.errors import UserError
-from paddock.models.fused import fuse
+from paddock.models.fused import fuse, fused
 from paddock.models.load import load_backbone, load_causal_lm, model_folder
 from paddock.models.packing import Inputs, pack, pad
 from paddock.models.token_stats import Head, token_stats
@@ -195,6 +195,8 @@ class SingleEngine:
         if self.settings.offload_params:
             for tensor in (*self.model.parameters(), *self.model.buffers()):
                 tensor.data = tensor.data.to(target, non_blocking=True)
+            if decoder := fused(self.backbone):
+                decoder.moved(back=where == "device")
         if self.settings.offload_optimizer and self.updater is not None:
             self.updater.move(target)
 
@@ -205,7 +207,7 @@ class SingleEngine:
         if self.updater is not None:
             weights |= self.updater.named_masters()
             torch.save(self.updater.state(), path / OPTIMIZER_FILE)
-        weights = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
+        weights = {name: alone(tensor.detach()) for name, tensor in weights.items()}
         if isinstance(self.model, ValueModel):
             self.model.save(path, weights)
         else:
@@ -269,3 +271,9 @@ def per_state(model: PreTrainedModel | ValueModel, inputs: Inputs, want: Want, t
         sum_pi_squared="sum_pi_squared" in want,
     )
     return {name: getattr(stats, name) for name in want}
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """Contiguous, and not a part of a larger tensor: files hold no views."""
+    part = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+    return tensor.clone(memory_format=torch.contiguous_format) if part else tensor.contiguous()

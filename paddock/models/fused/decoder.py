@@ -119,6 +119,13 @@ class FusedDecoder:
         assert branch is not None, "it has no layers"
         return self.norm.last(residual, branch, embedded.dtype).view(*tokens.shape, -1)
 
+    def moved(self, back: bool) -> None:
+        """The parameters have left the device, where nothing must hold them now, or are back."""
+        for layer in self.layers:
+            for joined in (layer.qkv, layer.out, layer.both, layer.down):
+                nothing = joined.weight.new_empty(0)
+                joined.weight, joined.bias = joined.join() if back else (nothing, None)
+
     def rope(self, like: Tensor, positions: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
         found = self.backbone.rotary_emb(like, positions, *([] if kind is None else [kind]))
         cos, sin = (x.expand(*positions.shape, -1).flatten(0, 1).contiguous() for x in found)
