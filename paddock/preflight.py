@@ -36,6 +36,12 @@ NOT_BUILT = (
 )  # fmt: skip
 """Keys that `plan` understands and training does not honour yet: refused unless they have their default."""
 
+NOT_OF_VLLM = (
+    "actor_rollout_ref.rollout.data_parallel_size", "actor_rollout_ref.rollout.expert_parallel_size",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend",
+    "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs",
+)  # fmt: skip
+
 
 def check(config: Config, machine: Machine | None = None) -> None:
     machine = machine or this_machine()
@@ -72,6 +78,9 @@ def _built(config: Config) -> None:
                 value=value,
                 fix="leave it out",
             )
+    for key in NOT_OF_VLLM if config.actor_rollout_ref.rollout.name == "vllm" else ():
+        if tree.get(config, key) != tree.get(default, key):
+            raise UserError("is not built yet for vllm", key=key, value=tree.get(config, key), fix="leave it out")
     if config.actor_rollout_ref.actor.strategy == "megatron":
         key = "actor_rollout_ref.actor.strategy"
         raise UserError("is not built yet", key=key, value="megatron", fix=f"{key}=fsdp, on one device")

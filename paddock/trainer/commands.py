@@ -120,10 +120,10 @@ RM = Command(
         "data.val_files": "builtin:addition/pairs_test",
         "data.train_batch_size": 128,
         f"{_A}.optim.lr": 1e-3,
-        f"{_A}.optim.lr_warmup_steps_ratio": 0.1,
+        f"{_A}.optim.lr_warmup_steps_ratio": 0.05,
         f"{_A}.optim.lr_scheduler_type": "cosine",
-        "trainer.total_training_steps": 800,
-        "trainer.test_freq": 200,
+        "trainer.total_training_steps": 2000,
+        "trainer.test_freq": 400,
     },
 )
 

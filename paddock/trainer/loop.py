@@ -83,7 +83,7 @@ class Trainer:
             with time("update_actor"):
                 metrics |= roles.actor.update(batch, self.step_no)
             with time("update_weights"):
-                roles.sync_weights()
+                metrics |= roles.sync_weights()
         return metrics | self.describe(batch), batch
 
     def anchor(self, batch: Batch) -> Batch:

@@ -19,6 +19,7 @@ from paddock.engines.train.settings import Settings, model_source
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
 from paddock.models.load import load_causal_lm, load_tokenizer
+from paddock.workers.probe import sync
 from paddock.workers.roles import rollout_engine, stop_tokens
 
 RESPONSES_AT_A_TIME = 512
@@ -34,14 +35,16 @@ class Policy:
 
 def open_policy(config: Config) -> Policy:
     require_one_device(config)
-    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    model, dtype = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.dtype
     tokenizer = open_tokenizer(config)
     device = device_of(config.trainer.device)
     weights = load_causal_lm(
-        **model_source(model, "actor_rollout_ref.model"), dtype=compute_dtype(rollout.dtype, device), device=device
+        **model_source(model, "actor_rollout_ref.model"), dtype=compute_dtype(dtype, device), device=device
     )
     engine = SingleEngine(weights, Settings())
-    return Policy(tokenizer, rollout_engine(config, engine), stop_tokens(engine, tokenizer))
+    rollout = rollout_engine(config, engine)
+    sync(engine, rollout, config.actor_rollout_ref.rollout)
+    return Policy(tokenizer, rollout, stop_tokens(engine, tokenizer))
 
 
 def open_tokenizer(config: Config) -> Any:

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
+from paddock.config.roles import RolloutConfig
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
+from paddock.core.device import compute_dtype, device_of
 from paddock.engines.rollout.base import Completion, Prompt, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
+from paddock.engines.rollout.vllm import VLLMEngine
 from paddock.engines.train.base import Want
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
+from paddock.models.load import model_folder
+from paddock.workers.probe import sync
 from paddock.workers.worker import CriticWorker, Metrics, PolicyWorker, UpdatePlan
 
 
@@ -29,6 +34,7 @@ class Crew:
         self.workers: dict[str, PolicyWorker | CriticWorker] = {}
         self.rollout: RolloutEngine | None = None
         self.awake = ExitStack()
+        self.limits = config.actor_rollout_ref.rollout
         if "actor" in roles:
             self.workers["actor"] = PolicyWorker(engines.for_actor(config, total_steps), config)
             self.rollout = rollout_engine(config, self.actor_engine)
@@ -63,7 +69,12 @@ class Crew:
         return self.workers[role].carry_out(batch, plan)
 
     def wake(self) -> None:
-        """All weights come together for a rollout."""
+        """All weights come together for a rollout; an engine with a copy of them may need a new one."""
+        if isinstance(self.rollout, VLLMEngine):
+            self.rollout.wake()
+            if self.rollout.stale:
+                self.sync_weights()
+            return
         self.actor_engine.move("device")
         self.awake.callback(self.actor_engine.move, "host")
         self.awake.enter_context(self.actor_engine.gathered())
@@ -77,10 +88,10 @@ class Crew:
         assert self.rollout is not None
         return self.rollout.generate(prompts, sampling) if prompts else []
 
-    def sync_weights(self) -> None:
+    def sync_weights(self) -> Metrics:
         """The rollout engine takes the actor's new weights; one that runs the actor's own has them."""
         assert self.rollout is not None
-        self.rollout.load_weights(self.actor_engine.weights())
+        return sync(self.actor_engine, self.rollout, self.limits)
 
     def save(self, role: str, path: Path) -> None:
         if not path.is_dir():
@@ -93,6 +104,8 @@ class Crew:
 
     def load(self, role: str, path: Path) -> None:
         self.workers[role].load(path)
+        if role == "actor" and isinstance(self.rollout, VLLMEngine):
+            self.rollout.stale = True
 
 
 def end_tokens(engine: SingleEngine) -> frozenset[int]:
@@ -114,9 +127,66 @@ def rollout_engine(config: Config, engine: SingleEngine) -> RolloutEngine:
         )
     if rollout.name == "hf":
         return HFEngine(engine.rollout_model, max_num_seqs=rollout.max_num_seqs)
+    if rollout.name == "vllm":
+        return open_vllm(config)
     raise UserError(
         "is not built yet",
         key="actor_rollout_ref.rollout.name",
         value=rollout.name,
         fix="actor_rollout_ref.rollout.name=embedded",
     )
+
+
+def open_vllm(config: Config) -> VLLMEngine:
+    model, rollout, device = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer.device
+    path = model_folder(str(model.path))
+    arguments: dict[str, Any] = {
+        "trust_remote_code": model.trust_remote_code,
+        "hf_overrides": dict(model.override_config),
+        "tensor_parallel_size": rollout.tensor_model_parallel_size,
+        "pipeline_parallel_size": rollout.pipeline_model_parallel_size,
+        "gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "max_num_seqs": rollout.max_num_seqs,
+        "max_num_batched_tokens": rollout.max_num_batched_tokens,
+        "max_model_len": rollout.max_model_len or rollout.prompt_length + rollout.response_length,
+        "enable_chunked_prefill": rollout.enable_chunked_prefill,
+        "enable_prefix_caching": rollout.enable_prefix_caching,
+        "enforce_eager": rollout.enforce_eager or device == "cpu",
+        "load_format": rollout.load_format,
+        "scheduling_policy": rollout.scheduling_policy,
+        "disable_log_stats": rollout.disable_log_stats,
+        "logprobs_mode": logprobs_mode(rollout),
+    }
+    if rollout.cudagraph_capture_sizes:
+        arguments["compilation_config"] = {"cudagraph_capture_sizes": list(rollout.cudagraph_capture_sizes)}
+    return VLLMEngine(
+        str(path),
+        dtype=compute_dtype(rollout.dtype, device_of(device)),
+        device=str(device),
+        arguments=arguments,
+        extra=dict(rollout.engine_kwargs.vllm),
+        free_cache=rollout.free_cache_engine,
+        staged_wake=rollout.multi_stage_wake_up,
+        bucket_bytes=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,
+    )
+
+
+def logprobs_mode(rollout: RolloutConfig) -> str:
+    """vLLM's raw ones are before temperature and filters, its processed ones after both. Ours are between."""
+    key, warm = "actor_rollout_ref.rollout", rollout.temperature != 1.0
+    filtered = rollout.do_sample and (rollout.top_k > 0 or rollout.top_p < 1.0 or rollout.min_p > 0.0)
+    if warm and filtered:
+        raise UserError(
+            "beside top_k, top_p or min_p, vLLM cannot report log-probs of the distribution before they cut it",
+            key=f"{key}.temperature",
+            value=rollout.temperature,
+            fix=f"{key}.temperature=1.0; or {key}.top_k=-1 {key}.top_p=1.0 {key}.min_p=0; or {key}.name=embedded",
+        )
+    if warm and rollout.logprobs_mode == "raw_logprobs":
+        raise UserError(
+            f"log-probs would not be those of temperature {rollout.temperature}, at which tokens are drawn",
+            key=f"{key}.logprobs_mode",
+            value=rollout.logprobs_mode,
+            fix=f"{key}.logprobs_mode=processed_logprobs",
+        )
+    return "raw_logprobs" if filtered else rollout.logprobs_mode

@@ -177,15 +177,15 @@ class CriticHandle(Handle):
 
 
 class RolloutHandle:
-    """A `RolloutEngine` of many processes: each answers its share of the prompts."""
+    """A `RolloutEngine` of many processes: each engine, of one or `engine_size` of them, answers its share."""
 
-    def __init__(self, group: Group):
-        self.group = group
+    def __init__(self, group: Group, engine_size: int = 1):
+        self.group, self.engines = group, group.size // engine_size
 
     def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
         """`on_done` hears of a process's responses when it has all of them."""
         work = [len(prompt.tokens) + len(prompt.rows) * sampling.max_tokens for prompt in prompts]
-        parts = balanced_order(work, self.group.size)
+        parts = balanced_order(work, self.engines)
         found = self.group.map("generate", [[[prompts[i] for i in part]] for part in parts], sampling, arrived=on_done)
         by_row = {completion.row: completion for part in found for completion in part}
         return [by_row[row] for prompt in prompts for row in prompt.rows]

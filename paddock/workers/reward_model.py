@@ -61,8 +61,8 @@ class RewardModelWorker(Worker):
     def __init__(self, engine: SingleEngine, transcriber: Transcriber, config: Config):
         super().__init__(engine)
         assert isinstance(engine.model, RewardModel)
-        self.unread, self.transcriber = engine.model.unread, transcriber
-        self.token_level, self.budget = config.reward_model.token_level, config.reward_model
+        self.unread, self.transcriber, self.config = engine.model.unread, transcriber, config.reward_model
+        self.token_level = self.config.token_level
         if self.token_level:
             require_token_scores(engine.model, transcriber)
 
@@ -88,8 +88,8 @@ class RewardModelWorker(Worker):
         return self.transcriber.transcripts(batch.extras["messages"], prompts, answers)
 
     def require_room(self, transcripts: Sequence[Transcript]) -> None:
-        longest, room = max(map(len, transcripts)), self.budget.forward_max_token_len_per_gpu
-        if self.budget.use_dynamic_bsz and longest > room:
+        longest, room = max(map(len, transcripts)), self.config.forward_max_token_len_per_gpu
+        if self.config.use_dynamic_bsz and longest > room:
             raise UserError(
                 f"the reward model reads a sequence of {longest} tokens",
                 key=BUDGET,

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddock.config.schema import Config
-from paddock.config.topology import in_one_process, pools
+from paddock.config.topology import engine_size, in_one_process, pools
 from paddock.core.timing import Timer
 from paddock.engines.rollout.base import RolloutEngine
 from paddock.engines.train.single import SingleEngine
 from paddock.workers.crew import Crew, end_tokens, rollout_engine
 from paddock.workers.group import CriticHandle, Group, LocalGroup, PolicyHandle, RolloutHandle
+from paddock.workers.worker import Metrics
 
 __all__ = ["Roles", "build", "rollout_engine", "stop_tokens"]
 
@@ -40,9 +41,10 @@ class Roles:
         with time("gen"):
             self.rollout.sleep()  # not after an error: what is left of the group may not answer
 
-    def sync_weights(self) -> None:
-        """The rollout engine takes the actor's new weights."""
-        self.actor.group.broadcast("sync_weights")
+    def sync_weights(self) -> Metrics:
+        """The rollout engines take the actor's new weights; the worst of them counts."""
+        found = self.actor.group.broadcast("sync_weights")
+        return {name: max(metrics[name] for metrics in found) for name in found[0]}
 
     @property
     def devices(self) -> int:
@@ -58,11 +60,13 @@ def build(config: Config, tokenizer: Any, total_steps: int) -> Roles:
     if in_one_process(config):
         crew = Crew(config, total_steps, pools(config)[0].roles)
         assert crew.rollout is not None
-        return roles_of(config, tokenizer, {"main": LocalGroup(crew)}, crew.rollout)
+        group = LocalGroup(crew)
+        shares = config.actor_rollout_ref.rollout.name in ("embedded", "hf")  # the actor's own weights: it never sleeps
+        return roles_of(config, tokenizer, {"main": group}, crew.rollout if shares else RolloutHandle(group))
     from paddock.workers.ray import start_groups
 
     groups = start_groups(config, total_steps)
-    return roles_of(config, tokenizer, groups, RolloutHandle(groups["main"]))
+    return roles_of(config, tokenizer, groups, RolloutHandle(groups["main"], engine_size(config)))
 
 
 def roles_of(config: Config, tokenizer: Any, groups: dict[str, Any], rollout: RolloutEngine) -> Roles:

@@ -53,6 +53,16 @@ def test_a_record_becomes_the_documented_row(tmp_path):
     ]
 
 
+def test_the_example_script_is_the_same_command(tmp_path):
+    prepare(tmp_path, {"problem": "<image>Find x.", "answer": "3", "images": [picture(tmp_path)]})
+    script = ROOT / "examples" / "data_preprocess" / "geo3k.py"
+    flags = ["--local_dataset_path", tmp_path / "raw", "--local_save_dir", tmp_path / "script"]
+    done = subprocess.run([sys.executable, script, *flags], capture_output=True, text=True, cwd=script.parent)
+    assert done.returncode == 0, done.stderr
+    one, other = ((tmp_path / folder / "train.parquet").read_bytes() for folder in ("out", "script"))
+    assert one == other
+
+
 def test_a_problem_without_a_place_for_its_drawing_gets_one(tmp_path):
     prepare(tmp_path, {"problem": "Find x.", "answer": "3", "images": [picture(tmp_path)]})
     assert rows(tmp_path)[0]["prompt"][0]["content"].startswith("<image>Find x. ")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from byte_tokenizer import byte_tokenizer
@@ -79,6 +82,16 @@ def test_each_kind_is_read_by_the_training_it_is_for(tmp_path):
     assert tokenizer.decode(learnt.ground_truth) == tokenizer.decode(pair.ground_truth.chosen) == "Green tea is.<|end|>"
     assert tokenizer.decode(pair.ground_truth.rejected) == "No.<|end|>"
     assert read["rl"].row_styles == [MODEL]
+
+
+def test_the_example_script_is_the_same_command(tmp_path):
+    prepare(tmp_path, "rm", record())
+    script = Path(__file__).parents[2] / "examples" / "data_preprocess" / "full_hh_rlhf.py"
+    flags = ["--split", "rm", "--local_dataset_path", tmp_path / "raw", "--local_dir", tmp_path / "script"]
+    done = subprocess.run([sys.executable, script, *flags], capture_output=True, text=True, cwd=script.parent)
+    assert done.returncode == 0, done.stderr
+    one, other = ((tmp_path / folder / "rm" / "train.parquet").read_bytes() for folder in ("out", "script"))
+    assert one == other
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,316 @@
+"""vLLM in this process, or spread by it over workers of its own: tokens in, tokens and their log-probs out.
+
+The engine has a copy of the weights. `load_weights` streams new ones into it in buckets, and remembers what it sent, so
+that a layer which did not take them can be named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paddock.core.rng import Stream, words
+from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
+from paddock.errors import UserError
+
+KEY = "actor_rollout_ref.rollout"
+ARGUMENTS = f"{KEY}.engine_kwargs.vllm"
+OURS = frozenset({"model", "skip_tokenizer_init", "worker_extension_cls", "logprobs_mode", "enable_sleep_mode"})
+"""Arguments that this adapter lives by: other values would break it."""
+
+ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+ON_CPU = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_HOST_IP": "127.0.0.1"}
+"""Read by vLLM when it is imported; what the user has set wins. The KV cache of a CPU is in GiB."""
+
+LAUNCHED = "external_launcher"
+HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
+
+
+SAME = {torch.float32: 1e-3, torch.bfloat16: 0.03, torch.float16: 0.03}
+"""Sums of one matrix, in units of its norm, that rounding alone tells apart."""
+
+
+class WeightReceiver:
+    """What vLLM's worker learns to do: vLLM makes it a base class of the worker, whose `model_runner` it uses."""
+
+    model_runner: Any
+    reload_weights: Any
+    waiting: list[tuple[str, Tensor]]
+
+    def paddock_receive(self, bucket: list[tuple[str, Tensor]], first: bool, last: bool) -> None:
+        """Parameters are written in place; those of a CPU are packed for its kernels, and must all be loaded anew."""
+        model = self.model_runner.get_model()
+        if next(model.parameters()).device.type != "cpu":
+            model.load_weights(iter(bucket))
+            return
+        self.waiting = bucket if first else self.waiting + bucket
+        if last:
+            self.reload_weights(weights_iterator=iter(self.waiting))
+            self.waiting = []
+            pack_tied_head(model)
+
+    def paddock_layer_sums(self) -> dict[tuple[str, ...], float]:
+        """The sum of each matrix, as the kernel that multiplies with it sees it, by the names it was loaded from."""
+        return dict(layer_sums(self.model_runner.get_model()))
+
+
+def pack_tied_head(model: Any) -> None:
+    """On a CPU a reload leaves the packed copy of a head that shares the embedding's weights as it was."""
+    head = getattr(model, "lm_head", None)
+    if head is None or not model.config.tie_word_embeddings:
+        return
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    dispatch_cpu_unquantized_gemm(head, remove_weight=False)
+
+
+@torch.no_grad()
+def layer_sums(model: Any) -> Iterator[tuple[tuple[str, ...], float]]:
+    """A product with ones sums a matrix, packed copies of it too; a table that is only looked up is summed as it is."""
+    packed = getattr(model, "packed_modules_mapping", {})
+    for name, module in model.named_modules():
+        width = getattr(module, "input_size_per_partition", None)
+        if hasattr(module, "num_embeddings_padded"):
+            if not name.endswith("lm_head"):
+                yield (f"{name}.weight",), module.weight.sum(dtype=torch.float64).item()
+        elif width is not None and hasattr(module, "quant_method"):
+            place, _, last = name.rpartition(".")
+            parts = packed.get(last, [last])
+            yield tuple(f"{place}.{part}.weight" for part in parts), product_sum(module, width)
+    head = getattr(model, "lm_head", None)
+    if head is not None:
+        yield (HEAD,), product_sum(head, head.embedding_dim)
+
+
+def product_sum(module: Any, width: int) -> float:
+    some = next(module.parameters())
+    ones = torch.ones(1, width, dtype=module.params_dtype, device=some.device)
+    return module.quant_method.apply(module, ones).sum(dtype=torch.float64).item()
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """Of a matrix as the trainer had it."""
+
+    total: Tensor
+    squares: Tensor
+
+
+class VLLMEngine:
+    """See `RolloutEngine`. Every response is a request of its own, with a seed from (seed, step, row).
+
+    Log-probs are those that `logprobs_mode` names: of the raw logits, or after temperature and filters.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        dtype: torch.dtype,
+        device: str,
+        arguments: dict[str, Any],
+        extra: dict[str, Any] | None = None,
+        free_cache: bool = True,
+        staged_wake: bool = False,
+        bucket_bytes: int = 2 << 30,
+    ):
+        self.dtype, self.bucket_bytes, self.staged_wake = dtype, bucket_bytes, staged_wake
+        self.frees = free_cache and device != "cpu"  # a CPU's sleep frees nothing
+        self.asleep, self.stale = False, True
+        self.sent: dict[str, Sent] = {}
+        self.requests = 0
+        for name, value in (ENVIRONMENT | (ON_CPU if device == "cpu" else {})).items():
+            os.environ.setdefault(name, value)
+        own = {
+            "model": model,
+            "dtype": str(dtype).removeprefix("torch."),
+            "skip_tokenizer_init": True,
+            "worker_extension_cls": f"{WeightReceiver.__module__}.{WeightReceiver.__name__}",
+            "enable_sleep_mode": self.frees,
+        }
+        if device == "cpu":
+            drop_left_memory()
+        self.llm = start(own | arguments | launched_with_others(), extra or {})
+
+    @property
+    def core(self) -> Any:
+        return self.llm.llm_engine
+
+    @property
+    def parallel(self) -> Any:
+        return self.core.vllm_config.parallel_config
+
+    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
+        assert not self.stale, "the engine has no weights yet, or they were given up while it slept"
+        pairs = [(prompt.tokens, row) for prompt in prompts for row in prompt.rows]
+        seeds = row_seeds([row for _, row in pairs], sampling)
+        waiting: dict[str, int] = {}
+        found: dict[int, Completion] = {}
+        try:
+            for (tokens, row), seed in zip(pairs, seeds, strict=True):
+                self.requests += 1
+                name = f"paddock-{self.requests}"
+                self.core.add_request(name, {"prompt_token_ids": tokens}, parameters(sampling, seed))
+                waiting[name] = row
+            while waiting:
+                ended = [answer for answer in self.core.step() if answer.finished]
+                done = [completion(waiting.pop(answer.request_id), answer.outputs[0]) for answer in ended]
+                found |= {one.row: one for one in done}
+                if on_done is not None and done and waiting:
+                    on_done(done)
+        finally:
+            if waiting:
+                self.core.abort_request(list(waiting))
+        return [found[row] for _, row in pairs]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """New weights under Hugging Face names; nothing computed with the old ones is kept."""
+        self.sent = {}
+        remote = self.parallel.distributed_executor_backend in ("mp", "ray")
+        first = True
+        for bucket, last in buckets(self.noted(weights), self.bucket_bytes):
+            # To another process a tensor travels through host memory; in this one it is the trainer's own.
+            parcel = [(name, tensor.cpu()) for name, tensor in bucket] if remote else bucket
+            self.llm.collective_rpc("paddock_receive", args=(parcel, first, last))
+            first = False
+        if self.staged_wake and self.frees:
+            self.llm.wake_up(tags=["kv_cache"])
+        self.llm.reset_prefix_cache()
+        self.stale = False
+
+    def noted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            if tensor.ndim == 2:
+                self.sent[name] = Sent(tensor.sum(dtype=torch.float64), tensor.float().square().sum())
+            yield name, tensor
+
+    def sleep(self) -> None:
+        """Weights and KV cache leave the device; the weights come anew with the next sync."""
+        if self.frees and not self.asleep:
+            self.llm.sleep(level=2)
+            self.asleep = self.stale = True
+
+    def wake(self) -> None:
+        if self.asleep:
+            self.llm.wake_up(tags=["weights"] if self.staged_wake else None)
+            self.asleep = False
+
+    def differing_layers(self) -> list[str]:
+        """Matrices that are not what was sent, the most different first; where vLLM's layout can be compared."""
+        if self.parallel.distributed_executor_backend == LAUNCHED and self.parallel.world_size > 1:
+            return []  # the other parts are in other processes
+        found: dict[tuple[str, ...], float] = {}
+        for sums in self.llm.collective_rpc("paddock_layer_sums"):
+            for names, value in sums.items():
+                found[names] = found.get(names, 0.0) + value
+        sent = dict(self.sent)
+        table = next((name for name in sent if name.endswith(TABLE)), None)
+        if table is not None:
+            sent.setdefault(HEAD, sent[table])
+        far: dict[str, float] = {}
+        for names, total in found.items():
+            if all(name in sent for name in names):
+                size = sum(sent[name].squares.item() for name in names) ** 0.5
+                gap = abs(total - sum(sent[name].total.item() for name in names))
+                far["+".join(names)] = gap / max(size, 1e-12)
+        limit = SAME[self.dtype]
+        return sorted((name for name in far if far[name] > limit), key=lambda name: -far[name])
+
+
+def launched_with_others() -> dict[str, Any]:
+    """Where ranks train together, vLLM joins their world: neighbours share an engine, each holds its part of it."""
+    if not (dist.is_initialized() and dist.get_world_size() > 1):
+        return {}
+    rank, size = dist.get_rank(), dist.get_world_size()
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0"}  # each sees only its own device
+    return {"distributed_executor_backend": LAUNCHED}
+
+
+def drop_left_memory() -> None:
+    """On a CPU, ranks that share an engine talk through memory of a fixed name: what a killed run left stops them.
+
+    Memory that is in use loses only its name.
+    """
+    if launched_with_others():
+        for path in Path("/dev/shm").glob("-*-cpushm_*"):
+            path.unlink(missing_ok=True)
+        dist.barrier()
+
+
+def start(own: dict[str, Any], extra: dict[str, Any]) -> Any:
+    """`extra` is the user's: handed on as it is, unless vLLM or this adapter could not work with it."""
+    from vllm import LLM, EngineArgs
+
+    known = [field.name for field in dataclasses.fields(EngineArgs)]
+    for name in extra:
+        if name in OURS or name not in known:
+            raise UserError(
+                "is set by paddock" if name in OURS else "is no argument of the vLLM that is installed",
+                key=f"{ARGUMENTS}.{name}",
+                value=extra[name],
+                fix=" or ".join(["leave it out", *difflib.get_close_matches(name, set(known) - OURS, n=1)]),
+            )
+    try:
+        return LLM(**{**own, **extra})
+    except (ValueError, TypeError, NotImplementedError) as error:
+        guilty = next((name for name in extra if name in str(error)), None)
+        raise UserError(
+            f"vLLM refuses it: {error}",
+            key=KEY if guilty is None else f"{ARGUMENTS}.{guilty}",
+            value=extra.get(guilty) if guilty else None,
+            fix=f"another value, or {KEY}.name=embedded",
+        ) from error
+
+
+def row_seeds(rows: list[int], sampling: Sampling) -> list[int | None]:
+    """By (seed, step, row) alone; 63 bits. Greedy draws nothing."""
+    if sampling.temperature == 0.0:
+        return [None] * len(rows)
+    high, low, *_ = words(sampling.seed, sampling.step, torch.tensor(rows), 0, 0, Stream.SAMPLE)
+    return ((high >> 1 << 32) | low).tolist()
+
+
+def parameters(sampling: Sampling, seed: int | None) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_k=max(sampling.top_k, 0),  # 0: all
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=seed,
+        stop_token_ids=[] if sampling.ignore_eos else sorted(sampling.stop_tokens),
+        ignore_eos=True,  # the model's own end is among the stop tokens, or is not meant to stop
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def completion(row: int, output: Any) -> Completion:
+    tokens = list(output.token_ids)
+    log_probs = [place[token].logprob for place, token in zip(output.logprobs, tokens, strict=True)]
+    return Completion(row, tokens, log_probs, stopped=output.finish_reason == "stop")
+
+
+def buckets(weights: Iterable[tuple[str, Tensor]], size: int) -> Iterator[tuple[list[tuple[str, Tensor]], bool]]:
+    """Neighbours of at most `size` bytes together, a larger one alone; and whether they are the last."""
+    bucket: list[tuple[str, Tensor]] = []
+    held = 0
+    for name, tensor in weights:
+        if bucket and held + tensor.nbytes > size:
+            yield bucket, False
+            bucket, held = [], 0
+        bucket.append((name, tensor))
+        held += tensor.nbytes
+    yield bucket, True

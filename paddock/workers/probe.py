@@ -1,0 +1,78 @@
+"""A weight sync, and after it: does the rollout engine compute what the trainer does? A few tokens tell."""
+
+from __future__ import annotations
+
+import torch
+
+from paddock.config.roles import RolloutConfig
+from paddock.core.batch import Batch
+from paddock.engines.rollout.base import Completion, Prompt, RolloutEngine, Sampling
+from paddock.engines.rollout.vllm import VLLMEngine
+from paddock.engines.train.single import SingleEngine
+from paddock.errors import UserError
+from paddock.workers.worker import Metrics
+
+PROMPT, ROWS, TOKENS = 8, 8, 8
+TOLERANCE = {torch.float32: 5e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+"""Nats a token, in the mean, that rounding in the coarser of both types explains. Stale weights are off by more."""
+
+
+def sync(trainer: SingleEngine, rollout: RolloutEngine, limits: RolloutConfig) -> Metrics:
+    """The engine takes the trainer's weights, and proves it; one that runs the trainer's own has them."""
+    if not isinstance(rollout, VLLMEngine):
+        return {}
+    trainer.move("device")
+    rollout.wake()
+    rollout.load_weights(trainer.weights())
+    gap = verify(trainer, rollout, limits)
+    trainer.move("host")
+    return {"rollout/sync_gap": gap}
+
+
+def verify(trainer: SingleEngine, rollout: VLLMEngine, limits: RolloutConfig) -> float:
+    """The mean difference of both sides' log-probs, for tokens that the engine draws. Every rank must call it."""
+    words = trainer.backbone.config.get_text_config().vocab_size
+    length = min(PROMPT, limits.prompt_length)
+    prompt = [words * (place + 1) // (length + 1) for place in range(length)]
+    sampling = Sampling(
+        max_tokens=min(TOKENS, limits.response_length),
+        stop_tokens=frozenset(),
+        seed=0,
+        step=0,
+        temperature=trainer.settings.temperature,
+        ignore_eos=True,
+    )
+    found = rollout.generate([Prompt(prompt, list(range(ROWS)))], sampling)
+    theirs = trainer.forward(as_batch(prompt, found), frozenset({"log_probs"})).log_probs
+    assert theirs is not None
+    gap = (theirs.float().cpu() - torch.tensor([one.log_probs for one in found])).abs().mean().item()
+    coarse = max(trainer.settings.compute, rollout.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+    if not gap <= TOLERANCE[coarse]:
+        raise out_of_step(gap, TOLERANCE[coarse], rollout.differing_layers())
+    return gap
+
+
+def as_batch(prompt: list[int], found: list[Completion]) -> Batch:
+    responses = torch.tensor([one.tokens for one in found])
+    prompts = torch.tensor([prompt] * len(found))
+    return Batch(
+        row=torch.arange(len(found)),
+        group=torch.zeros(len(found), dtype=torch.long),
+        prompts=prompts,
+        prompt_mask=torch.ones_like(prompts),
+        responses=responses,
+        mask=torch.ones_like(responses),
+        lengths=torch.full((len(found),), responses.shape[1]),
+    )
+
+
+def out_of_step(gap: float, limit: float, layers: list[str]) -> UserError:
+    key = "actor_rollout_ref.rollout"
+    where = f"not what was sent: {', '.join(layers[:4])}" if layers else "in which layer could not be told"
+    return UserError(
+        f"after the weight sync the engine's log-probs are {gap:.3g} nats a token from the trainer's, "
+        f"more than {limit:g}; {where}",
+        key=f"{key}.name",
+        value="vllm",
+        fix=f"{key}.name=embedded" if layers else f"{key}.dtype as the trainer computes, or {key}.name=embedded",
+    )
