@@ -66,16 +66,23 @@ class LimitedPool(Pool):
             job = next((job for job in self.waiting if job.not_before <= now), None)
             if job is None or max(self.calls.due, self.tokens.due) > now:
                 return
+            worker = self._worker_for(job)
+            if worker is None:
+                return
             self.waiting.remove(job)
             self.calls.take(now)
             self.tokens.take(now, self.tokens_per_call)
-            self._send(self._least_busy(), [job])
+            job.shared = bool(worker.jobs)
+            for other in worker.jobs.values():
+                other.shared = True
+            self._send(worker, [job])
 
-    def _least_busy(self) -> Worker:
-        free = [worker for worker in self.workers if not worker.jobs]
-        if not free and len(self.workers) < self.size:
+    def _worker_for(self, job: Job) -> Worker | None:
+        """The least busy; None while a job that must be alone finds no process without jobs, or holds the only one."""
+        if len(self.workers) < self.size and all(worker.jobs for worker in self.workers):
             return self._hire()
-        return min(self.workers, key=lambda worker: len(worker.jobs))
+        able = [w for w in self.workers if not w.jobs or not (job.alone or any(x.alone for x in w.jobs.values()))]
+        return min(able, key=lambda worker: len(worker.jobs), default=None)
 
     def _heard(self, worker: Worker, kind: str, number: int, value: Any) -> None:
         if kind == READY:
@@ -103,7 +110,11 @@ class LimitedPool(Pool):
             job.future.set_exception(JobFailed(failure._replace(reason=failure.reason + tries)))
 
     def _late(self, job: Job) -> None:
-        if job.started:
+        """Who of several in a process blocked it cannot be told: each is called once more, alone, before it counts."""
+        if job.started and job.shared:
+            job.alone, job.shared = True, False
+            self.waiting.append(job)
+        elif job.started:
             self._again(job, None)
         else:
             super()._late(job)

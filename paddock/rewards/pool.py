@@ -62,6 +62,10 @@ class Job:
     """The scorer is loaded, and it is this job's turn."""
     retries: int = 0
     not_before: float = 0.0
+    shared: bool = False
+    """Another job was in its process."""
+    alone: bool = False
+    """It is given a process that has no other job."""
 
     @property
     def batch(self) -> bool:

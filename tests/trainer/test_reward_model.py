@@ -362,8 +362,11 @@ def test_settings_that_contradict_each_other_are_named(settings, message):
 def server():
     """A judge that counts the characters of an answer."""
 
+    asked = []
+
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
+            asked.append(self.path)
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             answer = re.search(r"<answer>\s(.*)\s</answer>", body["messages"][0]["content"], re.S)[1]
             reply = {"choices": [{"message": {"content": f"Score: {len(answer)}"}}]}
@@ -378,17 +381,20 @@ def server():
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{http.server_port}/v1"
+    yield f"http://127.0.0.1:{http.server_port}/v1", asked
     http.shutdown()
     http.server_close()
 
 
 def test_a_run_is_scored_by_a_judge_behind_an_address(tmp_path, server):
-    judge = ("reward_model.judge.source=endpoint", f"reward_model.judge.url={server}", "reward_model.judge.model=m")
+    url, asked = server
+    judge = ("reward_model.judge.source=endpoint", f"reward_model.judge.url={url}", "reward_model.judge.model=m")
     lines, rollouts = run(tmp_path, *judge)
     for row in rollouts:
         assert row["score"] == len(row["answer"])
     assert lines[0]["reward/judge/failed"] == 0
+    assert "val-core/paddock/addition/reward/mean@1" in lines[1]
+    assert len(asked) <= 1 + 2 * 16, "a judge is not asked about validation rows that a rule scores"
 
 
 def test_our_own_engine_judges_with_the_words_that_it_writes(tmp_path):
@@ -422,14 +428,16 @@ def test_a_question_that_is_too_long_for_our_judge_is_counted(tmp_path):
     assert found.rows.tolist()[1] == -3 and found.metrics["reward/judge/too_long"] == 1
 
 
-def test_an_engine_that_cannot_serve_a_judge_here_is_named():
-    judge = (
-        "reward_model.judge.source=engine",
-        "reward_model.model.path=builtin:tiny",
-        "reward_model.rollout.name=vllm",
-    )
-    with pytest.raises(UserError, match=r"reward_model.rollout.name=vllm(.|\n)*judge.source=endpoint"):
-        open_reward_model(loaded(*judge), load_tokenizer("builtin:tiny"), STOPS)
+@pytest.mark.parametrize("setting", ["name=vllm", "tensor_model_parallel_size=2"])
+def test_an_engine_that_cannot_serve_a_judge_here_is_named(setting):
+    judge = ("reward_model.judge.source=engine", "reward_model.model.path=builtin:tiny")
+    with pytest.raises(UserError, match=rf"reward_model.rollout.{setting}(.|\n)*judge.source=endpoint"):
+        open_reward_model(loaded(*judge, f"reward_model.rollout.{setting}"), load_tokenizer("builtin:tiny"), STOPS)
+
+
+def test_settings_of_an_engine_that_nobody_starts_are_reported():
+    overrides = [*SMALL, "reward_model.model.path=x", "reward_model.rollout.name=vllm"]
+    assert any(warning.startswith("reward_model.rollout.name has no effect") for warning in load(overrides).warnings)
 
 
 def test_the_evaluation_of_a_model_asks_the_reward_model_too(tmp_path, capsys):
