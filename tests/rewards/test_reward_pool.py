@@ -280,6 +280,7 @@ def trainer(tmp_path, target):
 
 def test_ctrl_c_ends_the_scoring_and_the_pool_can_go_on(trainer):
     process, pids = trainer()
+    time.sleep(0.5)  # until it waits: one that comes while work is handed over is the caller's to deal with
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=20)[0].strip() == "after: 7.0" and process.returncode == 0
     assert all(gone(pid) for pid in pids)
