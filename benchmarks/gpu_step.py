@@ -49,7 +49,7 @@ from paddock.workers.worker import PolicyWorker
 
 SHAPES = {
     "smallest": CASES["smallest"],
-    "smollm2-135m": replace(CASES["smollm2"], prompts=128, new_tokens=256, prompt_tokens=(120, 120)),
+    "smollm2-135m": replace(CASES["smollm2"], prompts=128, new_tokens=256, prompt_tokens=(120, 120), micro_rows=64),
     "qwen2.5-0.5b": Case(
         128, 8, 256, (120, 120), 64, "Qwen2Config",
         {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
@@ -178,6 +178,35 @@ class Bench:
         self.row(f"step {estimator}", *shown, f"prob gap {statistics.median(gaps):.5f}")
         return found
 
+    def vllm(self) -> None:
+        """The same step with vLLM's engine in this process: what its sleep frees, and what a weight sync takes."""
+        from paddock.engines.rollout.vllm import VLLMEngine
+
+        freed: list[int] = []
+        seconds: dict[str, list[float]] = {"sleep": [], "wake": [], "load_weights": []}
+
+        def timed(name: str, method: Any) -> Any:
+            def call(engine: Any, *arguments: Any) -> None:
+                before = torch.cuda.mem_get_info()[0] if name == "sleep" else 0
+                seconds[name].append(self.timed(lambda: method(engine, *arguments))[0])
+                if name == "sleep":
+                    freed.append(torch.cuda.mem_get_info()[0] - before)
+
+            return call
+
+        for name in seconds:
+            setattr(VLLMEngine, name, timed(name, getattr(VLLMEngine, name)))
+        group = "actor_rollout_ref.rollout"
+        keys = [f"{group}.name=vllm", f"{group}.tensor_model_parallel_size=1", f"{group}.gpu_memory_utilization=0.4"]
+        self.args.set = [*self.args.set, *keys]
+        found = self.step()
+        lines = [json.loads(line) for line in (self.folder / "grpo/metrics.jsonl").read_text().splitlines()]
+        tokens = self.case.prompts * self.case.n * self.case.new_tokens
+        self.row("vLLM", f"{tokens / found['gen']:,.0f} tok/s with wake and sync",
+                 f"sleep frees {max(freed) / 2**30:.1f} GiB",
+                 *(f"{name} {statistics.median(values):.2f} s" for name, values in seconds.items() if values),
+                 f"sync gap {max(line.get('rollout/sync_gap', 0.0) for line in lines):.4f}")  # fmt: skip
+
     def algorithms(self) -> None:
         found = {}
         for estimator in ("gae", "grpo", "rloo"):
@@ -237,7 +266,7 @@ class Bench:
         self.bandwidth = bandwidth(self.device)
         self.clear()
         parts = {"rollout": self.even, "mixed": self.mixed, "step": self.step, "training": self.training,
-                 "algorithms": self.algorithms, "trl": self.trl}  # fmt: skip
+                 "algorithms": self.algorithms, "trl": self.trl, "vllm": self.vllm}  # fmt: skip
         for part in self.args.parts.split(","):
             self.clear()
             parts[part]()
@@ -255,7 +284,9 @@ def batch_of(prompts: list[Prompt]) -> Batch:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
-    parser.add_argument("--parts", default="rollout,step", help="of rollout, mixed, step, training, algorithms, trl")
+    parser.add_argument(
+        "--parts", default="rollout,step", help="of rollout, mixed, step, training, algorithms, trl, vllm"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warmup", type=int, default=2, help="steps that do not count")

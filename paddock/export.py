@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 from paddock.errors import UserError
 
 ACTOR, CONFIG, KEY, OUT = "actor", "config.json", "CHECKPOINT", "OUT"
+OVERRIDES, REMOTE_CODE = "actor_rollout_ref.model.override_config", "actor_rollout_ref.model.trust_remote_code"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 TOKENIZER_KEYS = ("data.tokenizer", "actor_rollout_ref.model.tokenizer_path", "actor_rollout_ref.model.path")
 DTYPES = ("bf16", "fp32")
@@ -25,8 +28,14 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--max-shard-size", default="5GB", help="a larger model is cut into several files (default: 5GB)"
     )
+    parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="of a run with LoRA the adapter alone, as peft loads it (default: merged)",
+    )
     options = parser.parse_args(argv)
-    source = export(options.checkpoint.expanduser(), options.out.expanduser(), options.dtype, options.max_shard_size)
+    folders = options.checkpoint.expanduser(), options.out.expanduser()
+    source = export_adapter(*folders) if options.adapter else export(*folders, options.dtype, options.max_shard_size)
     size = sum(file.stat().st_size for file in options.out.expanduser().iterdir())
     print(f"{source} -> {options.out} ({size / 1e6:,.1f} MB)")
     return 0
@@ -35,27 +44,58 @@ def run(argv: Sequence[str]) -> int:
 def export(checkpoint: Path, out: Path, dtype: str | None = None, max_shard_size: str = "5GB") -> Path:
     """Writes `out` whole or not at all; returns the folder that was read."""
     actor = find_actor(checkpoint)
-    from transformers import AutoTokenizer
-
     from paddock.core.device import DTYPES as TYPES
-    from paddock.models.load import load_causal_lm, load_config, model_folder
+    from paddock.models.adapters import with_adapter
+    from paddock.models.load import load_causal_lm, load_config
     from paddock.models.save import whole_folder
 
+    source: dict[str, Any] = {"path": str(actor), "key": KEY} if (actor / CONFIG).is_file() else base_model(actor)
     with whole_folder(out, OUT) as writing:
-        wanted = TYPES[dtype] if dtype else load_config(str(actor), key=KEY).dtype
-        model = load_causal_lm(str(actor), dtype=wanted, key=KEY)
-        model.save_pretrained(writing, max_shard_size=max_shard_size)
-        AutoTokenizer.from_pretrained(model_folder(tokenizer_path(actor), KEY)).save_pretrained(writing)
+        wanted = TYPES[dtype] if dtype else load_config(**source).dtype
+        model = load_causal_lm(**source, dtype=wanted)
+        weights = None if (actor / CONFIG).is_file() else with_adapter(model, actor)
+        model.save_pretrained(writing, state_dict=weights, max_shard_size=max_shard_size)
+        save_readers(actor, writing)
     return actor
+
+
+def export_adapter(checkpoint: Path, out: Path) -> Path:
+    actor = find_actor(checkpoint)
+    from paddock.models.adapters import CONFIG_FILE, WEIGHTS_FILE
+    from paddock.models.save import whole_folder
+
+    if not (actor / CONFIG_FILE).is_file():
+        raise UserError(
+            "holds a whole model: the run trained no adapter", key="--adapter", value=actor, fix="leave it out"
+        )
+    with whole_folder(out, OUT) as writing:
+        for name in (CONFIG_FILE, WEIGHTS_FILE):
+            shutil.copyfile(actor / name, writing / name)
+        save_readers(actor, writing)
+    return actor
+
+
+def base_model(actor: Path) -> dict[str, Any]:
+    """Where the weights come from beside which an adapter stands, as arguments of the loaders."""
+    from paddock.models.adapters import CONFIG_FILE
+
+    config = run_config(actor)
+    return {
+        "path": json.loads((actor / CONFIG_FILE).read_text())["base_model_name_or_path"],
+        "override_config": config.get(OVERRIDES),
+        "trust_remote_code": bool(config.get(REMOTE_CODE)),
+        "key": f"{KEY}: base_model_name_or_path",
+    }
 
 
 def find_actor(folder: Path) -> Path:
     """The folder of the policy's weights in what the user named, known to be whole."""
+    from paddock.models.adapters import CONFIG_FILE
     from paddock.trainer.checkpoint import NAME, CheckpointStore, find_damage
 
-    if (folder / CONFIG).is_file():
+    if (folder / CONFIG).is_file() or (folder / CONFIG_FILE).is_file():
         step, actor = folder.parent, folder
-    elif (folder / ACTOR / CONFIG).is_file():
+    elif (folder / ACTOR / CONFIG).is_file() or (folder / ACTOR / CONFIG_FILE).is_file():
         step, actor = folder, folder / ACTOR
     else:
         newest = CheckpointStore(folder).newest() if folder.is_dir() else None
@@ -82,13 +122,24 @@ def require_policy(actor: Path) -> None:
         )
 
 
-def tokenizer_path(actor: Path) -> str:
-    """Beside the weights; else where the run had it from."""
-    if any((actor / name).is_file() for name in TOKENIZER_FILES):
-        return str(actor)
-    from paddock.trainer.state import READABLE, load_state
+def save_readers(actor: Path, writing: Path) -> None:
+    """The tokenizer, and what reads images, if the model does."""
+    from transformers import AutoTokenizer
 
-    config: dict[str, Any] = load_state(actor.parent)["config"] if (actor.parent / READABLE).is_file() else {}
+    from paddock.models.image_reader import copy_processor
+
+    reads = tokenizer_folder(actor)
+    AutoTokenizer.from_pretrained(reads).save_pretrained(writing)
+    copy_processor(reads, writing)
+
+
+def tokenizer_folder(actor: Path) -> Path:
+    """Beside the weights; else where the run had it from."""
+    from paddock.models.load import model_folder
+
+    if any((actor / name).is_file() for name in TOKENIZER_FILES):
+        return actor
+    config = run_config(actor)
     found = next((config[key] for key in TOKENIZER_KEYS if config.get(key)), None)
     if found is None:
         raise UserError(
@@ -97,4 +148,11 @@ def tokenizer_path(actor: Path) -> str:
             value=actor,
             fix="copy tokenizer.json and tokenizer_config.json of the model into it",
         )
-    return str(found)
+    return model_folder(str(found), KEY)
+
+
+def run_config(actor: Path) -> dict[str, Any]:
+    """Every key of the run that wrote the checkpoint, where it is beside it."""
+    from paddock.trainer.state import READABLE, load_state
+
+    return dict(load_state(actor.parent)["config"]) if (actor.parent / READABLE).is_file() else {}

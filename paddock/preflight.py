@@ -8,7 +8,7 @@ from pathlib import Path
 from paddock.config import tree
 from paddock.config.paths import BUILTIN
 from paddock.config.schema import Config
-from paddock.config.topology import in_one_process, pools
+from paddock.config.topology import in_one_process, pools, trains_adapters
 from paddock.errors import UserError
 from paddock.facts.machine import Machine, this_machine
 from paddock.facts.models import shape_of
@@ -21,26 +21,22 @@ LOGGER_EXTRAS = {"tensorboard": "dashboard"}
 
 
 NOT_BUILT = (
-    "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank",
-    "actor_rollout_ref.model.lora_adapter_path",
-    "actor_rollout_ref.model.enable_activation_offload", "actor_rollout_ref.actor.freeze_vision_tower",
-    "actor_rollout_ref.actor.router_replay.mode", "actor_rollout_ref.actor.use_prefix_grouper",
+    "actor_rollout_ref.model.enable_activation_offload", "critic.model.enable_activation_offload",
+    "actor_rollout_ref.actor.router_replay.record_file", "actor_rollout_ref.actor.router_replay.replay_file",
     "actor_rollout_ref.actor.profiler.enable",
-    "actor_rollout_ref.actor.fsdp_config.full_determinism",
     "actor_rollout_ref.rollout.multi_turn.enable", "actor_rollout_ref.rollout.over_sample_rate",
     "actor_rollout_ref.rollout.quantization", "actor_rollout_ref.rollout.prometheus.enable",
-    "actor_rollout_ref.rollout.enable_rollout_routing_replay", "data.custom_cls.path", "data.sampler.class_path",
-    "critic.model.lora_rank", "critic.model.enable_activation_offload",
     "critic.profiler.enable", "reward_model.enable_resource_pool", "reward_model.ulysses_sequence_parallel_size",
     "global_profiler.tool", "trainer.esi_redundant_time",
 )  # fmt: skip
 """Keys that `plan` understands and training does not honour yet: refused unless they have their default."""
 
-NOT_OF_VLLM = (
-    "actor_rollout_ref.rollout.data_parallel_size", "actor_rollout_ref.rollout.expert_parallel_size",
-    "actor_rollout_ref.rollout.checkpoint_engine.backend",
-    "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs",
+_RO = "actor_rollout_ref.rollout"
+_NO_COPY_CHOICE = (
+    f"{_RO}.enable_rollout_routing_replay",
+    f"{_RO}.data_parallel_size", f"{_RO}.checkpoint_engine.backend", f"{_RO}.checkpoint_engine.engine_kwargs",
 )  # fmt: skip
+NOT_OF_ENGINE = {"vllm": (*_NO_COPY_CHOICE, f"{_RO}.expert_parallel_size"), "sglang": _NO_COPY_CHOICE}
 
 
 def check(config: Config, machine: Machine | None = None) -> None:
@@ -78,12 +74,10 @@ def _built(config: Config) -> None:
                 value=value,
                 fix="leave it out",
             )
-    for key in NOT_OF_VLLM if config.actor_rollout_ref.rollout.name == "vllm" else ():
+    engine = config.actor_rollout_ref.rollout.name
+    for key in NOT_OF_ENGINE.get(engine or "", ()):
         if tree.get(config, key) != tree.get(default, key):
-            raise UserError("is not built yet for vllm", key=key, value=tree.get(config, key), fix="leave it out")
-    if config.actor_rollout_ref.actor.strategy == "megatron":
-        key = "actor_rollout_ref.actor.strategy"
-        raise UserError("is not built yet", key=key, value="megatron", fix=f"{key}=fsdp, on one device")
+            raise UserError(f"is not built yet for {engine}", key=key, value=tree.get(config, key), fix="leave it out")
 
 
 def _packages(config: Config, machine: Machine) -> None:
@@ -95,6 +89,38 @@ def _packages(config: Config, machine: Machine) -> None:
             key="actor_rollout_ref.rollout.name",
             value=rollout,
             fix=f'pip install "paddock[{package}]", or use actor_rollout_ref.rollout.name=embedded',
+        )
+    by_peft = config.actor_rollout_ref.actor.strategy != "megatron" and trains_adapters(config)
+    if (by_peft or config.critic.model.lora_rank) and not machine.has("peft"):
+        raise UserError(
+            "LoRA needs peft",
+            key="actor_rollout_ref.model.lora_rank",
+            value=config.actor_rollout_ref.model.lora_rank,
+            fix='pip install "paddock[lora]", or leave it out',
+        )
+    if config.actor_rollout_ref.actor.strategy == "megatron" and config.trainer.device == "npu":
+        key = "actor_rollout_ref.actor.strategy"
+        raise UserError("megatron-core asks for CUDA", key=key, value="megatron", fix=f"{key}=fsdp")
+    if config.actor_rollout_ref.actor.strategy == "megatron" and not machine.has("megatron"):
+        raise UserError(
+            "needs megatron-core",
+            key="actor_rollout_ref.actor.strategy",
+            value="megatron",
+            fix='pip install "paddock[megatron]", or actor_rollout_ref.actor.strategy=fsdp',
+        )
+    if config.trainer.device == "npu" and not machine.has("torch_npu"):
+        raise UserError(
+            "Ascend devices need torch_npu, which is not installed",
+            key="trainer.device",
+            value="npu",
+            fix="pip install torch_npu of torch's own version, beside CANN; or trainer.device=cuda or cpu",
+        )
+    if config.trainer.device == "npu" and rollout == "vllm" and not machine.has("vllm_ascend"):
+        raise UserError(
+            "vLLM runs on Ascend devices by vllm-ascend, which is not installed",
+            key="actor_rollout_ref.rollout.name",
+            value="vllm",
+            fix="pip install vllm-ascend of vLLM's own version, or actor_rollout_ref.rollout.name=embedded",
         )
     for logger in config.trainer.logger:
         if logger in LOGGER_PACKAGES and not machine.has(logger):
@@ -123,6 +149,9 @@ def _processes(config: Config, machine: Machine) -> None:
     if actor.strategy == "single":
         key = "actor_rollout_ref.actor.strategy"
         raise UserError(f"trains on one device, and there are {size}", key=key, value="single", fix=f"{key}=fsdp")
+    if actor.strategy == "megatron" and config.trainer.device == "cpu":
+        key = "actor_rollout_ref.actor.strategy"
+        raise UserError("runs on a CPU in one process only", key=key, value="megatron", fix=f"{key}=fsdp, or GPUs")
     if not machine.has("ray"):
         raise UserError(
             f"{size} processes need ray",

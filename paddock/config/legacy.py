@@ -7,7 +7,7 @@ for any part of a key, also across dots.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,7 +16,7 @@ from paddock.errors import UserError
 
 @dataclass(frozen=True)
 class Mapped:
-    """The same thing under another name."""
+    """The same thing under another name; a `*` at the end of both is the same rest of the key."""
 
     to: str
     value: Callable[[Any], Any] = lambda value: value
@@ -57,6 +57,14 @@ def _moved(pairs: dict[str, str]) -> dict[str, Rule]:
     return {old: Mapped(new) for old, new in pairs.items()}
 
 
+def _engine(value: Any) -> Any:
+    """The config group that names an engine for all roles."""
+    known = {"dp": "fsdp", "fsdp": "fsdp", "megatron": "megatron"}
+    if value not in known:
+        raise UserError("is not a training engine here", key="model_engine", value=value, fix=f"one of {[*known]}")
+    return known[value]
+
+
 _TOTAL_BATCH = Refused(
     "counts rows over all GPUs, so its meaning changes with the machine", "set the same key with _per_gpu"
 )
@@ -64,6 +72,7 @@ _ALWAYS_CHUNKED = Ignored("logits are always processed in chunks here")
 _ALWAYS_FUSED = Ignored("log-probs and entropy are always fused and chunked here")
 _FOLLOWS_N = Ignored("follows actor_rollout_ref.rollout.n")
 _ONE_SEED = Ignored("every random choice follows trainer.seed")
+_EACH_PHASE = Ignored("every phase of a step is a trace of its own")
 _WHOLE_ROLE = Ignored("follows the role's strategy")
 
 LEGACY: dict[str, Rule] = {
@@ -82,6 +91,11 @@ LEGACY: dict[str, Rule] = {
             "algorithm.rollout_is": "algorithm.rollout_correction.rollout_is",
             "algorithm.rollout_is_threshold": "algorithm.rollout_correction.rollout_is_threshold",
             "trainer.train_batch_size": "data.train_batch_size",
+            "reward_model.sandbox_fusion_url": "reward_model.sandbox_fusion.url",
+            "trainer.profile_steps": "global_profiler.steps",
+            "profile.options.save_path": "global_profiler.save_path",
+            **{f"{role}.profile_ranks": f"{role}.profiler.ranks" for role in (_A, _REF, "critic")},
+            **{f"{role}.profile_ranks_all": f"{role}.profiler.all_ranks" for role in (_A, _REF, "critic")},
             # later names of the same surface
             "reward.custom_reward_function.path": "custom_reward_function.path",
             "reward.custom_reward_function.name": "custom_reward_function.name",
@@ -93,6 +107,15 @@ LEGACY: dict[str, Rule] = {
                     "estimated_tokens_per_request",
                 )
             },
+            **{
+                f"reward.reward_kwargs.{name}": f"reward_model.compute_score_kwargs.{name}"
+                for name in ("method", "format_score", "score")
+            },
+            "reward.reward_kwargs.*": "reward_model.reward_kwargs.*",
+            "reward_model.model_path": "reward_model.model.path",
+            "reward_model.inference.*": "reward_model.rollout.*",
+            "critic.fsdp.*": "critic.model.fsdp_config.*",
+            "reward.reward_model.rollout.*": "reward_model.rollout.*",
             "reward.reward_model.enable": "reward_model.enable",
             "reward.reward_model.model_path": "reward_model.model.path",
             "reward.sandbox_fusion.url": "reward_model.sandbox_fusion.url",
@@ -106,6 +129,7 @@ LEGACY: dict[str, Rule] = {
     ),
     **{f"{place}.warmup_style": Mapped(f"{place}.lr_scheduler_type", lambda v: v or "constant") for place in _OPTIM},
     **{f"{place}.lr_decay_style": Mapped(f"{place}.lr_scheduler_type") for place in _OPTIM},
+    "model_engine": Mapped(f"{_A}.strategy", _engine),
     # optimizer
     **_each(
         _OPTIM,
@@ -139,6 +163,15 @@ LEGACY: dict[str, Rule] = {
             "load_weight": Refused("a role without its weights cannot train", "leave it out", (True,)),
         },
     ),
+    **{
+        f"{role}.{engine}*": Refused(f"{engine} is not a training engine here", "use fsdp_config or megatron")
+        for role in (_A, _REF, "critic")
+        for engine in ("veomni", "automodel", "torchtitan", "deepspeed", "mindspeed")
+    },
+    **_each(
+        (f"{_A}.checkpoint", "critic.checkpoint"),
+        {"strict": Refused("a checkpoint holds every weight of its model", "leave it out", (None, True))},
+    ),
     # actor, reference, critic
     f"{_A}.rollout_n": _FOLLOWS_N,
     f"{_REF}.rollout_n": _FOLLOWS_N,
@@ -156,7 +189,7 @@ LEGACY: dict[str, Rule] = {
     f"{_A}.use_fused_kernels": _ALWAYS_FUSED,
     f"{_A}.calculate_sum_pi_squared": Ignored("follows what the estimator needs"),
     f"{_A}.sum_pi_squared_checkpointing": _ALWAYS_CHUNKED,
-    f"{_REF}.router_replay.*": Ignored("the reference follows the actor's router_replay"),
+    f"{_REF}.router_replay.*": Ignored("the reference is another policy, and chooses experts of its own"),
     "actor_rollout_ref.hybrid_engine": Refused("actor and rollout share their devices", "leave it out", (None, True)),
     # model
     f"{_M}.use_shm": Ignored("weights are memory-mapped from where they are"),
@@ -192,6 +225,8 @@ LEGACY: dict[str, Rule] = {
     f"{_RO}.layered_summon": Ignored("weights are always streamed layer by layer"),
     f"{_RO}.layer_name_map.*": Ignored("weights travel under Hugging Face names"),
     f"{_RO}.profiler.*": Ignored("rollouts share the actor's profiler"),
+    f"{_RO}.profile_*": Ignored("rollouts share the actor's profiler"),
+    f"{_RO}.moe_tensor_parallel_size": Ignored("experts are split as the engine splits its other matrices"),
     f"{_RO}.skip_rollout": Refused("rollouts are not read from a file", "leave it out", (None, False)),
     f"{_RO}.skip_dump_dir": Refused("rollouts are not read from a file", "leave it out"),
     f"{_RO}.multi_turn.num_repeat_rollouts": _FOLLOWS_N,
@@ -216,7 +251,7 @@ LEGACY: dict[str, Rule] = {
     "reward_model.reward_loop_class_name": Refused("managers are chosen by name", "use custom_reward_function.path"),
     "reward_model.profiler.*": Ignored("reward models are not profiled"),
     "reward_model.nccl_timeout": Ignored("follows actor_rollout_ref.nccl_timeout"),
-    "reward_model.rollout.limit_images": Ignored("a judge takes the images that the row holds"),
+    "reward_model.rollout.limit_images": Ignored("a judge reads texts alone"),
     "reward_model.rollout.skip_tokenizer_init": Ignored("engines take tokens and give tokens"),
     # data
     "data.return_raw_chat": Ignored("messages are always kept"),
@@ -233,6 +268,8 @@ LEGACY: dict[str, Rule] = {
     "trainer.use_v1": Ignored("there is one trainer"),
     "trainer.v1.*": Refused("there is one trainer, and it is synchronous", "leave it out"),
     "transfer_queue.*": Refused("tensors travel without a queue service", "leave it out", (None, False)),
+    **_each((_A, _REF, "critic"), {"profile*.discrete": _EACH_PHASE, "profile_discrete": _EACH_PHASE}),
+    "profile.options.*": Ignored("what a trace holds is chosen by the role's profiler.tool_config"),
     "hydra.*": Ignored("Hydra's own run folder and logging are not used"),
 }
 
@@ -241,7 +278,12 @@ def rule_for(key: str) -> Rule | None:
     """The exact entry, else the first pattern that matches."""
     if key in LEGACY:
         return LEGACY[key]
-    return next((rule for pattern, rule in LEGACY.items() if "*" in pattern and fnmatchcase(key, pattern)), None)
+    for pattern, rule in LEGACY.items():
+        if "*" in pattern and fnmatchcase(key, pattern):
+            if isinstance(rule, Mapped):
+                return replace(rule, to=rule.to.replace("*", key[len(pattern) - 1 :]))
+            return rule
+    return None
 
 
 def _refers(value: Any) -> bool:

@@ -97,7 +97,11 @@ def _parse_overrides(overrides: Sequence[str]) -> list[Override]:
 
 def _setting(override: Override) -> Setting:
     if override.package is not None:
-        raise UserError("has a package", key=override.input_line, fix="write the whole key before the =")
+        raise UserError(
+            "chooses a config group, and there is one schema here",
+            key=override.input_line,
+            fix="leave it out, and set the keys that you want different",
+        )
     value = None if override.type is OverrideType.DEL and override._value is None else override.value()
     return Setting(
         key=override.key_or_group.replace("/", "."),

@@ -78,6 +78,9 @@ EMBEDDED: dict[str, Any] = {
     "actor_rollout_ref.ref.fsdp_config.dtype": "float32",
     "actor_rollout_ref.actor.fsdp_config.dtype": "float32",
     "critic.model.fsdp_config.dtype": "float32",
+    "actor_rollout_ref.actor.megatron.dtype": "float32",
+    "actor_rollout_ref.ref.megatron.dtype": "float32",
+    "critic.megatron.dtype": "float32",
     "reward_model.model.fsdp_config.dtype": "float32",
     "trainer.total_training_steps": 80,
     "trainer.test_freq": 20,
@@ -89,7 +92,13 @@ GUIDE: dict[str, Any] = {
     "data.train_files": "~/data/gsm8k/train.parquet",
     "data.val_files": "~/data/gsm8k/test.parquet",
 }
-GUIDE_GPUS_PER_NODE = 8
+GUIDE_GPUS_PER_NODE, GUIDE_NPUS_PER_NODE = 8, 16
+ON_NPU: dict[str, Any] = {
+    "actor_rollout_ref.actor.use_torch_compile": False,
+    "actor_rollout_ref.ref.use_torch_compile": False,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.3,
+    "actor_rollout_ref.rollout.enable_chunked_prefill": False,
+}
 GUIDE_TENSOR_PARALLEL = 2
 
 

@@ -26,6 +26,7 @@ def resolve(config: Config, origins: dict[str, str], machine: Machine) -> list[s
     """Fill every key that is still unset and has an answer; returns warnings."""
     fill = _Filler(config, origins)
     _hardware(config, fill, machine)
+    _ascend(config, origins)
     _rollout_engine(config, fill, machine)
     _batches(config, fill, origins)
     _roles(config, fill)
@@ -56,10 +57,19 @@ def _hardware(config: Config, fill: _Filler, machine: Machine) -> None:
         fill(
             "trainer.device", "cuda", "GPUs are asked for" if asked_for_gpus else "the model is too large for this CPU"
         )
-        fill("trainer.n_gpus_per_node", recipes.GUIDE_GPUS_PER_NODE, "guide: this machine has none")
+        each = recipes.GUIDE_NPUS_PER_NODE if trainer.device == "npu" else recipes.GUIDE_GPUS_PER_NODE
+        fill("trainer.n_gpus_per_node", each, "guide: this machine has none")
     else:
         fill("trainer.device", "cpu", "machine: no accelerator")
         fill("trainer.n_gpus_per_node", 1, "one CPU process")
+
+
+def _ascend(config: Config, origins: dict[str, str]) -> None:
+    """What recipes for Ascend devices set, where the user said nothing."""
+    for key, value in recipes.ON_NPU.items() if config.trainer.device == "npu" else ():
+        if origins.get(key, "follows").startswith("follows"):
+            tree.put(config, key, value)
+            origins[key] = "trainer.device=npu"
 
 
 def _fits_host(config: Config, machine: Machine) -> bool:

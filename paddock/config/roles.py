@@ -86,7 +86,7 @@ class PolicyLossConfig:
 
 @dataclass
 class ActorConfig:
-    strategy: str = key("fsdp", "training engine; one device always runs `single`", choices=STRATEGIES)
+    strategy: str = key("fsdp", "training engine; one device runs `single`, or megatron", choices=STRATEGIES)
     ppo_mini_batch_size: int = key(256, "prompts per optimizer step", low=1)
     ppo_micro_batch_size_per_gpu: int | None = key(None, "rows per forward; unset: a token budget", low=1)
     use_dynamic_bsz: bool | None = key(None, "micro-batches by token budget; unset: unless a row count is set")
@@ -112,7 +112,9 @@ class ActorConfig:
     use_kl_loss: bool = key(False, "add KL(policy | reference) to the loss")
     kl_loss_coef: float = key(0.001, "weight of that KL", low=0)
     kl_loss_type: str = key("low_var_kl", "its estimator; `+`: straight-through k2 gradient", choices=KL_KINDS)
-    use_prefix_grouper: bool = key(False, "compute a group's shared prompt once in training")
+    use_prefix_grouper: bool | None = key(
+        None, "compute a group's shared prompt once in training; unset: where that is possible"
+    )
     use_torch_compile: bool = key(True, "compile layers where it pays")
     ulysses_sequence_parallel_size: int = key(1, "ranks that share each sequence (FSDP)", low=1)
     freeze_vision_tower: bool = key(False, "do not train the vision tower")
@@ -150,6 +152,9 @@ class RefMegatronConfig(MegatronConfig):
         f"{_ACTOR}.megatron.expert_tensor_parallel_size", "as the actor", low=1
     )
     param_offload: bool = follows(f"{_ACTOR}.megatron.param_offload", "as the actor")
+    override_transformer_config: dict[str, Any] = follows(
+        f"{_ACTOR}.megatron.override_transformer_config", "as the actor"
+    )
     use_mbridge: bool = follows(f"{_ACTOR}.megatron.use_mbridge", "as the actor")
     vanilla_mbridge: bool = follows(f"{_ACTOR}.megatron.vanilla_mbridge", "as the actor")
     use_remove_padding: bool = follows(f"{_ACTOR}.megatron.use_remove_padding", "as the actor")

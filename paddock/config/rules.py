@@ -18,11 +18,12 @@ from paddock.config.topology import (
     model_parallel_size,
     needs_reference,
     pool_size,
+    trains_adapters,
     world_size,
 )
 from paddock.errors import UserError
 
-_A, _RO = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_A, _M, _RO = (f"actor_rollout_ref.{role}" for role in ("actor", "model", "rollout"))
 
 
 def check(config: Config, origins: dict[str, str]) -> list[str]:
@@ -176,27 +177,39 @@ def devices_divide_into_groups(config: Config) -> None:
         )
 
 
+def megatron_trains_all_or_none(config: Config) -> None:
+    """Roles of one process share Megatron's process groups, or know nothing of them."""
+    group, actor = config.actor_rollout_ref, config.actor_rollout_ref.actor.strategy
+    for section, role, there in (
+        ("actor_rollout_ref.ref", group.ref, needs_reference(config)),
+        ("critic", config.critic, config.critic.enable),
+    ):
+        if there and (role.strategy == "megatron") != (actor == "megatron"):
+            raise UserError(
+                f"the actor's engine is {actor}, and Megatron trains all roles or none",
+                key=f"{section}.strategy",
+                value=role.strategy,
+                fix=f"{section}.strategy={actor}",
+            )
+
+
 def token_budgets_hold_one_sequence(config: Config) -> None:
     longest = config.data.max_prompt_length + config.data.max_response_length
-    shared = config.actor_rollout_ref.actor
+    group, critic = config.actor_rollout_ref, config.critic
+    rollout, ref, ranks = group.rollout, group.ref, group.actor.ulysses_sequence_parallel_size
+    name = "log_prob_max_token_len_per_gpu"
     budgets: list[tuple[str, bool | None, int, int]] = [
-        (
-            f"{_A}.ppo_max_token_len_per_gpu",
-            shared.use_dynamic_bsz,
-            shared.ppo_max_token_len_per_gpu,
-            shared.ulysses_sequence_parallel_size,
-        ),
+        (f"{_A}.ppo_max_token_len_per_gpu", group.actor.use_dynamic_bsz, group.actor.ppo_max_token_len_per_gpu, ranks),
+        (f"{_RO}.{name}", rollout.log_prob_use_dynamic_bsz, rollout.log_prob_max_token_len_per_gpu, ranks),
     ]
-    if config.critic.enable:
-        critic = config.critic
+    if needs_reference(config):
+        ranks = ref.ulysses_sequence_parallel_size
         budgets.append(
-            (
-                "critic.ppo_max_token_len_per_gpu",
-                critic.use_dynamic_bsz,
-                critic.ppo_max_token_len_per_gpu,
-                critic.ulysses_sequence_parallel_size,
-            )
+            (f"actor_rollout_ref.ref.{name}", ref.log_prob_use_dynamic_bsz, ref.log_prob_max_token_len_per_gpu, ranks)
         )
+    for name in ("ppo_max_token_len_per_gpu", "forward_max_token_len_per_gpu") if critic.enable else ():
+        ranks = critic.ulysses_sequence_parallel_size
+        budgets.append((f"critic.{name}", critic.use_dynamic_bsz, getattr(critic, name), ranks))
     for key, used, budget, ranks in budgets:
         if used and budget * ranks < longest:
             raise UserError(
@@ -226,6 +239,21 @@ def losses_have_what_they_need(config: Config) -> None:
 
 def correction_can_be_read(config: Config) -> None:
     rollout_correction.parse(config.algorithm.rollout_correction)
+
+
+def replayed_experts_are_recorded(config: Config) -> None:
+    """R3 replays what the rollout chose, R2 what the pass of the old log-probs chose."""
+    group, key = config.actor_rollout_ref, "actor_rollout_ref.actor.router_replay.mode"
+    recorded = "actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
+    if group.actor.router_replay.mode == "R3" and not group.rollout.enable_rollout_routing_replay:
+        raise UserError("replays the rollout's experts, which nobody records", key=key, value="R3", fix=recorded)
+    if group.actor.router_replay.mode == "R2" and rollout_correction.parse(config.algorithm.rollout_correction).bypass:
+        raise UserError(
+            "replays the experts of the old log-probs' pass, which bypass mode leaves out",
+            key=key,
+            value="R2",
+            fix=f"{key}=R3 {recorded}; or algorithm.rollout_correction.bypass_mode=False",
+        )
 
 
 def sampling_is_possible(config: Config) -> None:
@@ -300,6 +328,48 @@ def checkpoints_are_whole(config: Config) -> None:
                 )
 
 
+def adapters_suit_their_engine(config: Config) -> None:
+    """LoRA has other keys under Megatron; and its reference is the actor without adapters."""
+    group, critic = config.actor_rollout_ref, config.critic
+    roles: list[tuple[str, str, Any]] = [(_M, group.actor.strategy, group.model)]
+    if critic.enable:
+        roles.append(("critic.model", critic.strategy, critic.model))
+    for section, strategy, model in roles:
+        megatron = strategy == "megatron"
+        name, value = ("lora_rank", model.lora_rank) if megatron else ("lora.rank", model.lora.rank)
+        if value:
+            fix = f"{section}.lora.rank={value}" if megatron else f"{section}.lora_rank={value} {section}.lora_alpha="
+            raise UserError(
+                f"is {'not ' if megatron else ''}Megatron's, and the engine is {strategy}",
+                key=f"{section}.{name}",
+                value=value,
+                fix=fix if megatron else f"{fix}{model.lora.alpha}",
+            )
+    ranks = group.actor.ulysses_sequence_parallel_size
+    if trains_adapters(config) and needs_reference(config) and group.ref.ulysses_sequence_parallel_size != ranks:
+        raise UserError(
+            "under LoRA the reference is the actor without its adapters, and shares its ranks",
+            key="actor_rollout_ref.ref.ulysses_sequence_parallel_size",
+            value=group.ref.ulysses_sequence_parallel_size,
+            fix=f"leave it out, or {ranks}",
+        )
+
+
+def offloaded_activations_are_few(config: Config) -> None:
+    """Only the inputs of layers are worth the way to the host; Megatron recomputes by keys of its own."""
+    group, critic = config.actor_rollout_ref, config.critic
+    roles: list[tuple[str, str, Any]] = [(_M, group.actor.strategy, group.model)]
+    if critic.enable:
+        roles.append(("critic.model", critic.strategy, critic.model))
+    for section, strategy, model in roles:
+        key = f"{section}.enable_activation_offload"
+        if model.enable_activation_offload and strategy == "megatron":
+            raise UserError("is not Megatron's", key=key, value=True, fix="leave it out, and set recompute_granularity")
+        if model.enable_activation_offload and not model.enable_gradient_checkpointing:
+            fix = f"{section}.enable_gradient_checkpointing=True"
+            raise UserError("offloads what gradient checkpointing keeps, and that is off", key=key, value=True, fix=fix)
+
+
 def reward_model_is_named(config: Config) -> None:
     reward, judge = config.reward_model, config.reward_model.judge
     if not reward.enable:
@@ -367,14 +437,18 @@ RULES: tuple[Callable[[Config], None], ...] = (
     devices_divide_into_groups,
     mini_batches_divide_the_batch,
     rows_divide_over_devices,
+    megatron_trains_all_or_none,
     token_budgets_hold_one_sequence,
     losses_have_what_they_need,
     correction_can_be_read,
+    replayed_experts_are_recorded,
     sampling_is_possible,
     frequencies_are_positive_or_off,
     loggers_are_known,
     resume_path_is_a_step,
     checkpoints_are_whole,
+    adapters_suit_their_engine,
+    offloaded_activations_are_few,
     reward_model_is_named,
     reward_settings_agree,
     data_files_are_named,
@@ -389,6 +463,8 @@ def _warnings(config: Config, origins: dict[str, str]) -> Iterator[str]:
     for key in (key for key, origin in origins.items() if set_by_user(origin)):
         if other in key:
             yield f"{key} has no effect: {_A}.strategy={actor.strategy}"
+        elif ".model.lora." in key and actor.strategy != "megatron" and key != f"{_M}.lora.merge":
+            yield f"{key} has no effect: it is Megatron's, and {_A}.strategy={actor.strategy}"
         elif key.startswith("critic.") and key != "critic.enable" and not config.critic.enable:
             yield f"{key} has no effect: algorithm.adv_estimator={config.algorithm.adv_estimator} trains no critic"
         elif key.startswith("reward_model.rollout.") and config.reward_model.judge.source is None:

@@ -19,13 +19,13 @@ REWARD_MANAGERS = ("naive", "batch", "prime", "dapo", "remote", "rate_limited", 
 
 @dataclass
 class PluginConfig:
-    path: str | None = key(None, "Python file", path=True)
+    path: str | None = key(None, "Python file of a map-style data set, whose items are rows", path=True)
     name: str | None = key(None, "class in that file")
 
 
 @dataclass
 class SamplerConfig:
-    class_path: str | None = key(None, "Python file of a curriculum sampler", path=True)
+    class_path: str | None = key(None, "Python file of a sampler: the order of prompts, each epoch", path=True)
     class_name: str | None = key(None, "class in that file")
 
 
@@ -47,7 +47,8 @@ class DataConfig:
     reward_fn_key: str = key("data_source", "column that picks the scorer")
     image_key: str = key("images", "column of images")
     video_key: str = key("videos", "column of videos")
-    image_patch_size: int = key(14, "pixels per vision patch", low=1)
+    image_patch_size: int | None = key(None, "pixels per vision patch; unset: the model's, and no other works", low=1)
+    mm_processor_kwargs: dict[str, Any] = key({}, "limits of an image's area: min_pixels, max_pixels")
     shuffle: bool = key(True, "shuffle the training rows each epoch")
     validation_shuffle: bool = key(False, "shuffle the validation rows")
     seed: int | None = key(None, "seed of the shuffle; unset: trainer.seed")

@@ -59,6 +59,11 @@ def model_parallel_size(role: ActorConfig | RefConfig | CriticConfig) -> int:
     return role.ulysses_sequence_parallel_size
 
 
+def pipeline_stages(role: ActorConfig | RefConfig | CriticConfig) -> int:
+    """Megatron's ranks stand stage after stage; those of one stage stand by their rows."""
+    return role.megatron.pipeline_model_parallel_size if role.strategy == "megatron" else 1
+
+
 def data_parallel_size(config: Config, role: ActorConfig | RefConfig | CriticConfig) -> int:
     """Devices, or groups of them, that work on different rows."""
     return max(1, pool_size(config, role) // model_parallel_size(role))
@@ -70,6 +75,14 @@ def engine_size(config: Config) -> int:
     if rollout.name in ("embedded", "hf"):
         return 1
     return (rollout.tensor_model_parallel_size or 1) * rollout.pipeline_model_parallel_size
+
+
+def trains_adapters(config: Config) -> bool:
+    """LoRA, by the keys of the actor's engine."""
+    model = config.actor_rollout_ref.model
+    if config.actor_rollout_ref.actor.strategy == "megatron":
+        return bool(model.lora.rank or model.lora.adapter_path)
+    return bool(model.lora_rank or model.lora_adapter_path)
 
 
 def needs_reference(config: Config) -> bool:

@@ -48,6 +48,10 @@ class Batch:
     returns: PerToken | None = None
     sum_pi_squared: PerToken | None = None
     """Sum of the squared probabilities of all tokens of the vocabulary."""
+    prompt_experts: Tensor | None = None
+    """``[B, P, layers, k]``: the experts that each prompt token went to, in each layer that has some."""
+    response_experts: Tensor | None = None
+    """``[B, R, layers, k]``: those of each response token but the last, which no forward reads."""
     baseline_scores: PerRow | None = None
     """Score of one greedy response to the row's prompt."""
     extras: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -119,7 +123,7 @@ class Batch:
 
 COLUMNS = tuple(f.name for f in fields(Batch) if f.name != "extras")
 PER_ROW = frozenset({"row", "group", "lengths", "baseline_scores"})
-PER_PROMPT = frozenset({"prompts", "prompt_mask"})
+PER_PROMPT = frozenset({"prompts", "prompt_mask", "prompt_experts"})
 PER_TOKEN = frozenset(COLUMNS) - PER_ROW - PER_PROMPT
 
 
@@ -129,5 +133,6 @@ def join(name: str, parts: list[Tensor]) -> Tensor:
     longest = max(part.shape[1] for part in parts)
     left = name in PER_PROMPT
     missing = [longest - part.shape[1] for part in parts]
-    pads = [(gap, 0) if left else (0, gap) for gap in missing]
+    behind = (0, 0) * (parts[0].dim() - 2)  # of what a token has several of
+    pads = [(*behind, gap, 0) if left else (*behind, 0, gap) for gap in missing]
     return torch.cat([torch.nn.functional.pad(part, pad) for part, pad in zip(parts, pads, strict=True)])

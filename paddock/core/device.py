@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import random
 import resource
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy
 import torch
@@ -38,6 +42,8 @@ def device_type() -> str:
 def device_of(name: str | None = None) -> torch.device:
     """The device that `trainer.device` names, or the one that is there."""
     kind = name or device_type()
+    if kind == "npu":
+        load_npu()
     if kind != "cpu" and kind != device_type():
         raise UserError(
             f"this process sees no {kind} device",
@@ -46,6 +52,21 @@ def device_of(name: str | None = None) -> torch.device:
             fix=f"trainer.device={device_type()}",
         )
     return torch.device(kind) if kind == "cpu" else torch.device(kind, vendor(kind).current_device())
+
+
+def load_npu() -> None:
+    """torch learns of Ascend devices by an import."""
+    if hasattr(torch, "npu"):
+        return
+    try:
+        importlib.import_module("torch_npu")
+    except ImportError as error:
+        raise UserError(
+            f"torch_npu, which teaches torch about Ascend devices, cannot be imported: {error}",
+            key="trainer.device",
+            value="npu",
+            fix="pip install torch_npu of torch's own version, beside CANN; or trainer.device=cuda or cpu",
+        ) from error
 
 
 def vendor(kind: str) -> ModuleType:
@@ -57,6 +78,26 @@ def collective_backend(kind: str) -> str:
     """torch.distributed's name for what carries tensors between processes; objects go over gloo."""
     carriers = {"cuda": "nccl", "npu": "hccl"}
     return f"cpu:gloo,{kind}:{carriers[kind]}" if kind in carriers else "gloo"
+
+
+VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
+RESOURCE = {"cuda": "GPU", "npu": "NPU", "cpu": "CPU"}
+"""Ray's name for a device; it counts those of NVIDIA and Ascend by itself."""
+
+
+def visible_devices_variable(kind: str) -> str | None:
+    """What tells a new process which devices it may use."""
+    return VISIBLE.get(kind)
+
+
+def visible_devices(kind: str) -> str | None:
+    """Those that this process may use; None: all."""
+    return os.environ.get(VISIBLE[kind]) if kind in VISIBLE else None
+
+
+def shares_memory(device: torch.device) -> bool:
+    """Can another process of this machine read a tensor of this device where it is?"""
+    return device.type == "cuda"
 
 
 def synchronize(device: torch.device) -> None:
@@ -82,6 +123,46 @@ class Recording:
         with torch.cuda.graph(graph, pool=self.memory):
             function()
         return graph.replay
+
+
+class Carrier:
+    """Copies between a device and the host, on a stream beside the work that runs there. On a CPU they are plain."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.beside = device.type != "cpu"
+        self.stream: Any = vendor(device.type).Stream(device) if self.beside else None
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """To be read by `to_device` alone: it may not have come yet."""
+        if not self.beside:
+            return tensor.clone()
+        there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self.after_work()
+        with vendor(self.device.type).stream(self.stream):
+            there.copy_(tensor, non_blocking=True)
+        tensor.record_stream(self.stream)  # its memory is not given away before
+        return there
+
+    def to_device(self, host: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """For `arrived`, which waits for it."""
+        if not self.beside:
+            return host.clone(), None
+        there = torch.empty(host.shape, dtype=host.dtype, device=self.device)
+        self.after_work()  # which may still use this memory
+        with vendor(self.device.type).stream(self.stream):
+            there.copy_(host, non_blocking=True)
+        return there, self.stream.record_event()
+
+    def after_work(self) -> None:
+        self.stream.wait_stream(vendor(self.device.type).current_stream(self.device))
+
+    def arrived(self, arrival: tuple[torch.Tensor, Any]) -> torch.Tensor:
+        """Work that is launched from now on sees it."""
+        tensor, ready = arrival
+        if ready is not None:
+            vendor(self.device.type).current_stream(self.device).wait_event(ready)
+        return tensor
 
 
 @cache
@@ -111,11 +192,6 @@ def reset_peak_memory(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def total_memory(device: torch.device) -> int:
-    """Bytes that an accelerator has, used or not."""
-    return vendor(device.type).get_device_properties(device).total_memory
-
-
 def memory_in_use(device: torch.device) -> int:
     """Bytes that tensors take on an accelerator, that the process takes on a CPU."""
     if device.type != "cpu":
@@ -131,12 +207,94 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+DETERMINISM = {
+    "cuda": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
+    "npu": {"HCCL_DETERMINISTIC": "true", "CLOSE_MATMUL_K_SHIFT": "1"},
+}
+"""What a vendor's libraries read when they first run; the user's own setting wins."""
+
+
+def make_deterministic(device: torch.device) -> None:
+    """Every sum in the same order each time, for the rest of this process. An operation that cannot says so."""
+    for name, value in DETERMINISM.get(device.type, {}).items():
+        os.environ.setdefault(name, value)
+    torch.use_deterministic_algorithms(True)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = False
+
+
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
     """The type that a config names; float32 where a CPU can only emulate it, at a fraction of the speed."""
     dtype = DTYPES[name]
     if device.type == "cpu" and dtype != torch.float32 and not cpu_multiplies_bf16():
         return torch.float32
     return dtype
+
+
+def has_flash(tensor: torch.Tensor, window: int | None = None) -> bool:
+    """Is there a kernel for packed sequences of this type?"""
+    narrow = tensor.dtype in (torch.bfloat16, torch.float16)
+    return narrow and (tensor.device.type == "cuda" or (tensor.device.type == "npu" and window is None))
+
+
+def has_wide_products(tensor: torch.Tensor) -> bool:
+    """Can a product of narrow matrices be given in float32, as it was summed?"""
+    return tensor.device.type == "cuda"
+
+
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ends: torch.Tensor,
+    lengths: list[int],
+    scale: float,
+    window: int | None,
+    key_ends: torch.Tensor | None = None,
+    key_lengths: list[int] | None = None,
+) -> torch.Tensor:
+    """By the device's own kernel: packed ``[T, H, D]``, each sequence causal in itself.
+
+    `ends` are 0 and the places where sequences end, on the device; `lengths` are theirs, on the host. Where a sequence
+    has more keys than queries, these are the last of them.
+    """
+    key_ends, key_lengths = ends if key_ends is None else key_ends, key_lengths or lengths
+    if q.device.type == "npu":
+        return ascend_attention(q, k, v, list(accumulate(lengths)), list(accumulate(key_lengths)), scale)
+    left, most = -1 if window is None else window - 1, (max(lengths), max(key_lengths))
+    return torchs_flash()(q, k, v, ends, key_ends, *most, scale=scale, window_size=(left, 0))
+
+
+@cache
+def torchs_flash() -> Callable[..., Any]:
+    from torch.nn.attention.varlen import varlen_attn
+
+    options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    return partial(varlen_attn, **options)
+
+
+def ascend_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: list[int], key_ends: list[int], scale: float
+) -> torch.Tensor:
+    npu = importlib.import_module("torch_npu")
+    return npu.npu_fusion_attention(
+        q,
+        k,
+        v,
+        q.shape[1],
+        input_layout="TND",
+        atten_mask=ascend_mask(q.device),
+        scale=scale,
+        keep_prob=1.0,
+        actual_seq_qlen=ends,
+        actual_seq_kvlen=key_ends,
+        sparse_mode=3,  # the mask is a pattern: causal, from the end of each sequence
+    )[0]
+
+
+@cache
+def ascend_mask(device: torch.device) -> torch.Tensor:
+    return torch.ones(2048, 2048, dtype=torch.bool, device=device).triu(1)
 
 
 def has_fused_optimizers(device: torch.device) -> bool:

@@ -104,7 +104,7 @@ def truncated(tokens: list[int], longest: int, how: str, place: str) -> list[int
             key="data.max_prompt_length",
             value=longest,
             fix=f"data.max_prompt_length={len(tokens)} or more, data.filter_overlong_prompts=True, or "
-            "data.truncation=left|right|middle",
+            "data.truncation=left|right|middle where there are no images, which are never cut",
         )
     if how == "left":
         return tokens[-longest:]

@@ -10,16 +10,19 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paddock.config.paths import files_of
 from paddock.config.schema import DataConfig
+from paddock.core.images import Images
 from paddock.core.rng import permutation
 from paddock.data.chat import Messages, PromptEncoder, messages_of, truncated
+from paddock.data.images import Asked, ImagePrompts, ImageReader
 from paddock.data.lengths import prompt_lengths
-from paddock.data.tables import Record, Table, bad_row, open_table
+from paddock.data.plugins import tables_of
+from paddock.data.tables import Record, Table, bad_row
 from paddock.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -46,19 +49,23 @@ class PromptRow:
     """File and row, for messages to people."""
     style: str = RULE
     """Who scores its answers: a rule, a reward model, or both."""
+    images: Images | None = None
+    """What the model sees beside the tokens."""
 
 
 class PromptDataset:
     """The rows of one or several files, one after the other. Keeps Arrow tables or JSON lines, never Python rows."""
 
     def __init__(
-        self, files: Any, tokenizer: Any, config: DataConfig, *, key: str, most: int = -1, shuffle: bool = False
-    ):
+        self, files: Any, tokenizer: Any, config: DataConfig, *, key: str, most: int = -1, shuffle: bool = False,
+        reader: ImageReader | None = None,
+    ):  # fmt: skip
         """`most` rows are used, if positive: the first ones, or with `shuffle` any, by `data.seed`."""
         self.config, self.key = config, key
         self.encoder = PromptEncoder(tokenizer, config.apply_chat_template_kwargs)
+        self.prompts = ImagePrompts(self.encoder, reader, config.prompt_key, config.image_key)
         wanted = [config.prompt_key, config.reward_fn_key, TRUTH, EXTRA, config.image_key, config.video_key]
-        self.tables = [open_table(path, key, wanted) for path in files_of(files)]
+        self.tables = tables_of(files, tokenizer, config, key, lambda path: wanted)
         self.starts = [0, *itertools.accumulate(table.count for table in self.tables)]
         self.row_styles: list[str] = []
         """Who scores each row, as the files have it."""
@@ -72,14 +79,16 @@ class PromptDataset:
             self._leave_out_overlong()
 
     @classmethod
-    def train(cls, config: DataConfig, tokenizer: Any) -> PromptDataset:
+    def train(cls, config: DataConfig, tokenizer: Any, reader: ImageReader | None = None) -> PromptDataset:
         most, shuffle = config.train_max_samples, config.shuffle
-        return cls(config.train_files, tokenizer, config, key="data.train_files", most=most, shuffle=shuffle)
+        return cls(config.train_files, tokenizer, config, key="data.train_files", most=most, shuffle=shuffle,
+                   reader=reader)  # fmt: skip
 
     @classmethod
-    def validation(cls, config: DataConfig, tokenizer: Any) -> PromptDataset:
+    def validation(cls, config: DataConfig, tokenizer: Any, reader: ImageReader | None = None) -> PromptDataset:
         most, shuffle = config.val_max_samples, config.validation_shuffle
-        return cls(config.val_files, tokenizer, config, key="data.val_files", most=most, shuffle=shuffle)
+        return cls(config.val_files, tokenizer, config, key="data.val_files", most=most, shuffle=shuffle,
+                   reader=reader)  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -100,6 +109,10 @@ class PromptDataset:
     def sources(self) -> dict[str, int]:
         """How many rows each data source gives."""
         return dict(Counter(self.row_sources[index] for index in self.kept))
+
+    @property
+    def shows_images(self) -> bool:
+        return self.prompts.reader is not None and any(self.config.image_key in table.columns for table in self.tables)
 
     def one_of_each_source(self) -> list[PromptRow]:
         """The first row of every data source and style, to try a scorer on before training starts."""
@@ -149,12 +162,11 @@ class PromptDataset:
         longest, column = self.config.max_prompt_length, self.config.prompt_key
 
         def measure(positions: range) -> list[int]:
-            places, messages, _ = self._prompts([int(self.kept[position]) for position in positions])
-            return [len(tokens) for tokens in self.encoder.encode(messages, places, column)]
+            return self.prompts.lengths(self._asked([int(self.kept[position]) for position in positions]))
 
-        tokenizer, identity = self.encoder.identity(), None
-        if tokenizer:
-            identity = hashlib.sha256(tokenizer + self.identity.encode() + column.encode()).digest()
+        known, identity = self.prompts.identity(), None
+        if known:
+            identity = hashlib.sha256(known + self.identity.encode() + column.encode()).digest()
         lengths = prompt_lengths(len(self), measure, self.config.filter_overlong_prompts_workers, identity)
         fits = lengths <= longest
         if not fits.any():
@@ -168,22 +180,32 @@ class PromptDataset:
 
     def _rows(self, indices: list[int]) -> list[PromptRow]:
         config = self.config
-        places, messages, records = self._prompts(indices)
-        encoded = self.encoder.encode(messages, places, config.prompt_key)
+        rows = self._asked(indices)
         return [
             PromptRow(
                 index=index,
                 group=index,
-                tokens=truncated(tokens, config.max_prompt_length, config.truncation, place),
-                messages=prompt,
-                data_source=_source(record[config.reward_fn_key], place, config.reward_fn_key),
-                ground_truth=_truth(record[TRUTH], place),
-                extra_info=record.get(EXTRA) or {},
-                place=place,
-                style=self.scored_by.get(style := _style(record[TRUTH]), style),
+                tokens=self._shortened(tokens, images, row.place),
+                messages=row.messages,
+                data_source=_source(row.record[config.reward_fn_key], row.place, config.reward_fn_key),
+                ground_truth=_truth(row.record[TRUTH], row.place),
+                extra_info=row.record.get(EXTRA) or {},
+                place=row.place,
+                style=self.scored_by.get(style := _style(row.record[TRUTH]), style),
+                images=images,
             )
-            for index, tokens, place, prompt, record in zip(indices, encoded, places, messages, records, strict=True)
+            for index, row, (tokens, images) in zip(indices, rows, self.prompts.encode(rows), strict=True)
         ]
+
+    def _shortened(self, tokens: list[int], images: Images | None, place: str) -> list[int]:
+        """An image is never cut: its features would find no tokens."""
+        how = self.config.truncation if images is None else "error"
+        return truncated(tokens, self.config.max_prompt_length, how, place)
+
+    def _asked(self, indices: list[int]) -> list[Asked]:
+        places, messages, records = self._prompts(indices)
+        folders = [Path(self._find(index)[0].path).expanduser().parent for index in indices]
+        return [Asked(*row) for row in zip(messages, records, places, folders, strict=True)]
 
     def _prompts(self, indices: list[int]) -> tuple[list[str], list[Messages], list[Record]]:
         """Where each row stands, what it asks, and all it holds."""
@@ -192,11 +214,10 @@ class PromptDataset:
         records = [table.row(row) for table, row in found]
         column = self.config.prompt_key
         for place, record in zip(places, records, strict=True):
-            for media in (self.config.image_key, self.config.video_key):
-                if record.get(media):
-                    raise bad_row(
-                        place, media, "holds images or videos, which this loader does not read", "remove the column"
-                    )
+            for media, what in ((self.config.image_key, "images"), (self.config.video_key, "videos")):
+                if record.get(media) and (what == "videos" or self.prompts.reader is None):
+                    why = "which are not read" if what == "videos" else "and what is trained here reads none"
+                    raise bad_row(place, media, f"holds {what}, {why}", "remove the column")
         messages = [
             messages_of(record.get(column), place, column) for place, record in zip(places, records, strict=True)
         ]

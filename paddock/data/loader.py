@@ -13,9 +13,10 @@ from paddock.config.schema import DataConfig
 from paddock.core.batch import Batch
 from paddock.core.rng import permutation
 from paddock.data.dataset import PromptDataset, PromptRow
+from paddock.data.plugins import Order
 from paddock.errors import UserError
 
-EXTRAS = ("data_source", "ground_truth", "extra_info", "messages", "index", "place", "style")
+EXTRAS = ("data_source", "ground_truth", "extra_info", "messages", "index", "place", "style", "images")
 """What a batch of prompts carries beside tokens."""
 
 
@@ -23,25 +24,36 @@ class Loader:
     """Draws training prompts, epoch after epoch; the end of an epoch that is shorter than a draw is left out."""
 
     def __init__(
-        self, dataset: PromptDataset, batch_size: int, *, seed: int, shuffle: bool = True, look_ahead: bool = True
+        self,
+        dataset: PromptDataset,
+        batch_size: int,
+        *,
+        seed: int,
+        shuffle: bool = True,
+        look_ahead: bool = True,
+        sampler: Order | None = None,
     ):
-        """`look_ahead` tokenises the next batch in a thread while this one is trained on: one thread is enough, as the
-        tokenizer's own native threads share its work. A `data.dataloader_num_workers` above 0 asks for it."""
+        """`sampler` decides the order, where the user has one.
+
+        `look_ahead` tokenises the next batch in a thread while this one is trained on: one thread is enough, as the
+        tokenizer's own native threads share its work. A `data.dataloader_num_workers` above 0 asks for it.
+        """
         self.dataset, self.batch_size, self.seed, self.shuffle = dataset, batch_size, seed, shuffle
-        self._require(batch_size, "data.train_batch_size")
+        self.sampler = sampler
         self._ahead = LookAhead(dataset) if look_ahead else None
         self._start(0, 0)
+        self._require(batch_size, "data.train_batch_size")
 
     @classmethod
     def train(cls, config: DataConfig, dataset: PromptDataset) -> Loader:
         look_ahead = config.dataloader_num_workers > 0
-        return cls(
-            dataset, config.train_batch_size, seed=config.seed or 0, shuffle=config.shuffle, look_ahead=look_ahead
-        )
+        sampler = Order(config, dataset) if config.sampler.class_path else None
+        return cls(dataset, config.train_batch_size, seed=config.seed or 0, shuffle=config.shuffle,
+                   look_ahead=look_ahead, sampler=sampler)  # fmt: skip
 
     @property
     def steps_per_epoch(self) -> int:
-        return len(self.dataset) // self.batch_size
+        return len(self.order) // self.batch_size
 
     def __iter__(self) -> Iterator[list[PromptRow]]:
         """The batches that are left of this epoch."""
@@ -82,26 +94,32 @@ class Loader:
         self._start(state["epoch"], state["position"])
 
     def _require(self, count: int, key: str) -> None:
-        if not 0 < count <= len(self.dataset):
-            reason = f"{self.dataset.key} gives {len(self.dataset)} prompts in all"
-            raise UserError(reason, key=key, value=count, fix=f"at most {len(self.dataset)}")
+        if not 0 < count <= len(self.order):
+            reason = f"{self.dataset.key} gives {len(self.order)} prompts in all"
+            raise UserError(reason, key=key, value=count, fix=f"at most {len(self.order)}")
 
     def _identity(self) -> dict[str, Any]:
-        return {"data": self.dataset.identity, "seed": self.seed, "shuffle": self.shuffle}
+        identity = {"data": self.dataset.identity, "seed": self.seed, "shuffle": self.shuffle}
+        return identity | {"sampler": self.sampler.name if self.sampler else None}
 
     def _start(self, epoch: int, position: int) -> None:
         self.epoch, self.position = epoch, position
+        self.order: list[int]
+        if self.sampler:
+            self.order = self.sampler(epoch)
+            return
         count = len(self.dataset)
-        self.order: list[int] = permutation(count, self.seed, epoch).tolist() if self.shuffle else list(range(count))
+        self.order = permutation(count, self.seed, epoch).tolist() if self.shuffle else list(range(count))
 
     def _remaining(self) -> int:
-        return len(self.dataset) - self.position
+        return len(self.order) - self.position
 
 
 SAME = {
     "data": ("data.train_files", "other training prompts"),
     "seed": ("data.seed", "another seed"),
     "shuffle": ("data.shuffle", "another order"),
+    "sampler": ("data.sampler.class_path", "another sampler"),
 }
 
 

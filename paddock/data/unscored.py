@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from paddock.config.paths import files_of
 from paddock.config.schema import DataConfig
-from paddock.data.chat import Messages, PromptEncoder, messages_of, truncated
+from paddock.data.chat import Messages, PromptEncoder, messages_of
 from paddock.data.dataset import EXTRA, PromptDataset, PromptRow
+from paddock.data.images import ImagePrompts, ImageReader
 from paddock.data.lengths import prompt_lengths
+from paddock.data.plugins import tables_of
 from paddock.data.rows import columns
-from paddock.data.tables import Record, Table, bad_row, open_table
+from paddock.data.tables import Record, Table, bad_row
 from paddock.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -29,11 +30,13 @@ class UnscoredDataset(PromptDataset):
     """Needs a prompt column alone; a row's `extra_info` is all that it holds."""
 
     def __init__(
-        self, files: Any, tokenizer: Any, config: DataConfig, *, key: str, most: int = -1, shuffle: bool = False
-    ):
+        self, files: Any, tokenizer: Any, config: DataConfig, *, key: str, most: int = -1, shuffle: bool = False,
+        reader: ImageReader | None = None,
+    ):  # fmt: skip
         self.config, self.key = config, key
         self.encoder = PromptEncoder(tokenizer, config.apply_chat_template_kwargs)
-        self.tables = [open_table(path, key, _all_columns(path, key)) for path in files_of(files)]
+        self.prompts = ImagePrompts(self.encoder, reader, config.prompt_key, config.image_key)
+        self.tables = tables_of(files, tokenizer, config, key, lambda path: _all_columns(path, key))
         self.starts = [0, *itertools.accumulate(table.count for table in self.tables)]
         self.row_sources = self._check()
         self._content = b"".join(table.digest() for table in self.tables)
@@ -53,15 +56,12 @@ class UnscoredDataset(PromptDataset):
         return [UNKNOWN] * self.total
 
     def _rows(self, indices: list[int]) -> list[PromptRow]:
-        places, messages, records = self._prompts(indices)
-        encoded = self.encoder.encode(messages, places, self.config.prompt_key)
+        rows = self._asked(indices)
         return [
-            PromptRow(index, index, self._shortened(tokens, place), prompt, UNKNOWN, None, record, place)
-            for index, tokens, prompt, record, place in zip(indices, encoded, messages, records, places, strict=True)
-        ]
-
-    def _shortened(self, tokens: list[int], place: str) -> list[int]:
-        return truncated(tokens, self.config.max_prompt_length, self.config.truncation, place)
+            PromptRow(index, index, self._shortened(tokens, images, row.place), row.messages, UNKNOWN, None, row.record,
+                      row.place, images=images)
+            for index, row, (tokens, images) in zip(indices, rows, self.prompts.encode(rows), strict=True)
+        ]  # fmt: skip
 
 
 class AnswerDataset(UnscoredDataset):
@@ -90,9 +90,10 @@ class AnswerDataset(UnscoredDataset):
         places, prompts, tokens, answers = self._encoded(indices)
         columns = zip(indices, places, prompts, tokens, answers, strict=True)
         return [
-            PromptRow(index, index, self._shortened(asked, place), prompt, UNKNOWN, self._cut(answer, place), {}, place)
+            PromptRow(index, index, self._shortened(asked, None, place), prompt, UNKNOWN, self._cut(answer, place), {},
+                      place)
             for index, place, prompt, asked, answer in columns
-        ]
+        ]  # fmt: skip
 
     def _encoded(self, indices: list[int]) -> tuple[list[str], list[Messages], list[list[int]], list[list[int]]]:
         """Where rows stand, what they ask, that in tokens, and their answers in tokens."""

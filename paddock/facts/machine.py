@@ -36,6 +36,38 @@ GPU_MEMORY_GIB = {
 
 
 @dataclass(frozen=True)
+class Speed:
+    """Of a data sheet."""
+
+    flops: float  # bf16 products without sparsity, operations a second
+    bandwidth: float  # of its memory, bytes a second
+
+
+# TFLOP/s and TB/s; V100 has no bf16: its fp16.
+_SPEEDS = {
+    "a100-40": (312, 1.555),
+    "a100": (312, 2.039),
+    "a100-80": (312, 2.039),
+    "h100": (989, 3.35),
+    "h800": (989, 3.35),
+    "h20": (148, 4.0),
+    "h200": (989, 4.8),
+    "b200": (2250, 8.0),
+    "l4": (121, 0.3),
+    "l40s": (362, 0.864),
+    "a10": (125, 0.6),
+    "a6000": (155, 0.768),
+    "v100": (125, 0.9),
+    "4090": (165, 1.008),
+    "5090": (209, 1.792),
+    "3090": (71, 0.936),
+    "910b": (376, 1.6),
+    "910c": (752, 3.2),
+}
+GPU_SPEED = {name: Speed(tera * 1e12, wide * 1e12) for name, (tera, wide) in _SPEEDS.items()}
+
+
+@dataclass(frozen=True)
 class Machine:
     """Devices that this process can see."""
 
@@ -51,7 +83,20 @@ class Machine:
         return package in self.installed
 
 
-OPTIONAL_PACKAGES = ("ray", "vllm", "sglang", "megatron", "wandb", "mlflow", "swanlab", "trackio", "tensorboard")
+OPTIONAL_PACKAGES = (
+    "ray",
+    "peft",
+    "vllm",
+    "sglang",
+    "megatron",
+    "wandb",
+    "mlflow",
+    "swanlab",
+    "trackio",
+    "tensorboard",
+    "torch_npu",
+    "vllm_ascend",
+)
 
 
 @cache

@@ -58,6 +58,11 @@ class ModelShape:
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0
     vision_params: int = 0
+    vision_depth: int = 0
+    vision_width: int = 0
+    vision_inner: int = 0
+    vision_patches_per_token: int = 0
+    """Patches that are merged into one token of the language model."""
 
     @property
     def parameters(self) -> int:
@@ -305,7 +310,7 @@ def from_config(values: Mapping[str, Any], name: str = "") -> ModelShape:
         qk_nope_head_dim=number("qk_nope_head_dim", default=0),
         qk_rope_head_dim=number("qk_rope_head_dim", default=0),
         v_head_dim=number("v_head_dim", default=0),
-        vision_params=vision_parameters(config, hidden) if config.vision else 0,
+        **(vision_facts(config, hidden) if config.vision else {}),
     )
 
 
@@ -315,6 +320,18 @@ def dense_layers(config: Config, layers: int) -> int:
     listed = config.listed("mlp_only_layers")
     sparse = (i for i in range(layers) if i >= first and i not in listed and every and (i + 1) % every == 0)
     return layers - sum(1 for _ in sparse)
+
+
+def vision_facts(config: Config, hidden: int) -> dict[str, int]:
+    number = Config(config.vision).number
+    width = number("embed_dim", "hidden_size")
+    return {
+        "vision_params": vision_parameters(config, hidden),
+        "vision_depth": number("depth", "num_hidden_layers"),
+        "vision_width": width,
+        "vision_inner": number("intermediate_size", default=4 * width),
+        "vision_patches_per_token": number("spatial_merge_size", default=2) ** 2,
+    }
 
 
 def vision_parameters(config: Config, hidden: int) -> int:

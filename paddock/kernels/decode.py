@@ -48,9 +48,9 @@ def absorb(q, k, v, seen, top, total, out, scale, softcap, CAPPED: tl.constexpr,
 
 @triton.jit
 def attend_rows(
-    Q, K, V, OUT, TOP, TOTAL, PROMPT, PROMPT_LENGTH, ANSWER, LENGTH, scale, softcap, window, keys,
+    Q, K, V, OUT, TOP, TOTAL, PROMPT, PROMPT_LENGTH, ANSWER, LENGTH, SINKS, scale, softcap, window, keys,
     GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISE: tl.constexpr,
+    SPLITS: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SUNK: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """The queries of one sequence that share a key head, over one split of its tokens."""
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
@@ -62,6 +62,10 @@ def attend_rows(
     q = tl.load(Q + at, mask=real, other=0.0)
     top = tl.full((ROWS,), -1e30, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
+    if SUNK:  # a score without a value, in the first split
+        sink = tl.load(SINKS + head * GROUP + query, mask=query < GROUP, other=0.0).to(tl.float32)
+        top = tl.where(split == 0, sink * 1.4426950408889634, top)
+        total = tl.where(split == 0, total + 1.0, total)
     out = tl.zeros((ROWS, WIDE), tl.float32)
     first = tl.maximum(0, end - window) // BLOCK * BLOCK if WINDOWED else 0
     span = tl.cdiv(tl.cdiv(end - first, BLOCK), SPLITS) * BLOCK
@@ -120,8 +124,10 @@ def decode_attention(
     window: int | None,
     softcap: float | None,
     exact: bool = False,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """``q [rows, H, D]`` over ``keys, values [tokens, K, D]``; returns ``[rows, H, D]``. Nothing waits for the device.
+    ``sinks [H]``: see models/sinks.py.
 
     `exact`: with the very products of `packed.packed_attention`, so that a query's result is the same, bit by bit.
     """
@@ -138,8 +144,9 @@ def decode_attention(
         top, total = q.new_empty(2, rows, shared, splits, block_rows, dtype=torch.float32)
     attend_rows[(rows, shared, splits)](
         q, keys, values, parts, top, total, pieces.prompt, pieces.prompt_length, pieces.answer, pieces.length,
-        scale, softcap or 1.0, window or 0, shared, group, block_rows, dim, wide, BLOCK, splits,
-        window is not None, softcap is not None, q.dtype == torch.float32, num_warps=WARPS, num_stages=STAGES,
+        q if sinks is None else sinks, scale, softcap or 1.0, window or 0, shared, group, block_rows, dim, wide, BLOCK,
+        splits, window is not None, softcap is not None, sinks is not None, q.dtype == torch.float32,
+        num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     if splits > 1:
         join_splits[(rows, shared)](parts, top, total, out, shared, group, block_rows, dim, wide, splits, num_warps=4)

@@ -13,26 +13,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from paddock.core.device import flash_attention, has_flash
 from paddock.errors import UserError
 from paddock.models.blocks import Block, BlockAttention, blocks_of
+from paddock.models.experts import ARGUMENT, Routing
+from paddock.models.sinks import packed_sinks, padded_sinks
 
 NAME = "paddock"
 FUSED = "paddock_fused"  # where a backbone keeps its fused forward, if it has one
 MAX_FLASH_HEAD_DIM = 256
-VARLEN_OPTIONS: dict[str, Any] = (
-    {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-)
 
 
 class Attention(Protocol):
@@ -47,13 +46,15 @@ class Attention(Protocol):
         scaling: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Called once a layer, in the order of the layers; ``module.layer_idx`` tells which.
 
         ``query [N, H, L, D]``, ``key`` and ``value`` ``[N, K, L, D]`` with ``K`` dividing ``H``, after the rotary
         embedding, of this forward's tokens alone: who has a cache writes them into it here, and reads from it. A query
         at position p sees keys at p - window + 1 .. p, or at 0 .. p without a window. Scores are ``scaling * q.k``,
-        then ``softcap * tanh(score / softcap)`` where one is set. Returns ``[N, L, H, Dv]``.
+        then ``softcap * tanh(score / softcap)`` where one is set; ``sinks [H]`` stand beside them (see sinks.py), where
+        an object knows them. Returns ``[N, L, H, Dv]``.
         """
         ...
 
@@ -95,35 +96,40 @@ class Packed:
         scaling: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # [T, H or K, D]
         window = None if window is None or window >= self.max_len else window
-        if flash_can(q, v, softcap):
-            ends, longest = self.cu_seqlens, self.max_len
-            left = -1 if window is None else window - 1
-            packed: Any = varlen_attn(
-                q, k, v, ends, ends, longest, longest, scale=scaling, window_size=(left, 0), **VARLEN_OPTIONS
-            )
+        if sinks is not None:
+            packed: Any = packed_sinks(q, k, v, self.blocks, scaling, window, sinks)
+        elif flash_can(q, v, window, softcap):
+            packed = flash_attention(q, k, v, self.cu_seqlens, self.lengths, scaling, window)
         else:
             packed = BlockAttention.apply(q, k, v, self.blocks, scaling, window, softcap)
         return packed.unsqueeze(0)
 
 
-def flash_can(query: Tensor, value: Tensor, softcap: float | None) -> bool:
+def flash_can(query: Tensor, value: Tensor, window: int | None, softcap: float | None) -> bool:
     same_dims = query.shape[-1] == value.shape[-1] <= MAX_FLASH_HEAD_DIM
-    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and same_dims and softcap is None
+    return has_flash(query, window) and same_dims and softcap is None
 
 
-def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, how: Attention) -> Tensor:
+def hidden_states(
+    model: PreTrainedModel, tokens: Tensor, positions: Tensor, how: Attention, routing: Routing | None = None
+) -> Tensor:
     """The last hidden states ``[N, L, hidden]`` of a causal LM, or of a bare backbone; ``positions [N, L]``.
 
     By the model's fused forward, if it has one (see fused.py), else by its modules.
     """
     decoder = vars(model.base_model).get(FUSED)
-    return (decoder.hidden if decoder else partial(module_states, model))(tokens, positions, how)
+    if decoder:  # one without experts
+        return decoder.hidden(tokens, positions, how)
+    return module_states(model, tokens, positions, how, routing)
 
 
-def module_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, how: Attention) -> Tensor:
+def module_states(
+    model: PreTrainedModel, tokens: Tensor, positions: Tensor, how: Attention, routing: Routing | None = None
+) -> Tensor:
     """By transformers' own modules."""
     loaded_with = model.config._attn_implementation
     if loaded_with != NAME:
@@ -134,6 +140,7 @@ def module_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, how
         attention_mask=no_mask(tokens.device),
         use_cache=False,
         attend=how,
+        **({ARGUMENT: routing} if routing else {}),
     ).last_hidden_state
 
 
@@ -153,16 +160,23 @@ def attention_forward(
     sliding_window: int | None = None,
     softcap: float | None = None,
     attend: Attention | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in every attention module of a model loaded with ``attn_implementation="paddock"``."""
-    if kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
-        raise unsupported(module, "attention sinks or position biases")
+    if kwargs.get("position_bias") is not None:
+        raise unsupported(module, "position biases")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if attend is not None:
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return attend.attend(module, query, key, value, scale, sliding_window, softcap), None
+        if s_aux is None:
+            return attend.attend(module, query, key, value, scale, sliding_window, softcap), None
+        if "sinks" not in inspect.signature(attend.attend).parameters:
+            raise unsupported(module, "attention sinks", "actor_rollout_ref.rollout.name=hf")
+        return attend.attend(module, query, key, value, scale, sliding_window, softcap, sinks=s_aux), None
     if attention_mask is not None and attention_mask.shape[-1] == 0:
         raise unsupported(module, "layers that keep arguments from their attention")
+    if s_aux is not None:
+        return padded_sinks(query, key, value, attention_mask, scale, s_aux), None
     if softcap is not None:
         return capped_attention(module, query, key, value, attention_mask, scaling, softcap), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
@@ -188,14 +202,14 @@ def capped_attention(
     return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous()
 
 
-def unsupported(module: nn.Module, what: str) -> UserError:
+def unsupported(module: nn.Module, what: str, fix: str | None = None) -> UserError:
     config = getattr(module, "config", None)
     family = getattr(config, "model_type", type(module).__name__)
     return UserError(
         f"{family} models have {what}, which packed attention does not know",
         key="actor_rollout_ref.model.path",
         value=getattr(config, "name_or_path", None) or None,
-        fix="use a model of another family: llama, qwen2, qwen3, mistral, gemma2, gemma3 are tested",
+        fix=fix or "use a model of another family: docs/models.md lists those that are tested",
     )
 
 

@@ -13,11 +13,13 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.utils import logging
 
 from paddock.config.paths import BUILTIN
@@ -41,6 +43,14 @@ def model_folder(path: str, key: str = MODEL_KEY) -> Path:
         if (folder / "config.json").is_file():
             return folder
         held = ", ".join(sorted(entry.name for entry in folder.iterdir())) or "nothing"
+        if "adapter_config.json" in held:
+            raise UserError(
+                "the folder holds a LoRA adapter, not a model",
+                key=key,
+                value=path,
+                fix=f"the folder that `paddock export` makes of it; or its base model, and "
+                f"actor_rollout_ref.model.lora_adapter_path={path}",
+            )
         raise UserError(
             f"the folder has no config.json: it holds {held}",
             key=key,
@@ -106,10 +116,13 @@ def load_config(
                 fix=suggest(name, sorted(config.to_dict())),
             )
         setattr(config, name, value)
-    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+    parts = (config, config.get_text_config(), getattr(config, "vision_config", config))
+    for part in {id(part): part for part in parts}.values():
         for name, value in vars(part).items():
             if name.endswith(("dropout", "pdrop", "dropout_prob")) and isinstance(value, float):
                 setattr(part, name, 0.0)
+        if getattr(part, "output_router_logits", False):
+            part.output_router_logits = False  # what routers say is read elsewhere: see experts.py
     return config
 
 
@@ -150,6 +163,8 @@ def load_model(
     key: str,
 ) -> PreTrainedModel:
     config = load_config(path, trust_remote_code, override_config, key)
+    if auto is AutoModelForCausalLM and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        auto = AutoModelForImageTextToText if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else auto
     try:
         model, report = auto.from_pretrained(
             model_folder(path, key),
@@ -175,7 +190,9 @@ def load_model(
             value=path,
             fix="use a model that transformers itself implements",
         )
-    return model.to(device).eval()
+    model = model.to(device).eval()
+    model.tie_weights()  # on some devices what was one tensor has become two
+    return model
 
 
 def unreadable(error: Exception, path: str, key: str) -> UserError:

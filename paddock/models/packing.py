@@ -6,14 +6,18 @@ same numbers. A row's last token is predicted but never read, so it stays out of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from paddock.core.batch import Batch, PerRow, PerToken
+from paddock.core.images import Images
 from paddock.models.attention import Packed, hidden_states
+from paddock.models.experts import ARGUMENT, Routing
+from paddock.models.vision import Placed, place, plain, plain_positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +27,7 @@ class Inputs:
     tokens: Tensor
     """``[1, T]`` packed, ``[B, P + R - 1]`` padded."""
     positions: Tensor
-    """As tokens: places in their own sequence."""
+    """As tokens: places in their own sequence; with images ``[3, ...]``: time, height and width."""
     packed: Packed | None
     mask: Tensor | None
     """Of padded tokens: 1 where one is real."""
@@ -34,14 +38,29 @@ class Inputs:
     places: Tensor
     """``[N]``: their positions in the flattened ``[B, R]``."""
     shape: tuple[int, int]
+    cells: Tensor
+    """Of each token, flat: its position in ``[B, P + R]``, or -1 where it is padding or no state depends on it."""
+    routing: Routing | None = None
+    """What is to be made and known of the choices of experts."""
+    images: Placed | None = None
+    """Of packed tokens."""
+    pixels: dict[str, Tensor] = field(default_factory=dict)
+    """Of padded ones: what the model's own forward takes beside them."""
 
     def hidden(self, backbone: PreTrainedModel) -> Tensor:
         """``[N, hidden]``: the state before each response token that counts."""
-        if self.packed is not None:
-            found = hidden_states(backbone, self.tokens, self.positions, self.packed)
+        if self.packed is not None and self.images is not None:
+            found = self.images.hidden(backbone, self.tokens, self.positions, self.packed, self.routing)
+        elif self.packed is not None:
+            found = hidden_states(backbone, self.tokens, self.positions, self.packed, self.routing)
         else:
             found = backbone.base_model(
-                input_ids=self.tokens, attention_mask=self.mask, position_ids=self.positions, use_cache=False
+                input_ids=self.tokens,
+                attention_mask=self.mask,
+                position_ids=self.positions,
+                use_cache=False,
+                **self.pixels,
+                **({ARGUMENT: self.routing} if self.routing else {}),
             ).last_hidden_state
         return found.flatten(0, 1).index_select(0, self.states)
 
@@ -69,6 +88,12 @@ def counted(batch: Batch) -> Tensor:
     return inside if batch.mask is None else inside & (batch.mask != 0)
 
 
+def images_of(batch: Batch) -> Sequence[Images | None]:
+    """What the model sees of each row; empty where no row has images."""
+    images = batch.extras.get("images", ())
+    return images if any(images) else ()
+
+
 def pack(batch: Batch, device: torch.device | str = "cpu") -> Inputs:
     """Rows end to end, sorted by length, without those that have no response token that counts.
 
@@ -88,15 +113,20 @@ def pack(batch: Batch, device: torch.device | str = "cpu") -> Inputs:
     rows, columns = inside[order].nonzero(as_tuple=True)
     rows = order[rows]
     row, step = wanted.nonzero(as_tuple=True)
+    images, ends = images_of(batch), used[order].tolist()
+    placed = place([images[i] for i in order.tolist()], ends, device) if images else None
+    flat = (columns - first[rows]).unsqueeze(0).to(device, non_blocking=True)
     return Inputs(
         tokens=torch.cat([prompts, responses], 1)[rows, columns].unsqueeze(0).to(device, non_blocking=True),
-        positions=(columns - first[rows]).unsqueeze(0).to(device, non_blocking=True),
-        packed=Packed(used[order].tolist(), device),
+        positions=placed[0] if placed else flat,
+        images=placed[1] if placed else None,
+        packed=Packed(ends, device),
         mask=None,
         states=(starts[row] + prompt_length[row] + step - 1).to(device, non_blocking=True),
         targets=responses[row, step].to(device, non_blocking=True),
         places=(row * responses.shape[1] + step).to(device, non_blocking=True),
         shape=(len(batch), responses.shape[1]),
+        cells=(rows * len(column) + columns).to(device, non_blocking=True),
     )
 
 
@@ -110,13 +140,19 @@ def pad(batch: Batch, device: torch.device | str = "cpu") -> Inputs:
     first = (prompts.shape[1] - prompt_length).unsqueeze(-1)
     mask = (column >= first) & (column < prompts.shape[1] + lengths.unsqueeze(-1))
     row, step = wanted.nonzero(as_tuple=True)
+    cells = torch.arange(len(batch)).unsqueeze(-1) * (width + 1) + column
+    read = mask & (column < prompts.shape[1] + lengths.unsqueeze(-1) - 1) & wanted.any(-1, keepdim=True)
+    images = images_of(batch)
+    places = plain_positions(images, first[:, 0].tolist(), width) if images else (column - first).clamp(min=0)
     return Inputs(
         tokens=torch.cat([prompts, responses[:, :-1]], 1).to(device),
-        positions=(column - first).clamp(min=0).to(device),
+        positions=places.to(device),
+        pixels=plain(images, device),
         packed=None,
         mask=mask.to(device),
         states=(row * width + prompts.shape[1] + step - 1).to(device),
         targets=responses[row, step].to(device),
         places=(row * responses.shape[1] + step).to(device),
         shape=(len(batch), responses.shape[1]),
+        cells=torch.where(read, cells, -1).flatten().to(device),
     )

@@ -12,12 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from paddock.core.device import has_wide_products
 from paddock.kernels.launch import can_launch, has_triton
 from paddock.models.fused import fused
+from paddock.models.vision import vision_tokens
 
 if has_triton():
     from paddock.kernels.matmul import exact_linear
@@ -26,6 +30,7 @@ if has_triton():
 CHUNK = {"cpu": 1024}
 """Tokens of the vocabulary at a time."""
 DEVICE_CHUNK = 8192
+NEVER = -1e9
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +43,12 @@ class Head:
     softcap: float | None = None
     exact: bool = False
     """A row's logits do not depend on the other rows, bit by bit (see fused.py)."""
+    never: tuple[int, ...] = ()
+    """Words that have probability 0: see `vision_tokens`."""
+    first: int = 0
+    """Token of the first row of the weight; other ranks have the rows before and after."""
+    ranks: ProcessGroup | None = None
+    """Those that share the vocabulary. Each gets the gradient of hidden states that comes of its own part."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Head:
@@ -50,6 +61,7 @@ class Head:
             float(scale),
             getattr(config, "final_logit_softcapping", None),
             exact=decoder is not None and decoder.exact,
+            never=vision_tokens(model.config),
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -57,21 +69,30 @@ class Head:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         if self.exact:
             z = exact_linear(hidden, self.weight, self.bias, wide)
-        elif hidden.is_cuda and hidden.dtype != wide:
+        elif has_wide_products(hidden) and hidden.dtype != wide:
             z = torch.mm(hidden, self.weight.t(), out_dtype=wide)
             z = z if self.bias is None else z.add_(self.bias)
         else:
             z = linear(hidden, self.weight, self.bias).to(wide)
         if self.scale != 1:
             z = z * self.scale
-        return z if self.softcap is None else self.softcap * torch.tanh(z / self.softcap)
+        return forbid(z if self.softcap is None else self.softcap * torch.tanh(z / self.softcap), self.never)
 
     def chunks(self) -> Iterator[tuple[slice, Head]]:
         """Parts of the vocabulary, each with a head of its own."""
         size = CHUNK.get(self.weight.device.type, DEVICE_CHUNK)
         for start in range(0, len(self.weight), size):
             part = slice(start, min(start + size, len(self.weight)))
-            yield part, replace(self, weight=self.weight[part], bias=None if self.bias is None else self.bias[part])
+            bias = None if self.bias is None else self.bias[part]
+            never = tuple(word - start for word in self.never if start <= word < part.stop)
+            yield part, replace(self, weight=self.weight[part], bias=bias, never=never)
+
+
+def forbid(logits: Tensor, never: tuple[int, ...]) -> Tensor:
+    """Gives these words no chance, in place. A finite logit: 0 x infinity would spread."""
+    for word in never:
+        logits[:, word] = NEVER
+    return logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,13 +118,15 @@ def token_stats(
         hidden,
         head.weight,
         head.bias,
-        tokens,
+        tokens - head.first if head.first else tokens,
         head.scale,
         head.softcap,
         head.exact,
+        head.never,
         temperature,
         entropy,
         sum_pi_squared,
+        head.ranks,
     )
     return TokenStats(log_probs, h if entropy else None, squares if sum_pi_squared else None)
 
@@ -121,9 +144,11 @@ class Statistics(torch.autograd.Function):
         scale: float,
         softcap: float | None,
         exact: bool,
+        never: tuple[int, ...],
         temperature: float,
         want_entropy: bool,
         want_squares: bool,
+        ranks: ProcessGroup | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """With e = exp(z - m), m = max z, S = sum e:  log pi = z - m - log S,  H = log S - sum(e (z - m)) / S.
 
@@ -132,7 +157,7 @@ class Statistics(torch.autograd.Function):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total, chosen, weighted, squared = hidden.new_zeros(4, len(hidden), dtype=wide)
         top = torch.full_like(total, torch.finfo(wide).min)
-        for part, head in Head(weight, bias, scale, softcap, exact).chunks():
+        for part, head in Head(weight, bias, scale, softcap, exact, never).chunks():
             if can_launch(hidden) and wide == torch.float32:
                 z = head.logits(hidden)
                 gather(z, tokens, part.start, temperature, top, total, chosen,
@@ -151,10 +176,12 @@ class Statistics(torch.autograd.Function):
                 squared = shrink.square() * squared + torch.linalg.vecdot(e, e)
             total = shrink * total + e.sum(-1)
             top = risen
+        if ranks is not None:
+            top, total, chosen, weighted, squared = of_all_parts(ranks, top, total, chosen, weighted, squared)
         normaliser = normalise(top, total) if exact else top + total.log()
         entropy = total.log() - weighted / total
         ctx.save_for_backward(hidden, weight, bias, tokens, normaliser, entropy)
-        ctx.options = scale, softcap, exact, temperature
+        ctx.options = scale, softcap, exact, never, temperature
         ctx.set_materialize_grads(False)
         squares = squared / total.square()
         ctx.mark_non_differentiable(squares)
@@ -164,19 +191,21 @@ class Statistics(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """d log pi(y) / dz_v = [v = y] - pi_v,  dH / dz_v = -pi_v (log pi_v + H)."""
         hidden, weight, bias, tokens, normaliser, entropy = ctx.saved_tensors
-        (scale, softcap, exact, temperature), (by_log_prob, by_entropy, _) = ctx.options, grads
+        (scale, softcap, exact, never, temperature), (by_log_prob, by_entropy, _) = ctx.options, grads
         inner = scale / temperature
         outer = torch.zeros_like(normaliser) if by_log_prob is None else by_log_prob * inner
         slope = None if by_entropy is None else (by_entropy * inner).unsqueeze(-1)
         d_hidden = torch.zeros_like(hidden, dtype=normaliser.dtype)
-        d_weight, d_bias = torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
-        for part, head in Head(weight, bias, scale, softcap, exact).chunks():
+        d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None  # None: the head is frozen
+        d_bias = None if bias is None else torch.empty_like(bias)
+        for part, head in Head(weight, bias, scale, softcap, exact, never).chunks():
             if can_launch(hidden) and normaliser.dtype == torch.float32 and bias is None:
                 by_slope = None if by_entropy is None else by_entropy * inner
                 narrow = gradient(head.logits(hidden), tokens, part.start, temperature, normaliser, entropy, outer,
                                   by_slope, softcap, weight.dtype)  # fmt: skip
                 d_hidden += narrow @ head.weight
-                torch.mm(narrow.t(), hidden, out=d_weight[part])
+                if d_weight is not None:
+                    torch.mm(narrow.t(), hidden, out=d_weight[part])
                 continue
             z = logits_at(head, hidden, temperature)
             bend = None if softcap is None else 1 - (z * (temperature / softcap)).square_()
@@ -194,8 +223,25 @@ class Statistics(torch.autograd.Function):
                 d_bias[part] = dz.sum(0)
             narrow = dz.to(weight.dtype)
             d_hidden += narrow @ head.weight
-            torch.mm(narrow.t(), hidden, out=d_weight[part])
-        return d_hidden.to(hidden.dtype), d_weight, d_bias, *([None] * 7)
+            if d_weight is not None:
+                torch.mm(narrow.t(), hidden, out=d_weight[part])
+        return d_hidden.to(hidden.dtype), d_weight, d_bias, *([None] * 9)
+
+
+def of_all_parts(
+    ranks: ProcessGroup, top: Tensor, total: Tensor, chosen: Tensor, weighted: Tensor, squared: Tensor
+) -> tuple[Tensor, ...]:
+    """The running sums over the whole vocabulary, of those that each rank has over its part.
+
+    As when a chunk raises the maximum: what was summed under a lower one shrinks.
+    """
+    risen = top.clone()
+    dist.all_reduce(risen, dist.ReduceOp.MAX, group=ranks)
+    shrink = torch.exp(top - risen)
+    weighted = shrink * (weighted + torch.where(total > 0, total * (top - risen), 0))
+    sums = torch.stack([shrink * total, chosen, weighted, shrink.square() * squared])
+    dist.all_reduce(sums, group=ranks)
+    return risen, *sums.unbind()
 
 
 def logits_at(head: Head, hidden: Tensor, temperature: float) -> Tensor:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from paddock.models.adapters import adapters_of
+
 
 class Twin:
     """Same class, config and buffers. It takes no memory but while it is filled, for a rollout."""
@@ -21,6 +23,8 @@ class Twin:
     def of(cls, model: PreTrainedModel, device: torch.device) -> Twin:
         with torch.device("meta"):
             twin = type(model)(copy.deepcopy(model.config))
+        if adapters := adapters_of(model):
+            adapters.put_into(twin)
         empty_parameters(twin, device)
         for (name, module), own in zip(model.named_modules(), twin.modules(), strict=True):
             for key, buffer in module._buffers.items():

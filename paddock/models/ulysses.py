@@ -36,9 +36,12 @@ class SharedHeads(Packed):
         scaling: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
+        if sinks is not None:
+            sinks = sinks.chunk(self.ranks.size())[dist.get_rank(self.ranks)]
         heads = [ToHeads.apply(x[0], self.ranks)[None] for x in (query, key, value)]
-        found = super().attend(module, heads[0], heads[1], heads[2], scaling, window, softcap)
+        found = super().attend(module, heads[0], heads[1], heads[2], scaling, window, softcap, sinks)
         return ToTokens.apply(found[0], self.ranks)[None]
 
 
@@ -106,6 +109,13 @@ class SumOfSlices(torch.autograd.Function):
         return grads[0], None
 
 
+def joined_slices(column: Tensor, ranks: dist.ProcessGroup) -> Tensor:
+    """Whole numbers that each rank has of its own tokens, zero elsewhere, of all of them."""
+    whole = column.int()  # not every backend adds smaller ones
+    dist.all_reduce(whole, group=ranks)
+    return whole.to(column.dtype)
+
+
 def slice_of(inputs: Inputs, ranks: dist.ProcessGroup) -> Inputs:
     """This rank's slice of packed inputs; a last sequence of padding makes slices equal."""
     assert inputs.packed is not None
@@ -113,8 +123,10 @@ def slice_of(inputs: Inputs, ranks: dist.ProcessGroup) -> Inputs:
     length = (inputs.tokens.shape[1] + padding) // ranks.size()
     start = dist.get_rank(ranks) * length
     extra = torch.arange(padding, device=inputs.tokens.device)[None]
+    more = extra.expand(*inputs.positions.shape[:-1], -1)
     tokens = torch.cat([inputs.tokens, torch.zeros_like(extra)], 1)[:, start : start + length]
-    positions = torch.cat([inputs.positions, extra], 1)[:, start : start + length]
+    positions = torch.cat([inputs.positions, more], -1)[..., start : start + length]
+    cells = torch.cat([inputs.cells, torch.full((padding,), -1, device=inputs.cells.device)])
     mine = (inputs.states >= start) & (inputs.states < start + length)
     return replace(
         inputs,
@@ -124,6 +136,8 @@ def slice_of(inputs: Inputs, ranks: dist.ProcessGroup) -> Inputs:
         states=inputs.states[mine] - start,
         targets=inputs.targets[mine],
         places=inputs.places[mine],
+        cells=cells[start : start + length],
+        images=inputs.images and inputs.images.part(start, length),
     )
 
 

@@ -376,7 +376,7 @@ def last_resorts(job: Job) -> Iterator[Advice]:
         message = f"the states offloaded by a node's GPUs take {plan.host_bytes / GIB:.0f} GiB, more than its host has"
         yield Advice("trainer.nnodes", message, "more nodes, or less offload")
         return
-    adapter = replace(job, actor=replace(job.actor, lora_rank=LORA_RANK))
+    adapter = replace(job, actor=replace(job.actor, lora_rank=LORA_RANK), reference=None)
     if not job.actor.lora_rank and estimate(adapter).fits:
         key = "actor_rollout_ref.model.lora_rank"
         yield Advice(

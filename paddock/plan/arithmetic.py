@@ -55,22 +55,26 @@ class BatchPlan:
     total_steps: int | None
 
 
-def data_files(config: Config, split: str, assumed_rows: int | None = None) -> list[DataFile]:
-    """The files of data.train_files or data.val_files. One that is neither here nor publicly known is an error."""
+def data_files(config: Config, split: str, strict: bool = True) -> list[DataFile]:
+    """The files of data.train_files or data.val_files. One that is neither here nor publicly known is an error if
+    `strict`, else its rows are not known; nor are those that a user's data set makes of it."""
     key = f"data.{split}_files"
+    if config.data.custom_cls.path:
+        paths = files_of(getattr(config.data, f"{split}_files"))
+        return [DataFile(path, None, here=path.startswith(BUILTIN) or Path(path).exists()) for path in paths]
     return [
-        _data_file(key, path, "train" if split == "train" else "test", assumed_rows)
+        _data_file(key, path, "train" if split == "train" else "test", strict)
         for path in files_of(getattr(config.data, f"{split}_files"))
     ]
 
 
-def _data_file(key: str, path: str, split: str, assumed_rows: int | None) -> DataFile:
+def _data_file(key: str, path: str, split: str, strict: bool) -> DataFile:
     if path.startswith(BUILTIN):
         return DataFile(path, len(builtin_rows(path)), here=True)
     if Path(path).is_file():
         return DataFile(path, count_rows(path), here=True)
     known = known_dataset(path)
-    if known is None and assumed_rows is None:
+    if known is None and strict:
         raise missing_file(key, path, "check the path; to plan without the data, add --rows N")
     return DataFile(
         path, known.rows(split) if known else None, here=False, prepare=known.prepare_command if known else None
@@ -172,7 +176,7 @@ def _held(
         weights = world if fsdp_size < 1 else min(fsdp_size, world)
     return {
         "role": name,
-        "engine": "single" if alone else role.strategy,
+        "engine": "single" if alone and role.strategy != "megatron" else role.strategy,
         "devices": world,
         "rows_split": max(1, world // model_parallel_size(role)),
         "weights_split": weights,

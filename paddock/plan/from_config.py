@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+from paddock.config import rollout_correction
 from paddock.config.engine import FSDPConfig, MegatronConfig
 from paddock.config.recipes import recipe_of
 from paddock.config.resolve import MICRO_BATCHES
-from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
+from paddock.config.roles import ActorConfig, CriticConfig, CriticModelConfig, ModelConfig, RefConfig
 from paddock.config.schema import Config
-from paddock.config.topology import data_parallel_size, engine_size, needs_reference, world_size
+from paddock.config.topology import (
+    data_parallel_size,
+    engine_size,
+    needs_reference,
+    pool_size,
+    trains_adapters,
+    world_size,
+)
 from paddock.config.tree import get
-from paddock.facts.machine import GIB, GPU_MEMORY_GIB, Machine, this_machine
+from paddock.errors import UserError
+from paddock.facts.machine import GIB, GPU_MEMORY_GIB, GPU_SPEED, Machine, this_machine
 from paddock.facts.models import ModelShape, shape_of
 from paddock.plan.advice import Facts
 from paddock.plan.arithmetic import BatchPlan
+from paddock.plan.duration import Duration, Work, duration
 from paddock.plan.memory import Fsdp, Hardware, Job, Megatron, Role, Rollout
 
-GUIDE_GPU = "h100"  # planned for where no GPU is here and none is named
+GUIDE_GPU = {"cuda": "h100", "npu": "910b"}  # planned for where no such device is here and none is named
 
 
 def job(config: Config, gpu: str | None = None, machine: Machine | None = None) -> Job | None:
@@ -41,9 +54,35 @@ def hardware(config: Config, gpu: str | None, machine: Machine) -> Hardware:
     trainer = config.trainer
     if trainer.device == "cpu":
         return Hardware(gpus=0, gpus_per_node=0, memory_bytes=machine.memory)
-    known = GPU_MEMORY_GIB[(gpu or GUIDE_GPU).lower()] * GIB
-    memory = machine.device_memory if gpu is None and machine.device_memory else known
-    return Hardware(gpus=world_size(config), gpus_per_node=trainer.n_gpus_per_node or 1, memory_bytes=memory)
+    name = planned_device(config, gpu, machine)
+    memory = GPU_MEMORY_GIB[name] * GIB if name else machine.device_memory
+    return Hardware(gpus=world_size(config), gpus_per_node=trainer.n_gpus_per_node or 1, memory_bytes=memory or 0)
+
+
+def planned_device(config: Config, gpu: str | None, machine: Machine) -> str | None:
+    """The named device, else the guide's; None: the one that is here, of which only the memory is known."""
+    if gpu is not None:
+        return gpu.lower()
+    here = machine.device == config.trainer.device and machine.device_memory
+    return None if here else GUIDE_GPU[config.trainer.device or "cuda"]
+
+
+def seconds(config: Config, work: Job, gpu: str | None = None, machine: Machine | None = None) -> Duration | None:
+    """None on a CPU and on a device whose data sheet is not known."""
+    if work.hardware.gpus == 0:
+        return None
+    device = planned_device(config, gpu, machine or this_machine())
+    if device is None:
+        return None
+    rows = Work(
+        prompts=config.data.train_batch_size,
+        responses=config.actor_rollout_ref.rollout.n,
+        prompt_tokens=config.data.max_prompt_length,
+        response_tokens=config.data.max_response_length,
+        epochs=config.actor_rollout_ref.actor.ppo_epochs,
+        own_log_probs=not rollout_correction.parse(config.algorithm.rollout_correction).bypass,
+    )
+    return duration(work, rows, GPU_SPEED[device])
 
 
 def micro_tokens(config: Config, section: str) -> int:
@@ -71,17 +110,32 @@ def _trained(config: Config, section: str, role: ActorConfig | CriticConfig, sha
     forward = "actor_rollout_ref.rollout" if isinstance(role, ActorConfig) else section
     offload: FSDPConfig | MegatronConfig = role.megatron if role.strategy == "megatron" else fsdp
     most = _rows_of_a_step(config, role) * _row_tokens(config)
+    rank = model.lora.rank if role.strategy == "megatron" else lora_rank(model)
     return Role(
         shape=shape,
         split=_split(config, role, fsdp),
         update_tokens=min(micro_tokens(config, section), most),
         forward_tokens=min(micro_tokens(config, forward), most),
-        dtype_bytes=_bytes(fsdp.model_dtype),
-        lora_rank=model.lora.rank if role.strategy == "megatron" else model.lora_rank,
+        dtype_bytes=4 if rank else _bytes(fsdp.model_dtype),  # adapters have float32 masters
+        lora_rank=rank,
         checkpointing=model.enable_gradient_checkpointing,
+        activation_offload=model.enable_activation_offload,
         param_offload=offload.param_offload,
         optimizer_offload=offload.optimizer_offload,
+        frozen_vision=config.actor_rollout_ref.actor.freeze_vision_tower,
+        image_share=config.data.max_prompt_length / _row_tokens(config),
     )
+
+
+def lora_rank(model: ModelConfig | CriticModelConfig) -> int:
+    """The config's, or that of the adapter to start from, where it can be read."""
+    start = getattr(model, "lora_adapter_path", None)
+    if model.lora_rank or not start:
+        return model.lora_rank
+    try:
+        return int(json.loads((Path(start).expanduser() / "adapter_config.json").read_text())["r"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _reference(config: Config, shape: ModelShape) -> Role:
@@ -89,6 +143,7 @@ def _reference(config: Config, shape: ModelShape) -> Role:
     offload: FSDPConfig | MegatronConfig = ref.megatron if ref.strategy == "megatron" else ref.fsdp_config
     most = _rows_of_a_step(config, ref) * _row_tokens(config)
     return Role(
+        borrowed=trains_adapters(config),
         shape=shape,
         split=_split(config, ref, ref.fsdp_config),
         forward_tokens=min(micro_tokens(config, "actor_rollout_ref.ref"), most),
@@ -115,7 +170,7 @@ def _rows_of_a_step(config: Config, role: ActorConfig | RefConfig | CriticConfig
 
 
 def _split(config: Config, role: ActorConfig | RefConfig | CriticConfig, fsdp: FSDPConfig) -> Fsdp | Megatron:
-    world = world_size(config)
+    world = pool_size(config, role)
     if role.strategy == "megatron":
         m = role.megatron
         return Megatron(
@@ -126,9 +181,27 @@ def _split(config: Config, role: ActorConfig | RefConfig | CriticConfig, fsdp: F
             expert=m.expert_model_parallel_size,
             expert_tensor=m.expert_tensor_parallel_size,
             distributed_optimizer=m.use_distributed_optimizer,
+            host_optimizer=_host_optimizer(role),
         )
     degree = world if fsdp.fsdp_size < 1 else min(fsdp.fsdp_size, world)
-    return Fsdp(degree=degree, sequence=role.ulysses_sequence_parallel_size)
+    return Fsdp(
+        degree=degree,
+        sequence=role.ulysses_sequence_parallel_size,
+        on_host=fsdp.offload_policy,
+        frozen_bytes=_bytes(fsdp.dtype),
+    )
+
+
+def _host_optimizer(role: ActorConfig | RefConfig | CriticConfig) -> float:
+    """Megatron's own names: optimizer_cpu_offload, and the fraction of it that goes."""
+    if isinstance(role, RefConfig):
+        return 0.0
+    options = role.optim.override_optimizer_config
+    fraction = options.get("optimizer_offload_fraction", 1.0)
+    if not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+        key = "optim.override_optimizer_config.optimizer_offload_fraction"
+        raise UserError("is a share from 0 to 1", key=key, value=fraction, fix=f"{key}=1.0")
+    return float(fraction) if options.get("optimizer_cpu_offload") else 0.0
 
 
 def _rollout(config: Config) -> Rollout:
@@ -161,7 +234,7 @@ def advice_facts(config: Config, batch: BatchPlan, work: Job | None) -> Facts:
         model_name=group.model.path or "",
         model_billions=shape.billions if shape else None,
         lr=optim.lr,
-        lora=group.model.lora_rank > 0 or group.model.lora.rank > 0,
+        lora=trains_adapters(config),
         warmup_steps=optim.lr_warmup_steps,
         warmup_ratio=optim.lr_warmup_steps_ratio,
         use_kl_in_reward=algorithm.use_kl_in_reward,

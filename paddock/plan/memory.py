@@ -2,7 +2,8 @@
 
 The formulas, with P parameters of which T are trained, held by s ranks, h hidden, f MLP width, L layers:
 
-    parameters   d P / s          d = 4: the fp32 master copy of FSDP mixed precision; 2 for a frozen bf16 model
+    parameters   d P / s          d = 4: the fp32 master copy of FSDP mixed precision; 2 for a frozen bf16 model;
+                                  under LoRA c P + d T, one rank alone another c T: the copies that compute
     gradients    d T / s
     optimizer    2 d T / s        AdamW's two moments; fused, so that a step makes no temporary copy
     gathered     c (2 root + 3 layer)   FSDP in an update: the root's weights and gradients, this layer's and the
@@ -14,7 +15,7 @@ The formulas, with P parameters of which T are trained, held by s ranks, h hidde
     logits       16 V chunk, forward 8 V chunk   log-probs are taken `chunk` tokens at a time, never all at once
 
 An update's peak is the larger of two moments: the head (kept + 6h + logits) and a layer (kept + layer + backward).
-Image towers' activations are not counted.
+An image tower that is trained keeps `c width depth` for each patch on top, if every token of a prompt is an image's.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class States:
     parameters: int
     gradients: int = 0
     optimizer: int = 0
+    host: int = 0
+    """What is never on the GPU: it lives in host memory, also in an update."""
 
     @property
     def total(self) -> int:
@@ -80,6 +83,10 @@ class Fsdp:
     degree: int = 1
     sequence: int = 1
     """Ranks that share one row's tokens (Ulysses)."""
+    on_host: bool = False
+    """FSDP2's offload policy: weights, gradients and moments stay on the host, and the optimizer runs there."""
+    frozen_bytes: int = 2
+    """Of a weight that LoRA leaves alone: it is held as it computes."""
 
     tensor: ClassVar[int] = 1
     keeps_gradients: ClassVar[bool] = False
@@ -89,16 +96,23 @@ class Fsdp:
         """One rank holds every weight in full."""
         return self.degree == 1
 
-    def states(self, shape: ModelShape, dtype_bytes: int, lora: int) -> States:
-        trained = lora or shape.parameters
-        return States(
-            parameters=share(dtype_bytes * (shape.parameters + lora), self.degree),
+    def states(self, shape: ModelShape, dtype_bytes: int, lora: int, frozen: int = 0) -> States:
+        trained = lora or shape.parameters - frozen
+        held = States(
+            parameters=share(self._weights(shape, dtype_bytes, lora), self.degree),
             gradients=share(dtype_bytes * trained, self.degree),
             optimizer=share(2 * dtype_bytes * trained, self.degree),
         )
+        return States(0, host=held.total) if self.on_host else held
+
+    def _weights(self, shape: ModelShape, dtype_bytes: int, lora: int) -> int:
+        if not lora:
+            return dtype_bytes * shape.parameters
+        copies = self.frozen_bytes if self.whole and self.frozen_bytes < dtype_bytes else 0
+        return self.frozen_bytes * shape.parameters + (dtype_bytes + copies) * lora
 
     def gathered(self, shape: ModelShape, dtype_bytes: int, compute_bytes: int, updating: bool) -> int:
-        if self.degree == 1 and dtype_bytes == compute_bytes:
+        if self.degree == 1 and dtype_bytes == compute_bytes and not self.on_host:
             return 0
         root, layer = shape.embedding_parameters, shape.layer_parameters
         return compute_bytes * (2 * root + 3 * layer if updating else root + 2 * layer)
@@ -106,11 +120,14 @@ class Fsdp:
 
 @dataclass(frozen=True)
 class Megatron:
-    """Tensor x pipeline x expert parallel over `world` ranks.
+    """Tensor x pipeline x expert parallel over `world` ranks. The fullest rank counts: the stage with most layers.
 
-    parameters  2 W            W: this rank's weights, dense / (tp pp) + experts / (etp ep pp)
+    W           D + E          D = (its layers + its end of the model) / tp, E = experts of its layers / (etp ep)
+    ends        the first stage holds the input embedding and an image tower, the last one the head
+    parameters  2 W
     gradients   4 W
-    optimizer   12 P / world   master copy and moments, split over all ranks by the distributed optimizer; else 12 W
+    optimizer   12 D tp pp / world + 12 E etp ep pp / world   master copy and moments: the distributed optimizer
+                               splits them over the ranks that hold the same weights; else 12 W
     """
 
     world: int
@@ -121,7 +138,10 @@ class Megatron:
     expert_tensor: int | None = None
     """None follows `tensor`."""
     distributed_optimizer: bool = True
+    host_optimizer: float = 0.0
+    """Share of the optimizer that lives on the host and steps there (optimizer_cpu_offload)."""
 
+    frozen_bytes: ClassVar[int] = 2
     keeps_gradients: ClassVar[bool] = True
     """Its gradient buffers live as long as the weights do."""
 
@@ -133,16 +153,34 @@ class Megatron:
     def sequence(self) -> int:
         return self.context
 
-    def states(self, shape: ModelShape, dtype_bytes: int, lora: int) -> States:
+    def states(self, shape: ModelShape, dtype_bytes: int, lora: int, frozen: int = 0) -> States:
         """`dtype_bytes` is unused: weights are bf16 beside their fp32 master copy."""
+        ways, expert_ways = self.tensor, (self.expert_tensor or self.tensor) * self.expert
+        layers, experts = self._stage(shape)
+        dense, sparse = share(layers, ways), share(experts, expert_ways)
+        adapter = share(lora, ways * self.pipeline)
+        trained = adapter or dense + sparse - share(frozen, ways)
+        moments = 12 * trained
+        if self.distributed_optimizer:
+            copies = max(1, self.world // (ways * self.pipeline))
+            expert_copies = max(1, self.world // (expert_ways * self.pipeline))
+            split = share(12 * (dense - share(frozen, ways)), copies) + share(12 * sparse, expert_copies)
+            moments = share(12 * adapter, copies) if adapter else split
+        away = int(self.host_optimizer * moments)
+        return States(2 * (dense + sparse + adapter), 4 * trained, moments - away, host=away)
+
+    def _stage(self, shape: ModelShape) -> tuple[int, int]:
+        """Weights of the fullest pipeline stage before they are split further: without experts, and experts."""
+        layers = share(shape.layers, self.pipeline)
         experts = shape.moe_layers * shape.experts * shape.expert_parameters
-        ways = self.tensor * self.pipeline
-        expert_ways = (self.expert_tensor or self.tensor) * self.expert * self.pipeline
-        weights = share(shape.parameters - experts, ways) + share(experts, expert_ways)
-        adapter = share(lora, ways)
-        trained = adapter or weights
-        moments = share(12 * (lora or shape.parameters), self.world) if self.distributed_optimizer else 12 * trained
-        return States(parameters=2 * (weights + adapter), gradients=4 * trained, optimizer=moments)
+        body = shape.parameters - shape.embedding_parameters - shape.vision_params - experts
+        table = shape.vocab * shape.hidden
+        if self.pipeline == 1:
+            ends = shape.embedding_parameters + shape.vision_params
+        else:  # the last stage of a tied model has a copy of the table
+            ends = max(table + shape.vision_params, shape.hidden if shape.scalar_head else table)
+        sparse = min(layers, shape.moe_layers)
+        return share(body * layers, shape.layers) + ends, share(experts * sparse, max(1, shape.moe_layers))
 
     def gathered(self, shape: ModelShape, dtype_bytes: int, compute_bytes: int, updating: bool) -> int:
         return 0
@@ -159,16 +197,31 @@ class Role:
     dtype_bytes: int = 4
     lora_rank: int = 0
     checkpointing: bool = True
+    activation_offload: bool = False
+    """Inputs of layers wait on the host; two of them at a time are on the device."""
     param_offload: bool = False
     optimizer_offload: bool = False
+    borrowed: bool = False
+    """It has no weights of its own: those of the actor, with adapters off."""
+    frozen_vision: bool = False
+    image_share: float = 0.0
+    """Tokens of a full row that may be an image's: those of the prompt."""
 
     @property
     def lora_parameters(self) -> int:
         return self.shape.lora_parameters(self.lora_rank)
 
+    @property
+    def held_bytes(self) -> int:
+        """Of most weights."""
+        return self.split.frozen_bytes if self.lora_rank else self.dtype_bytes
+
     @cached_property
     def states(self) -> States:
-        return self.split.states(self.shape, self.dtype_bytes, self.lora_parameters)
+        if self.borrowed:
+            return States(0)
+        frozen = self.shape.vision_params if self.frozen_vision else 0
+        return self.split.states(self.shape, self.dtype_bytes, self.lora_parameters, frozen)
 
 
 @dataclass(frozen=True)
@@ -267,7 +320,8 @@ def estimate(job: Job) -> MemoryPlan:
     phases = {"rollout": rest(job, "actor" if shares_weights(job) else None) | engine}
     for phase, name in FORWARD_PHASES.items():
         if name in job.roles:
-            phases[phase] = rest(job, name) | forward_work(job, job.roles[name])
+            holder = "actor" if job.roles[name].borrowed else name
+            phases[phase] = rest(job, holder) | forward_work(job, job.roles[name])
     for phase, name in UPDATE_PHASES.items():
         if name in job.roles:
             phases[phase] = rest(job, name, updating=True) | update_work(job, job.roles[name])
@@ -314,8 +368,10 @@ def offloaded(job: Job) -> int:
         return 0
     each = 0
     for name, role in job.roles.items():
-        each += role.param_offload * role.states.parameters
+        each += role.states.host + role.param_offload * role.states.parameters
         each += (role.optimizer_offload and name in TRAINED) * role.states.optimizer
+        inputs = share(role.update_tokens, role.split.tensor) * job.compute_bytes * role.shape.hidden
+        each += role.activation_offload * inputs * role.shape.layers
     return each * min(job.hardware.gpus, job.hardware.gpus_per_node)
 
 
@@ -358,7 +414,7 @@ def forward_work(job: Job, role: Role) -> dict[str, int]:
     layer = tokens * c * (3 * mlp_width(shape) + 4 * shape.hidden)
     head = tokens * c * shape.hidden
     logits = logits_bytes(job, role, role.forward_tokens, LOGIT_BYTES_FORWARD)
-    gathered = split.gathered(shape, role.dtype_bytes, c, updating=False)
+    gathered = split.gathered(shape, role.held_bytes, c, updating=False)
     return {"gathered": gathered} | larger(layer, head, logits)
 
 
@@ -367,12 +423,27 @@ def update_work(job: Job, role: Role) -> dict[str, int]:
     c, shape, split = job.compute_bytes, role.shape, role.split
     tokens = share(role.update_tokens, split.tensor)
     one = c * layer_elements(shape)
-    kept = tokens * shape.layers * (c * shape.hidden if role.checkpointing else one)
+    kept = tokens * kept_layers(role) * (c * shape.hidden if role.checkpointing else one)
     backward = tokens * ((one if role.checkpointing else 0) + c * 2 * (mlp_width(shape) + shape.hidden))
     head = tokens * c * 6 * shape.hidden
     logits = logits_bytes(job, role, role.update_tokens, LOGIT_BYTES_UPDATE)
-    gathered = split.gathered(shape, role.dtype_bytes, c, updating=True)
-    return {"gathered": gathered} | larger(kept + backward, kept + head, logits)
+    gathered = split.gathered(shape, role.held_bytes, c, updating=not role.lora_rank)  # frozen: without gradients
+    images = image_bytes(role, c)
+    return {"gathered": gathered, "images": images} | larger(kept + backward, kept + head, logits)
+
+
+def kept_layers(role: Role) -> int:
+    return min(2, role.shape.layers) if role.activation_offload else role.shape.layers
+
+
+def image_bytes(role: Role, compute_bytes: int) -> int:
+    """What a trained image tower keeps until its turn in the backward pass; not split by tensor parallel ranks."""
+    shape = role.shape
+    if role.frozen_vision or role.lora_rank:
+        return 0
+    patches = int(role.update_tokens * role.image_share) * shape.vision_patches_per_token
+    block = 12 * shape.vision_width + 4 * shape.vision_inner  # as layer_elements, with as many keys as queries
+    return patches * shape.vision_depth * compute_bytes * (shape.vision_width if role.checkpointing else block)
 
 
 def larger(layer: int, head: int, logits: int) -> dict[str, int]:

@@ -12,7 +12,8 @@ from paddock.config.schema import Config
 from paddock.config.topology import needs_reference
 from paddock.plan.advice import Advice, advise
 from paddock.plan.arithmetic import BatchPlan, DataFile, batch_plan, data_files
-from paddock.plan.from_config import advice_facts, job
+from paddock.plan.duration import Duration
+from paddock.plan.from_config import advice_facts, job, seconds
 from paddock.plan.memory import Job, MemoryPlan, estimate
 
 
@@ -23,6 +24,7 @@ class Plan:
     val_files: list[DataFile]
     batch: BatchPlan
     memory: MemoryPlan | None  # None where the model's shape is not known
+    time: Duration | None  # None also where the device's speed is not known
     advice: list[Advice]
 
     @property
@@ -33,13 +35,16 @@ class Plan:
         return [*self.loaded.warnings, *missing, *unknown]
 
 
-def make(loaded: Loaded, gpu: str | None = None, assumed_rows: int | None = None) -> Plan:
+def make(loaded: Loaded, gpu: str | None = None, assumed_rows: int | None = None, strict: bool = True) -> Plan:
+    """`strict`: a data file must be here or be publicly known, unless its rows are assumed."""
     config = loaded.config
-    train_files, val_files = data_files(config, "train", assumed_rows), data_files(config, "val", assumed_rows)
+    strict = strict and assumed_rows is None
+    train_files, val_files = data_files(config, "train", strict), data_files(config, "val", strict)
     batch = batch_plan(config, train_files, assumed_rows)
     work = job(config, gpu)
     memory = estimate(work) if work else None
-    return Plan(loaded, train_files, val_files, batch, memory, _advice(config, batch, work))
+    time = seconds(config, work, gpu) if work else None
+    return Plan(loaded, train_files, val_files, batch, memory, time, _advice(config, batch, work))
 
 
 def _advice(config: Config, batch: BatchPlan, work: Job | None) -> list[Advice]:

@@ -13,10 +13,10 @@ from paddock.plan.arithmetic import roles
 from paddock.plan.plan import Plan, algorithm, make
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str], strict: bool = True) -> int:
     """The command: its own flags may stand anywhere among the overrides."""
     flags, overrides = _flags(arguments)
-    plan = make(load(overrides), flags["gpu"], flags["rows"])
+    plan = make(load(overrides), flags["gpu"], flags["rows"], strict)
     if flags["json"]:
         print(json.dumps(as_json(plan), indent=2))
     else:
@@ -65,6 +65,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "roles": roles(plan.loaded.config),
         "batch": asdict(plan.batch),
         "memory": memory,
+        "seconds": plan.time and {"step": plan.time.step, "phases": dict(plan.time.phases)},
         "advice": [asdict(advice) for advice in plan.advice],
         "notes": plan.notes,
     }

@@ -21,7 +21,7 @@ MIN_WIDTH = 120  # long keys stay on one line, also in a file
 def render(plan: Plan) -> None:
     console = Console(highlight=False)
     console = Console(highlight=False, width=max(console.width, MIN_WIDTH))
-    for block in (_algorithm, _placement, _batch, _memory, _origins, _advice):
+    for block in (_algorithm, _placement, _batch, _memory, _time, _origins, _advice):
         block(plan, console)
 
 
@@ -117,6 +117,24 @@ def _memory(plan: Plan, console: Console) -> None:
     held = f"{memory.kv_sequences} full-length sequences at a time, per engine"
     host = f"; {memory.host_bytes / GIB:.1f} GiB offloaded to each host" if memory.host_bytes else ""
     _rows(console, [("KV cache", f"{held}{host}")])
+
+
+def _time(plan: Plan, console: Console) -> None:
+    if plan.time is None:
+        return
+    phases = ", ".join(f"{name} {clock(seconds)}" for name, seconds in plan.time.phases.items())
+    steps = plan.batch.total_steps
+    whole = "" if steps is None else f", {clock(steps * plan.time.step)} in all {steps}"
+    _title(console, "Time, by the device's data sheet, if every response has full length")
+    _rows(console, [("a step", f"about {clock(plan.time.step)}{whole}"), ("of which", phases)])
+
+
+def clock(seconds: float) -> str:
+    """In a unit that leaves two figures or three: 4.2 s, 42 s, 4.2 min, 42 min, 4.2 h, 4.2 days."""
+    units = (("s", 1, 100), ("min", 60, 100), ("h", 3600, 72), ("days", 86400, float("inf")))
+    unit, size = next((unit, size) for unit, size, most in units if seconds < most * size)
+    amount = seconds / size
+    return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
 
 
 def _bar(memory: MemoryPlan, phase: str) -> str:

@@ -38,7 +38,7 @@ def evaluate(config: Config) -> Evaluation:
     config.data.val_batch_size = prompts_at_a_time(config, validation.n)
     with RewardManager(config) as rewards:
         policy = open_policy(config)
-        dataset = PromptDataset.validation(config.data, policy.tokenizer)
+        dataset = PromptDataset.validation(config.data, policy.tokenizer, policy.reader)
         dataset.scored_by = validation_styles(config.reward_model)
         rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.place)
                        for row in dataset.one_of_each_source() if row.style != MODEL])  # fmt: skip

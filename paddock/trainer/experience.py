@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch import Tensor
 
 from paddock.algorithms.selection import GroupBuffer, group_metric
 from paddock.config.recipes import recipe_of
@@ -77,7 +78,7 @@ class Experience:
         batch, scoring = prompt_batch(rows, samples, self.tokenizer.pad_token_id), self.rewards.begin()
         places = {row: place for place, row in enumerate(batch.row.tolist())}
         ids = batch.row.view(len(rows), samples).tolist()
-        prompts = [Prompt(row.tokens, numbers) for row, numbers in zip(rows, ids, strict=True)]
+        prompts = [Prompt(row.tokens, numbers, row.images) for row, numbers in zip(rows, ids, strict=True)]
 
         def ended(completions: list[Completion]) -> None:
             texts = self.decode([completion.tokens for completion in completions])
@@ -133,7 +134,22 @@ def with_responses(batch: Batch, completions: list[Completion], pad: int) -> Bat
         mask=inside.long(),
         lengths=lengths,
         rollout_log_probs=torch.from_numpy(log_probs),
+        **expert_columns(completions, batch.prompts.shape[1], width),
     )
+
+
+def expert_columns(completions: list[Completion], prompt_width: int, width: int) -> dict[str, Tensor]:
+    """What was recorded of the experts: prompts padded on the left, responses on the right."""
+    chosen = [completion.experts for completion in completions if completion.experts]
+    if not chosen:
+        return {}
+    like = chosen[0].prompt
+    prompts = like.new_zeros(len(chosen), prompt_width, *like.shape[1:])
+    responses = like.new_zeros(len(chosen), width, *like.shape[1:])
+    for row, one in enumerate(chosen):
+        prompts[row, prompt_width - len(one.prompt) :] = one.prompt
+        responses[row, : len(one.response)] = one.response
+    return {"prompt_experts": prompts, "response_experts": responses}
 
 
 def training_sampling(config: Config, stops: frozenset[int]) -> Sampling:

@@ -58,14 +58,15 @@ def generate(config: Config, output: Path) -> Summary:
     samples = config.actor_rollout_ref.rollout.n
     policy = open_policy(config)
     sampling = training_sampling(config, policy.stop_tokens)
-    dataset = UnscoredDataset.validation(config.data, policy.tokenizer)
+    dataset = UnscoredDataset.validation(config.data, policy.tokenizer, policy.reader)
     require_free_columns(dataset)
     tokens = stopped = 0
     start = time.perf_counter()
     with writer(output) as write, progress_bar() as progress:
         task = progress.add_task("generating", total=len(dataset))
         for rows in validation_batches(dataset, prompts_at_a_time(config, samples)):
-            asked = [Prompt(row.tokens, [row.index * samples + i for i in range(samples)]) for row in rows]
+            ids = [[row.index * samples + i for i in range(samples)] for row in rows]
+            asked = [Prompt(row.tokens, numbers, row.images) for row, numbers in zip(rows, ids, strict=True)]
             found = policy.engine.generate(asked, sampling)
             for place, row in enumerate(rows):
                 write(record_of(row, found[place * samples : (place + 1) * samples], policy.tokenizer))

@@ -15,7 +15,9 @@ from paddock.config.recipes import recipe_of
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.timing import Timer
+from paddock.engines.train.base import EXPERT_COLUMNS
 from paddock.errors import UserError
+from paddock.models.adapters import MERGED
 from paddock.trainer.checkpoint import Checkpoint, CheckpointStore
 from paddock.trainer.experience import Experience
 from paddock.trainer.interruption import Interruption
@@ -49,6 +51,7 @@ class Trainer:
         self.timer = Timer()
         self.kl = kl_controller(config.algorithm.kl_ctrl)
         self.correction = rollout_correction.parse(config.algorithm.rollout_correction)
+        self.replays = config.actor_rollout_ref.actor.router_replay.mode
         recipe = recipe_of(config.algorithm.adv_estimator)
         self.needs = recipe.needs if recipe else frozenset()
         self.trusts_rollout = self.can_trust_rollout()
@@ -91,15 +94,19 @@ class Trainer:
         if self.correction.bypass or self.trusts_rollout:
             return batch.with_(old_log_probs=batch.need("rollout_log_probs"))
         want = {"log_probs", "sum_pi_squared"} if "sum_pi_squared" in self.needs else {"log_probs"}
+        if self.replays == "R2":
+            want |= EXPERT_COLUMNS
+            batch = batch.with_(prompt_experts=None, response_experts=None)  # the rollout's, if it recorded any
         outputs = self.roles.actor.forward(batch, frozenset(want))
-        return batch.with_(old_log_probs=outputs.log_probs, sum_pi_squared=outputs.sum_pi_squared)
+        others = {name: getattr(outputs, name) for name in want - {"log_probs"}}
+        return batch.with_(old_log_probs=outputs.log_probs, **others)
 
     def can_trust_rollout(self) -> bool:
         """With one optimizer step, and the actor's own modules sampling, computing them again changes nothing."""
         group, data = self.config.actor_rollout_ref, self.config.data
         one_update = group.actor.ppo_mini_batch_size == data.train_batch_size and group.actor.ppo_epochs == 1
         same_numbers = group.rollout.name == "embedded" and "sum_pi_squared" not in self.needs
-        return one_update and same_numbers and not self.correction.active
+        return one_update and same_numbers and not self.correction.active and self.replays != "R2"
 
     def reward(self, batch: Batch) -> tuple[Batch, Metrics]:
         """rewards = scores - beta KL(policy | reference), where that has a weight."""
@@ -191,7 +198,9 @@ class Trainer:
             for name, role in self.trained().items():
                 (folder / name).mkdir()
                 role.save(folder / name)
-            self.experience.tokenizer.save_pretrained(folder / "actor")
+            for place in (folder / "actor", folder / "actor" / MERGED):
+                if place.is_dir():
+                    self.experience.loader.dataset.prompts.save(place)
             save_state(folder, {
                 "step": self.step_no,
                 "loader": self.experience.loader.state_dict(),

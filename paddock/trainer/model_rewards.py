@@ -11,6 +11,7 @@ import torch
 from paddock.config.schema import Config, RewardModelConfig
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.data.dataset import BOTH, MODEL, RULE, PromptDataset
+from paddock.errors import UserError
 from paddock.rewards.manager import on_last_token
 from paddock.workers.reward_model import ModelScorer, open_reward_model
 
@@ -52,6 +53,13 @@ class ModelRewards:
 
     def check(self, dataset: PromptDataset) -> None:
         """One question before training, with the first prompt."""
+        if dataset.shows_images and self.scorer.cheap:
+            raise UserError(
+                f"it reads texts, and prompts of {dataset.key} show images",
+                key="reward_model.enable",
+                value=True,
+                fix="score by a rule, a function of your own or a judge, which reads texts beside the truth",
+            )
         row = dataset[0]
         self.scorer.check(row.messages, row.ground_truth)
 

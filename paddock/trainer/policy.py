@@ -18,6 +18,8 @@ from paddock.engines.rollout.base import Completion, OnDone, Prompt, RolloutEngi
 from paddock.engines.train.settings import Settings, model_source
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
+from paddock.models.adapters import Lora, attach
+from paddock.models.image_reader import ImageReader
 from paddock.models.load import load_causal_lm, load_tokenizer
 from paddock.workers.probe import sync
 from paddock.workers.roles import rollout_engine, stop_tokens
@@ -31,20 +33,23 @@ class Policy:
     tokenizer: Any
     engine: RolloutEngine
     stop_tokens: frozenset[int]
+    reader: ImageReader | None = None
 
 
 def open_policy(config: Config) -> Policy:
     require_one_device(config)
     model, dtype = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.dtype
     tokenizer = open_tokenizer(config)
+    reader = ImageReader.of(config)
     device = device_of(config.trainer.device)
     weights = load_causal_lm(
         **model_source(model, "actor_rollout_ref.model"), dtype=compute_dtype(dtype, device), device=device
     )
+    attach(weights, Lora.of(model, "actor_rollout_ref.model", config.trainer.seed), weights.dtype)
     engine = SingleEngine(weights, Settings())
     rollout = rollout_engine(config, engine)
     sync(engine, rollout, config.actor_rollout_ref.rollout)
-    return Policy(tokenizer, rollout, stop_tokens(engine, tokenizer))
+    return Policy(tokenizer, rollout, stop_tokens(engine, tokenizer), reader)
 
 
 def open_tokenizer(config: Config) -> Any:
@@ -64,6 +69,9 @@ def require_one_device(config: Config) -> None:
             value=config.trainer.n_gpus_per_node,
             fix="trainer.n_gpus_per_node=1 trainer.nnodes=1",
         )
+    if config.actor_rollout_ref.actor.strategy == "megatron":
+        key = "actor_rollout_ref.actor.strategy"
+        raise UserError("this command runs the engine `single`", key=key, value="megatron", fix="leave it out")
 
 
 def prompts_at_a_time(config: Config, samples: int) -> int:

@@ -22,6 +22,7 @@ from paddock.engines.train.base import LossFn, Outputs
 from paddock.engines.train.settings import Budget, actor_settings, model_source, refuse_unsupported
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
+from paddock.models.adapters import Lora, attach
 from paddock.models.packing import sequence_lengths
 from paddock.models.reward_head import RewardModel, load_reward_model, save_classifier, scored_batch, sequence_scores
 from paddock.models.save import whole_folder
@@ -56,7 +57,10 @@ def open_engine(config: Config, tokenizer: Any, total_steps: int) -> SingleEngin
     device, source = device_of(config.trainer.device), config.actor_rollout_ref.model
     settings = actor_settings(config, device, total_steps)
     where = model_source(source, "actor_rollout_ref.model")
-    model = load_reward_model(**where, dtype=settings.wide, device=device, fresh_head=True)
+    lora = Lora.of(source, "actor_rollout_ref.model", config.trainer.seed)
+    dtype = settings.compute if lora else settings.wide
+    model = load_reward_model(**where, dtype=dtype, device=device, fresh_head=True)
+    attach(model.backbone, lora, settings.wide)
     return SingleEngine(model.for_pairs(tokenizer.pad_token_id), settings)
 
 

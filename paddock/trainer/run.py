@@ -13,6 +13,7 @@ from paddock.core.device import seed_all
 from paddock.data.dataset import MODEL, PromptDataset
 from paddock.data.loader import Loader
 from paddock.errors import UserError
+from paddock.models.image_reader import ImageReader
 from paddock.models.load import load_tokenizer
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
@@ -67,7 +68,8 @@ def attempt(config: Config, store: CheckpointStore) -> bool:
             model.trust_remote_code,
             model.custom_chat_template,
         )
-        dataset = PromptDataset.train(config.data, tokenizer)
+        reader = ImageReader.of(config)
+        dataset = PromptDataset.train(config.data, tokenizer, reader)
         loader = Loader.train(config.data, dataset)
         rewards = open_things.enter_context(RewardManager(config))
         dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))
@@ -81,7 +83,7 @@ def attempt(config: Config, store: CheckpointStore) -> bool:
         experience = Experience(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models)
         validation = None
         if config.data.val_files:
-            held_out = PromptDataset.validation(config.data, tokenizer)
+            held_out = PromptDataset.validation(config.data, tokenizer, reader)
             held_out.scored_by = validation_styles(config.reward_model)
             validation = Validation(experience, held_out, roles.stop_tokens)
         trainer = Trainer(config, roles, experience, validation, store, total_steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +51,7 @@ def samples_of(batch: Batch, decode: Callable[[list[list[int]]], list[str]]) -> 
 
 
 def extras_of(batch: Batch, row: int) -> dict[str, Any]:
-    extras = {name: values[row] for name, values in batch.extras.items()}
+    extras = {name: values[row] for name, values in batch.extras.items() if name != "images"}  # pixels are no words
     return {name: extras.pop(name) for name in OWN_FIELDS if name in extras} | {"extras": extras}
 
 
@@ -65,5 +66,7 @@ def dump_samples(folder: str | Path, step: int, samples: Sequence[Sample], key: 
 
 
 def plain(value: Any) -> Any:
-    """Arrays and tensors as lists, anything else (an image) as its name."""
+    """Arrays and tensors as lists, bytes (an image) in base64, anything else as its name."""
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
     return value.tolist() if hasattr(value, "tolist") else str(value)

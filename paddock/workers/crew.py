@@ -11,17 +11,21 @@ from torch import Tensor
 
 from paddock.config.roles import RolloutConfig
 from paddock.config.schema import Config
+from paddock.config.topology import trains_adapters
 from paddock.core.batch import Batch
 from paddock.core.device import compute_dtype, device_of
-from paddock.engines.rollout.base import Completion, Prompt, RolloutEngine, Sampling
+from paddock.engines.rollout.base import Completion, CopyEngine, Prompt, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
 from paddock.engines.rollout.vllm import VLLMEngine
 from paddock.engines.train.base import Want
+from paddock.engines.train.settings import reference_budget
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
+from paddock.models.adapters import Adapters
 from paddock.models.load import model_folder
 from paddock.workers.probe import sync
+from paddock.workers.rollout_sglang import open_sglang
 from paddock.workers.worker import CriticWorker, Metrics, PolicyWorker, UpdatePlan
 
 
@@ -39,9 +43,15 @@ class Crew:
             self.workers["actor"] = PolicyWorker(engines.for_actor(config, total_steps), config)
             self.rollout = rollout_engine(config, self.actor_engine)
         if "reference" in roles:
-            self.workers["reference"] = PolicyWorker(engines.for_reference(config), config)
+            self.workers["reference"] = PolicyWorker(self.reference_engine(config, engines), config)
         if "critic" in roles:
             self.workers["critic"] = CriticWorker(engines.for_critic(config, total_steps), config)
+
+    def reference_engine(self, config: Config, engines: type[SingleEngine]) -> SingleEngine:
+        """Under LoRA the actor's own, with its adapters off: always in the actor's pool."""
+        if not trains_adapters(config):
+            return engines.for_reference(config)
+        return self.actor_engine.without_adapters(reference_budget(config))
 
     @property
     def actor_engine(self) -> SingleEngine:
@@ -70,7 +80,7 @@ class Crew:
 
     def wake(self) -> None:
         """All weights come together for a rollout; an engine with a copy of them may need a new one."""
-        if isinstance(self.rollout, VLLMEngine):
+        if isinstance(self.rollout, CopyEngine):
             self.rollout.wake()
             if self.rollout.stale:
                 self.sync_weights()
@@ -104,8 +114,21 @@ class Crew:
 
     def load(self, role: str, path: Path) -> None:
         self.workers[role].load(path)
-        if role == "actor" and isinstance(self.rollout, VLLMEngine):
+        if role == "actor" and isinstance(self.rollout, CopyEngine):
             self.rollout.stale = True
+
+
+def engines_of(config: Config, alone: bool) -> type[SingleEngine]:
+    """What trains: Megatron where the config says so, else one process by itself or FSDP."""
+    if config.actor_rollout_ref.actor.strategy == "megatron":
+        from paddock.engines.train.megatron.engine import MegatronEngine
+
+        return MegatronEngine
+    if alone:
+        return SingleEngine
+    from paddock.engines.train.fsdp import FSDPEngine
+
+    return FSDPEngine
 
 
 def end_tokens(engine: SingleEngine) -> frozenset[int]:
@@ -124,20 +147,22 @@ def rollout_engine(config: Config, engine: SingleEngine) -> RolloutEngine:
             max_num_batched_tokens=rollout.max_num_batched_tokens,
             max_model_len=rollout.max_model_len,
             enforce_eager=rollout.enforce_eager,
+            free_cache=rollout.free_cache_engine,
+            record_experts=rollout.enable_rollout_routing_replay,
         )
     if rollout.name == "hf":
-        return HFEngine(engine.rollout_model, max_num_seqs=rollout.max_num_seqs)
+        return HFEngine(
+            engine.rollout_model,
+            max_num_seqs=rollout.max_num_seqs,
+            record_experts=rollout.enable_rollout_routing_replay,
+        )
     if rollout.name == "vllm":
-        return open_vllm(config)
-    raise UserError(
-        "is not built yet",
-        key="actor_rollout_ref.rollout.name",
-        value=rollout.name,
-        fix="actor_rollout_ref.rollout.name=embedded",
-    )
+        return open_vllm(config, engine.adapters)
+    assert rollout.name == "sglang"
+    return open_sglang(config)
 
 
-def open_vllm(config: Config) -> VLLMEngine:
+def open_vllm(config: Config, adapters: Adapters | None = None) -> VLLMEngine:
     model, rollout, device = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer.device
     path = model_folder(str(model.path))
     arguments: dict[str, Any] = {
@@ -168,6 +193,7 @@ def open_vllm(config: Config) -> VLLMEngine:
         free_cache=rollout.free_cache_engine,
         staged_wake=rollout.multi_stage_wake_up,
         bucket_bytes=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,
+        adapter_rank=adapters.rank if adapters and not model.lora.merge else 0,
     )
 
 

@@ -16,11 +16,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
 from paddock.config.schema import Config
+from paddock.config.topology import model_parallel_size, pipeline_stages
 from paddock.core.balance import balanced_order
 from paddock.core.batch import Batch, PerToken
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
-from paddock.engines.train.base import Outputs, Want
+from paddock.engines.train.base import EXPERT_COLUMNS, Outputs, Want
 from paddock.models.packing import sequence_lengths
 from paddock.workers.crew import Crew
 from paddock.workers.worker import Metrics, Mini, UpdatePlan, actor_plan, critic_plan, places
@@ -53,12 +55,18 @@ class Group(Protocol):
         ...
 
     def map(
-        self, method: str, shares: Sequence[Sequence[Any]], *args: Any, arrived: Callable[[Any], None] | None = None
+        self,
+        method: str,
+        shares: Sequence[Sequence[Any]],
+        *args: Any,
+        arrived: Callable[[Any], None] | None = None,
+        stages: int = 1,
     ) -> list[Any]:
         """A call for each share, with its items before the other arguments; answers by share.
 
-        Where shares are fewer than processes, neighbours have the same one: they work on it together. `arrived` hears
-        of each answer when it comes.
+        Where shares are fewer than processes, neighbours have the same one: they work on it together. With `stages` of
+        a pipeline, the processes of each stage share them so among themselves. `arrived` hears of each answer when it
+        comes.
         """
         ...
 
@@ -77,7 +85,12 @@ class LocalGroup:
         return [getattr(self.crew, method)(*args)]
 
     def map(
-        self, method: str, shares: Sequence[Sequence[Any]], *args: Any, arrived: Callable[[Any], None] | None = None
+        self,
+        method: str,
+        shares: Sequence[Sequence[Any]],
+        *args: Any,
+        arrived: Callable[[Any], None] | None = None,
+        stages: int = 1,
     ) -> list[Any]:
         (share,) = shares
         items = [item.batch if isinstance(item, Rows) else item for item in share]
@@ -103,6 +116,10 @@ class Handle:
         return self.group.size // self.ranks_per_row()
 
     def ranks_per_row(self) -> int:
+        return model_parallel_size(self.keys())
+
+    def keys(self) -> ActorConfig | RefConfig | CriticConfig:
+        """Of the role."""
         raise NotImplementedError
 
     def mini_rows(self) -> int:
@@ -117,20 +134,26 @@ class Handle:
         finally:
             self.group.broadcast("move", self.role, "host")
 
+    def sent(self, columns: frozenset[str]) -> frozenset[str]:
+        """Choices of experts that were recorded are the actor's."""
+        return columns | EXPERT_COLUMNS if self.role == "actor" else columns
+
     def forward(self, batch: Batch, want: Want) -> Outputs:
         """Cut as an update cuts it, so that rows which are sent now need not be sent again."""
         minis = torch.arange(len(batch)).split(self.mini_rows())
         parts = cut(sequence_lengths(batch), minis, self.shares, self.balance)
-        rows = [[Rows(batch, torch.cat(part).sort().values, FORWARD)] for part in parts]
-        found = self.group.map("forward", rows, self.role, want)
+        rows = [[Rows(batch, torch.cat(part).sort().values, self.sent(FORWARD))] for part in parts]
+        found = self.group.map("forward", rows, self.role, want, stages=pipeline_stages(self.keys()))
         if len(found) == 1:
             return Outputs(**{name: found[0][name] for name in want})
         order = places(torch.cat([part["row"] for part in found]), batch.row)
-        return Outputs(**{name: torch.cat([part[name] for part in found])[order] for name in want})
+        columns: dict[str, Any] = {name: torch.cat([part[name] for part in found])[order] for name in want}
+        return Outputs(**columns)
 
     def carry_out(self, batch: Batch, plan: UpdatePlan) -> Metrics:
         parts = cut(sequence_lengths(batch), [mini.rows for mini in plan.minis], self.shares, self.balance)
-        return self.group.map("update", [share_of(batch, plan, part) for part in parts], self.role)[0]
+        shares = [share_of(batch, plan, part, self.sent(UPDATE)) for part in parts]
+        return self.group.map("update", shares, self.role, stages=pipeline_stages(self.keys()))[0]
 
     def save(self, path: Path) -> None:
         self.group.broadcast("save", self.role, path)
@@ -142,9 +165,9 @@ class Handle:
 class PolicyHandle(Handle):
     """The actor, or a frozen reference."""
 
-    def ranks_per_row(self) -> int:
+    def keys(self) -> ActorConfig | RefConfig:
         roles = self.config.actor_rollout_ref
-        return (roles.ref if self.role == "reference" else roles.actor).ulysses_sequence_parallel_size
+        return roles.ref if self.role == "reference" else roles.actor
 
     def mini_rows(self) -> int:
         return self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
@@ -161,8 +184,8 @@ class PolicyHandle(Handle):
 class CriticHandle(Handle):
     """The value model."""
 
-    def ranks_per_row(self) -> int:
-        return self.config.critic.ulysses_sequence_parallel_size
+    def keys(self) -> CriticConfig:
+        return self.config.critic
 
     def mini_rows(self) -> int:
         return self.config.critic.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
@@ -217,10 +240,12 @@ def cut(lengths: list[int], minis: Sequence[Tensor], shares: int, balance: bool)
     return parts
 
 
-def share_of(batch: Batch, plan: UpdatePlan, part: list[Tensor]) -> tuple[Rows, UpdatePlan]:
+def share_of(
+    batch: Batch, plan: UpdatePlan, part: list[Tensor], columns: frozenset[str] = UPDATE
+) -> tuple[Rows, UpdatePlan]:
     """The rows that a share ever needs, once each, and the plan in terms of them."""
     needed = torch.cat(part).unique()
     minis = [
         Mini(torch.searchsorted(needed, rows), mini.denominators) for mini, rows in zip(plan.minis, part, strict=True)
     ]
-    return Rows(batch, needed, UPDATE), replace(plan, minis=minis)
+    return Rows(batch, needed, columns), replace(plan, minis=minis)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paddock.engines.rollout.base import Completion
+from paddock.engines.rollout.base import Chosen, Completion
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +21,8 @@ class Completions:
     tokens: np.ndarray
     log_probs: np.ndarray
     stopped: np.ndarray
+    experts: list[tuple[np.ndarray, np.ndarray]] | None
+    """Of prompt and response, where the engine records them."""
 
     @classmethod
     def of(cls, completions: list[Completion]) -> Completions:
@@ -30,14 +32,19 @@ class Completions:
             tokens=np.array([token for one in completions for token in one.tokens], dtype=np.int32),
             log_probs=np.array([value for one in completions for value in one.log_probs], dtype=np.float32),
             stopped=np.array([one.stopped for one in completions], dtype=bool),
+            experts=[(one.experts.prompt.numpy(), one.experts.response.numpy()) for one in completions if one.experts]
+            or None,
         )
 
     def unpacked(self) -> list[Completion]:
         ends = self.lengths.cumsum()
         spans = list(zip((ends - self.lengths).tolist(), ends.tolist(), strict=True))
         tokens, log_probs = self.tokens.tolist(), self.log_probs.tolist()
-        facts = zip(self.rows.tolist(), spans, self.stopped.tolist(), strict=True)
-        return [Completion(row, tokens[a:b], log_probs[a:b], stopped) for row, (a, b), stopped in facts]
+        chosen: list[Chosen | None] = [None] * len(spans)
+        if self.experts:
+            chosen = [Chosen(torch.tensor(prompt), torch.tensor(response)) for prompt, response in self.experts]
+        facts = zip(self.rows.tolist(), spans, self.stopped.tolist(), chosen, strict=True)
+        return [Completion(row, tokens[a:b], log_probs[a:b], stopped, by) for row, (a, b), stopped, by in facts]
 
 
 def to_arrays(thing: Any) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import torch
 
 from paddock.config.roles import RolloutConfig
 from paddock.core.batch import Batch
-from paddock.engines.rollout.base import Completion, Prompt, RolloutEngine, Sampling
-from paddock.engines.rollout.vllm import VLLMEngine
+from paddock.engines.rollout.base import AdapterEngine, Completion, CopyEngine, Prompt, RolloutEngine, Sampling
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
 from paddock.workers.worker import Metrics
@@ -19,17 +21,26 @@ TOLERANCE = {torch.float32: 5e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 
 def sync(trainer: SingleEngine, rollout: RolloutEngine, limits: RolloutConfig) -> Metrics:
     """The engine takes the trainer's weights, and proves it; one that runs the trainer's own has them."""
-    if not isinstance(rollout, VLLMEngine):
+    if not isinstance(rollout, CopyEngine):
         return {}
     trainer.move("device")
     rollout.wake()
-    rollout.load_weights(trainer.weights())
+    send(trainer, rollout)
     gap = verify(trainer, rollout, limits)
     trainer.move("host")
     return {"rollout/sync_gap": gap}
 
 
-def verify(trainer: SingleEngine, rollout: VLLMEngine, limits: RolloutConfig) -> float:
+def send(trainer: SingleEngine, rollout: CopyEngine) -> None:
+    """The adapter alone to an engine that takes it; else all weights, an adapter merged into them."""
+    if not (isinstance(rollout, AdapterEngine) and rollout.takes_adapter):
+        return rollout.load_weights(trainer.weights())
+    with TemporaryDirectory(prefix="paddock-adapter-") as folder:
+        trainer.save_adapter(Path(folder))
+        rollout.load_adapter(Path(folder))
+
+
+def verify(trainer: SingleEngine, rollout: CopyEngine, limits: RolloutConfig) -> float:
     """The mean difference of both sides' log-probs, for tokens that the engine draws. Every rank must call it."""
     words = trainer.backbone.config.get_text_config().vocab_size
     length = min(PROMPT, limits.prompt_length)
@@ -48,7 +59,7 @@ def verify(trainer: SingleEngine, rollout: VLLMEngine, limits: RolloutConfig) ->
     gap = (theirs.float().cpu() - torch.tensor([one.log_probs for one in found])).abs().mean().item()
     coarse = max(trainer.settings.compute, rollout.dtype, key=lambda dtype: torch.finfo(dtype).eps)
     if not gap <= TOLERANCE[coarse]:
-        raise out_of_step(gap, TOLERANCE[coarse], rollout.differing_layers())
+        raise out_of_step(rollout.name, gap, TOLERANCE[coarse], rollout.differing_layers())
     return gap
 
 
@@ -66,13 +77,13 @@ def as_batch(prompt: list[int], found: list[Completion]) -> Batch:
     )
 
 
-def out_of_step(gap: float, limit: float, layers: list[str]) -> UserError:
+def out_of_step(engine: str, gap: float, limit: float, layers: list[str]) -> UserError:
     key = "actor_rollout_ref.rollout"
     where = f"not what was sent: {', '.join(layers[:4])}" if layers else "in which layer could not be told"
     return UserError(
         f"after the weight sync the engine's log-probs are {gap:.3g} nats a token from the trainer's, "
         f"more than {limit:g}; {where}",
         key=f"{key}.name",
-        value="vllm",
+        value=engine,
         fix=f"{key}.name=embedded" if layers else f"{key}.dtype as the trainer computes, or {key}.name=embedded",
     )

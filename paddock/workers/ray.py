@@ -28,17 +28,17 @@ from torch.distributed import TCPStore
 from paddock.config.schema import Config
 from paddock.config.topology import Pool, pools
 from paddock.core.batch import Batch
-from paddock.core.device import device_of, seed_all
+from paddock.core.device import RESOURCE, device_of, seed_all
 from paddock.core.processes import Place, join
 from paddock.errors import UserError
-from paddock.workers.crew import Crew
+from paddock.models.packing import images_of
+from paddock.workers.crew import Crew, engines_of
 from paddock.workers.group import Rows, WorkerLost
 from paddock.workers.parcels import from_arrays, to_arrays
 from paddock.workers.pulse import Pulse, last_sign
 
 log = logging.getLogger(__name__)
 
-RESOURCE = {"cuda": "GPU", "npu": "NPU", "cpu": "CPU"}
 LOCAL: dict[str, Any] = {
     "address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1", "logging_level": logging.WARNING
 }  # fmt: skip
@@ -56,10 +56,14 @@ class Parcel:
     """Rows of a batch, a reference a column: each column of a share is sent once, however many phases read it."""
 
     columns: dict[str, ray.ObjectRef]
+    images: ray.ObjectRef | None = None
+    """Of each row; those of one prompt are one object, there and here."""
 
     def open(self) -> Batch:
         arrays = ray.get(list(self.columns.values()))
-        return Batch(**{name: from_arrays(array) for name, array in zip(self.columns, arrays, strict=True)})
+        extras = {"images": ray.get(self.images)} if self.images else {}
+        columns = {name: from_arrays(array) for name, array in zip(self.columns, arrays, strict=True)}
+        return Batch(**columns, extras=extras)
 
 
 class RankProcess:
@@ -78,8 +82,6 @@ class RankProcess:
         self, config: Config, total_steps: int, roles: Sequence[str], place: Place, store: tuple[str, int]
     ) -> None:
         """Joins the other ranks, and loads the roles; those of an earlier call go."""
-        from paddock.engines.train.fsdp import FSDPEngine
-
         vars(self).pop("crew", None)
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -90,7 +92,7 @@ class RankProcess:
             importlib.import_module(config.actor_rollout_ref.model.external_lib)
         seed_all(config.trainer.seed)
         with self.pulse.during("loading weights"):
-            self.crew = Crew(config, total_steps, roles, FSDPEngine)
+            self.crew = Crew(config, total_steps, roles, engines_of(config, alone=False))
 
     def call(self, phase: str, method: str, *args: Any) -> Any:
         with self.pulse.during(phase):
@@ -108,7 +110,7 @@ class RayGroup:
         self.places: list[PlacementGroup] = []
         self.ranks: list[Any] = []
         self.pids: list[int] = []
-        self.sent: dict[tuple[int, bytes], tuple[Tensor, ray.ObjectRef]] = {}
+        self.sent: dict[tuple[int, bytes], tuple[Any, ray.ObjectRef]] = {}
         self.batch_sent: Tensor | None = None
         self.enlisting: list[ray.ObjectRef] = []
         try:
@@ -132,7 +134,7 @@ class RayGroup:
             for index in range(pool.per_node):
                 where = PlacementGroupSchedulingStrategy(there, placement_group_bundle_index=index)
                 self.ranks.append(actor.options(num_cpus=cores, num_gpus=bundle.get("GPU", 0),
-                                                resources={k: v for k, v in bundle.items() if k == "NPU"},
+                                                resources={k: v for k, v in bundle.items() if k not in ("CPU", "GPU")},
                                                 scheduling_strategy=where).remote())  # fmt: skip
         waiting = [rank.up.remote() for rank in self.ranks]
         _, missing = ray.wait(waiting, num_returns=len(waiting), timeout=max(1.0, deadline - time.monotonic()))
@@ -160,12 +162,18 @@ class RayGroup:
         return self.run(method, [args] * self.size)
 
     def map(
-        self, method: str, shares: Sequence[Sequence[Any]], *args: Any, arrived: Callable[[Any], None] | None = None
+        self,
+        method: str,
+        shares: Sequence[Sequence[Any]],
+        *args: Any,
+        arrived: Callable[[Any], None] | None = None,
+        stages: int = 1,
     ) -> list[Any]:
-        each = self.size // len(shares)
+        stage = self.size // stages
+        each = stage // len(shares)
         ready = [[self.parcel(item) if isinstance(item, Rows) else item for item in share] for share in shares]
-        calls = [(*ready[rank // each], *args) for rank in range(self.size)]
-        return self.run(method, calls, arrived)[::each]
+        calls = [(*ready[rank % stage // each], *args) for rank in range(self.size)]
+        return self.run(method, calls, arrived)[:stage:each]
 
     def run(
         self, method: str, calls: Sequence[Sequence[Any]], arrived: Callable[[Any], None] | None = None
@@ -186,7 +194,11 @@ class RayGroup:
                 if key not in self.sent:
                     self.sent[key] = column, ray.put(to_arrays(column[rows.positions]))
                 found[name] = self.sent[key][1]
-        return Parcel(found)
+        images = images_of(rows.batch)
+        if images and (id(images), which) not in self.sent:
+            shown = [images[position] for position in rows.positions.tolist()]
+            self.sent[id(images), which] = images, ray.put(shown)
+        return Parcel(found, self.sent[id(images), which][1] if images else None)
 
     def gather(
         self, futures: list[ray.ObjectRef], phase: str, arrived: Callable[[Any], None] | None = None

@@ -12,7 +12,7 @@ from paddock.config.topology import engine_size, in_one_process, pools
 from paddock.core.timing import Timer
 from paddock.engines.rollout.base import RolloutEngine
 from paddock.engines.train.single import SingleEngine
-from paddock.workers.crew import Crew, end_tokens, rollout_engine
+from paddock.workers.crew import Crew, end_tokens, engines_of, rollout_engine
 from paddock.workers.group import CriticHandle, Group, LocalGroup, PolicyHandle, RolloutHandle
 from paddock.workers.worker import Metrics
 
@@ -58,10 +58,12 @@ class Roles:
 def build(config: Config, tokenizer: Any, total_steps: int) -> Roles:
     """Every role in this process where one device is enough, else in processes of Ray's, one a device."""
     if in_one_process(config):
-        crew = Crew(config, total_steps, pools(config)[0].roles)
+        engines = engines_of(config, alone=True)
+        crew = Crew(config, total_steps, pools(config)[0].roles, engines)
         assert crew.rollout is not None
         group = LocalGroup(crew)
-        shares = config.actor_rollout_ref.rollout.name in ("embedded", "hf")  # the actor's own weights: it never sleeps
+        in_place = config.actor_rollout_ref.rollout.name in ("embedded", "hf")
+        shares = in_place and engines is SingleEngine  # the actor's own weights: it never sleeps
         return roles_of(config, tokenizer, {"main": group}, crew.rollout if shares else RolloutHandle(group))
     from paddock.workers.ray import start_groups
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import os
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy
 import pytest
@@ -64,3 +67,19 @@ def test_a_cpu_computes_in_bf16_only_if_it_can_multiply_in_it(monkeypatch, flags
     assert compute_dtype("bf16", CPU) == compute_dtype("bfloat16", CPU) == expected
     assert compute_dtype("bf16", torch.device("cuda")) == torch.bfloat16
     assert compute_dtype("fp32", CPU) == torch.float32
+
+
+def test_full_determinism_is_asked_of_torch_and_of_the_vendor(monkeypatch):
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "HCCL_DETERMINISTIC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOSE_MATMUL_K_SHIFT", "0")  # the user's
+    try:
+        module.make_deterministic(torch.device("cpu"))
+        assert torch.are_deterministic_algorithms_enabled() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+        module.make_deterministic(torch.device("cuda"))
+        npu: Any = SimpleNamespace(type="npu")  # torch has no such device without torch_npu
+        module.make_deterministic(npu)
+        assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
+        assert os.environ.pop("HCCL_DETERMINISTIC") == "true" and os.environ["CLOSE_MATMUL_K_SHIFT"] == "0"
+    finally:
+        torch.use_deterministic_algorithms(False)

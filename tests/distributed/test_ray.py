@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import tiny_batch
+from tiny_zoo import save
 
 from paddock.config.load import load
 from paddock.config.schema import Config
@@ -298,3 +299,21 @@ def test_a_run_outlives_kill_9_in_every_phase(kept_processes, tmp_path, monkeypa
     kept_processes.end()
     phases = ["loading", "wake", "generate", "sleep", "actor.forward", "critic.forward", "critic.update", "actor.save"]
     finish_after_kills(phases, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("mode", [pytest.param("R2", marks=pytest.mark.slow), "R3"])
+def test_recorded_experts_reach_the_worker_that_trains_on_them(kept, mode, tmp_path):
+    recorded = f"actor_rollout_ref.rollout.enable_rollout_routing_replay={mode == 'R3'}"
+    keys = [
+        f"actor_rollout_ref.model.path={save(tmp_path / 'model', 'qwen3_moe')}", recorded, "data.max_response_length=6",
+        "data.train_files=builtin:addition/train", "data.val_files=builtin:addition/test", "data.max_prompt_length=64",
+        f"actor_rollout_ref.actor.router_replay.mode={mode}", "actor_rollout_ref.actor.entropy_coeff=0.1",
+        "actor_rollout_ref.actor.optim.lr=0.01", "actor_rollout_ref.actor.fsdp_config.dtype=float32",
+        "actor_rollout_ref.rollout.dtype=float32", "trainer.total_training_steps=1", "trainer.save_freq=-1",
+        "algorithm.adv_estimator=grpo", "++actor_rollout_ref.model.override_config.router_aux_loss_coef=0.01",
+    ]  # fmt: skip
+    (one,), (two,) = (train(tmp_path / str(workers), workers, *keys) for workers in (1, 2))
+    routers = {name: value for name, value in one.items() if "router" in name or "aux" in name}
+    assert {"actor/aux_loss", "actor/router_replay_agreement", "actor/router_entropy"} <= routers.keys()
+    assert {name: two[name] for name in routers} == pytest.approx(routers, rel=1e-4, abs=1e-6)
+    assert max(one["training/rollout_probs_diff_max"], two["training/rollout_probs_diff_max"]) < 1e-5

@@ -354,7 +354,7 @@ def test_fp16_is_refused(tmp_path):
         SingleEngine.for_actor(config)
 
 
-@pytest.mark.parametrize(("key", "value"), [("model.lora_rank", 8), ("actor.use_prefix_grouper", True)])
+@pytest.mark.parametrize(("key", "value"), [("model.hf_config_path", "/x")])
 def test_what_the_engine_does_not_serve_is_refused(key, value, tmp_path):
     config = whole_config(save_tiny(tmp_path))
     tree.put(config, f"actor_rollout_ref.{key}", value)

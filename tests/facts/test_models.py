@@ -43,6 +43,8 @@ PUBLISHED = {
     "google/gemma-3-4b-it": 4_300_079_472,
     "google/gemma-3-27b-it": 27_432_406_640,
     "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
+    "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B-Instruct": 3_212_749_824,
     "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
     "openai/gpt-oss-20b": 20_914_757_184,
     "ByteDance-Seed/Seed-OSS-36B-Instruct": 36_151_104_512,
@@ -101,6 +103,30 @@ def test_latent_attention_and_correction_bias_make_up_deepseeks_published_total(
 def test_active_parameters_are_what_the_model_cards_say(name: str, billions: float) -> None:
     shape = shape_of(name)
     assert shape is not None and shape.active_parameters / 1e9 == pytest.approx(billions, rel=0.04)
+
+
+def test_moonlight_counts_what_its_paper_counts_without_embeddings() -> None:
+    """arXiv:2502.16982: 15.29B in all, 2.24B for a token."""
+    shape = shape_of("moonshotai/Moonlight-16B-A3B-Instruct")
+    assert shape is not None
+    tables = 2 * 163_840 * 2048
+    assert round((shape.parameters - tables) / 1e9, 2) == 15.29
+    assert round((shape.active_parameters - tables) / 1e9, 2) == 2.24
+
+
+def test_a_vision_tower_is_known_by_depth_width_and_patches() -> None:
+    facts = [
+        ("Qwen/Qwen2-VL-7B-Instruct", (32, 1280, 5120, 4)),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", (32, 1280, 3420, 4)),
+        ("Qwen/Qwen3-VL-8B-Instruct", (27, 1152, 4304, 4)),
+        ("zai-org/GLM-4.1V-9B-Thinking", (24, 1536, 13696, 4)),
+        ("Qwen/Qwen3-8B", (0, 0, 0, 0)),
+    ]
+    for name, expected in facts:
+        shape = shape_of(name)
+        assert shape is not None
+        found = (shape.vision_depth, shape.vision_width, shape.vision_inner, shape.vision_patches_per_token)
+        assert found == expected, name
 
 
 def test_all_parameters_of_a_dense_model_are_active() -> None:

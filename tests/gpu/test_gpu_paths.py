@@ -45,7 +45,7 @@ def tokens(completions: list[Completion]) -> list[list[int]]:
 def test_rollouts_by_graphs_equal_the_plain_engine(family, sampling):
     engine = engine_of(family)
     assert fused(engine.model) is not None
-    rollout = EmbeddedEngine(engine.model, max_num_seqs=7, max_num_batched_tokens=30)
+    rollout = EmbeddedEngine(engine.model, max_num_seqs=7, max_num_batched_tokens=30, free_cache=False)
     wanted = HFEngine(tiny_model(family).cuda()).generate(PROMPTS, sampling)
     for _ in range(2):  # the second time on kept buffers and graphs
         found = rollout.generate(PROMPTS, sampling)
@@ -55,10 +55,37 @@ def test_rollouts_by_graphs_equal_the_plain_engine(family, sampling):
     assert any(graphs.replays for graphs in rollout.graphs.values())
 
 
+def test_a_rollout_gives_its_memory_back_and_the_next_one_draws_the_same():
+    engine = engine_of("qwen3")
+    rollout = EmbeddedEngine(engine.model)
+    before = torch.cuda.memory_allocated()
+    first = rollout.generate(PROMPTS, SAMPLED)
+    assert torch.cuda.memory_allocated() <= before + 2**20 and not rollout.graphs
+    assert tokens(rollout.generate(PROMPTS, SAMPLED)) == tokens(first)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_computed_once_train_as_rows_alone(family):
+    batch = tiny_batch()
+    first = torch.arange(len(batch)) // 3 * 3
+    mask = None if batch.prompt_mask is None else batch.prompt_mask[first]
+    batch = batch.with_(prompts=batch.prompts[first], prompt_mask=mask)
+    found = []
+    for share in (True, False):
+        engine = engine_of(family, torch.bfloat16, hidden_size=64, head_dim=32, intermediate_size=128)
+        engine.settings = replace(engine.settings, share_prompts=share)
+        outputs = engine.outputs(batch, frozenset({"log_probs", "entropy"}))
+        (outputs.log_probs.square().sum() / 100).backward()
+        grads = torch.cat([p.grad.flatten().double() for p in engine.model.parameters() if p.grad is not None])
+        found.append((outputs.log_probs.detach(), grads))
+    torch.testing.assert_close(found[0][0], found[1][0], atol=0.05, rtol=0)
+    assert (found[0][1] - found[1][1]).norm() <= 0.03 * found[1][1].norm()
+
+
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2"])
 def test_graphs_see_new_weights_without_being_made_again(family):
     engine = engine_of(family)
-    rollout = EmbeddedEngine(engine.model)
+    rollout = EmbeddedEngine(engine.model, free_cache=False)
     before = rollout.generate(PROMPTS, GREEDY)
     kept = dict(rollout.graphs)
     with torch.no_grad():
@@ -72,7 +99,7 @@ def test_graphs_see_new_weights_without_being_made_again(family):
 def test_a_model_without_a_fused_forward_decodes_by_its_modules():
     engine = engine_of("qwen2")
     del vars(engine.model.base_model)[FUSED]
-    rollout = EmbeddedEngine(engine.model, max_num_seqs=7)
+    rollout = EmbeddedEngine(engine.model, max_num_seqs=7, free_cache=False)
     assert tokens(rollout.generate(PROMPTS, SAMPLED)) == tokens(HFEngine(engine.model).generate(PROMPTS, SAMPLED))
     assert any(graphs.replays for graphs in rollout.graphs.values())
 

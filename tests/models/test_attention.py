@@ -8,10 +8,9 @@ import pytest
 import torch
 from tiny_models import FAMILIES, WINDOW, tiny_model
 from torch import Tensor
-from transformers import GptOssConfig, GptOssForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 import paddock.models.blocks as blocks
-from paddock.errors import UserError
 from paddock.models.attention import Packed, hidden_states
 
 LENGTHS = [1, 3, 9, 11, 12, 12, 20]
@@ -134,13 +133,3 @@ def test_without_packing_it_is_the_plain_attention_of_a_padded_batch(family):
 def test_a_model_with_another_attention_is_not_run_packed():
     with pytest.raises(ValueError, match="attn_implementation='paddock', not 'sdpa'"):
         hidden_states(tiny_model(), torch.tensor([[5]]), torch.tensor([[0]]), Packed([1]))
-
-
-def test_attention_sinks_are_refused_by_name():
-    config = GptOssConfig(
-        vocab_size=264, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, num_local_experts=2, num_experts_per_tok=1,
-    )  # fmt: skip
-    model = GptOssForCausalLM(config)
-    with pytest.raises(UserError, match="gpt_oss models have attention sinks"):
-        packed(model, sequences([4]))

@@ -284,8 +284,22 @@ def test_lora_needs_gradients_and_moments_for_the_adapters_only() -> None:
     lora = QWEN.lora_parameters(32)
     assert adapted.phases["update_actor"]["optimizer"] == lora  # 8 bytes over 8 GPUs
     assert adapted.phases["update_actor"]["gradients"] == lora // 2
-    assert adapted.phases["update_actor"]["parameters"] == (P + lora) // 2
+    assert adapted.phases["update_actor"]["parameters"] == -(-(2 * P + 4 * lora) // 8)  # the model as it computes
+    assert adapted.phases["update_actor"]["gathered"] == full.phases["log_probs"]["gathered"]  # and no gradients of it
+    alone = estimate(actor(job(gpus=1), lora_rank=32)).phases["update_actor"]
+    assert alone["parameters"] == 2 * P + 6 * lora and "gathered" not in alone  # masters and the copies that compute
     assert adapted.total("update_actor") < full.total("update_actor")
+
+
+def test_a_reference_that_is_the_actor_without_adapters_costs_its_activations_alone() -> None:
+    made = actor(job(), lora_rank=32, param_offload=True)
+    borrowed = replace(made.actor, borrowed=True, forward_tokens=2 * made.actor.forward_tokens)
+    plan, without = estimate(replace(made, reference=borrowed)), estimate(replace(made, reference=None))
+    assert {phase: plan.total(phase) for phase in without.phases} == {p: without.total(p) for p in without.phases}
+    parts = plan.phases["ref_log_probs"]
+    assert parts["parameters"] == made.actor.states.parameters  # they are back on the device for it
+    assert parts["activations"] == 2 * plan.phases["log_probs"]["activations"]
+    assert plan.host_bytes == without.host_bytes
 
 
 MODELS = [
@@ -337,3 +351,64 @@ def test_a_token_budget_holds_one_row_and_stays_sensible() -> None:
     assert suggest_token_budget(rollout(shared, row_tokens=40_960)) == 10_240
     cpu = rollout(job(gpus=0, memory=1000 * GIB), engine="embedded", tensor=1)
     assert suggest_token_budget(cpu) == 4096
+
+
+def test_the_fullest_pipeline_stage_counts() -> None:
+    """DeepSeek-V3 over 16 stages of tensor 8, experts over 16: 61 layers make stages of 4, the first with the table."""
+    model = shape("deepseek-ai/DeepSeek-V3")
+    split = Megatron(world=256, tensor=8, pipeline=16, expert=16, expert_tensor=1)
+    expert = 3 * 7168 * 2048
+    experts = 58 * 256 * expert
+    body = model.parameters - 2 * 129280 * 7168 - experts
+    dense = -(-(-(-body * 4 // 61) + 129280 * 7168) // 8)
+    sparse = 4 * 256 * expert // 16
+    states = Role(model, split).states
+    assert states.parameters == 2 * (dense + sparse)
+    assert states.gradients == 4 * (dense + sparse)
+    # dense weights are alike on 256 / (8 x 16) = 2 ranks, an expert's on 256 / (16 x 16) = 1
+    assert states.optimizer == 12 * dense // 2 + 12 * sparse
+
+
+def test_a_tied_table_has_a_copy_on_the_last_stage() -> None:
+    model = shape("Qwen/Qwen2.5-3B")
+    table = 151936 * 2048
+    states = Role(model, Megatron(world=4, pipeline=4)).states
+    assert states.parameters == 2 * ((model.parameters - table + 3) // 4 + table)
+
+
+def test_an_optimizer_on_the_host_leaves_the_gpu_in_an_update_too() -> None:
+    split = Megatron(world=8, tensor=8)
+    here, away, half = (estimate(actor(job(), split=replace(split, host_optimizer=share))) for share in (0.0, 1.0, 0.5))
+    moments = 12 * P // 8
+    assert here.phases["update_actor"]["optimizer"] == moments
+    assert "optimizer" not in away.phases["update_actor"]
+    assert away.host_bytes == 8 * moments
+    assert half.phases["update_actor"]["optimizer"] == pytest.approx(moments / 2, abs=1)
+    assert half.host_bytes == pytest.approx(4 * moments, abs=8)
+
+
+def test_fsdps_own_offload_keeps_all_states_on_the_host() -> None:
+    plan = estimate(actor(job(), split=Fsdp(8, on_host=True)))
+    assert not {"parameters", "gradients", "optimizer"} & plan.phases["update_actor"].keys()
+    assert plan.phases["update_actor"]["gathered"] == estimate(job()).phases["update_actor"]["gathered"]
+    assert plan.host_bytes == 16 * P
+
+
+def test_a_trained_image_tower_keeps_its_patches_and_a_frozen_one_nothing() -> None:
+    """Qwen2.5-VL: 32 blocks of 1280, four patches a token; half of 16384 tokens are images'."""
+    model = shape("Qwen/Qwen2.5-VL-7B-Instruct")
+    made = actor(job(model=model), image_share=0.5)
+    assert estimate(made).phases["update_actor"]["images"] == 8192 * 4 * 32 * 1280 * 2
+    frozen = estimate(actor(made, frozen_vision=True)).phases["update_actor"]
+    assert "images" not in frozen
+    trained = model.parameters - model.vision_params
+    assert frozen["optimizer"] == trained  # 8 bytes over 8 GPUs
+    assert frozen["parameters"] == -(-4 * model.parameters // 8)
+
+
+def test_an_image_tower_stands_on_the_first_stage() -> None:
+    model = shape("Qwen/Qwen3-VL-8B-Instruct")
+    table = 151936 * 4096
+    body = model.parameters - 2 * table - model.vision_params
+    states = Role(model, Megatron(world=2, pipeline=2)).states
+    assert states.parameters == 2 * (-(-body // 2) + table + model.vision_params)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
+
+from paddock.core.images import Images
 
 
 @dataclass(frozen=True)
@@ -15,6 +19,8 @@ class Prompt:
 
     tokens: list[int]
     rows: list[int]
+    images: Images | None = None
+    """What the model sees beside the tokens."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,14 @@ class Sampling:
     ignore_eos: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """The experts that tokens went to, ``[tokens, layers, k]`` each."""
+
+    prompt: Tensor
+    response: Tensor
+
+
 @dataclass(frozen=True)
 class Completion:
     """One response: the stop token, where one was drawn, is its last token."""
@@ -40,6 +54,7 @@ class Completion:
     tokens: list[int]
     log_probs: list[float]  # of the tokens, under the distribution they were drawn from, before top-k, top-p and min-p
     stopped: bool  # by a stop token; False: it reached max_tokens
+    experts: Chosen | None = None  # where the engine records them
 
 
 OnDone = Callable[[list[Completion]], None]
@@ -56,3 +71,27 @@ class RolloutEngine(Protocol):
     def sleep(self) -> None: ...
 
     def wake(self) -> None: ...
+
+
+@runtime_checkable
+class CopyEngine(RolloutEngine, Protocol):
+    """One with weights of its own: it takes the trainer's after each update, and may give them up while it sleeps."""
+
+    name: str  # as `rollout.name` has it
+    dtype: torch.dtype
+    stale: bool  # its weights are not the trainer's
+
+    def differing_layers(self) -> list[str]:
+        """Matrices that are not what was sent, the most different first; where the engine can tell."""
+        ...
+
+
+@runtime_checkable
+class AdapterEngine(CopyEngine, Protocol):
+    """One that can take a LoRA adapter beside weights that it reads itself."""
+
+    takes_adapter: bool  # it was opened for that
+
+    def load_adapter(self, folder: Path) -> None:
+        """As peft saves it. The folder may go afterwards."""
+        ...

@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
+from paddock.engines.rollout.base import Chosen, Completion, OnDone, Prompt, Sampling
 from paddock.engines.rollout.embedded.engine import borrowed
 from paddock.engines.rollout.embedded.sampling import require_finite, sample, uniforms
+from paddock.models.experts import ARGUMENT, Routing, experts_of, recordable
+from paddock.models.token_stats import forbid
+from paddock.models.vision import plain, plain_positions, vision_tokens
 
 
 class HFEngine:
     """Batches of `max_num_seqs` responses, prompts padded on the left, each batch until its last response ends."""
 
-    def __init__(self, model: PreTrainedModel, *, max_num_seqs: int = 256, autocast: torch.dtype | None = None):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_num_seqs: int = 256,
+        autocast: torch.dtype | None = None,
+        record_experts: bool = False,
+    ):
         self.model = model
+        self.record_experts = record_experts
         self.max_num_seqs = max_num_seqs
         self.autocast = autocast
 
     @torch.no_grad()
     def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
-        pairs = [(prompt.tokens, row) for prompt in prompts for row in prompt.rows]
-        # transformers' SDPA drops the cap on attention scores that Gemma 2 has.
+        pairs = [(prompt, row) for prompt in prompts for row in prompt.rows]
+        # transformers' SDPA drops the cap on attention scores that Gemma 2 has, and knows no sinks, as gpt-oss has.
         capped = getattr(self.model.config, "attn_logit_softcapping", None) is not None
-        with borrowed(self.model, "eager" if capped else "sdpa", self.autocast):
+        plain = capped or not self.model._supports_sdpa
+        with borrowed(self.model, "eager" if plain else "sdpa", self.autocast):
             found: list[Completion] = []
             for start in range(0, len(pairs), self.max_num_seqs):
                 finished = self.batch(pairs[start : start + self.max_num_seqs], sampling)
@@ -35,28 +48,43 @@ class HFEngine:
                     on_done(finished)
             return found
 
-    def batch(self, pairs: list[tuple[list[int], int]], sampling: Sampling) -> list[Completion]:
-        device, width = self.model.device, max(len(tokens) for tokens, _ in pairs)
-        tokens = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt, _ in pairs], device=device)
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt, _ in pairs], device=device)
-        positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    def batch(self, pairs: list[tuple[Prompt, int]], sampling: Sampling) -> list[Completion]:
+        device, width = self.model.device, max(len(prompt.tokens) for prompt, _ in pairs)
+        missing, images = [width - len(prompt.tokens) for prompt, _ in pairs], [prompt.images for prompt, _ in pairs]
+        filled = [[0] * gap + prompt.tokens for gap, (prompt, _) in zip(missing, pairs, strict=True)]
+        tokens = torch.tensor(filled, device=device)
+        mask = torch.tensor([[0] * gap + [1] * (width - gap) for gap in missing], device=device)
+        positions, pixels = (mask.cumsum(-1) - 1).clamp_min(0), plain(images, device)
+        ends = positions[:, -1:] + torch.tensor([[seen.offset if seen else 0] for seen in images], device=device)
+        if pixels:
+            positions = plain_positions(images, missing, width).to(device)
         cache = DynamicCache(config=self.model.config)
         numbers = uniforms(torch.tensor([row for _, row in pairs], device=device), sampling)
         stops = frozenset() if sampling.ignore_eos else sampling.stop_tokens
         ended: set[int] = set()
         columns: list[tuple[list[int], list[float]]] = []
+        experts = recordable(experts_of(self.model)) if self.record_experts else None
+        chosen: list[Tensor] = []
         while len(columns) < sampling.max_tokens and len(ended) < len(pairs):
-            logits = self.logits(tokens, mask, positions, cache)
+            routing = Routing(experts) if experts else None
+            logits = self.logits(tokens, mask, positions, cache, routing, pixels)
+            if routing:
+                chosen.append(routing.chosen().unflatten(0, tokens.shape).cpu())
             drawn, log_probs = sample(logits, numbers[:, len(columns)], sampling)
             require_finite(log_probs)
             columns.append((drawn.tolist(), log_probs.tolist()))
             ended |= {i for i, token in enumerate(columns[-1][0]) if token in stops}
-            tokens, positions = drawn[:, None], positions[:, -1:] + 1
+            ends = ends + 1
+            tokens, positions, pixels = drawn[:, None], ends, {}
             mask = torch.cat([mask, torch.ones_like(tokens)], 1)
         words, chances = (list(zip(*column, strict=True)) for column in zip(*columns, strict=True))
-        return [ended_at_stop(row, list(words[i]), list(chances[i]), stops) for i, (_, row) in enumerate(pairs)]
+        found = [ended_at_stop(row, list(words[i]), list(chances[i]), stops) for i, (_, row) in enumerate(pairs)]
+        return with_experts(found, [len(prompt.tokens) for prompt, _ in pairs], width, chosen) if chosen else found
 
-    def logits(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
+    def logits(
+        self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache, routing: Routing | None,
+        pixels: dict[str, Tensor],
+    ) -> Tensor:  # fmt: skip
         output = self.model(
             input_ids=tokens,
             attention_mask=mask,
@@ -64,8 +92,10 @@ class HFEngine:
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **pixels,
+            **({ARGUMENT: routing} if routing else {}),
         )
-        return output.logits[:, 0]
+        return forbid(output.logits[:, 0], vision_tokens(self.model.config))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Nothing to do, and nothing is read: the engine runs the actor's own parameters, which are already new."""
@@ -80,3 +110,14 @@ class HFEngine:
 def ended_at_stop(row: int, tokens: list[int], log_probs: list[float], stops: frozenset[int]) -> Completion:
     end = next((i + 1 for i, token in enumerate(tokens) if token in stops), None)
     return Completion(row, tokens[:end], log_probs[:end], stopped=end is not None)
+
+
+def with_experts(found: list[Completion], lengths: list[int], width: int, chosen: list[Tensor]) -> list[Completion]:
+    """`chosen` of the padded prompts, then of one token a row after another; nobody chose for the last one drawn."""
+    whole = torch.cat([*chosen, torch.zeros_like(chosen[0][:, :1])], 1)
+    completions = []
+    for row, (one, length) in enumerate(zip(found, lengths, strict=True)):
+        response = whole[row, width : width + len(one.tokens)].clone()
+        response[-1] = 0
+        completions.append(replace(one, experts=Chosen(whole[row, width - length : width], response)))
+    return completions

@@ -1,7 +1,8 @@
 """vLLM in this process, or spread by it over workers of its own: tokens in, tokens and their log-probs out.
 
 The engine has a copy of the weights. `load_weights` streams new ones into it in buckets, and remembers what it sent, so
-that a layer which did not take them can be named.
+that a layer which did not take them can be named. Under LoRA it reads the frozen weights itself, and `load_adapter`
+gives it what is trained.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paddock.core.rng import Stream, words
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
+from paddock.engines.rollout.copies import buckets, require_no_images, row_seeds
 from paddock.errors import UserError
 
 KEY = "actor_rollout_ref.rollout"
 ARGUMENTS = f"{KEY}.engine_kwargs.vllm"
-OURS = frozenset({"model", "skip_tokenizer_init", "worker_extension_cls", "logprobs_mode", "enable_sleep_mode"})
+OURS = frozenset({"model", "skip_tokenizer_init", "worker_extension_cls", "logprobs_mode", "enable_sleep_mode",
+                  "enable_lora"})  # fmt: skip
 """Arguments that this adapter lives by: other values would break it."""
 
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -33,6 +35,9 @@ ON_CPU = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "2", 
 LAUNCHED = "external_launcher"
 HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
 
+
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Of adapters that vLLM has room for."""
 
 SAME = {torch.float32: 1e-3, torch.bfloat16: 0.03, torch.float16: 0.03}
 """Sums of one matrix, in units of its norm, that rounding alone tells apart."""
@@ -110,6 +115,8 @@ class VLLMEngine:
     Log-probs are those that `logprobs_mode` names: of the raw logits, or after temperature and filters.
     """
 
+    name = "vllm"
+
     def __init__(
         self,
         model: str,
@@ -121,8 +128,12 @@ class VLLMEngine:
         free_cache: bool = True,
         staged_wake: bool = False,
         bucket_bytes: int = 2 << 30,
+        adapter_rank: int = 0,
     ):
+        """`adapter_rank` above 0: it takes adapters of up to that rank beside the model's own weights."""
         self.dtype, self.bucket_bytes, self.staged_wake = dtype, bucket_bytes, staged_wake
+        self.takes_adapter = adapter_rank > 0
+        self.adapter: Any = None
         self.frees = free_cache and device != "cpu"  # a CPU's sleep frees nothing
         self.asleep, self.stale = False, True
         self.sent: dict[str, Sent] = {}
@@ -136,6 +147,8 @@ class VLLMEngine:
             "worker_extension_cls": f"{WeightReceiver.__module__}.{WeightReceiver.__name__}",
             "enable_sleep_mode": self.frees,
         }
+        if self.takes_adapter:
+            arguments = arguments | room_for_adapter(adapter_rank, arguments.get("load_format"))
         if device == "cpu":
             drop_left_memory()
         self.llm = start(own | arguments | launched_with_others(), extra or {})
@@ -150,6 +163,7 @@ class VLLMEngine:
 
     def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
         assert not self.stale, "the engine has no weights yet, or they were given up while it slept"
+        require_no_images(prompts, self.name)
         pairs = [(prompt.tokens, row) for prompt in prompts for row in prompt.rows]
         seeds = row_seeds([row for _, row in pairs], sampling)
         waiting: dict[str, int] = {}
@@ -158,7 +172,8 @@ class VLLMEngine:
             for (tokens, row), seed in zip(pairs, seeds, strict=True):
                 self.requests += 1
                 name = f"paddock-{self.requests}"
-                self.core.add_request(name, {"prompt_token_ids": tokens}, parameters(sampling, seed))
+                request = {"prompt_token_ids": tokens}
+                self.core.add_request(name, request, parameters(sampling, seed), lora_request=self.adapter)
                 waiting[name] = row
             while waiting:
                 ended = [answer for answer in self.core.step() if answer.finished]
@@ -172,7 +187,7 @@ class VLLMEngine:
         return [found[row] for _, row in pairs]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """New weights under Hugging Face names; nothing computed with the old ones is kept."""
+        """New weights under Hugging Face names."""
         self.sent = {}
         remote = self.parallel.distributed_executor_backend in ("mp", "ray")
         first = True
@@ -181,6 +196,28 @@ class VLLMEngine:
             parcel = [(name, tensor.cpu()) for name, tensor in bucket] if remote else bucket
             self.llm.collective_rpc("paddock_receive", args=(parcel, first, last))
             first = False
+        self.begin_anew()
+
+    def load_adapter(self, folder: Path) -> None:
+        """The adapter in this folder, as peft saves it, in place of the one before."""
+        from vllm.lora.request import LoRARequest
+
+        number = self.adapter.lora_int_id + 1 if self.adapter else 1
+        if self.adapter:
+            self.core.remove_lora(self.adapter.lora_int_id)
+        self.adapter = LoRARequest(f"paddock-{number}", number, str(folder))
+        try:
+            self.core.add_lora(self.adapter)
+        except (ValueError, RuntimeError) as error:
+            raise UserError(
+                f"vLLM does not take the adapter: {error}",
+                key="actor_rollout_ref.model.target_modules",
+                fix="actor_rollout_ref.model.lora.merge=True, which hands it merged weights",
+            ) from error
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """With new weights: nothing computed with the old ones is kept."""
         if self.staged_wake and self.frees:
             self.llm.wake_up(tags=["kv_cache"])
         self.llm.reset_prefix_cache()
@@ -193,9 +230,10 @@ class VLLMEngine:
             yield name, tensor
 
     def sleep(self) -> None:
-        """Weights and KV cache leave the device; the weights come anew with the next sync."""
+        """Weights and KV cache leave the device; the weights come anew with the next sync, or frozen ones from the
+        host's memory."""
         if self.frees and not self.asleep:
-            self.llm.sleep(level=2)
+            self.llm.sleep(level=1 if self.takes_adapter else 2)
             self.asleep = self.stale = True
 
     def wake(self) -> None:
@@ -223,6 +261,23 @@ class VLLMEngine:
                 far["+".join(names)] = gap / max(size, 1e-12)
         limit = SAME[self.dtype]
         return sorted((name for name in far if far[name] > limit), key=lambda name: -far[name])
+
+
+def room_for_adapter(rank: int, load_format: str | None) -> dict[str, Any]:
+    """The frozen weights are never sent: vLLM reads them where the trainer did."""
+    if rank > RANKS[-1]:
+        raise UserError(
+            f"vLLM takes adapters of rank {RANKS[-1]} at most",
+            key="actor_rollout_ref.model.lora_rank",
+            value=rank,
+            fix="actor_rollout_ref.model.lora.merge=True, which hands it merged weights",
+        )
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": next(size for size in RANKS if size >= rank),
+        "load_format": "auto" if load_format == "dummy" else load_format,
+    }
 
 
 def launched_with_others() -> dict[str, Any]:
@@ -270,14 +325,6 @@ def start(own: dict[str, Any], extra: dict[str, Any]) -> Any:
         ) from error
 
 
-def row_seeds(rows: list[int], sampling: Sampling) -> list[int | None]:
-    """By (seed, step, row) alone; 63 bits. Greedy draws nothing."""
-    if sampling.temperature == 0.0:
-        return [None] * len(rows)
-    high, low, *_ = words(sampling.seed, sampling.step, torch.tensor(rows), 0, 0, Stream.SAMPLE)
-    return ((high >> 1 << 32) | low).tolist()
-
-
 def parameters(sampling: Sampling, seed: int | None) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -301,16 +348,3 @@ def completion(row: int, output: Any) -> Completion:
     tokens = list(output.token_ids)
     log_probs = [place[token].logprob for place, token in zip(output.logprobs, tokens, strict=True)]
     return Completion(row, tokens, log_probs, stopped=output.finish_reason == "stop")
-
-
-def buckets(weights: Iterable[tuple[str, Tensor]], size: int) -> Iterator[tuple[list[tuple[str, Tensor]], bool]]:
-    """Neighbours of at most `size` bytes together, a larger one alone; and whether they are the last."""
-    bucket: list[tuple[str, Tensor]] = []
-    held = 0
-    for name, tensor in weights:
-        if bucket and held + tensor.nbytes > size:
-            yield bucket, False
-            bucket, held = [], 0
-        bucket.append((name, tensor))
-        held += tensor.nbytes
-    yield bucket, True

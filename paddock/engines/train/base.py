@@ -10,11 +10,13 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from paddock.core.batch import Batch, PerToken
+from paddock.models.experts import Routing
 
 SHARDS = "distributed"
 """Folder of a checkpoint that several ranks wrote, and any number of them reads."""
 
-Want = frozenset[str]  # any of: log_probs, entropy, sum_pi_squared, values
+Want = frozenset[str]  # any of: log_probs, entropy, sum_pi_squared, values, and the columns of experts
+EXPERT_COLUMNS = frozenset({"prompt_experts", "response_experts"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +27,10 @@ class Outputs:
     entropy: PerToken | None = None
     sum_pi_squared: PerToken | None = None
     values: PerToken | None = None
+    prompt_experts: Tensor | None = None
+    response_experts: Tensor | None = None
+    routing: Routing | None = None
+    """Of the experts in this forward; not a column."""
 
 
 LossFn = Callable[[Batch, Outputs], tuple[Tensor, dict[str, Tensor]]]

@@ -27,18 +27,20 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import DTYPES, device_of
 from paddock.core.processes import from_everyone, largest, subgroups
-from paddock.engines.train.base import SHARDS, LossFn, Outputs, Want
+from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, LossFn, Outputs, Want
 from paddock.engines.train.optim import Updater
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.shards import copy_into, load_shards, save_shards, save_streamed
 from paddock.engines.train.single import OPTIMIZER_FILE, SingleEngine, per_state
 from paddock.errors import UserError
+from paddock.models.adapters import MERGED
 from paddock.models.attention import Packed
 from paddock.models.load import load_config
-from paddock.models.packing import Inputs
+from paddock.models.packing import Inputs, images_of
 from paddock.models.twin import Twin
-from paddock.models.ulysses import SumOfSlices, require_divisible_heads, slice_of
+from paddock.models.ulysses import SumOfSlices, joined_slices, require_divisible_heads, slice_of
 from paddock.models.value_head import HEAD_FILE, ValueModel
+from paddock.models.vision import blank, tower_of
 
 HEAD, BACKBONE = "value_head.", "backbone."
 
@@ -111,6 +113,14 @@ class FSDPEngine(SingleEngine):
         self.spread(model, settings, device)
         super().__init__(model, settings)
         self.device = device  # parameters may live elsewhere
+        self.tower, self.sees = tower_of(backbone) is not None, False
+        if self.tower and not settings.packed:
+            raise UserError(
+                "beside images, ranks share packed rows only",
+                key=f"{self.shards.key}: model.use_remove_padding",
+                value=False,
+                fix="leave it at True",
+            )
 
     @classmethod
     def for_actor(cls, config: Config, total_steps: int | None = None, **place: Any) -> Self:
@@ -159,13 +169,14 @@ class FSDPEngine(SingleEngine):
         wide = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         layers = [module for module in model.modules() if type(module).__name__ in layer_classes(model)]
         for module in kept_wide(model):
-            widen(module, torch.promote_types(settings.wide, torch.float32))
+            kept = torch.promote_types(settings.wide, torch.float32)
+            widen(module, kept, kept)
             fully_shard(module, mesh=mesh, mp_policy=wide, offload_policy=offload)
         for module in layers:
-            widen(module, settings.wide)
+            widen(module, settings.wide, settings.compute)
             fully_shard(module, mesh=mesh, mp_policy=narrow, offload_policy=offload,
                         reshard_after_forward=shards.reshard)  # fmt: skip
-        widen(self.network, settings.wide)
+        widen(self.network, settings.wide, settings.compute)
         fully_shard(self.network, mesh=mesh, mp_policy=narrow, offload_policy=offload)
         for spread in self.sharded():
             spread.set_gradient_divide_factor(1.0)
@@ -202,7 +213,8 @@ class FSDPEngine(SingleEngine):
         return ShardedUpdater(self.model, optim, {}, self.settings.total_steps)
 
     def parts(self, batch: Batch, budget: Budget) -> list[Tensor]:
-        """As many on every rank as the one that needs most of them."""
+        """As many on every rank as the one that needs most of them. Where one has images, all run the tower."""
+        self.sees = self.tower and bool(largest(len(images_of(batch)), self.device))
         budget = replace(budget, tokens=budget.tokens * self.shards.sequence)
         return budget.split_into(batch, largest(budget.needed(batch), self.device))
 
@@ -218,6 +230,7 @@ class FSDPEngine(SingleEngine):
         if len(micro) == 0:
             return touched, {}
         share, metrics = loss(micro.to(self.device), outputs)
+        share = self.routers.added(share, outputs.routing)
         return share if share.requires_grad else share + touched, metrics
 
     def numbers(self, sums: dict[str, Tensor]) -> dict[str, float]:
@@ -233,6 +246,8 @@ class FSDPEngine(SingleEngine):
         inputs = super().inputs(batch) if len(batch) else None
         if inputs is None or inputs.tokens.numel() == 0:
             inputs = self.one_token((len(batch), batch.need("responses").shape[1]))
+        if inputs.images is None and self.sees:
+            inputs = replace(inputs, images=blank(self.backbone, self.device))
         return slice_of(inputs, self.sequence) if self.sequence else inputs
 
     def one_token(self, shape: tuple[int, int]) -> Inputs:
@@ -240,23 +255,29 @@ class FSDPEngine(SingleEngine):
         zero, none = (torch.zeros(size, dtype=torch.long, device=self.device) for size in ((1, 1), (0,)))
         packed = Packed([1], self.device) if self.settings.packed else None
         mask = None if self.settings.packed else torch.ones_like(zero)
-        return Inputs(zero, zero, packed, mask, states=none, targets=none, places=none, shape=shape)
+        return Inputs(zero, zero, packed, mask, states=none, targets=none, places=none, shape=shape,
+                      cells=zero[0] - 1)  # fmt: skip
 
     def outputs(self, batch: Batch, want: Want) -> Outputs:
-        inputs = self.inputs(batch)
-        found = self.network(inputs, want)
-        columns = {name: inputs.per_token(found[name]) for name in sorted(want)}
+        inputs = self.routers.watch(self.inputs(batch), batch, want)
+        said = want - EXPERT_COLUMNS
+        found = self.network(inputs, said)
+        columns = {name: inputs.per_token(found[name]) for name in sorted(said)}
+        experts = self.routers.columns(inputs, batch, want)
         if self.sequence:
             columns = {name: SumOfSlices.apply(column, self.sequence) for name, column in columns.items()}
-        return Outputs(**columns)
+            experts = {name: joined_slices(column, self.sequence) for name, column in experts.items()}
+        return Outputs(**columns, **experts, routing=inputs.routing)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Gathered one by one, in the type the model computes in; every rank must read to the end."""
         narrow = self.compute_dtypes()
         for name, param in self.model.named_parameters():
-            part = param.detach().to(self.device, narrow.get(name, param.dtype))
-            yield name, part.full_tensor() if isinstance(part, DTensor) else part
+            yield name, self.whole(param.detach().to(self.device, narrow.get(name, param.dtype)))
         yield from self.stored_buffers().items()
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def stored_buffers(self) -> dict[str, Tensor]:
         stored = self.model.state_dict().keys()
@@ -269,7 +290,7 @@ class FSDPEngine(SingleEngine):
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        self.twin.fill(self.weights())
+        self.twin.fill(self.tensors())
         try:
             yield
         finally:
@@ -277,6 +298,11 @@ class FSDPEngine(SingleEngine):
 
     def everyones(self, thing: Any) -> list[Any]:
         return from_everyone(thing)[:: self.shards.sequence]
+
+    def total(self, sums: Tensor) -> Tensor:
+        """Ranks that share sequences have other tokens of them, so all count."""
+        dist.all_reduce(sums)
+        return sums
 
     def move(self, where: Literal["device", "host"]) -> None:
         target = self.device if where == "device" else torch.device("cpu")
@@ -290,11 +316,18 @@ class FSDPEngine(SingleEngine):
         writes = dist.get_rank() == 0
         if self.updater is not None:
             save_shards(path / SHARDS, self.own_tensors(), self.updater)
+        if self.adapters:
+            self.save_adapter(path, writes)
+        if self.settings.saves_merged or not self.adapters:
+            self.save_model(path / MERGED if self.adapters else path, writes)
+        dist.barrier()
+
+    def save_model(self, path: Path, writes: bool) -> None:
+        path.mkdir(exist_ok=True)
         head: dict[str, Tensor] = {}
         save_streamed(path, self.twin.model, self.weights_but_head(head), writes)
         if writes and head:
             save_file(head, path / HEAD_FILE)
-        dist.barrier()
 
     def weights_but_head(self, head: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """The backbone's under their own names; a value head is put aside."""
@@ -314,8 +347,9 @@ class FSDPEngine(SingleEngine):
         self.reshard()
 
     def own_tensors(self) -> dict[str, Tensor]:
-        params = {name: param.detach() for name, param in self.model.named_parameters()}
-        return params | self.stored_buffers()
+        """Of adapters, what is trained."""
+        params = {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad or not self.adapters}
+        return params if self.adapters else params | self.stored_buffers()
 
     def load_whole(self, path: Path, own: dict[str, Tensor]) -> None:
         """What one process wrote: each rank takes its part of it."""
@@ -351,8 +385,8 @@ def kept_wide(model: nn.Module) -> list[nn.Module]:
     return [module for module in found if any(True for _ in module.parameters())]
 
 
-def widen(module: nn.Module, dtype: torch.dtype) -> None:
-    """Parameters that are not spread yet take the type of the masters."""
+def widen(module: nn.Module, wide: torch.dtype, compute: torch.dtype) -> None:
+    """Parameters that are not spread yet take the type of the masters; frozen ones have no master."""
     for param in module.parameters():
         if not isinstance(param, DTensor) and param.is_floating_point():
-            param.data = param.data.to(dtype)
+            param.data = param.data.to(wide if param.requires_grad else compute)

@@ -12,23 +12,19 @@ from paddock.config import tree
 from paddock.config.engine import FSDPConfig, OptimConfig
 from paddock.config.roles import CriticModelConfig, ModelConfig
 from paddock.config.schema import Config
+from paddock.config.topology import trains_adapters
 from paddock.core.balance import needed_micro_batches, split_into, token_budget_micro_batches
 from paddock.core.batch import Batch
 from paddock.core.device import DTYPES, compute_dtype
+from paddock.engines.train.routers import RouterSettings
 from paddock.errors import UserError
 from paddock.models.packing import sequence_lengths
+from paddock.models.sharing import parts_of_groups
 
 _A, _REF, _RO, _M = (f"actor_rollout_ref.{role}" for role in ("actor", "ref", "rollout", "model"))
 
 UNSUPPORTED: tuple[tuple[str, Any, str], ...] = (
-    (f"{_M}.lora_rank", 0, "adapters are not trained yet"),
-    (f"{_M}.lora_adapter_path", None, "adapters are not trained yet"),
     (f"{_M}.hf_config_path", None, "a model's config is read from beside its weights"),
-    (f"{_M}.enable_activation_offload", False, "activations stay where they are"),
-    (f"{_A}.use_prefix_grouper", False, "a prompt is computed once for each of its responses"),
-    (f"{_A}.router_replay.mode", "disabled", "expert choices are not recorded"),
-    ("critic.model.lora_rank", 0, "adapters are not trained yet"),
-    ("critic.model.enable_activation_offload", False, "activations stay where they are"),
 )
 """Keys that the engine `single` does not serve, and the values that ask for nothing."""
 
@@ -43,10 +39,14 @@ class Budget:
     key: str = "ppo_max_token_len_per_gpu"
     """Where the user sets the tokens."""
 
-    def split(self, batch: Batch) -> list[Tensor]:
-        """Row positions of each micro-batch."""
+    def split(self, batch: Batch, by_group: bool = False) -> list[Tensor]:
+        """Row positions of each micro-batch; `by_group`: those of a prompt together, whose tokens then count once."""
         if self.rows is not None:
             return list(torch.arange(len(batch)).split(self.rows))
+        if by_group:
+            rows, tokens = parts_of_groups(batch, self.tokens)
+            shares = token_budget_micro_batches(tokens, self.tokens, key=self.key)
+            return [torch.tensor(sorted(row for part in share for row in rows[part])) for share in shares if share]
         parts = token_budget_micro_batches(sequence_lengths(batch), self.tokens, key=self.key)
         return [torch.tensor(part) for part in parts if part]
 
@@ -81,12 +81,20 @@ class Settings:
     """Optimizer steps of the run, for schedules that end with it."""
     temperature: float = 1.0
     packed: bool = True
+    share_prompts: bool | None = None
+    """Compute a group's prompt once. None: where that is possible."""
     checkpointing: bool = False
+    offload_activations: bool = False
+    """What backward needs waits in host memory."""
     deterministic: bool = False
     exact: bool = False
     """Log-probs do not depend on how a batch is split, nor differ from those of the rollout, by a bit."""
+    routers: RouterSettings | None = None
+    """None: those of a model with experts choose as they like, and nobody looks."""
     offload_params: bool = False
     offload_optimizer: bool = False
+    saves_merged: bool = False
+    """Checkpoints hold the merged model too, beside adapters."""
 
 
 def actor_settings(config: Config, device: torch.device, total_steps: int | None = None) -> Settings:
@@ -102,19 +110,45 @@ def actor_settings(config: Config, device: torch.device, total_steps: int | None
         temperature=rollout.temperature,
         exact=config.actor_rollout_ref.numerics == "exact",
         packed=config.actor_rollout_ref.model.use_remove_padding,
+        share_prompts=config.actor_rollout_ref.actor.use_prefix_grouper,
         checkpointing=config.actor_rollout_ref.model.enable_gradient_checkpointing,
-        **engine_settings(actor.fsdp_config, device, f"{_A}.fsdp_config"),
+        offload_activations=config.actor_rollout_ref.model.enable_activation_offload,
+        routers=router_settings(config),
+        saves_merged="hf_model" in actor.checkpoint.save_contents,
+        **engine_settings(actor.fsdp_config, device, f"{_A}.fsdp_config", adapters=trains_adapters(config)),
     )
+
+
+def router_settings(config: Config) -> RouterSettings:
+    """transformers' own loss of routers is off: it would be a mean over whatever batch a forward happens to have."""
+    overrides = config.actor_rollout_ref.model.override_config
+    if overrides.get("output_router_logits"):
+        raise UserError(
+            "routers are balanced over the whole mini-batch, by a loss of this engine's own",
+            key=f"{_M}.override_config.output_router_logits",
+            value=True,
+            fix=f"{_M}.override_config.router_aux_loss_coef=0.001",
+        )
+    return RouterSettings(
+        replay=config.actor_rollout_ref.actor.router_replay.mode != "disabled",
+        balance=float(overrides.get("router_aux_loss_coef") or 0.0),
+    )
+
+
+def reference_budget(config: Config) -> Budget:
+    ref = config.actor_rollout_ref.ref
+    rows = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu
+    return Budget(ref.log_prob_max_token_len_per_gpu, rows, f"{_REF}.log_prob_max_token_len_per_gpu")
 
 
 def reference_settings(config: Config, device: torch.device) -> Settings:
     ref = config.actor_rollout_ref.ref
-    rows = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu
     return Settings(
-        forward_budget=Budget(ref.log_prob_max_token_len_per_gpu, rows, f"{_REF}.log_prob_max_token_len_per_gpu"),
+        forward_budget=reference_budget(config),
         temperature=config.actor_rollout_ref.rollout.temperature,
         exact=config.actor_rollout_ref.numerics == "exact",
         packed=config.actor_rollout_ref.model.use_remove_padding,
+        share_prompts=config.actor_rollout_ref.actor.use_prefix_grouper,
         **engine_settings(ref.fsdp_config, device, f"{_REF}.fsdp_config", trained=False),
     )
 
@@ -130,12 +164,18 @@ def critic_settings(config: Config, device: torch.device, total_steps: int | Non
         optim=critic.optim,
         total_steps=total_steps,
         packed=model.use_remove_padding,
+        share_prompts=config.actor_rollout_ref.actor.use_prefix_grouper,
         checkpointing=model.enable_gradient_checkpointing,
-        **engine_settings(model.fsdp_config, device, "critic.model.fsdp_config"),
+        offload_activations=model.enable_activation_offload,
+        saves_merged="hf_model" in critic.checkpoint.save_contents,
+        **engine_settings(model.fsdp_config, device, "critic.model.fsdp_config", adapters=model.lora_rank > 0),
     )
 
 
-def engine_settings(engine: FSDPConfig, device: torch.device, section: str, trained: bool = True) -> dict[str, Any]:
+def engine_settings(
+    engine: FSDPConfig, device: torch.device, section: str, trained: bool = True, adapters: bool = False
+) -> dict[str, Any]:
+    """Adapters, which are small, have masters in float32 whatever the weights beside them are kept in."""
     if DTYPES[engine.dtype] == torch.float16:
         raise UserError(
             "gradients in float16 need a loss scale, which this engine has not",
@@ -143,10 +183,10 @@ def engine_settings(engine: FSDPConfig, device: torch.device, section: str, trai
             value=engine.dtype,
             fix="bfloat16 or float32",
         )
-    compute = compute_dtype(engine.dtype, device)
+    compute, masters = compute_dtype(engine.dtype, device), DTYPES[engine.model_dtype]
     return {
         "compute": compute,
-        "wide": torch.promote_types(compute, DTYPES[engine.model_dtype]) if trained else compute,
+        "wide": torch.promote_types(compute, torch.float32 if adapters else masters) if trained else compute,
         "deterministic": engine.full_determinism,
         "offload_params": engine.param_offload,
         "offload_optimizer": engine.optimizer_offload,

@@ -6,20 +6,25 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from paddock.config.engine import OptimConfig
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
-from paddock.core.device import device_of
-from paddock.engines.train.base import SHARDS, LossFn, Outputs, Want
+from paddock.core.device import Carrier, device_of, make_deterministic
+from paddock.engines.train.activations import Activations
+from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, LossFn, Outputs, Want
 from paddock.engines.train.optim import Updater
+from paddock.engines.train.routers import Routers
 from paddock.engines.train.settings import (
     Budget,
     Settings,
@@ -30,11 +35,14 @@ from paddock.engines.train.settings import (
     refuse_unsupported,
 )
 from paddock.errors import UserError
+from paddock.models.adapters import MERGED, Lora, adapters_of, attach, is_adapter, read
 from paddock.models.fused import fuse, fused
 from paddock.models.load import load_backbone, load_causal_lm, model_folder
 from paddock.models.packing import Inputs, pack, pad
+from paddock.models.sharing import pack_shared
 from paddock.models.token_stats import Head, token_stats
-from paddock.models.value_head import ValueModel
+from paddock.models.value_head import HEAD_FILE, ValueModel
+from paddock.models.vision import freeze_tower
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +57,15 @@ class SingleEngine:
         self.settings = settings
         self.backbone: PreTrainedModel = model.backbone if isinstance(model, ValueModel) else model
         self.device = self.backbone.device
+        self.adapters = adapters_of(self.backbone)
+        self.adapters_off = False
         self.updater: Updater | None = None
+        self.routers = Routers(self.backbone, settings.routers)
+        self.activations: Activations | None = None
+        if settings.offload_activations and self.device.type != "cpu":  # on a CPU there is nowhere to go
+            self.activations = Activations(model, Carrier(self.device))
         if settings.deterministic:
-            torch.use_deterministic_algorithms(True)
+            make_deterministic(self.device)
         if settings.optim is None:
             model.requires_grad_(False)
         else:
@@ -79,8 +93,12 @@ class SingleEngine:
         refuse_unsupported(config)
         device, model = device_of(config.trainer.device), config.actor_rollout_ref.model
         settings = actor_settings(config, device, total_steps)
+        lora = Lora.of(model, "actor_rollout_ref.model", config.trainer.seed)
         source = model_source(model, "actor_rollout_ref.model")
-        return cls(cls.read(load_causal_lm, source, settings.wide, device), settings, **place)
+        policy = cls.adapted(load_causal_lm, source, settings, device, lora)
+        if config.actor_rollout_ref.actor.freeze_vision_tower:
+            freeze_tower(policy, settings.compute)
+        return cls(policy, settings, **place)
 
     @classmethod
     def for_reference(cls, config: Config, **place: Any) -> Self:
@@ -95,9 +113,32 @@ class SingleEngine:
         refuse_unsupported(config)
         device, model = device_of(config.trainer.device), config.critic.model
         settings = critic_settings(config, device, total_steps)
-        critic = ValueModel(cls.read(load_backbone, model_source(model, "critic.model"), settings.wide, device))
+        lora = Lora.of(model, "critic.model", config.trainer.seed)
+        critic = ValueModel(cls.adapted(load_backbone, model_source(model, "critic.model"), settings, device, lora))
         critic.load_head(model_folder(str(model.path), "critic.model.path"))
         return cls(critic, settings, **place)
+
+    @classmethod
+    def adapted(
+        cls,
+        loader: Callable[..., PreTrainedModel],
+        source: dict[str, Any],
+        settings: Settings,
+        device: torch.device,
+        lora: Lora | None,
+    ) -> PreTrainedModel:
+        """A model to train. Under LoRA its own weights stay as they are, in the type in which they compute."""
+        model = cls.read(loader, source, settings.compute if lora else settings.wide, device)
+        return attach(model, lora, settings.wide)
+
+    def without_adapters(self, budget: Budget) -> Self:
+        """The frozen model under this one's adapters, with micro-batches of its own: no second one in memory."""
+        assert self.adapters is not None
+        other = copy.copy(self)
+        other.settings = replace(self.settings, optim=None, forward_budget=budget)
+        other.updater, other.adapters_off = None, True
+        other.routers = Routers(self.backbone, None)  # another policy: its experts are its own
+        return other
 
     @classmethod
     def read(
@@ -119,16 +160,17 @@ class SingleEngine:
         return [batch.rows(part) for part in self.parts(batch, self.settings.budget)]
 
     def parts(self, batch: Batch, budget: Budget) -> list[Tensor]:
-        return budget.split(batch)
+        return budget.split(batch, self.shares_prompts)
 
     @torch.no_grad()
     def forward(self, batch: Batch, want: Want) -> Outputs:
-        found: dict[str, Tensor] = {}
+        found: dict[str, Any] = {}
         for part in self.parts(batch, self.settings.forward_budget):
-            outputs = self.outputs(batch.rows(part), want)
+            with self.adapters.off() if self.adapters and self.adapters_off else nullcontext():
+                outputs = self.outputs(batch.rows(part), want)
             for name in want:
                 values = getattr(outputs, name)
-                whole = found.setdefault(name, values.new_zeros(len(batch), values.shape[1]))
+                whole = found.setdefault(name, values.new_zeros(len(batch), *values.shape[1:]))
                 whole[part.to(self.device)] = values
         return Outputs(**{name: values.to(batch.row.device) for name, values in found.items()})
 
@@ -136,16 +178,10 @@ class SingleEngine:
         assert self.updater is not None, "the weights of this engine are frozen"
         self.model.train()
         self.updater.zero()
-        sums: dict[str, Tensor] = {}
-        for micro in micro_batches:
-            share, metrics = self.share(micro, loss, want)
-            if share.requires_grad:  # not so where no token of the micro-batch counts
-                share.backward()
-            for name, value in ({"loss": share.detach()} | metrics).items():
-                value = torch.as_tensor(value, dtype=torch.float64, device=self.device)
-                sums[name] = sums[name] + value if name in sums else value
+        self.routers.begin(self, micro_batches, want)
+        sums = self.backward(micro_batches, loss, want)
         sums["grad_norm"] = self.updater.clip().double()
-        numbers = self.numbers(sums) | {"lr": self.updater.lr, "skipped": 0.0}
+        numbers = self.numbers(sums) | self.routers.finish(self) | {"lr": self.updater.lr, "skipped": 0.0}
         if math.isfinite(numbers.pop("loss")) and math.isfinite(numbers["grad_norm"]):
             self.updater.step()
         else:
@@ -154,24 +190,67 @@ class SingleEngine:
         self.model.eval()
         return numbers
 
+    def backward(self, micro_batches: list[Batch], loss: LossFn, want: Want) -> dict[str, Tensor]:
+        """Gradients of all micro-batches, and the sums of the loss and of the metrics."""
+        sums: dict[str, Tensor] = {}
+        for micro in micro_batches:
+            with self.activations.away() if self.activations else nullcontext():
+                share, metrics = self.share(micro, loss, want)
+            if share.requires_grad:  # not so where no token of the micro-batch counts
+                share.backward()
+            self.add_up(sums, {"loss": share.detach()} | metrics)
+        return sums
+
+    def add_up(self, sums: dict[str, Tensor], shares: dict[str, Tensor]) -> None:
+        for name, value in shares.items():
+            value = torch.as_tensor(value, dtype=torch.float64, device=self.device)
+            sums[name] = sums[name] + value if name in sums else value
+
     def share(self, micro: Batch, loss: LossFn, want: Want) -> tuple[Tensor, dict[str, Tensor]]:
-        return loss(micro.to(self.device), self.outputs(micro, want))
+        outputs = self.outputs(micro, want)
+        share, metrics = loss(micro.to(self.device), outputs)
+        return self.routers.added(share, outputs.routing), metrics
 
     def numbers(self, sums: dict[str, Tensor]) -> dict[str, float]:
         return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))  # the step's one wait
 
+    @cached_property
+    def shares_prompts(self) -> bool:
+        """Is a group's prompt computed once? Where it cannot be, that is refused if it was asked for."""
+        why = self.why_prompts_are_not_shared()
+        if why and self.settings.share_prompts:
+            raise UserError(why, key="actor_rollout_ref.actor.use_prefix_grouper", value=True, fix="leave it out")
+        return not why and self.settings.share_prompts is not False
+
+    def why_prompts_are_not_shared(self) -> str | None:
+        if type(self) is not SingleEngine:
+            return "ranks are given rows, not groups"
+        if not self.settings.packed:
+            return "rows that are padded are computed alone"
+        if self.settings.exact:
+            return "exact numerics compute each row alone"
+        return "balancing experts counts the tokens of each row" if self.routers.experts else None
+
     def inputs(self, batch: Batch) -> Inputs:
-        return (pack if self.settings.packed else pad)(batch, self.device)
+        shared = pack_shared(batch, self.device) if self.shares_prompts else None
+        return shared or (pack if self.settings.packed else pad)(batch, self.device)
 
     def outputs(self, batch: Batch, want: Want) -> Outputs:
-        inputs = self.inputs(batch)
+        inputs = self.routers.watch(self.inputs(batch), batch, want)
+        said = want - EXPERT_COLUMNS
         if len(inputs.states) == 0:
-            return Outputs(**{name: torch.zeros(inputs.shape, device=self.device) for name in want})
-        found = per_state(self.model, inputs, want, self.settings.temperature)
-        return Outputs(**{name: inputs.per_token(values) for name, values in found.items()})
+            nothing: dict[str, Any] = {name: torch.zeros(inputs.shape, device=self.device) for name in said}
+            return Outputs(**nothing, **self.routers.columns(inputs, batch, want))
+        found = per_state(self.model, inputs, said, self.settings.temperature)
+        columns: dict[str, Any] = {name: inputs.per_token(values) for name, values in found.items()}
+        return Outputs(**columns, **self.routers.columns(inputs, batch, want), routing=inputs.routing)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """What the model computes with; a head tied to the embedding comes once, as the embedding."""
+        """What the model computes with, adapters merged; a head tied to the embedding comes once, as the embedding."""
+        yield from self.adapters.merged(self.tensors()) if self.adapters else self.tensors()
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The same as the modules hold it: adapters on their own."""
         yield from ((name, param.detach()) for name, param in self.model.named_parameters())
         stored = self.model.state_dict().keys()
         yield from ((name, buffer) for name, buffer in self.model.named_buffers() if name in stored)
@@ -189,6 +268,9 @@ class SingleEngine:
     def everyones(self, thing: Any) -> list[Any]:
         return [thing]
 
+    def total(self, sums: Tensor) -> Tensor:
+        return sums
+
     def move(self, where: Literal["device", "host"]) -> None:
         """What the settings let leave the device while the role is idle. On a CPU there is nowhere to go."""
         target = self.device if where == "device" else torch.device("cpu")
@@ -203,20 +285,46 @@ class SingleEngine:
     def save(self, path: Path) -> None:
         """Weights as `transformers` loads them, in their widest type; the optimizer's state and step beside them."""
         path.mkdir(parents=True, exist_ok=True)
-        weights = dict(self.weights())
         if self.updater is not None:
-            weights |= self.updater.named_masters()
             torch.save(self.updater.state(), path / OPTIMIZER_FILE)
+        if self.adapters:
+            self.save_adapter(path)
+            if self.settings.saves_merged:
+                self.save_whole(path / MERGED, dict(self.weights()))
+        else:
+            self.save_whole(path, dict(self.tensors()) | (self.updater.named_masters() if self.updater else {}))
+
+    def save_whole(self, path: Path, weights: dict[str, Tensor]) -> None:
+        path.mkdir(exist_ok=True)
         weights = {name: alone(tensor.detach()) for name, tensor in weights.items()}
         if isinstance(self.model, ValueModel):
             self.model.save(path, weights)
         else:
             self.model.save_pretrained(path, state_dict=weights)
 
+    def adapter(self) -> dict[str, Tensor]:
+        """The adapters' tensors, whole and in their widest type."""
+        own = self.updater.named_masters() if self.updater else dict(self.model.named_parameters())
+        return {name: self.whole(tensor.detach()) for name, tensor in own.items() if is_adapter(name)}
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def save_adapter(self, path: Path, writes: bool = True) -> None:
+        """As `peft` loads it; a value head beside it."""
+        assert self.adapters is not None
+        adapter, head = self.adapter(), {}
+        if isinstance(self.model, ValueModel):
+            head = {name: self.whole(param.detach()) for name, param in self.model.value_head.named_parameters()}
+        if writes:
+            self.adapters.save(path, adapter)
+        if writes and head:
+            save_file({name: tensor.cpu().contiguous() for name, tensor in head.items()}, path / HEAD_FILE)
+
     @torch.no_grad()
     def load(self, path: Path) -> None:
         """What `save` wrote: from there training goes on as if it had not stopped."""
-        own = dict(self.weights())
+        own = {} if self.adapters else dict(self.tensors())
         if self.updater is not None:
             own |= self.updater.named_masters()
         if (path / SHARDS).is_dir():  # written by several ranks
@@ -229,14 +337,17 @@ class SingleEngine:
             self.updater.publish()
 
     def load_whole(self, path: Path, own: dict[str, Tensor]) -> None:
+        stored = self.stored_weights(path)  # first: another model's optimizer says less of what is wrong
         if self.updater is not None:
             self.updater.load_state(torch.load(path / OPTIMIZER_FILE, map_location=self.device, weights_only=True))
-        stored = self.stored_weights(path)
         for name, tensor in own.items():
             tensor.copy_(stored[name])
 
     def stored_weights(self, path: Path) -> dict[str, Tensor]:
-        """Read by transformers, which knows where a family's files differ from its modules."""
+        """Read by transformers, which knows where a family's files differ from its modules; of adapters, what is
+        trained."""
+        if self.adapters:
+            return self.stored_adapter(path)
         config = copy.deepcopy(self.backbone.config)
         try:
             backbone, report = type(self.backbone).from_pretrained(
@@ -246,16 +357,28 @@ class SingleEngine:
         except RuntimeError as error:  # shapes that differ
             strange = str(error).splitlines()[:1]
         if strange:
-            raise UserError(
-                f"the checkpoint {path} holds another model: {', '.join(strange[:3])}",
-                key="trainer.resume_mode",
-                fix="resume with the model it was made with, or set trainer.resume_mode=disable",
-            )
+            raise another_model(path, strange)
         if not isinstance(self.model, ValueModel):
             return backbone.state_dict()
         critic = ValueModel(backbone)
         critic.load_head(path)
         return critic.state_dict()
+
+    def stored_adapter(self, path: Path) -> dict[str, Tensor]:
+        own = {name: param for name, param in self.model.named_parameters() if is_adapter(name)}
+        stored, strange = read(path, own)
+        if strange:
+            raise another_model(path, strange)
+        head = load_file(path / HEAD_FILE) if isinstance(self.model, ValueModel) else {}
+        return stored | {f"value_head.{name}": tensor for name, tensor in head.items()}
+
+
+def another_model(path: Path, strange: list[str]) -> UserError:
+    return UserError(
+        f"the checkpoint {path} holds another model: {', '.join(strange[:3])}",
+        key="trainer.resume_mode",
+        fix="resume with the model it was made with, or set trainer.resume_mode=disable",
+    )
 
 
 def per_state(model: PreTrainedModel | ValueModel, inputs: Inputs, want: Want, temperature: float) -> dict[str, Tensor]:

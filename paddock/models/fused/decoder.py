@@ -57,7 +57,10 @@ class Recorder(Packed):
         scaling: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
+        if sinks is not None:
+            raise Unfit("its attention has sinks")
         self.seen[int(module.layer_idx)] = Scores(scaling, window, softcap)  # type: ignore[arg-type]
         return super().attend(module, query, key, value, scaling, window, softcap)
 

@@ -123,8 +123,8 @@ class Norm:
     def backward(
         self, dy: Tensor, dsum: Tensor | None, kept: tuple[Tensor, ...], dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`kept`: what the norm returned; gradients of x, of the branch and of the weight."""
-        _, total, scale = kept
+        """`kept`: what the norm read, and 1 / rms; gradients of x, of the branch and of the weight."""
+        total, scale = kept
         return add_norm_backward(dy, dsum, total, self.weight, scale, self.unit, dtype)
 
     def last(self, residual: Tensor, branch: Tensor, dtype: torch.dtype) -> Tensor:
@@ -137,7 +137,7 @@ class LastNorm(torch.autograd.Function):
     def forward(ctx: Any, norm: Norm, residual: Tensor, branch: Tensor, dtype: torch.dtype, weight: Tensor) -> Tensor:
         y, total, scale = norm(residual, branch, dtype)
         ctx.norm, ctx.dtype = norm, branch.dtype
-        ctx.save_for_backward(y, total, scale)
+        ctx.save_for_backward(total, scale)
         return y
 
     @staticmethod
@@ -163,7 +163,7 @@ class Tape:
     sin: Tensor
     branch_dtype: torch.dtype | None = None
     first: tuple[Tensor, ...] = ()
-    """Of a norm, here that before attention: its output, what it read, 1 / rms."""
+    """Of a norm, here that before attention: what it read, 1 / rms. Its output is computed again in backward."""
     qkv: Tensor | None = None
     attention: tuple[Tensor, ...] = ()
     """The output, with a graph, and its q, k, v."""
@@ -182,12 +182,12 @@ class Layer:
         if names not in (PLAIN, PLAIN | SANDWICH):
             raise Unfit(f"a layer has {', '.join(sorted(names ^ PLAIN))}")
         self.module, mlp = layer.self_attn, layer.mlp
-        self.index, self.dim = int(self.module.layer_idx), int(self.module.head_dim)
         children = {name for name, _ in self.module.named_children()}
         if children - PROJECTIONS not in (set(), {"q_norm", "k_norm"}) or not children >= PROJECTIONS:
             raise Unfit(f"its attention has {', '.join(sorted(children ^ PROJECTIONS))}")
         if {name for name, _ in mlp.named_children()} | {"act_fn"} != GATED:
             raise Unfit("its MLP is not a gated one")
+        self.index, self.dim = int(self.module.layer_idx), int(self.module.head_dim)
         self.qkv = Joined([self.module.q_proj, self.module.k_proj, self.module.v_proj], exact)
         self.out, self.down = Joined([self.module.o_proj], exact), Joined([mlp.down_proj], exact)
         self.both = Joined([mlp.gate_proj, mlp.up_proj], exact)
@@ -242,9 +242,9 @@ class Layer:
         end = self.after_mlp(down, None, dtype) if self.after_mlp else (down,)
         if tape is not None:
             tape.branch_dtype = None if branch is None else branch.dtype
-            tape.first, tape.attention, tape.second, tape.both = first, attention, second, both
+            tape.first, tape.attention, tape.second, tape.both = first[1:], attention, second[1:], both
             tape.qkv = None if self.head_norm is None else qkv
-            tape.after_attention, tape.after_mlp = after, end
+            tape.after_attention, tape.after_mlp = after[1:], end[1:]
         return second[1], end[0]
 
     def attend(self, qkv: tuple[Tensor, ...], how: Any, track: bool) -> tuple[Tensor, ...]:
@@ -273,7 +273,7 @@ class Layer:
         dgated = dbranch @ self.down.weight
         dboth, gate = gated_backward(dgated, tape.both, self.activation)
         by_down = self.down.gradients(dbranch, gate)
-        dsecond, by_both = self.both.backward(dboth, tape.second[0])
+        dsecond, by_both = self.both.backward(dboth, self.second(tape.second[0], None, dtype)[0])
         dresidual, dout, grad = self.second.backward(dsecond, dresidual, tape.second, dtype)
         norms.append(grad)
         if self.after_attention:
@@ -283,9 +283,9 @@ class Layer:
         dattended, by_out = self.out.backward(dout, attended.detach())
         dq, dk, dv = torch.autograd.grad(attended, qkv, dattended)
         dqkv, dqn, dkn = rotary_backward(dq, dk, dv, tape.qkv, tape.cos, tape.sin, self.head_norm)
-        dfirst, by_qkv = self.qkv.backward(dqkv, tape.first[0])
+        dfirst, by_qkv = self.qkv.backward(dqkv, self.first(tape.first[0], None, dtype)[0])
         dresidual, dbefore, grad = self.first.backward(
-            dfirst, dresidual, tape.first, tape.branch_dtype or tape.first[1].dtype
+            dfirst, dresidual, tape.first, tape.branch_dtype or tape.first[0].dtype
         )
         norms.append(grad)
         heads = [] if dqn is None or dkn is None else [dqn, dkn]

@@ -10,30 +10,34 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paddock.core.device import can_record, total_memory
+from paddock.core.device import can_record
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
 from paddock.engines.rollout.embedded.graphs import STEPS, Graphs, bucket
 from paddock.engines.rollout.embedded.pool import TokenPool
 from paddock.engines.rollout.embedded.prepacked import prepacked
 from paddock.engines.rollout.embedded.request import Request
+from paddock.engines.rollout.embedded.routes import Routes
 from paddock.engines.rollout.embedded.sequences import KeyValues, Sequences
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.errors import UserError
 from paddock.kernels.launch import can_launch
 from paddock.models.attention import NAME, Attention, no_mask
+from paddock.models.experts import ARGUMENT, Experts, Routing, experts_of, recordable
 from paddock.models.fused import fused
-from paddock.models.token_stats import Head
+from paddock.models.token_stats import Head, forbid
+from paddock.models.vision import Placed, place, vision_tokens
 
 ROUND = 16  # buffers grow in steps of so many positions
 PACK_FROM = 16  # decode steps that repay putting the weights in order
-KEPT = 0.25  # share of a GPU's memory that keys and values may hold while others work
 
 
 class EmbeddedEngine:
     """Continuous batching over transformers' modules: each prompt is computed once for all its responses, finished
     responses leave at once, and waiting prompts take their slots.
 
-    On a GPU a decode step is a CUDA graph, and several of them run before the host looks who is finished.
+    On a GPU a decode step is a CUDA graph, and several of them run before the host looks who is finished. Graphs, keys
+    and values stay for the next call unless `free_cache`: then others have their memory meanwhile, and they are made
+    anew, which takes some hundredths of a second.
 
     `autocast` runs the module in that type, as a trainer with fp32 weights does; None takes the module as it is.
     """
@@ -47,6 +51,8 @@ class EmbeddedEngine:
         max_model_len: int | None = None,
         autocast: torch.dtype | None = None,
         enforce_eager: bool = False,
+        free_cache: bool = True,
+        record_experts: bool = False,
     ):
         self.model = model
         self.max_num_seqs = max_num_seqs
@@ -55,6 +61,10 @@ class EmbeddedEngine:
         self.autocast = autocast
         self.on_gpu = can_launch(next(model.parameters())) and autocast is None
         self.records = self.on_gpu and can_record(model.device) and not enforce_eager
+        self.keeps = self.on_gpu and not free_cache
+        self.record_experts = record_experts
+        self.experts: Experts | None = None
+        self.never = vision_tokens(model.config)
         self.slots: TokenPool | None = None
         self.sequences: dict[int, Sequences] = {}
         self.graphs: dict[tuple[float, ...], Graphs] = {}
@@ -69,6 +79,9 @@ class EmbeddedEngine:
         slots = self.room(requests, sampling)
         sequences = self.columns(slots, sampling)
         sequences.begin(sampling)
+        self.experts = experts_of(self.model)
+        if self.record_experts:
+            sequences.routes = Routes(recordable(self.experts), slots.count, sampling.max_tokens, self.model.device)
         packed = prepacked(self.model, slots.count) if sampling.max_tokens >= PACK_FROM else nullcontext()
         try:
             with borrowed(self.model, NAME, self.autocast), packed:
@@ -76,7 +89,7 @@ class EmbeddedEngine:
         except BaseException:
             self.free()  # nothing is left behind: what is not finite would spread from there
             raise
-        if not self.keeps():
+        if not self.keeps:
             self.free()
         return [found[place] for place in range(len(found))]
 
@@ -104,7 +117,12 @@ class EmbeddedEngine:
         positions = torch.cat([torch.arange(length) for length in lengths])
         last = torch.tensor(lengths).cumsum(0) - 1
         tokens, positions, last = (x.to(device, non_blocking=True) for x in (tokens, positions, last))
-        logits = self.logits(tokens[None], positions[None], how, last)
+        routing = sequences.routes.watch() if sequences.routes else None
+        seen = place([request.images for request in requests], lengths, device)
+        where, images = seen or (positions[None], None)
+        logits = self.logits(tokens[None], where, how, last, routing, images)
+        if sequences.routes and routing:
+            sequences.routes.prefilled(routing, lengths, [len(request.rows) for request in requests])
         counts = torch.tensor([len(request.rows) for request in requests])
         which = torch.arange(len(requests)).repeat_interleave(counts).to(device, non_blocking=True)
         sequences.draw(logits[which], start)
@@ -117,7 +135,7 @@ class EmbeddedEngine:
             return sequences.aged(1)
         times = min(STEPS, sequences.longest_wait)
         rows = bucket(sequences.live, sequences.slots.count)
-        if self.records:
+        if self.records and self.experts is None:  # how many tokens an expert gets is not known to a graph
             self.recorded(sequences).run(rows, times)
         else:
             for _ in range(times):
@@ -128,15 +146,25 @@ class EmbeddedEngine:
         """One more token for each of the first `rows` slots. Nothing here waits for a GPU."""
         lengths = sequences.length[:rows]
         how = sequences.slots.decode(lengths)
-        logits = self.logits(sequences.token[:rows, None], lengths[:, None], how, None)
+        routing = sequences.routes.watch() if sequences.routes else None
+        positions = lengths + sequences.offset[:rows] if self.never else lengths
+        logits = self.logits(sequences.token[:rows, None], positions[:, None], how, None, routing)
+        if sequences.routes and routing:
+            sequences.routes.decoded(routing, sequences.drawn[:rows])
         lengths += ~sequences.done[:rows]
         sequences.draw(logits, 0, rows)
 
-    def logits(self, tokens: Tensor, positions: Tensor, how: Attention, keep: Tensor | None) -> Tensor:
+    def logits(
+        self, tokens: Tensor, positions: Tensor, how: Attention, keep: Tensor | None, routing: Routing | None = None,
+        images: Placed | None = None,
+    ) -> Tensor:  # fmt: skip
         """``[rows, words]`` after the kept positions of a packed row, or after each row's only one.
 
         Through the whole model where it has no fused forward, for families differ in what they do to logits.
         """
+        if images is not None:
+            hidden = images.hidden(self.model, tokens, positions, how, routing)
+            return Head.of(self.model).logits(hidden[0, keep])
         decoder = fused(self.model)
         if decoder is not None:
             hidden = decoder.hidden(tokens, positions, how)
@@ -148,8 +176,9 @@ class EmbeddedEngine:
             use_cache=False,
             attend=how,
             logits_to_keep=1 if keep is None else keep,
+            **({ARGUMENT: routing} if routing else {}),
         )
-        return output.logits[:, 0] if keep is None else output.logits[0]
+        return forbid(output.logits[:, 0] if keep is None else output.logits[0], self.never)
 
     def room(self, requests: list[Request], sampling: Sampling) -> KeyValues:
         """The buffers of the last call, if this one fits."""
@@ -190,12 +219,6 @@ class EmbeddedEngine:
         if key not in self.graphs:
             self.graphs[key] = Graphs(lambda rows: self.step(sequences, rows))
         return self.graphs[key]
-
-    def keeps(self) -> bool:
-        """On a GPU buffers and graphs stay for the next call, unless others need the memory more."""
-        if self.slots is None or self.model.device.type == "cpu":
-            return False
-        return self.slots.bytes() <= KEPT * total_memory(self.model.device)
 
     def check(self, requests: list[Request], sampling: Sampling) -> None:
         sizes = [len(request.tokens) for request in requests]

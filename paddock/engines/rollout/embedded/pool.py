@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from paddock.engines.rollout.embedded.request import Request
 from paddock.models.attention import Packed
@@ -143,12 +144,13 @@ class PoolPrefill(Packed):
         scaling: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        index, heads = int(module.layer_idx), key.shape[1]  # type: ignore[arg-type]
-        buffers = self.pool.layer(index, heads, key.shape[3], value.shape[3], key)
-        for buffer, stream in zip(buffers, (key, value), strict=True):
+        index, stored = int(module.layer_idx), alike(key, value)  # type: ignore[arg-type]
+        buffers = self.pool.layer(index, key.shape[1], stored[0].shape[3], stored[1].shape[3], key)
+        for buffer, stream in zip(buffers, stored, strict=True):
             buffer.index_copy_(0, self.places, stream[0].transpose(0, 1).to(buffer.dtype))
-        return super().attend(module, query, key, value, scaling, window, softcap)
+        return super().attend(module, query, key, value, scaling, window, softcap, sinks)
 
 
 class PoolDecode:
@@ -166,12 +168,13 @@ class PoolDecode:
         return *self.pool.layer(layer, heads, dim, dim, like), self.place
 
     def attend_stored(
-        self, layer: int, query: Tensor, scaling: float, window: int | None, softcap: float | None, exact: bool = False
-    ) -> Tensor:
+        self, layer: int, query: Tensor, scaling: float, window: int | None, softcap: float | None, exact: bool = False,
+        sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         from paddock.kernels.decode import decode_attention
 
         return decode_attention(
-            query, self.pool.keys[layer], self.pool.values[layer], self.pieces, scaling, window, softcap, exact
+            query, self.pool.keys[layer], self.pool.values[layer], self.pieces, scaling, window, softcap, exact, sinks
         )
 
     def attend(
@@ -183,10 +186,19 @@ class PoolDecode:
         scaling: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """For modules that make keys and values themselves: ``[rows, heads, 1, dim]``."""
         index = int(module.layer_idx)  # type: ignore[arg-type]
-        buffers = self.pool.layer(index, key.shape[1], key.shape[3], value.shape[3], key)
-        for buffer, new in zip(buffers, (key, value), strict=True):
+        asked, stored, wide = alike(query, value)[0], alike(key, value), value.shape[3]
+        buffers = self.pool.layer(index, key.shape[1], stored[0].shape[3], stored[1].shape[3], key)
+        for buffer, new in zip(buffers, stored, strict=True):
             buffer.index_copy_(0, self.place, new[:, :, 0].to(buffer.dtype))
-        return self.attend_stored(index, query[:, :, 0].contiguous(), scaling, window, softcap)[:, None]
+        found = self.attend_stored(index, asked[:, :, 0].contiguous(), scaling, window, softcap, sinks=sinks)
+        return found[:, None, :, :wide]
+
+
+def alike(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Of one width, as kernels read them: zeros behind the narrower, which add nothing to a score or are cut off."""
+    missing = key.shape[3] - value.shape[3]
+    return pad(key, (0, max(0, -missing))), pad(value, (0, max(0, missing)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from paddock.core.images import Images
 from paddock.engines.rollout.base import Prompt
 
 
@@ -15,6 +16,7 @@ class Request:
     tokens: list[int]
     rows: list[int]
     first: int  # place of its first response among the answers to the call
+    images: Images | None = None
 
     @staticmethod
     def split(prompts: Iterable[Prompt], most: int) -> list[Request]:
@@ -23,6 +25,6 @@ class Request:
         for prompt in prompts:
             for start in range(0, len(prompt.rows), most):
                 rows = prompt.rows[start : start + most]
-                requests.append(Request(prompt.tokens, rows, place))
+                requests.append(Request(prompt.tokens, rows, place, prompt.images))
                 place += len(rows)
         return requests

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paddock.engines.rollout.base import Completion, Sampling
 from paddock.engines.rollout.embedded.request import Request
+from paddock.engines.rollout.embedded.routes import Routes
 from paddock.engines.rollout.embedded.sampling import filters, require_finite, sample, uniforms
 from paddock.errors import UserError
 from paddock.kernels.launch import can_launch
@@ -58,6 +59,7 @@ class Sequences:
         count, width = slots.count, max_tokens + 1  # the last column is never read: see `draw`
         self.token = torch.zeros(count, dtype=torch.long, device=device)
         self.length = torch.zeros(count, dtype=torch.long, device=device)
+        self.offset = torch.zeros(count, dtype=torch.long, device=device)  # positions beyond places: see `Images`
         self.drawn = torch.zeros(count, dtype=torch.long, device=device)
         self.done = torch.zeros(count, dtype=torch.bool, device=device)
         self.numbers = torch.zeros(count, width, dtype=torch.float64, device=device)
@@ -70,6 +72,7 @@ class Sequences:
         self.live = 0
         self.sources: list[tuple[int, int]] = []  # of each live slot: place of its response, and its row
         self.age: list[int] = []  # of each live slot: tokens drawn, were it not finished
+        self.routes: Routes | None = None
         self.slots.begin()
         stops = [] if sampling.ignore_eos else sorted(sampling.stop_tokens)
         if len(stops) > STOPS:
@@ -100,6 +103,9 @@ class Sequences:
         device = self.length.device
         self.age += [0] * len(lengths)
         self.length[start : self.live] = torch.tensor(lengths).to(device, non_blocking=True)
+        if any(request.images for request in requests):
+            offsets = [request.images.offset if request.images else 0 for request in requests for _ in request.rows]
+            self.offset[start : self.live] = torch.tensor(offsets).to(device, non_blocking=True)
         rows = torch.tensor([row for _, row in self.sources[start:]]).to(device, non_blocking=True)
         self.numbers[start : self.live, : self.sampling.max_tokens] = uniforms(rows, self.sampling)
         self.drawn[start : self.live] = 0
@@ -145,6 +151,8 @@ class Sequences:
         self.slots.release(finished)
         self.move(movers, holes)
         self.slots.shrink(left)
+        if self.routes:
+            self.routes.shrink(left)
         self.blank(left, self.live)
         self.live = left
         del self.sources[left:], self.age[left:]
@@ -153,6 +161,7 @@ class Sequences:
     def blank(self, start: int, stop: int) -> None:
         """These slots stand for nothing; a step that runs over them anyway does no harm."""
         self.length[start:stop] = 0
+        self.offset[start:stop] = 0
         self.drawn[start:stop] = 0
         self.done[start:stop] = True
 
@@ -162,7 +171,16 @@ class Sequences:
         require_finite(log_probs.masked_fill(torch.arange(log_probs.shape[1]) >= counts[:, None], 0.0))
         stops = set(self.stops.tolist())
         return [
-            (self.sources[slot][0], Completion(self.sources[slot][1], words[:n], chances[:n], words[n - 1] in stops))
+            (
+                self.sources[slot][0],
+                Completion(
+                    self.sources[slot][1],
+                    words[:n],
+                    chances[:n],
+                    words[n - 1] in stops,
+                    self.routes.of(slot, n) if self.routes else None,
+                ),
+            )
             for slot, n, words, chances in zip(
                 finished, counts.tolist(), tokens.tolist(), log_probs.tolist(), strict=True
             )
@@ -173,7 +191,10 @@ class Sequences:
             return
         sources, targets = (torch.tensor(slots, device=self.done.device) for slots in (movers, holes))
         self.slots.move(sources, targets, movers, holes, int(self.length[sources].max()))
-        for column in (self.token, self.length, self.drawn, self.done, self.numbers, self.tokens, self.log_probs):
+        for column in (self.token, self.length, self.offset, self.drawn, self.done, self.numbers, self.tokens,
+                       self.log_probs):  # fmt: skip
             column[targets] = column[sources]
+        if self.routes:
+            self.routes.move(movers, holes)
         for mover, hole in zip(movers, holes, strict=True):
             self.sources[hole], self.age[hole] = self.sources[mover], self.age[mover]

@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from paddock.engines.rollout.embedded.request import Request
 from paddock.models.attention import Packed, capped_attention
+from paddock.models.sinks import padded_sinks
 
 STEP = 8  # slots that always share a span
 CALL = 512  # cost of a call, in positions of one slot that it could read in that time
@@ -76,12 +77,13 @@ class Prefill(Packed):
         scaling: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         for buffer, stream in zip(self.slots.layer(layer_of(module), key, value), (key, value), strict=True):
             prompts = stream[0].split(self.lengths, dim=1)
             for prompt, target in zip(prompts, self.targets, strict=True):
                 buffer[target.start : target.stop, :, : prompt.shape[1]] = prompt
-        return super().attend(module, query, key, value, scaling, window, softcap)
+        return super().attend(module, query, key, value, scaling, window, softcap, sinks)
 
 
 class Decode:
@@ -104,6 +106,7 @@ class Decode:
         scaling: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         keys, values = self.slots.layer(layer_of(module), key, value)
         self.write(keys, key)
@@ -113,7 +116,9 @@ class Decode:
         for span in self.spans:
             rows, seen = slice(span.start, span.stop), slice(span.first(window), span.longest + 1)
             q, k, v, mask = query[rows], keys[rows, :, seen], values[rows, :, seen], self.mask(span, window)
-            if softcap is None:
+            if sinks is not None:
+                parts.append(padded_sinks(q, k, v, mask, scaling, sinks))
+            elif softcap is None:
                 parts.append(one_query(q, k, v, mask, scaling))
             else:
                 parts.append(capped_attention(module, q, k, v, mask, scaling, softcap))

@@ -1,0 +1,26 @@
+"""What a model sees of a prompt's images: made once for a prompt, and shared by all answers to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """The output of an image processor, and where it belongs in the prompt's tokens. Lives on the host."""
+
+    pixels: Tensor
+    """``[patches, values]``: those of all images, one after the other."""
+    grids: Tensor
+    """``[images, 3]``: patches of each in time, height and width."""
+    places: Tensor
+    """``[N]``: the prompt's tokens that stand for images, in the order of their features."""
+    positions: Tensor
+    """``[3, P]``: time, height and width of every token of the prompt."""
+    offset: int
+    """What a token behind the prompt has as its position beyond its place: negative, as images are few positions."""
+
+    def __repr__(self) -> str:
+        return f"Images({len(self.grids)} images, {len(self.places)} tokens)"

@@ -1,0 +1,145 @@
+"""Classes of the user's: rows from somewhere else than files, and an order of prompts other than a shuffle."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from paddock.config.paths import files_of
+from paddock.config.schema import DataConfig
+from paddock.core.registry import suggest
+from paddock.data.tables import Record, Table, open_table
+from paddock.errors import UserError
+
+ROWS, ORDER = "data.custom_cls", "data.sampler"
+MESSAGES = "raw_prompt"  # what data sets written for other trainers call the column of `data.prompt_key`
+
+
+def tables_of(
+    files: Any, tokenizer: Any, config: DataConfig, key: str, wanted: Callable[[str], Sequence[str]]
+) -> list[Table]:
+    """The data files, or what the user's data set makes of them; of a file the `wanted` columns are read."""
+    paths = files_of(files)
+    plugin = config.custom_cls
+    if plugin.path is None:
+        return [open_table(path, key, wanted(path)) for path in paths]
+    found = class_at(plugin.path, plugin.name, ROWS, "name")
+    given = {"data_files": paths, "tokenizer": tokenizer, "processor": None, "config": config}
+    rows = made(found, {name: given[name] for name in taken(found, given)}, ROWS)
+    for method in ("__len__", "__getitem__"):
+        if not hasattr(rows, method):
+            raise UserError(f"{found.__name__} has no {method}", key=f"{ROWS}.name", fix="a map-style torch Dataset")
+    return [table_of(f"{plugin.path}:{found.__name__}", rows, config.prompt_key)]
+
+
+def table_of(path: str, rows: Any, prompt_key: str) -> Table:
+    """Items are rows as a file has them: `{"prompt": [...], "data_source": ..., "reward_model": {...}, ...}`."""
+
+    def row(index: int) -> Record:
+        record = rows[index]
+        if not isinstance(record, dict):
+            raise UserError(f"item {index} is {record!r:.80}, not a dict", key=f"{ROWS}.name", value=path)
+        renamed = MESSAGES in record and prompt_key not in record
+        return {**record, prompt_key: record[MESSAGES]} if renamed else record
+
+    def records(names: Sequence[str]) -> Iterator[Record]:
+        return ({name: record.get(name) for name in names} for record in map(row, range(len(rows))))
+
+    def digest() -> bytes:
+        found = hashlib.sha256()
+        for record in map(row, range(len(rows))):
+            found.update(json.dumps(record, sort_keys=True, default=str).encode())
+        return found.digest()
+
+    return Table(path, sorted(row(0)) if len(rows) else [], len(rows), row, records, digest)
+
+
+class Order:
+    """The user's sampler: positions of prompts, epoch by epoch. The same epoch has the same order when it comes again.
+
+    It is made with `data_source` and `data_config`, told the epoch by `set_epoch` if it has that, and finds torch's
+    generator seeded by `data.seed` and the epoch.
+    """
+
+    def __init__(self, config: DataConfig, dataset: Any):
+        self.seed, self.count = config.seed or 0, len(dataset)
+        path = str(config.sampler.class_path)
+        found = class_at(path, config.sampler.class_name, ORDER, "class_name")
+        self.sampler = made(found, {"data_source": dataset, "data_config": config}, ORDER)
+        self.name = f"{found.__name__} of {hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:16]}"
+        if callable(getattr(self.sampler, "update", None)):
+            raise UserError(
+                f"{found.__name__} learns from batches by `update`, which is not called yet",
+                key=f"{ORDER}.class_name",
+                value=found.__name__,
+                fix="an order that is known when an epoch begins",
+            )
+
+    def __call__(self, epoch: int) -> list[int]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed((self.seed << 20) + epoch)
+            if hasattr(self.sampler, "set_epoch"):
+                self.sampler.set_epoch(epoch)
+            found = [int(position) for position in self.sampler]
+        wrong = next((position for position in found if not 0 <= position < self.count), None)
+        if wrong is not None or not found:
+            what = "no position" if not found else f"position {wrong}, and there are {self.count} prompts"
+            raise UserError(f"the sampler gave {what}", key=f"{ORDER}.class_name", value=self.name.split()[0])
+        return found
+
+
+def class_at(path: str, name: str | None, section: str, last: str) -> type:
+    """The class of this name in the user's file."""
+    key = f"{section}.{last}"
+    try:
+        module = module_at(path)
+    except Exception as error:
+        where = f"{section}.{'class_path' if last == 'class_name' else 'path'}"
+        raise UserError(f"cannot be imported: {type(error).__name__}: {error}", key=where, value=path) from error
+    classes = {n: c for n, c in vars(module).items() if inspect.isclass(c) and c.__module__ == module.__name__}
+    if name is None or name not in classes:
+        fix = suggest(name or "", sorted(classes)) if classes else f"define one in {path}"
+        raise UserError(f"is no class of {path}", key=key, value=name, fix=fix)
+    return classes[name]
+
+
+def module_at(path: str) -> ModuleType:
+    file = str(Path(path).expanduser().resolve())
+    name = f"paddock_data_{hashlib.blake2b(file.encode(), digest_size=6).hexdigest()}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec and spec.loader, file
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def taken(found: type, given: dict[str, Any]) -> list[str]:
+    """The arguments, of those that could be given, that a class takes."""
+    parameters = inspect.signature(found).parameters.values()
+    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    return list(given) if everything else [parameter.name for parameter in parameters if parameter.name in given]
+
+
+def made(found: type, arguments: dict[str, Any], section: str) -> Any:
+    try:
+        return found(**arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        reason = f"{found.__name__}({', '.join(arguments)}) raised {type(error).__name__}: {error}"
+        raise UserError(reason, key=section, fix="mend the class; these are the arguments that it is given") from error

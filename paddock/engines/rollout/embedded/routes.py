@@ -1,0 +1,48 @@
+"""The experts that sequences in flight went to, token by token, for the trainer to choose again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paddock.engines.rollout.base import Chosen
+from paddock.models.experts import Experts, Routing
+
+
+class Routes:
+    """Of each slot: its prompt's, which the responses to it share, and those of the tokens it has read since."""
+
+    def __init__(self, experts: Experts, count: int, max_tokens: int, device: torch.device):
+        self.experts = experts
+        self.prompts: list[Tensor] = []
+        shape = count, max_tokens, experts.layers, experts.top_k
+        self.answers = torch.zeros(shape, dtype=experts.dtype, device=device)
+
+    def watch(self) -> Routing:
+        return Routing(self.experts)
+
+    def prefilled(self, routing: Routing, lengths: Sequence[int], readers: Sequence[int]) -> None:
+        """Prompts end to end, each for so many of the slots behind the live ones."""
+        for prompt, count in zip(routing.chosen().cpu().split(list(lengths)), readers, strict=True):
+            self.prompts += [prompt] * count
+
+    def decoded(self, routing: Routing, drawn: Tensor) -> None:
+        """Of the first slots, the choices for the last token that each has drawn."""
+        rows = torch.arange(len(drawn), device=drawn.device)
+        self.answers[rows, (drawn - 1).clamp(min=0)] = routing.chosen()
+
+    def of(self, slot: int, tokens: int) -> Chosen:
+        """A finished response's; its last token was never read, so nothing was chosen for it."""
+        answer = self.answers[slot, :tokens].cpu().clone()
+        answer[tokens - 1] = 0
+        return Chosen(self.prompts[slot], answer)
+
+    def move(self, movers: Sequence[int], holes: Sequence[int]) -> None:
+        self.answers[list(holes)] = self.answers[list(movers)]
+        for mover, hole in zip(movers, holes, strict=True):
+            self.prompts[hole] = self.prompts[mover]
+
+    def shrink(self, left: int) -> None:
+        del self.prompts[left:]

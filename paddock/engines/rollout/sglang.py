@@ -1,0 +1,301 @@
+"""SGLang as a server of its own beside the trainer: tokens in, tokens and their log-probs out.
+
+It speaks SGLang's own protocol (`/generate` with token ids, `/update_weights_from_tensor`, ...), not that of OpenAI.
+A server rather than `sglang.Engine`: that one's end takes every child of this process with it.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import difflib
+import importlib
+import io
+import json
+import os
+import pickle
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paddock.core.device import shares_memory, visible_devices, visible_devices_variable
+from paddock.core.processes import from_everyone, subgroups
+from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
+from paddock.engines.rollout.copies import buckets, require_no_images, row_seeds
+from paddock.engines.rollout.served import Server, arguments_of_this_server
+from paddock.errors import UserError
+
+KEY = "actor_rollout_ref.rollout"
+ARGUMENTS = f"{KEY}.engine_kwargs.sglang"
+OURS = frozenset({"model_path", "host", "port", "skip_tokenizer_init", "enable_memory_saver", "dp_size", "nnodes"})
+"""Arguments that this adapter lives by: other values would break it."""
+
+REFUSED = "paddock refuses:"
+SEED_BITS = 31  # older versions keep seeds as int32
+ROWS = 4  # of each matrix, that are remembered to compare
+SAME = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+"""Of a number's size, that rounding alone changes."""
+
+
+class SGLangEngine:
+    """See `CopyEngine`. Every response is a request of its own, with a seed from (seed, step, row).
+
+    SGLang draws by the seed with `enable_deterministic_inference` alone. It also ends a response at the model's own end
+    tokens, where `Sampling` does not name them. Log-probs are those after temperature and before filters, which is what
+    `Completion` asks for.
+    """
+
+    name = "sglang"
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        dtype: torch.dtype,
+        device: str,
+        arguments: dict[str, Any],
+        extra: dict[str, Any] | None = None,
+        free_cache: bool = True,
+        staged_wake: bool = False,
+        bucket_bytes: int = 2 << 30,
+    ):
+        self.dtype, self.bucket_bytes, self.staged_wake = dtype, bucket_bytes, staged_wake
+        self.frees = free_cache and device != "cpu"  # a CPU's release frees nothing
+        self.asleep, self.stale = False, True
+        self.sent: dict[str, Tensor] = {}
+        own = {
+            "model_path": model,
+            "dtype": str(dtype).removeprefix("torch."),
+            "device": device,
+            "skip_tokenizer_init": True,
+            "enable_memory_saver": self.frees,
+        }
+        asked: dict[str, Any] = own | arguments | (extra or {})
+        refuse_ours(extra or {})
+        self.at_once = int(asked["max_running_requests"])
+        self.ranks = int(asked["tp_size"])
+        self.seat = Seat.of(self.ranks * int(asked["pp_size"]), device)
+        self.server: Server | None = None
+        if self.seat.leads:
+            self.server = start(asked, extra or {}, self.seat.environment)
+        self.seat.together(None)
+
+    @property
+    def open(self) -> Server:
+        assert self.server is not None, "another rank speaks for this engine"
+        return self.server
+
+    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
+        assert not self.stale, "the engine has no weights yet, or they were given up while it slept"
+        require_no_images(prompts, self.name)
+        return self.seat.together(lambda: self.responses(prompts, sampling, on_done))
+
+    def responses(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None) -> list[Completion]:
+        pairs = [(prompt.tokens, row) for prompt in prompts for row in prompt.rows]
+        seeds = row_seeds([row for _, row in pairs], sampling)
+        found: dict[int, Completion] = {}
+        pool = ThreadPoolExecutor(min(len(pairs), self.at_once), thread_name_prefix="sglang")
+        try:
+            asked: list[Future[Completion]] = [
+                pool.submit(self.respond, tokens, row, sampling, seed)
+                for (tokens, row), seed in zip(pairs, seeds, strict=True)
+            ]
+            for future in as_completed(asked):
+                done = future.result()
+                found[done.row] = done
+                if on_done is not None and len(found) < len(pairs):
+                    on_done([done])
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            if len(found) < len(pairs) and self.open.close.alive:
+                self.open.post("/abort_request", {"abort_all": True})
+            pool.shutdown()
+        return [found[row] for _, row in pairs]
+
+    def respond(self, tokens: list[int], row: int, sampling: Sampling, seed: int | None) -> Completion:
+        body = {
+            "input_ids": tokens,
+            "sampling_params": parameters(sampling, seed),
+            "return_logprob": True,
+            "logprob_start_len": -1,  # none of the prompt's
+            "stream": False,
+        }
+        return completion(row, self.open.post("/generate", body, timeout=None), sampling)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """New weights under Hugging Face names; nothing computed with the old ones is kept."""
+        self.sent = {}
+        for bucket, _ in buckets(self.noted(weights), self.bucket_bytes):  # every rank helps to gather them
+            self.seat.together(lambda bucket=bucket: self.send(bucket))
+        if self.staged_wake and self.frees:
+            self.seat.together(lambda: self.open.post("/resume_memory_occupation", {"tags": ["kv_cache"]}))
+        self.seat.together(lambda: self.open.post("/flush_cache", {}))
+        self.stale = False
+
+    def noted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            if tensor.ndim == 2 and self.seat.leads:
+                self.sent[name] = tensor[:ROWS].to("cpu", torch.float32, copy=True)
+            yield name, tensor
+
+    def send(self, bucket: list[tuple[str, Tensor]]) -> None:
+        parcel = base64.b64encode(packed(bucket)).decode()
+        body = {"serialized_named_tensors": [parcel] * self.ranks, "flush_cache": False}
+        answer = self.open.post("/update_weights_from_tensor", body)
+        if not answer["success"]:
+            raise self.open.error(f"new weights failed: {answer['message']}")
+
+    def sleep(self) -> None:
+        """Weights and KV cache leave the device; the weights come anew with the next sync."""
+        if self.frees and not self.asleep:
+            self.seat.together(lambda: self.open.post("/release_memory_occupation", {}))
+            self.asleep = self.stale = True
+
+    def wake(self) -> None:
+        if self.asleep:
+            body: dict[str, Any] = {"tags": ["weights"]} if self.staged_wake else {}
+            self.seat.together(lambda: self.open.post("/resume_memory_occupation", body))
+            self.asleep = False
+
+    def differing_layers(self) -> list[str]:
+        """By the first rows of each; for families whose layers SGLang can read back under their names."""
+        return self.seat.together(self.far_layers)
+
+    def far_layers(self) -> list[str]:
+        far: dict[str, float] = {}
+        for name, rows in self.sent.items():
+            try:
+                there = self.open.call("POST", "/get_weights_by_name", {"name": name, "truncate_size": ROWS})
+            except Exception:  # it has no way to read this layer: nothing is known
+                continue
+            theirs = torch.tensor(there)
+            if theirs.shape == rows.shape:
+                far[name] = ((theirs - rows).norm() / rows.norm().clamp(min=1e-12)).item()
+        return sorted((name for name in far if far[name] > SAME[self.dtype]), key=lambda name: -far[name])
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Seat:
+    """Where ranks train together, neighbours share a server: the first of them speaks with it, for all."""
+
+    leads: bool
+    group: dist.ProcessGroup | None
+    environment: dict[str, str]
+
+    @classmethod
+    def of(cls, size: int, device: str) -> Seat:
+        if not (dist.is_initialized() and dist.get_world_size() > 1):
+            return cls(True, None, {})
+        first = dist.get_rank() // size * size
+        everyones = from_everyone(visible_devices(device))[first : first + size]
+        variable = visible_devices_variable(device)
+        devices = {variable: ",".join(everyones)} if variable and None not in everyones else {}
+        return cls(dist.get_rank() == first, subgroups(size) if size > 1 else None, devices)
+
+    def together(self, work: Any) -> Any:
+        """What the first rank's work gives, at every rank; its failure is everyone's."""
+        found: Any = None
+        failure: BaseException | None = None
+        if self.leads and work is not None:
+            try:
+                found = work()
+            except Exception as error:
+                failure = error
+        if self.group is not None:
+            box = [found, failure if self.leads else None]
+            dist.broadcast_object_list(box, group=self.group, group_src=0)
+            found, failure = box
+        if failure is not None:
+            raise failure
+        return found
+
+
+def refuse_ours(extra: dict[str, Any]) -> None:
+    for name in extra:
+        if name in OURS:
+            raise UserError("is set by paddock", key=f"{ARGUMENTS}.{name}", value=extra[name], fix="leave it out")
+
+
+def start(arguments: dict[str, Any], extra: dict[str, Any], environment: dict[str, str]) -> Server:
+    """`extra` is the user's: handed on as it is, unless SGLang could not work with it."""
+    server = Server(__name__, arguments, environment, KEY)
+    try:
+        server.wait_for("/health_generate")
+    except UserError as error:
+        said = next((line for line in error.reason.splitlines() if line.startswith(REFUSED)), None)
+        if said is None:
+            raise
+        name, near = json.loads(said.removeprefix(REFUSED))
+        raise UserError(
+            "is no argument of the SGLang that is installed",
+            key=f"{ARGUMENTS}.{name}" if name in extra else KEY,
+            value=arguments[name],
+            fix=" or ".join(["leave it out", *near]) if name in extra else "another version of SGLang",
+        ) from None
+    except BaseException:
+        server.close()
+        raise
+    return server
+
+
+def packed(bucket: list[tuple[str, Tensor]]) -> bytes:
+    """As SGLang unpacks them: handles of GPU memory where processes can share it, else the numbers themselves."""
+    if all(shares_memory(tensor.device) for _, tensor in bucket):
+        buffer = io.BytesIO()
+        ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(bucket)
+        return buffer.getvalue()
+    return pickle.dumps([(name, tensor.to("cpu", copy=True)) for name, tensor in bucket])  # not what it is a view of
+
+
+def parameters(sampling: Sampling, seed: int | None) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "max_new_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "stop_token_ids": [] if sampling.ignore_eos else sorted(sampling.stop_tokens),
+        "ignore_eos": sampling.ignore_eos,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+        "no_stop_trim": True,
+    }
+    return found | ({} if seed is None else {"sampling_seed": seed >> (63 - SEED_BITS)})
+
+
+def completion(row: int, answer: dict[str, Any], sampling: Sampling) -> Completion:
+    about = answer["meta_info"]
+    end = about["finish_reason"]
+    if end["type"] == "abort":
+        raise UserError(f"SGLang gave up a request: {end.get('message')}", key=KEY)
+    log_probs = [place[0] for place in about["output_token_logprobs"]]
+    tokens = [place[1] for place in about["output_token_logprobs"]]
+    stops = frozenset() if sampling.ignore_eos else sampling.stop_tokens
+    stopped = end["type"] == "stop" or tokens[-1] in stops  # at the last place its reason is the length
+    return Completion(row, tokens, log_probs, stopped)
+
+
+def serve() -> None:
+    """In the server's process."""
+    arguments = arguments_of_this_server()
+    server_arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
+    known = [field.name for field in dataclasses.fields(server_arguments)]
+    for name in arguments:
+        if name not in known:
+            print(REFUSED, json.dumps([name, difflib.get_close_matches(name, set(known) - OURS, n=1)]), flush=True)
+            os._exit(2)
+    checked = server_arguments(**arguments)
+    importlib.import_module("sglang.srt.entrypoints.http_server").launch_server(checked)
+
+
+if __name__ == "__main__":
+    serve()

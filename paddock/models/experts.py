@@ -1,0 +1,250 @@
+"""Which experts each token of a forward goes to: watched, recorded, and played again.
+
+A `Routing` travels through a model's layers as an argument, as attention's object does, so it is there again when a
+checkpointed layer runs a second time. It sees the one place where a router chooses: a top-k over as many scores as
+there are experts. Recorded choices take the place of its answer, and all that a family makes of the scores of the
+chosen, softmax or sigmoid, norm and scale, is computed as ever, with its gradient. There is no file a family: blocks of
+experts are found by their parameters, `[experts, in, out]` beside a router's `[experts, in]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from paddock.errors import UserError
+
+ARGUMENT = "experts"
+"""By this name a routing goes through the layers."""
+PLACE, ROUTING = "paddock_place", "paddock_routing"
+"""What a watched block keeps: where it stands, and the routing of the forward that it is in."""
+CHOICES = (torch.topk, Tensor.topk)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of a block of experts in its model."""
+
+    index: int
+    """Among the blocks of experts, in the order of the layers."""
+    experts: int
+    top_k: int
+    router: str
+    """Name of the child that scores."""
+    name: str
+
+
+@dataclass(frozen=True)
+class Experts:
+    """What a model has of them."""
+
+    places: tuple[Place, ...]
+
+    @property
+    def layers(self) -> int:
+        return len(self.places)
+
+    @property
+    def count(self) -> int:
+        """Experts of a layer, the largest one."""
+        return max(place.experts for place in self.places)
+
+    @property
+    def top_k(self) -> int:
+        return self.places[0].top_k
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The smallest that holds a number of theirs."""
+        return torch.uint8 if self.count <= 256 else torch.int16
+
+
+def experts_of(model: nn.Module) -> Experts | None:
+    """Its blocks of experts, which are watched from now on; None where it has none."""
+    places = tuple(vars(block)[PLACE] for block in model.modules() if PLACE in vars(block))
+    return Experts(places or watch(model)) if places or any(blocks_of(model)) else None
+
+
+def recordable(experts: Experts | None) -> Experts:
+    if experts is None:
+        raise UserError(
+            "the model has no experts whose choice could be recorded",
+            key="actor_rollout_ref.rollout.enable_rollout_routing_replay",
+            value=True,
+            fix="actor_rollout_ref.rollout.enable_rollout_routing_replay=False",
+        )
+    return experts
+
+
+def watch(model: nn.Module) -> tuple[Place, ...]:
+    places = []
+    names = {module: name for name, module in model.named_modules()}
+    for index, (block, router, count) in enumerate(blocks_of(model)):
+        top_k = getattr(getattr(block, router), "top_k", None) or text_config(model).num_experts_per_tok
+        vars(block)[PLACE] = Place(index, count, int(top_k), router, names[block])
+        vars(block)["forward"] = MethodType(chosen_forward, block)
+        places.append(vars(block)[PLACE])
+    for layer in layers_of(model):
+        layer.register_forward_pre_hook(hand_over, with_kwargs=True)
+    return tuple(places)
+
+
+def blocks_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
+    """Modules that hold experts and, beside them, their router: its name, and how many experts it scores."""
+    for block in model.modules():
+        counts = {count for child in block.children() if (count := held(child)) > 1}
+        for name, child in block.named_children():
+            weight = getattr(child, "weight", None)
+            if isinstance(child, nn.Embedding) or not isinstance(weight, Tensor):
+                continue
+            if weight.dim() == 2 and len(weight) in counts:
+                yield block, name, len(weight)
+                break
+
+
+def held(module: nn.Module) -> int:
+    """Experts in one module: tensors that are stacked, or a list of networks."""
+    stacked = [len(parameter) for parameter in module.parameters(recurse=False) if parameter.dim() == 3]
+    return stacked[0] if stacked else len(module) if isinstance(module, nn.ModuleList) else 0
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The layers that hold a watched block: what is called with the arguments of the forward."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return [layer for found in lists for layer in found if any(PLACE in vars(part) for part in layer.modules())]
+
+
+def text_config(model: nn.Module) -> Any:
+    assert isinstance(model, PreTrainedModel)
+    return model.config.get_text_config()
+
+
+def hand_over(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Before every run of a layer, its second one under checkpointing too: its blocks get the forward's routing."""
+    for module in layer.modules():
+        if PLACE in vars(module):
+            vars(module)[ROUTING] = kwargs.get(ARGUMENT)
+
+
+def chosen_forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The block's own forward, its choice watched. A bound method, so that a copy of the block runs the copy."""
+    routing, place = vars(block).pop(ROUTING, None), vars(block)[PLACE]
+    if routing is None:
+        return type(block).forward(block, *args, **kwargs)
+    scored = getattr(block, place.router).register_forward_hook(lambda _, __, found: routing.scored(place, found))
+    try:
+        with Watched(routing, place) as watched:
+            found = type(block).forward(block, *args, **kwargs)
+    finally:
+        scored.remove()
+    if routing.required and not watched.chose:
+        raise UserError(
+            f"{place.name} does not choose its experts by a top-k of {place.experts} scores, so none can be recorded",
+            key="actor_rollout_ref.actor.router_replay.mode",
+            fix="actor_rollout_ref.actor.router_replay.mode=disabled",
+        )
+    return found
+
+
+class Watched(TorchFunctionMode):
+    """Hears of every top-k inside of a block of experts."""
+
+    def __init__(self, routing: Routing, place: Place):
+        super().__init__()
+        self.routing, self.place, self.chose = routing, place, False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in CHOICES or args[0].dim() != 2:
+            return func(*args, **kwargs)
+        scores = args[0]
+        if scores.shape[-1] == self.place.experts:
+            self.chose = True
+            return self.routing.choose(self.place, scores, func(*args, **kwargs))
+        covered = self.routing.groups(self.place, scores)
+        return func(scores if covered is None else covered, *args[1:], **kwargs)
+
+
+class Routing:
+    """The choices of one forward over T tokens, flattened.
+
+    `replay [T, layers, k]`: make these. `counts [T]` bool: tokens that statistics are taken of; None: no statistics.
+    `frequency [experts]`: choices a token, for the loss that balances (see engines/train). `required`: a block
+    that chooses in a way nobody sees is an error.
+    """
+
+    def __init__(
+        self,
+        experts: Experts,
+        replay: Tensor | None = None,
+        counts: Tensor | None = None,
+        frequency: Tensor | None = None,
+        required: bool = True,
+    ):
+        self.experts, self.replay, self.counts, self.frequency = experts, replay, counts, frequency
+        self.required = required
+        self.ids: dict[int, Tensor] = {}
+        self.agreed: dict[int, Tensor] = {}
+        self.entropy: dict[int, Tensor] = {}
+        self.pressure: dict[int, Tensor] = {}
+
+    def choose(self, place: Place, scores: Tensor, own: Any) -> Any:
+        """Scores and numbers of the chosen: the recorded ones, where there are any, else the router's own."""
+        if self.replay is None:
+            self.ids[place.index] = own[1].detach()
+            return own
+        ids = self.replay[:, place.index].long()
+        self.ids[place.index] = ids
+        if self.counts is not None:
+            same = (own[1].unsqueeze(-1) == ids.unsqueeze(-2)).any(-1).float().mean(-1)
+            self.agreed[place.index] = (same * self.counts).sum()
+        return torch.return_types.topk((scores.gather(-1, ids), ids))
+
+    def groups(self, place: Place, scores: Tensor) -> Tensor | None:
+        """Where a router picks groups of experts first, those of recorded experts come before all others.
+
+        So what the router would have chosen, for `agreed`, is chosen among these groups too.
+        """
+        if self.replay is None or place.experts % scores.shape[-1]:
+            return None
+        of_expert = self.replay[:, place.index].long() // (place.experts // scores.shape[-1])
+        return scores.scatter(-1, of_expert, torch.inf)
+
+    def scored(self, place: Place, found: Any) -> None:
+        """What a router says of its tokens. Done again when a layer runs again: autograd counts what it keeps."""
+        parts = found if isinstance(found, tuple) else (found,)
+        logits = next(part for part in parts if part.shape[-1] == place.experts and part.is_floating_point())
+        if self.counts is None:
+            return
+        log_probs = logits.reshape(-1, place.experts).float().log_softmax(-1)
+        probs = log_probs.exp()
+        with torch.no_grad():
+            self.entropy.setdefault(place.index, -((probs * log_probs).sum(-1) * self.counts).sum())
+        if self.frequency is not None:
+            pressed = ((probs @ self.frequency.to(probs.dtype)) * self.counts).sum()
+            self.pressure.setdefault(place.index, pressed)
+
+    def chosen(self) -> Tensor:
+        """``[T, layers, k]`` in the type that they are kept in."""
+        found = [self.ids[index] for index in range(self.experts.layers)]
+        return torch.stack(found, 1).to(self.experts.dtype)
+
+    def load(self) -> Tensor:
+        """``[layers, experts]``: how often each was chosen by a token that counts."""
+        assert self.counts is not None
+        weight = self.counts.double()
+        loads = []
+        for index in range(self.experts.layers):
+            ids = self.ids.get(index, torch.empty(len(weight), 0, dtype=torch.long, device=weight.device))
+            spread = weight.unsqueeze(-1).expand(ids.shape).reshape(-1)
+            loads.append(weight.new_zeros(self.experts.count).index_add_(0, ids.reshape(-1), spread))
+        return torch.stack(loads)

@@ -1,0 +1,89 @@
+"""Experts over ranks: recorded, replayed and balanced as in one process, also where ranks share sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from ranks import Ranks
+from test_fsdp import caught_gradient, loss_of, rollouts, settings
+from tiny_zoo import tiny
+from torch import Tensor
+
+from paddock.core.balance import balanced_order
+from paddock.core.batch import Batch
+from paddock.engines.train.base import EXPERT_COLUMNS
+from paddock.engines.train.fsdp import FSDPEngine, Shards
+from paddock.engines.train.routers import RouterSettings
+from paddock.engines.train.single import SingleEngine
+from paddock.models.packing import sequence_lengths
+
+LOG_PROBS, WANT = frozenset({"log_probs"}), frozenset({"log_probs", "entropy"})
+ROUTERS = ("router_entropy", "router_load_max", "router_dead_experts", "router_replay_agreement", "aux_loss")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks(2)
+    yield pool
+    pool.close()
+
+
+def model_of(family: str) -> Any:
+    model = tiny(family)
+    model.set_attn_implementation("paddock")
+    return model
+
+
+def recorded(family: str, batch: Batch) -> Batch:
+    other = SingleEngine(model_of(family), settings(routers=RouterSettings()))
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    found = other.forward(batch, LOG_PROBS | EXPERT_COLUMNS)
+    return batch.with_(prompt_experts=found.prompt_experts, response_experts=found.response_experts)
+
+
+def trained(engine: SingleEngine, batch: Batch, mine: Batch) -> tuple[dict[str, float], dict[str, Tensor]]:
+    gradient = caught_gradient(engine)
+    numbers = engine.train_step(engine.micro_batches(mine), loss_of("actor", batch), WANT)
+    return {name: numbers[name] for name in ROUTERS if name in numbers}, gradient
+
+
+def on_a_rank(rank: int, family: str, batch: Batch, routers: RouterSettings, sequence: int) -> Any:
+    engine = FSDPEngine(model_of(family), settings(routers=routers), Shards(sequence=sequence))
+    mine = batch if sequence == 2 else batch.rows(torch.tensor(balanced_order(sequence_lengths(batch), 2)[rank]))
+    chosen = engine.forward(mine.with_(prompt_experts=None, response_experts=None), LOG_PROBS | EXPERT_COLUMNS)
+    columns = {"row": mine.row, "prompt": chosen.prompt_experts, "response": chosen.response_experts}
+    return *trained(engine, batch, mine), columns
+
+
+@pytest.mark.parametrize("sequence", [1, 2], ids=["rows are shared out", "sequences are shared"])
+@pytest.mark.parametrize("replay", [False, True], ids=["own choices", "replayed"])
+def test_ranks_balance_and_replay_as_one_process_does(ranks, replay, sequence):
+    family, routers = "qwen3_moe", RouterSettings(replay=replay, balance=0.5)
+    batch = recorded(family, rollouts()) if replay else rollouts()
+    plain = SingleEngine(model_of(family), settings(routers=routers))
+    own = plain.forward(batch.with_(prompt_experts=None, response_experts=None), LOG_PROBS | EXPERT_COLUMNS)
+    numbers, gradient = trained(plain, batch, batch)
+    for found, got, columns in ranks(on_a_rank, family, batch, routers, sequence):
+        assert found == pytest.approx(numbers, rel=1e-4, abs=1e-6)
+        scale = max(tensor.abs().max().item() for tensor in gradient.values())
+        for name, tensor in gradient.items():
+            torch.testing.assert_close(
+                got[name], tensor, atol=1e-5 * scale, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}"
+            )
+        assert torch.equal(columns["prompt"], own.prompt_experts[columns["row"]])
+        assert torch.equal(columns["response"], own.response_experts[columns["row"]])
+
+
+def test_sinks_are_shared_out_with_their_heads(ranks):
+    batch, routers = rollouts(), RouterSettings()
+    _, gradient = trained(SingleEngine(model_of("gpt_oss"), settings(routers=routers)), batch, batch)
+    for _, got, _ in ranks(on_a_rank, "gpt_oss", batch, routers, 2):
+        for name, tensor in gradient.items():
+            if "sinks" in name:
+                torch.testing.assert_close(got[name], tensor, atol=1e-5, rtol=1e-3)
+                assert tensor.abs().max() > 0

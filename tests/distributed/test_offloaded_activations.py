@@ -1,0 +1,68 @@
+"""Activations that wait on the host under FSDP2: the same gradients, and gathered weights do not travel with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from ranks import Ranks
+from tiny_models import tiny_batch, tiny_model
+from torch import Tensor
+
+from paddock.config.engine import OptimConfig
+from paddock.core.device import Carrier
+from paddock.engines.train.activations import Activations, Journey
+from paddock.engines.train.fsdp import FSDPEngine, Shards
+from paddock.engines.train.settings import Budget, Settings
+
+WANT = frozenset({"log_probs", "entropy"})
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks(2)
+    yield pool
+    pool.close()
+
+
+def loss(micro: Any, outputs: Any) -> Any:
+    return ((outputs.log_probs + outputs.entropy) * micro.mask).square().sum(), {}
+
+
+def gradients(rank: int, checkpointing: bool, away: bool, sequence: int) -> tuple[dict[str, Tensor], list[Any]]:
+    model = tiny_model("qwen2")
+    model.set_attn_implementation("paddock")
+    settings = Settings(optim=OptimConfig(lr=0.01), budget=Budget(24), checkpointing=checkpointing)
+    engine = FSDPEngine(model, settings, Shards(sequence=sequence))
+    travelled: list[Any] = []
+    if away:
+        leave = Journey.leave
+
+        def noted(journey: Journey, tensor: Tensor) -> Any:
+            found = leave(journey, tensor)
+            travelled.extend([] if isinstance(found, Tensor) else [tuple(tensor.shape)])
+            return found
+
+        Journey.leave = noted  # type: ignore[method-assign]
+        engine.activations = Activations(engine.model, Carrier(torch.device("cpu")), least=64)
+    engine.model.train()
+    assert engine.updater is not None
+    engine.updater.zero()
+    rows = tiny_batch(6) if sequence > 1 else tiny_batch(6).rows(torch.arange(3) + 3 * rank)
+    engine.backward(engine.micro_batches(rows), loss, WANT)
+    if away:
+        Journey.leave = leave  # type: ignore[method-assign]
+    found = {name: engine.whole(param.grad) for name, param in engine.model.named_parameters()}
+    return {name: gradient.clone() for name, gradient in found.items()}, travelled
+
+
+@pytest.mark.parametrize(("checkpointing", "sequence"), [(True, 1), (False, 1), (True, 2)])
+def test_gradients_of_shards_are_the_same_to_the_last_bit(ranks, checkpointing, sequence):
+    expected, _ = ranks(gradients, checkpointing, False, sequence)[0]
+    found, travelled = ranks(gradients, checkpointing, True, sequence)[0]
+    for name, gradient in expected.items():
+        assert torch.equal(found[name], gradient), name
+    weights = {tuple(param.shape) for param in tiny_model("qwen2").parameters() if param.ndim == 2}
+    assert travelled and not weights & set(travelled) and not {shape[::-1] for shape in weights} & set(travelled)

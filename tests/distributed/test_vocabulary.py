@@ -1,0 +1,67 @@
+"""A vocabulary that ranks share gives the statistics and gradients of a whole one, whatever the sizes of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Ranks
+from torch import Tensor
+
+from paddock.models.token_stats import Head, TokenStats, token_stats
+
+WORDS, HIDDEN, ROWS = 11, 6, 9
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    pool = Ranks(2)
+    yield pool
+    pool.close()
+
+
+def drawn() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    hidden, weight = torch.randn(ROWS, HIDDEN, generator=generator), torch.randn(WORDS, HIDDEN, generator=generator)
+    return hidden.requires_grad_(), weight * 4, torch.randint(WORDS, (ROWS,), generator=generator)
+
+
+def total(stats: TokenStats) -> Tensor:
+    slopes = torch.linspace(-1, 1, ROWS)
+    return (slopes * stats.log_probs).sum() + (slopes.square() * stats.entropy).sum()
+
+
+def on_rank(rank: int, cut: int, softcap: float | None) -> dict[str, Tensor]:
+    hidden, weight, tokens = drawn()
+    own = (weight[:cut] if rank == 0 else weight[cut:]).clone().requires_grad_()
+    head = Head(own, softcap=softcap, first=cut * rank, ranks=dist.group.WORLD)
+    stats = token_stats(hidden, head, tokens, 0.7, entropy=True, sum_pi_squared=True)
+    total(stats).backward()
+    dist.all_reduce(hidden.grad)
+    return {
+        "log_probs": stats.log_probs.detach(),
+        "entropy": stats.entropy.detach(),
+        "sum_pi_squared": stats.sum_pi_squared,
+        "hidden": hidden.grad,
+        "weight": own.grad,
+    }
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("cut", [5, 1, 11])  # in the last one, the second rank has no word at all
+def test_parts_of_a_vocabulary_add_up_to_the_whole(two, cut, softcap):
+    hidden, weight, tokens = drawn()
+    weight.requires_grad_()
+    logits = hidden @ weight.t() if softcap is None else softcap * torch.tanh(hidden @ weight.t() / softcap)
+    log_pi = (logits / 0.7).log_softmax(-1)
+    pi = log_pi.exp()
+    want = TokenStats(log_pi.gather(-1, tokens[:, None])[:, 0], -(pi * log_pi).sum(-1), pi.square().sum(-1).detach())
+    total(want).backward()
+    parts = two(on_rank, cut, softcap)
+    for found in parts:
+        for name in ("log_probs", "entropy", "sum_pi_squared"):
+            torch.testing.assert_close(found[name], getattr(want, name), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found["hidden"], hidden.grad, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.cat([part["weight"] for part in parts]), weight.grad, atol=1e-5, rtol=1e-5)
