@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# GRPO on MATH with Qwen3-8B and answers of up to 32k tokens: four GPUs share each sequence (Ulysses), logits and
+# log-probs are chunked, and no micro-batch holds more than 8704 tokens on a GPU.
+#
+# hardware: 1 node x 8 h100 (80 GiB each)
+# memory:   56 GiB of 80 GiB a device, 107 GiB of each host (paddock plan)
+# time:     about 67 min a step, 11 days for 234 steps (paddock plan, every response of full length)
+# data:     paddock data math --local_save_dir $HOME/data/math
+# plan:     paddock run --plan run_qwen3-8b_32k_math.sh
+# run:      bash run_qwen3-8b_32k_math.sh [key=value ...]    (these win over the ones below)
+set -euo pipefail
+
+MODEL=${MODEL:-Qwen/Qwen3-8B}
+DATA=${DATA:-$HOME/data/math}
+
+python3 -m paddock.trainer.main_ppo \
+    algorithm.adv_estimator=grpo \
+    data.train_files="$DATA/train.parquet" \
+    data.val_files="$DATA/test.parquet" \
+    data.train_batch_size=64 \
+    data.max_prompt_length=2048 \
+    data.max_response_length=32768 \
+    data.filter_overlong_prompts=True \
+    actor_rollout_ref.model.path="$MODEL" \
+    actor_rollout_ref.actor.optim.lr=1e-6 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=16 \
+    actor_rollout_ref.actor.ulysses_sequence_parallel_size=4 \
+    actor_rollout_ref.actor.use_dynamic_bsz=True \
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8704 \
+    actor_rollout_ref.actor.fsdp_config.param_offload=True \
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=True \
+    actor_rollout_ref.actor.use_kl_loss=True \
+    actor_rollout_ref.actor.kl_loss_coef=0.001 \
+    actor_rollout_ref.rollout.name=vllm \
+    actor_rollout_ref.rollout.n=8 \
+    actor_rollout_ref.rollout.tensor_model_parallel_size=2 \
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.7 \
+    actor_rollout_ref.rollout.max_num_batched_tokens=34816 \
+    actor_rollout_ref.ref.fsdp_config.param_offload=True \
+    trainer.project_name=paddock_grpo \
+    trainer.experiment_name=qwen3-8b_32k_math \
+    trainer.nnodes=1 \
+    trainer.n_gpus_per_node=8 \
+    trainer.balance_batch=True \
+    trainer.save_freq=20 \
+    trainer.test_freq=5 \
+    trainer.total_epochs=2 \
+    "$@"
