@@ -52,7 +52,7 @@ def main() -> None:
     clock.time(Experience, "respond", "generation")
     clock.time(RewardManager, "fill", "reward")
     clock.time(SingleEngine, "outputs", "forward")
-    clock.time(PolicyWorker, "update", "update")
+    clock.time(PolicyWorker, "carry_out", "update")
     advance = Trainer.advance
 
     def timed_advance(*args: object, **kwargs: object) -> None:

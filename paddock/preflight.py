@@ -26,7 +26,7 @@ NOT_BUILT = (
     "actor_rollout_ref.actor.profiler.enable",
     "actor_rollout_ref.rollout.multi_turn.enable", "actor_rollout_ref.rollout.over_sample_rate",
     "actor_rollout_ref.rollout.quantization", "actor_rollout_ref.rollout.prometheus.enable",
-    "critic.profiler.enable", "reward_model.enable_resource_pool", "reward_model.ulysses_sequence_parallel_size",
+    "critic.profiler.enable", "reward_model.ulysses_sequence_parallel_size",
     "global_profiler.tool", "trainer.esi_redundant_time",
 )  # fmt: skip
 """Keys that `plan` understands and training does not honour yet: refused unless they have their default."""
@@ -44,11 +44,11 @@ def check(config: Config, machine: Machine | None = None) -> None:
     _built(config)
     choose_threads(config)
     _packages(config, machine)
+    _reward_model(config)
     _processes(config, machine)
     _devices(config, machine)
     require_files(config)
     _folder("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
-    _reward_model(config)
 
 
 def choose_threads(config: Config) -> None:
@@ -194,13 +194,8 @@ def _reward_model(config: Config) -> None:
     _folder("reward_model.model.path", reward.model.path)
     if reward.judge.source == "endpoint":
         return
-    if not in_one_process(config):
-        raise UserError(
-            "a reward model shares the one device of a run; beside several it is not built yet",
-            key="reward_model.enable",
-            value=True,
-            fix="trainer.n_gpus_per_node=1 trainer.nnodes=1; or serve a judge: reward_model.judge.source=endpoint",
-        )
+    if reward.enable_resource_pool and reward.nnodes == 0:
+        raise UserError("its pool has no node", key="reward_model.nnodes", value=0, fix="reward_model.nnodes=1")
     if reward.strategy == "megatron":
         key = "reward_model.strategy"
         raise UserError("is not built yet", key=key, value="megatron", fix=f"{key}=fsdp, on one device")

@@ -25,16 +25,25 @@ class Pool:
 
 
 def pools(config: Config) -> list[Pool]:
-    """Actor and rollout share devices, and the reference with them; the critic too, unless it has its own."""
-    trainer, critic = config.trainer, config.critic
+    """Actor and rollout share devices, and the reference too; so do critic and reward model, unless on their own."""
+    trainer, critic, reward = config.trainer, config.critic, config.reward_model
     apart = bool(critic.enable and critic.enable_resource_pool)
+    scores = scores_by_model(config)
     together = ["actor", "rollout"]
     together += ["reference"] if needs_reference(config) else []
     together += ["critic"] if critic.enable and not apart else []
+    together += ["reward_model"] if scores and not reward.enable_resource_pool else []
     found = [Pool("main", trainer.nnodes, trainer.n_gpus_per_node or 1, tuple(together), "trainer")]
     if apart:
         found.append(Pool("critic", critic.nnodes, critic.n_gpus_per_node, ("critic",), "critic"))
+    if scores and reward.enable_resource_pool:
+        found.append(Pool("reward_model", reward.nnodes, reward.n_gpus_per_node, ("reward_model",), "reward_model"))
     return found
+
+
+def scores_by_model(config: Config) -> bool:
+    """By one of the run's own: a judge behind an endpoint has devices elsewhere."""
+    return config.reward_model.enable and config.reward_model.judge.source != "endpoint"
 
 
 def in_one_process(config: Config) -> bool:

@@ -13,6 +13,7 @@ from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.data.dataset import BOTH, MODEL, RULE, PromptDataset
 from paddock.errors import UserError
 from paddock.rewards.manager import on_last_token
+from paddock.workers.group import Group, RewardHandle
 from paddock.workers.reward_model import ModelScorer, open_reward_model
 
 log = logging.getLogger(__name__)
@@ -40,8 +41,15 @@ def validation_styles(config: RewardModelConfig) -> dict[str, str]:
     return {} if config.enable else {MODEL: RULE}
 
 
-def open_models(config: Config, tokenizer: Any, stops: frozenset[int]) -> ModelRewards | None:
-    scorer = open_reward_model(config, tokenizer, stops)
+def open_models(
+    config: Config, tokenizer: Any, stops: frozenset[int], scoring: Group | None = None
+) -> ModelRewards | None:
+    """In this process, or in those of a group."""
+    scorer: ModelScorer | None
+    if scoring is not None:
+        scorer = RewardHandle(scoring, config, tokenizer, stops)
+    else:
+        scorer = open_reward_model(config, tokenizer, stops)
     return ModelRewards(scorer, config.reward_model) if scorer else None
 
 

@@ -77,7 +77,7 @@ def attempt(config: Config, store: CheckpointStore) -> bool:
                        for row in dataset.one_of_each_source() if row.style != MODEL])  # fmt: skip
         total_steps = config.trainer.total_training_steps or loader.steps_per_epoch * config.trainer.total_epochs
         roles = open_things.enter_context(closing(build(config, tokenizer, total_steps)))
-        models = open_models(config, tokenizer, roles.stop_tokens)
+        models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)
         if models:
             models.check(dataset)
         experience = Experience(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models)

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from paddock.config.roles import RolloutConfig
@@ -25,6 +26,7 @@ from paddock.errors import UserError
 from paddock.models.adapters import Adapters
 from paddock.models.load import model_folder
 from paddock.workers.probe import sync
+from paddock.workers.reward_model import ModelScorer, open_reward_model
 from paddock.workers.rollout_sglang import open_sglang
 from paddock.workers.worker import CriticWorker, Metrics, PolicyWorker, UpdatePlan
 
@@ -38,7 +40,8 @@ class Crew:
         self.workers: dict[str, PolicyWorker | CriticWorker] = {}
         self.rollout: RolloutEngine | None = None
         self.awake = ExitStack()
-        self.limits = config.actor_rollout_ref.rollout
+        self.limits, self.config = config.actor_rollout_ref.rollout, config
+        self.scorer: ModelScorer | None = None
         if "actor" in roles:
             self.workers["actor"] = PolicyWorker(engines.for_actor(config, total_steps), config)
             self.rollout = rollout_engine(config, self.actor_engine)
@@ -102,6 +105,22 @@ class Crew:
         """The rollout engine takes the actor's new weights; one that runs the actor's own has them."""
         assert self.rollout is not None
         return sync(self.actor_engine, self.rollout, self.limits)
+
+    def open_scorer(self, tokenizer: Any, stops: frozenset[int]) -> None:
+        """The reward model, a whole one in every process; `tokenizer` and `stops` are the policy's."""
+        self.scorer = open_reward_model(self.config, tokenizer, stops)
+
+    def check_scorer(self, prompt: Any, truth: Any) -> None:
+        assert self.scorer is not None
+        self.scorer.check(prompt, truth)
+
+    def score(self, batch: Batch, texts: list[str]) -> dict[str, Any]:
+        """What the reward model thinks of these rows, and their ids."""
+        assert self.scorer is not None
+        if not texts:
+            return {"row": batch.row, "rows": torch.zeros(0), "tokens": None, "metrics": {}}
+        found = self.scorer.scores(batch, texts)
+        return {"row": batch.row, "rows": found.rows, "tokens": found.tokens, "metrics": found.metrics}
 
     def save(self, role: str, path: Path) -> None:
         if not path.is_dir():

@@ -7,6 +7,7 @@ their rows, and put answers together by row id.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
 from paddock.engines.train.base import EXPERT_COLUMNS, Outputs, Want
 from paddock.models.packing import sequence_lengths
 from paddock.workers.crew import Crew
+from paddock.workers.reward_model import ModelScores
 from paddock.workers.worker import Metrics, Mini, UpdatePlan, actor_plan, critic_plan, places
 
 FORWARD = frozenset({"row", "group", "prompts", "prompt_mask", "responses", "mask", "lengths"})
@@ -32,6 +34,10 @@ UPDATE = FORWARD | {
     "rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "weights", "advantages", "returns"
 }  # fmt: skip
 """Columns that a forward and an update read."""
+
+
+SCORED = ("messages", "ground_truth", "place")
+"""What a reward model is told of a row beside its tokens."""
 
 
 class WorkerLost(Exception):
@@ -222,6 +228,36 @@ class RolloutHandle:
 
     def wake(self) -> None:
         self.group.broadcast("wake")
+
+
+class RewardHandle:
+    """A `ModelScorer` of many processes: each has the whole model, and scores its share of the rows."""
+
+    def __init__(self, group: Group, config: Config, tokenizer: Any, stops: frozenset[int]):
+        self.group, self.cheap = group, config.reward_model.judge.source is None
+        group.broadcast("open_scorer", tokenizer, stops)
+
+    def check(self, prompt: Any, truth: Any) -> None:
+        self.group.broadcast("check_scorer", prompt, truth)
+
+    def scores(self, batch: Batch, texts: Sequence[str]) -> ModelScores:
+        parts = [
+            torch.tensor(part, dtype=torch.long) for part in balanced_order(sequence_lengths(batch), self.group.size)
+        ]
+        read = {name: column for name, column in batch.columns().items() if name in FORWARD}
+        asked = Batch(**read, extras={name: values for name, values in batch.extras.items() if name in SCORED})
+        shares = [[asked.rows(part), [texts[place] for place in part.tolist()]] for part in parts]
+        found = self.group.map("score", shares)
+        order = places(torch.cat([part["row"] for part in found]), batch.row)
+        metrics = Counter[str]()
+        for part in found:
+            metrics.update(part["metrics"])
+        tokens = [part["tokens"] for part in found if part["tokens"] is not None]
+        return ModelScores(
+            torch.cat([part["rows"] for part in found])[order],
+            torch.cat(tokens)[order] if tokens else None,
+            dict(metrics),
+        )
 
 
 def cut(lengths: list[int], minis: Sequence[Tensor], shares: int, balance: bool) -> list[list[Tensor]]:

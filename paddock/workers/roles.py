@@ -27,6 +27,8 @@ class Roles:
     critic: CriticHandle | None
     stop_tokens: frozenset[int]
     groups: tuple[Group, ...] = ()
+    scoring: Group | None = None
+    """The processes that have the reward model; None: there is none, or it is in this one."""
 
     @contextmanager
     def generating(self, time: Timer) -> Iterator[None]:
@@ -81,6 +83,7 @@ def roles_of(config: Config, tokenizer: Any, groups: dict[str, Any], rollout: Ro
         critic=CriticHandle(group_of["critic"], "critic", config) if "critic" in group_of else None,
         stop_tokens=with_end_of_text(ends, tokenizer),
         groups=tuple(groups.values()),
+        scoring=None if in_one_process(config) else group_of.get("reward_model"),
     )
 
 

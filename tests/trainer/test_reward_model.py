@@ -324,7 +324,7 @@ def test_a_model_without_a_tokenizer_reads_the_policys_tokens_where_that_is_said
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("reward_model.enable_resource_pool=True",), "reward_model.enable_resource_pool=True: is not built yet"),
+        (("reward_model.enable_resource_pool=True",), "reward_model.nnodes=0: its pool has no node"),
         (("reward_model.ulysses_sequence_parallel_size=2",), "reward_model.ulysses_sequence_parallel_size=2"),
         (("reward_model.strategy=megatron",), "reward_model.strategy=megatron: is not built yet"),
         (("reward_model.model.path=/nowhere/rm",), "reward_model.model.path=/nowhere/rm: no such folder"),
