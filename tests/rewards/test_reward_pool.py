@@ -235,7 +235,8 @@ def test_a_forgotten_pool_leaves_no_process(target):
 
 
 TRAINER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
 from paddock.rewards.custom import Target
 from paddock.rewards.pool import Job, Pool
 from paddock.rewards.score import ScoreRequest
