@@ -216,7 +216,11 @@ class FSDPEngine(SingleEngine):
         """As many on every rank as the one that needs most of them. Where one has images, all run the tower."""
         self.sees = self.tower and bool(largest(len(images_of(batch)), self.device))
         budget = replace(budget, tokens=budget.tokens * self.shards.sequence)
-        return budget.split_into(batch, largest(budget.needed(batch), self.device))
+        by_group = self.shares_prompts
+        return budget.split_into(batch, largest(budget.needed(batch, by_group), self.device), by_group)
+
+    def why_prompts_are_not_shared(self) -> str | None:
+        return "ranks share each sequence" if self.sequence else super().why_prompts_are_not_shared()
 
     def forward(self, batch: Batch, want: Want) -> Outputs:
         found = super().forward(batch, want)

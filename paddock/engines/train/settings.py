@@ -43,26 +43,32 @@ class Budget:
         """Row positions of each micro-batch; `by_group`: those of a prompt together, whose tokens then count once."""
         if self.rows is not None:
             return list(torch.arange(len(batch)).split(self.rows))
-        if by_group:
-            rows, tokens = parts_of_groups(batch, self.tokens)
-            shares = token_budget_micro_batches(tokens, self.tokens, key=self.key)
-            return [torch.tensor(sorted(row for part in share for row in rows[part])) for share in shares if share]
-        parts = token_budget_micro_batches(sequence_lengths(batch), self.tokens, key=self.key)
-        return [torch.tensor(part) for part in parts if part]
+        rows, tokens = self.units(batch, by_group)
+        return [positions(rows, part) for part in token_budget_micro_batches(tokens, self.tokens, key=self.key) if part]
 
-    def needed(self, batch: Batch) -> int:
+    def needed(self, batch: Batch, by_group: bool = False) -> int:
         """How many micro-batches hold these rows."""
         if self.rows is not None:
             return -(-len(batch) // self.rows)
-        return needed_micro_batches(sequence_lengths(batch), self.tokens, self.key)
+        return needed_micro_batches(self.units(batch, by_group)[1], self.tokens, self.key)
 
-    def split_into(self, batch: Batch, count: int) -> list[Tensor]:
+    def split_into(self, batch: Batch, count: int, by_group: bool = False) -> list[Tensor]:
         """Row positions of exactly so many micro-batches, at least `needed`: some may be empty."""
         if self.rows is not None:
             parts = torch.arange(len(batch)).split(self.rows) if len(batch) else ()
             return [*parts, *[torch.empty(0, dtype=torch.long)] * (count - len(parts))]
-        parts = split_into(sequence_lengths(batch), count, self.tokens, self.key)
-        return [torch.tensor(part, dtype=torch.long) for part in parts]
+        rows, tokens = self.units(batch, by_group)
+        return [positions(rows, part) for part in split_into(tokens, count, self.tokens, self.key)]
+
+    def units(self, batch: Batch, by_group: bool) -> tuple[list[list[int]], list[int]]:
+        """Rows that stay together, and their tokens."""
+        if by_group:
+            return parts_of_groups(batch, self.tokens)
+        return [[row] for row in range(len(batch))], sequence_lengths(batch)
+
+
+def positions(rows: list[list[int]], units: list[int]) -> Tensor:
+    return torch.tensor([row for unit in units for row in rows[unit]], dtype=torch.long)
 
 
 @dataclass(frozen=True)

@@ -223,8 +223,6 @@ class SingleEngine:
         return not why and self.settings.share_prompts is not False
 
     def why_prompts_are_not_shared(self) -> str | None:
-        if type(self) is not SingleEngine:
-            return "ranks are given rows, not groups"
         if not self.settings.packed:
             return "rows that are padded are computed alone"
         if self.settings.exact:

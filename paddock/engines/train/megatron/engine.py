@@ -134,6 +134,9 @@ class MegatronEngine(SingleEngine):
         budget = replace(budget, tokens=budget.tokens * self.layout.context)
         return budget.split_into(batch, largest(budget.needed(batch), self.device))
 
+    def why_prompts_are_not_shared(self) -> str | None:
+        return "Megatron computes each row alone"
+
     def inputs(self, batch: Batch) -> Inputs:
         """Packed, in slices of equal length; with one token at least, where nothing is asked."""
         width = batch.need("responses").shape[1]
