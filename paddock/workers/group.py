@@ -7,6 +7,7 @@ their rows, and put answers together by row id.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -109,7 +110,7 @@ class LocalGroup:
         """Nothing outlives the process."""
 
 
-class Handle:
+class Handle(ABC):
     """A role that a group plays."""
 
     def __init__(self, group: Group, role: str, config: Config):
@@ -124,12 +125,13 @@ class Handle:
     def ranks_per_row(self) -> int:
         return model_parallel_size(self.keys())
 
+    @abstractmethod
     def keys(self) -> ActorConfig | RefConfig | CriticConfig:
         """Of the role."""
-        raise NotImplementedError
 
+    @abstractmethod
     def mini_rows(self) -> int:
-        raise NotImplementedError
+        """Of an optimizer step."""
 
     @contextmanager
     def present(self) -> Iterator[None]:

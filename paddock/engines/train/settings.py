@@ -214,8 +214,3 @@ def model_source(model: ModelConfig | CriticModelConfig, section: str) -> dict[s
         "override_config": model.override_config,
         "key": f"{section}.path",
     }
-
-
-def widest(settings: Settings, model_dtype: str) -> torch.dtype:
-    """The type in which weights are loaded for training."""
-    return torch.promote_types(settings.compute, DTYPES[model_dtype])
