@@ -44,11 +44,11 @@ def check(config: Config, machine: Machine | None = None) -> None:
     _built(config)
     choose_threads(config)
     _packages(config, machine)
+    _folder("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)  # what the user named comes before
+    require_files(config)  # what a default asks for
     _reward_model(config)
     _processes(config, machine)
     _devices(config, machine)
-    require_files(config)
-    _folder("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
 
 
 def choose_threads(config: Config) -> None:
