@@ -6,7 +6,7 @@ python benchmarks/gpu_step.py --shape qwen3-0.6b --parts mixed,training
 python benchmarks/gpu_step.py --parts algorithms                  # PPO, GRPO and RLOO on the same work
 python benchmarks/gpu_step.py --parts step --set actor_rollout_ref.numerics=exact
 
-Every response has the full length; in `mixed` they end by chance. The roofline is the bytes that a decode step must
+Every response has the full length that its prompt asks for. The roofline is the bytes that a decode step must
 read (weights, keys and values) at the device's measured copy bandwidth; a prompt's count for each of its responses.
 """
 
@@ -124,10 +124,7 @@ class Bench:
     def rollout(self, prompts: list[Prompt], new_tokens: list[int], name: str) -> None:
         config, engine = self.engine()
         rollout = rollout_engine(config, engine)
-        draw = torch.Generator().manual_seed(1)
-        limit = max(new_tokens)
-        stops = frozenset() if len(set(new_tokens)) == 1 else frozenset(range(256))
-        sampling = Sampling(limit, stops, 0, 0, ignore_eos=not stops)
+        sampling = Sampling(max(new_tokens), frozenset(), 0, 0, ignore_eos=True)
         first, _ = self.timed(lambda: rollout.generate(prompts, sampling))
         runs = [self.timed(lambda s=s: rollout.generate(prompts, replace(sampling, step=s))) for s in (1, 2, 3)]
         seconds, found = sorted(runs, key=lambda run: run[0])[1]
@@ -140,7 +137,6 @@ class Bench:
             f"roofline {floor:.3f} s ({floor / seconds:.0%})", f"log-prob gap mean {gap[0]:.2g} max {gap[1]:.2g}",
             f"peak {peak_memory(self.device) / 2**30:.1f} GiB",
         )  # fmt: skip
-        del draw
 
     def gap(self, config: Config, engine: SingleEngine, prompts: list[Prompt], found: list[Any]) -> tuple[float, float]:
         """|log-prob of the rollout - log-prob of the trainer|, over at most 256 responses."""
@@ -157,13 +153,14 @@ class Bench:
         self.rollout(prompts, [case.new_tokens] * (case.prompts * case.n), "rollout")
 
     def mixed(self) -> None:
-        """Answers end where one of 256 stop tokens is drawn, at the latest after the most that they may have."""
+        """Prompts of many lengths, each with a limit of its own for its answer."""
         count, least, most = MIXED
         draw = torch.Generator().manual_seed(0)
         lengths = torch.randint(least, most + 1, (count,), generator=draw).tolist()
         words = [torch.randint(5, self.case.shape["vocab_size"], (n,), generator=draw).tolist() for n in lengths]
         answers = torch.randint(least, most + 1, (count,), generator=draw).tolist()
-        self.rollout([Prompt(tokens, [i]) for i, tokens in enumerate(words)], answers, "mixed rollout")
+        prompts = [Prompt(tokens, [i], max_tokens=answers[i]) for i, tokens in enumerate(words)]
+        self.rollout(prompts, answers, "mixed rollout")
 
     def step(self, estimator: str = "grpo") -> dict[str, float]:
         run = self.folder / estimator

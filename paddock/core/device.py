@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import random
 import resource
 import sys
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
@@ -104,6 +103,15 @@ def synchronize(device: torch.device) -> None:
     """Waits until all that was launched has run."""
     if device.type != "cpu":
         vendor(device.type).synchronize(device)
+
+
+def launched(device: torch.device) -> Callable[[], None]:
+    """What waits, when it is called, for all that was launched before now, and not for what came later."""
+    if device.type == "cpu":
+        return lambda: None
+    event = vendor(device.type).Event()
+    event.record()
+    return event.synchronize
 
 
 def can_record(device: torch.device) -> bool:
@@ -261,16 +269,11 @@ def flash_attention(
     key_ends, key_lengths = ends if key_ends is None else key_ends, key_lengths or lengths
     if q.device.type == "npu":
         return ascend_attention(q, k, v, list(accumulate(lengths)), list(accumulate(key_lengths)), scale)
-    left, most = -1 if window is None else window - 1, (max(lengths), max(key_lengths))
-    return torchs_flash()(q, k, v, ends, key_ends, *most, scale=scale, window_size=(left, 0))
-
-
-@cache
-def torchs_flash() -> Callable[..., Any]:
-    from torch.nn.attention.varlen import varlen_attn
-
-    options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-    return partial(varlen_attn, **options)
+    # What torch's varlen_attn runs, without the operator in Python around it, which costs as much as a short layer.
+    return torch.ops.aten._flash_attention_forward(
+        q, k, v, ends, key_ends, max(lengths), max(key_lengths), 0.0, window is None, False, scale=scale,
+        window_size_left=-1 if window is None else window - 1, window_size_right=0,
+    )[0]  # fmt: skip
 
 
 def ascend_attention(

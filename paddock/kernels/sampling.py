@@ -29,13 +29,15 @@ class Draws:
     """int64 [rows]: tokens drawn so far."""
     done: Tensor
     """bool [rows]"""
+    limit: Tensor
+    """int64 [rows]: tokens after which a sequence ends."""
     stops: Tensor
     """int64 [any]: tokens that end a sequence."""
 
 
 @triton.jit
 def draw_rows(
-    LOGITS, NUMBERS, TOKENS, LOG_PROBS, TOKEN, DRAWN, DONE, STOPS, words, width, limit, inverse_temperature, stops,
+    LOGITS, NUMBERS, TOKENS, LOG_PROBS, TOKEN, DRAWN, DONE, LIMIT, STOPS, words, width, inverse_temperature, stops,
     GREEDY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STOP_WIDE: tl.constexpr,
 ):  # fmt: skip
     """Sums of exp over blocks first, then inside the block where their running sum passes u x total."""
@@ -89,10 +91,10 @@ def draw_rows(
     ends = tl.load(STOPS + stop, mask=stop < stops, other=-1) == token
     drawn += tl.where(done, 0, 1)
     tl.store(DRAWN + row, drawn)
-    tl.store(DONE + row, done | (tl.sum(ends.to(tl.int32), 0) > 0) | (drawn == limit))
+    tl.store(DONE + row, done | (tl.sum(ends.to(tl.int32), 0) > 0) | (drawn == tl.load(LIMIT + row)))
 
 
-def draw(logits: Tensor, draws: Draws, temperature: float, limit: int) -> None:
+def draw(logits: Tensor, draws: Draws, temperature: float) -> None:
     """One more token for each row of ``logits [rows, words]``. Temperature 0: the likeliest, its log-prob at 1.
 
     What a finished row draws falls behind its last token, and is never read.
@@ -100,7 +102,7 @@ def draw(logits: Tensor, draws: Draws, temperature: float, limit: int) -> None:
     rows, words = logits.shape
     stops = len(draws.stops)
     draw_rows[(rows,)](
-        logits, draws.numbers, draws.tokens, draws.log_probs, draws.token, draws.drawn, draws.done, draws.stops,
-        words, draws.tokens.shape[1], limit, 1.0 if temperature == 0.0 else 1.0 / temperature, stops,
+        logits, draws.numbers, draws.tokens, draws.log_probs, draws.token, draws.drawn, draws.done, draws.limit,
+        draws.stops, words, draws.tokens.shape[1], 1.0 if temperature == 0.0 else 1.0 / temperature, stops,
         temperature == 0.0, BLOCK, power_of_two(triton.cdiv(words, BLOCK)), power_of_two(max(1, stops)), num_warps=8,
     )  # fmt: skip

@@ -87,6 +87,14 @@ def test_a_stop_token_at_the_last_place_ends_the_response_all_the_same(pair):
     assert found[0].stopped == bool(stops) and found[0].tokens == free[0].tokens
 
 
+def test_a_prompt_may_ask_for_shorter_responses(pair):
+    whole = pair.engine.generate(PROMPTS, replace(SAMPLED, ignore_eos=True))
+    short = [replace(PROMPTS[0], max_tokens=3), PROMPTS[1], replace(PROMPTS[2], max_tokens=99)]
+    found = pair.engine.generate(short, replace(SAMPLED, ignore_eos=True))
+    for one, long, limit in zip(found, whole, (3, 3, 10, 10, 10, 10), strict=True):
+        assert one.tokens == long.tokens[:limit] and not one.stopped
+
+
 def test_filters_cut_what_is_drawn(pair):
     only = pair.engine.generate(PROMPTS, replace(SAMPLED, top_k=1, temperature=1.0))
     greedy = pair.engine.generate(PROMPTS, replace(SAMPLED, temperature=0.0))

@@ -101,6 +101,19 @@ def test_finished_responses_leave_and_are_computed_no_further():
     assert sum(seen) == sum(len(p.tokens) for p in PROMPTS) + sum(len(c.tokens) - 1 for c in found)
 
 
+@pytest.mark.parametrize("engine", [EmbeddedEngine, HFEngine])
+def test_a_prompt_may_ask_for_shorter_responses(engine):
+    model, options = tiny_model(), replace(SAMPLED, stop_tokens=frozenset(range(20)))
+    whole = HFEngine(model).generate(PROMPTS, options)
+    limits = [1, 5, None, 99]
+    short = [replace(prompt, max_tokens=limit) for prompt, limit in zip(PROMPTS, limits, strict=True)]
+    found = engine(model, max_num_seqs=5).generate(short, options)
+    for one, long, place in zip(found, whole, range(12), strict=True):
+        assert one.tokens == long.tokens[: limits[place // 3]]
+        assert one.stopped == (long.stopped and len(one.tokens) == len(long.tokens))
+    assert any(one.stopped for one in found) and any(len(one.tokens) == 5 for one in found)
+
+
 def test_several_steps_between_boundaries_change_no_answer():
     class Strided(EmbeddedEngine):
         def decode(self, sequences):

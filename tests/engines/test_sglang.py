@@ -156,10 +156,10 @@ def alive(pid: int) -> bool:
 
 
 def test_seeds_fit_the_narrowest_type_that_a_version_keeps_them_in():
-    assert parameters(SAMPLED, 2**63 - 1)["sampling_seed"] == 2**31 - 1
-    assert "sampling_seed" not in parameters(SAMPLED, None)
-    assert parameters(replace(SAMPLED, top_k=0), 1)["top_k"] == -1
-    assert parameters(replace(SAMPLED, ignore_eos=True), 1)["stop_token_ids"] == []
+    assert parameters(SAMPLED, 2**63 - 1, 5)["sampling_seed"] == 2**31 - 1
+    assert "sampling_seed" not in parameters(SAMPLED, None, 5)
+    assert parameters(replace(SAMPLED, top_k=0), 1, 5)["top_k"] == -1
+    assert parameters(replace(SAMPLED, ignore_eos=True), 1, 5)["stop_token_ids"] == []
 
 
 def opened(monkeypatch: Any, *settings: str) -> dict[str, Any]:

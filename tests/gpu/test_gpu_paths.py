@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 from tiny_models import EOS, FAMILIES, tiny_batch, tiny_model
 
 from paddock.config.engine import OptimConfig
+from paddock.core.device import flash_attention
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
@@ -55,13 +57,54 @@ def test_rollouts_by_graphs_equal_the_plain_engine(family, sampling):
     assert any(graphs.replays for graphs in rollout.graphs.values())
 
 
+@pytest.mark.parametrize("window", [None, 6])
+def test_flash_attention_and_its_gradients_equal_a_plain_loop(window):
+    lengths, key_lengths, scale = [5, 1, 40, 17], [5, 9, 64, 17], 0.2
+    ends, key_ends = (torch.tensor([0, *sizes]).cumsum(0).int().cuda() for sizes in (lengths, key_lengths))
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(sum(n), heads, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+               for n, heads in ((lengths, 6), (key_lengths, 2), (key_lengths, 2)))  # fmt: skip
+    found = flash_attention(q, k, v, ends, lengths, scale, window, key_ends, key_lengths)
+    asked, pieces = torch.randn_like(found), []
+    grads = torch.autograd.grad(found, (q, k, v), asked)
+    for (a, b), (c, d) in zip(pairwise(ends.tolist()), pairwise(key_ends.tolist()), strict=True):
+        query, key, value = q[a:b].double(), *(x[c:d].double().repeat_interleave(3, 1) for x in (k, v))
+        score = torch.einsum("qhd,khd->hqk", query, key) * scale
+        ahead = torch.arange(c, d, device="cuda") - torch.arange(d - b + a, d, device="cuda")[:, None]
+        hidden = (ahead > 0) if window is None else (ahead > 0) | (ahead <= -window)
+        pieces.append(torch.einsum("hqk,khd->qhd", score.masked_fill(hidden, float("-inf")).softmax(-1), value))
+    wanted = torch.cat(pieces)
+    torch.testing.assert_close(found.double(), wanted, atol=2e-2, rtol=2e-2)
+    for ours, plain in zip(grads, torch.autograd.grad(wanted, (q, k, v), asked.double()), strict=True):
+        torch.testing.assert_close(ours, plain, atol=5e-2, rtol=5e-2)
+
+
 def test_a_rollout_gives_its_memory_back_and_the_next_one_draws_the_same():
     engine = engine_of("qwen3")
-    rollout = EmbeddedEngine(engine.model)
-    before = torch.cuda.memory_allocated()
-    first = rollout.generate(PROMPTS, SAMPLED)
-    assert torch.cuda.memory_allocated() <= before + 2**20 and not rollout.graphs
-    assert tokens(rollout.generate(PROMPTS, SAMPLED)) == tokens(first)
+    rollout = EmbeddedEngine(engine.model, max_num_seqs=64, max_num_batched_tokens=30)
+    long = replace(SAMPLED, max_tokens=200)  # of which keys and values are most of the memory
+    first = rollout.generate(PROMPTS, long)
+    assert rollout.slots is not None
+    pool, after = rollout.slots, torch.cuda.memory_allocated()
+    for kept in (False, True, True):  # graphs, once all buffers are one stretch of memory
+        before = dict(rollout.graphs)
+        assert tokens(rollout.generate(PROMPTS, long)) == tokens(first)
+        assert (rollout.graphs == before) is kept and not pool.keys and pool is rollout.slots
+        assert torch.cuda.memory_allocated() <= after + 2**21
+    pool.restore()
+    assert pool.bytes() > 2**20
+
+
+@pytest.mark.parametrize("sampling", [SAMPLED, replace(SAMPLED, stop_tokens=frozenset(range(60)))])
+def test_looks_behind_the_device_change_no_answer(sampling):
+    """Responses that end at any time, slots for half of them, prompts with limits of their own."""
+    prompts = [replace(prompt, max_tokens=(None, 5, 40)[i % 3]) for i, prompt in enumerate(PROMPTS)]
+    engine, long = engine_of("qwen3"), replace(sampling, max_tokens=90)
+    wanted = HFEngine(tiny_model("qwen3").cuda()).generate(prompts, long)
+    early: list[Completion] = []
+    found = EmbeddedEngine(engine.model, max_num_seqs=6).generate(prompts, long, early.extend)
+    assert tokens(found) == tokens(wanted) and [one.stopped for one in found] == [one.stopped for one in wanted]
+    assert 0 < len(early) < len(found) and all(one in found for one in early)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -158,9 +158,11 @@ def test_draw_takes_a_token_of_the_plain_draws_distribution_and_keeps_the_books(
     u = numbers.gather(1, place[:, None])[:, 0]
     wanted, _ = sample_rows(logits, u, Sampling(4, frozenset(), 0, 0, temperature=temperature))
     stops = torch.stack([wanted[2], torch.tensor(-1, device=DEVICE)])
+    limit = torch.full((rows,), 4, device=DEVICE)
+    limit[3] = 3
     draws = Draws(numbers, torch.zeros(rows, width, dtype=torch.long, device=DEVICE), randn(rows, width), token, drawn,
-                  done, stops)  # fmt: skip
-    draw(logits, draws, temperature, 4)
+                  done, limit, stops)  # fmt: skip
+    draw(logits, draws, temperature)
     log_probs = (logits.double() / (temperature or 1.0)).log_softmax(-1)
     if temperature == 0.0:
         assert torch.equal(token, wanted)
@@ -172,9 +174,9 @@ def test_draw_takes_a_token_of_the_plain_draws_distribution_and_keeps_the_books(
     assert torch.equal(draws.tokens.gather(1, place[:, None])[:, 0], token)
     wide = log_probs.gather(1, token[:, None])[:, 0]
     torch.testing.assert_close(draws.log_probs.gather(1, place[:, None])[:, 0].double(), wide, atol=1e-5, rtol=1e-5)
-    assert drawn[:3].tolist() == [4, 2, 3]
+    assert drawn[:4].tolist() == [4, 2, 3, 3]
     ended = token == stops[0]
-    ended[:2] = True
+    ended[[0, 1, 3]] = True
     assert torch.equal(done, ended)
 
 

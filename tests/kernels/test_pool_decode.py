@@ -44,10 +44,11 @@ def test_a_decoded_query_gets_what_packing_gives_the_last_one(monkeypatch, split
     kept[ends] = False
     shorter = [length - 1 for length in LENGTHS]
     pool = TokenPool(len(LENGTHS), 128, 16, DEVICE)
-    requests = [Request(list(range(length)), [row], row) for row, length in enumerate(shorter)]
+    requests = [Request(list(range(length)), [row], row, 9) for row, length in enumerate(shorter)]
     assert pool.admit(requests) == len(LENGTHS)
     prompts = pool.prefill(shorter, [range(row, row + 1) for row in range(len(LENGTHS))], DEVICE)
     prompts.attend(Layer(), *(x[:, :, kept] for x in (q, k, v)), 0.3, window, None, sinks)
     last = (x[0, :, ends].transpose(0, 1)[:, :, None] for x in (q, k, v))
-    found = pool.decode(torch.tensor(shorter, device=DEVICE)).attend(Layer(), *last, 0.3, window, None, sinks)
+    nobody = torch.zeros(len(shorter), dtype=torch.bool, device=DEVICE)
+    found = pool.decode(torch.tensor(shorter, device=DEVICE), nobody).attend(Layer(), *last, 0.3, window, None, sinks)
     torch.testing.assert_close(found[:, 0], wanted[ends], atol=1e-5, rtol=1e-4)

@@ -88,7 +88,8 @@ def test_a_cache_gives_the_last_query_of_each_sequence_what_packing_gives_it():
         before = (x[kept].transpose(0, 1)[None] for x in (q, k, v))
         slots.prefill(shorter, targets, torch.device("cpu")).attend(Layer(), *before, SCALE, window, None, sinks)
         last = (x[ends][:, :, None] for x in (q, k, v))
-        got = slots.decode(torch.tensor(shorter)).attend(Layer(), *last, SCALE, window, None, sinks)
+        how = slots.decode(torch.tensor(shorter), torch.zeros(len(shorter), dtype=torch.bool))
+        got = how.attend(Layer(), *last, SCALE, window, None, sinks)
         torch.testing.assert_close(got[:, 0], want[ends], atol=1e-10, rtol=1e-8)
 
 

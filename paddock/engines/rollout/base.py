@@ -21,6 +21,12 @@ class Prompt:
     rows: list[int]
     images: Images | None = None
     """What the model sees beside the tokens."""
+    max_tokens: int | None = None
+    """Of each response to it, where that is less than the sampling's."""
+
+    def limit(self, sampling: Sampling) -> int:
+        """Tokens at which a response to it ends, if no stop token did."""
+        return sampling.max_tokens if self.max_tokens is None else min(self.max_tokens, sampling.max_tokens)
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class Completion:
     row: int
     tokens: list[int]
     log_probs: list[float]  # of the tokens, under the distribution they were drawn from, before top-k, top-p and min-p
-    stopped: bool  # by a stop token; False: it reached max_tokens
+    stopped: bool  # by a stop token; False: it reached its limit
     experts: Chosen | None = None  # where the engine records them
 
 

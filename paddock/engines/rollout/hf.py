@@ -61,11 +61,12 @@ class HFEngine:
         cache = DynamicCache(config=self.model.config)
         numbers = uniforms(torch.tensor([row for _, row in pairs], device=device), sampling)
         stops = frozenset() if sampling.ignore_eos else sampling.stop_tokens
+        limits = [prompt.limit(sampling) for prompt, _ in pairs]
         ended: set[int] = set()
         columns: list[tuple[list[int], list[float]]] = []
         experts = recordable(experts_of(self.model)) if self.record_experts else None
         chosen: list[Tensor] = []
-        while len(columns) < sampling.max_tokens and len(ended) < len(pairs):
+        while len(ended) < len(pairs):
             routing = Routing(experts) if experts else None
             logits = self.logits(tokens, mask, positions, cache, routing, pixels)
             if routing:
@@ -73,12 +74,15 @@ class HFEngine:
             drawn, log_probs = sample(logits, numbers[:, len(columns)], sampling)
             require_finite(log_probs)
             columns.append((drawn.tolist(), log_probs.tolist()))
-            ended |= {i for i, token in enumerate(columns[-1][0]) if token in stops}
+            ended |= {i for i, token in enumerate(columns[-1][0]) if token in stops or len(columns) == limits[i]}
             ends = ends + 1
             tokens, positions, pixels = drawn[:, None], ends, {}
             mask = torch.cat([mask, torch.ones_like(tokens)], 1)
         words, chances = (list(zip(*column, strict=True)) for column in zip(*columns, strict=True))
-        found = [ended_at_stop(row, list(words[i]), list(chances[i]), stops) for i, (_, row) in enumerate(pairs)]
+        found = [
+            ended_at_stop(row, list(words[i][:limit]), list(chances[i][:limit]), stops)
+            for i, ((_, row), limit) in enumerate(zip(pairs, limits, strict=True))
+        ]
         return with_experts(found, [len(prompt.tokens) for prompt, _ in pairs], width, chosen) if chosen else found
 
     def logits(

@@ -96,14 +96,14 @@ class SGLangEngine:
         return self.seat.together(lambda: self.responses(prompts, sampling, on_done))
 
     def responses(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None) -> list[Completion]:
-        pairs = [(prompt.tokens, row) for prompt in prompts for row in prompt.rows]
+        pairs = [(prompt, row) for prompt in prompts for row in prompt.rows]
         seeds = row_seeds([row for _, row in pairs], sampling)
         found: dict[int, Completion] = {}
         pool = ThreadPoolExecutor(min(len(pairs), self.at_once), thread_name_prefix="sglang")
         try:
             asked: list[Future[Completion]] = [
-                pool.submit(self.respond, tokens, row, sampling, seed)
-                for (tokens, row), seed in zip(pairs, seeds, strict=True)
+                pool.submit(self.respond, prompt, row, sampling, seed)
+                for (prompt, row), seed in zip(pairs, seeds, strict=True)
             ]
             for future in as_completed(asked):
                 done = future.result()
@@ -117,10 +117,10 @@ class SGLangEngine:
             pool.shutdown()
         return [found[row] for _, row in pairs]
 
-    def respond(self, tokens: list[int], row: int, sampling: Sampling, seed: int | None) -> Completion:
+    def respond(self, prompt: Prompt, row: int, sampling: Sampling, seed: int | None) -> Completion:
         body = {
-            "input_ids": tokens,
-            "sampling_params": parameters(sampling, seed),
+            "input_ids": prompt.tokens,
+            "sampling_params": parameters(sampling, seed, prompt.limit(sampling)),
             "return_logprob": True,
             "logprob_start_len": -1,  # none of the prompt's
             "stream": False,
@@ -256,9 +256,9 @@ def packed(bucket: list[tuple[str, Tensor]]) -> bytes:
     return pickle.dumps([(name, tensor.to("cpu", copy=True)) for name, tensor in bucket])  # not what it is a view of
 
 
-def parameters(sampling: Sampling, seed: int | None) -> dict[str, Any]:
+def parameters(sampling: Sampling, seed: int | None, max_tokens: int) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "max_new_tokens": sampling.max_tokens,
+        "max_new_tokens": max_tokens,
         "temperature": sampling.temperature,
         "top_k": sampling.top_k if sampling.top_k > 0 else -1,
         "top_p": sampling.top_p,

@@ -164,16 +164,16 @@ class VLLMEngine:
     def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
         assert not self.stale, "the engine has no weights yet, or they were given up while it slept"
         require_no_images(prompts, self.name)
-        pairs = [(prompt.tokens, row) for prompt in prompts for row in prompt.rows]
+        pairs = [(prompt, row) for prompt in prompts for row in prompt.rows]
         seeds = row_seeds([row for _, row in pairs], sampling)
         waiting: dict[str, int] = {}
         found: dict[int, Completion] = {}
         try:
-            for (tokens, row), seed in zip(pairs, seeds, strict=True):
+            for (prompt, row), seed in zip(pairs, seeds, strict=True):
                 self.requests += 1
                 name = f"paddock-{self.requests}"
-                request = {"prompt_token_ids": tokens}
-                self.core.add_request(name, request, parameters(sampling, seed), lora_request=self.adapter)
+                request, asked = {"prompt_token_ids": prompt.tokens}, parameters(sampling, seed, prompt.limit(sampling))
+                self.core.add_request(name, request, asked, lora_request=self.adapter)
                 waiting[name] = row
             while waiting:
                 ended = [answer for answer in self.core.step() if answer.finished]
@@ -325,12 +325,12 @@ def start(own: dict[str, Any], extra: dict[str, Any]) -> Any:
         ) from error
 
 
-def parameters(sampling: Sampling, seed: int | None) -> Any:
+def parameters(sampling: Sampling, seed: int | None, max_tokens: int) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
-        max_tokens=sampling.max_tokens,
+        max_tokens=max_tokens,
         temperature=sampling.temperature,
         top_k=max(sampling.top_k, 0),  # 0: all
         top_p=sampling.top_p,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paddock.core.device import can_record
+from paddock.core.device import can_record, empty_cache
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
 from paddock.engines.rollout.embedded.graphs import STEPS, Graphs, bucket
 from paddock.engines.rollout.embedded.pool import TokenPool
@@ -35,9 +36,9 @@ class EmbeddedEngine:
     """Continuous batching over transformers' modules: each prompt is computed once for all its responses, finished
     responses leave at once, and waiting prompts take their slots.
 
-    On a GPU a decode step is a CUDA graph, and several of them run before the host looks who is finished. Graphs, keys
-    and values stay for the next call unless `free_cache`: then others have their memory meanwhile, and they are made
-    anew, which takes some hundredths of a second.
+    On a GPU a decode step is a CUDA graph, and several of them run before the host looks who is finished. Graphs stay
+    for the next call, and keys and values too unless `free_cache`: then others have their memory meanwhile. Where it
+    does not come back at the same address, graphs are made anew, which takes some hundredths of a second.
 
     `autocast` runs the module in that type, as a trainer with fp32 weights does; None takes the module as it is.
     """
@@ -68,11 +69,11 @@ class EmbeddedEngine:
         self.slots: TokenPool | None = None
         self.sequences: dict[int, Sequences] = {}
         self.graphs: dict[tuple[float, ...], Graphs] = {}
-        self.addresses = 0
+        self.addresses, self.address = 0, 0  # of the weights, and of dropped keys and values
 
     @torch.no_grad()
     def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
-        requests = Request.split(prompts, self.max_num_seqs)
+        requests = Request.split(prompts, sampling, self.max_num_seqs)
         self.check(requests, sampling)
         if not requests:
             return []
@@ -89,8 +90,7 @@ class EmbeddedEngine:
         except BaseException:
             self.free()  # nothing is left behind: what is not finite would spread from there
             raise
-        if not self.keeps:
-            self.free()
+        self.sleep()
         return [found[place] for place in range(len(found))]
 
     def run(self, sequences: Sequences, requests: list[Request], on_done: OnDone | None) -> dict[int, Completion]:
@@ -106,6 +106,7 @@ class EmbeddedEngine:
             found.update(finished)
             if on_done is not None and finished and (waiting or sequences.live):
                 on_done([completion for _, completion in finished])
+        found.update(sequences.last())
         return found
 
     def prefill(self, sequences: Sequences, requests: list[Request]) -> None:
@@ -125,7 +126,7 @@ class EmbeddedEngine:
             sequences.routes.prefilled(routing, lengths, [len(request.rows) for request in requests])
         counts = torch.tensor([len(request.rows) for request in requests])
         which = torch.arange(len(requests)).repeat_interleave(counts).to(device, non_blocking=True)
-        sequences.draw(logits[which], start)
+        sequences.draw(logits[which], slice(start, sequences.live))
         sequences.aged(1, start)
 
     def decode(self, sequences: Sequences) -> None:
@@ -134,6 +135,8 @@ class EmbeddedEngine:
             self.step(sequences, sequences.live)
             return sequences.aged(1)
         times = min(STEPS, sequences.longest_wait)
+        if times <= 0:  # all are finished, which the host has not seen yet
+            return
         rows = bucket(sequences.live, sequences.slots.count)
         if self.records and self.experts is None:  # how many tokens an expert gets is not known to a graph
             self.recorded(sequences).run(rows, times)
@@ -144,15 +147,15 @@ class EmbeddedEngine:
 
     def step(self, sequences: Sequences, rows: int) -> None:
         """One more token for each of the first `rows` slots. Nothing here waits for a GPU."""
-        lengths = sequences.length[:rows]
-        how = sequences.slots.decode(lengths)
+        lengths, done = sequences.length[:rows], sequences.done[:rows]
+        how = sequences.slots.decode(lengths, done)
         routing = sequences.routes.watch() if sequences.routes else None
         positions = lengths + sequences.offset[:rows] if self.never else lengths
         logits = self.logits(sequences.token[:rows, None], positions[:, None], how, None, routing)
         if sequences.routes and routing:
             sequences.routes.decoded(routing, sequences.drawn[:rows])
-        lengths += ~sequences.done[:rows]
-        sequences.draw(logits, 0, rows)
+        lengths += ~done
+        sequences.draw(logits, slice(0, rows))
 
     def logits(
         self, tokens: Tensor, positions: Tensor, how: Attention, keep: Tensor | None, routing: Routing | None = None,
@@ -198,14 +201,24 @@ class EmbeddedEngine:
             self.free()
             pool = TokenPool(count, rounded(at_once), rounded(sampling.max_tokens), self.model.device)
             self.slots = pool
+        elif pool.shapes:
+            self.restore(pool)
         return pool
+
+    def restore(self, pool: TokenPool) -> None:
+        if not self.address:
+            empty_cache(self.model.device)  # of the buffers that they were, layer by layer
+        address = pool.restore()
+        if address != self.address:
+            self.graphs.clear()
+        self.address = address
 
     def columns(self, slots: KeyValues, sampling: Sampling) -> Sequences:
         """Those of an earlier call that had the same slots and length: graphs read and write them."""
         if not self.on_gpu:
-            return Sequences(slots, sampling.max_tokens, self.model.device)
+            return Sequences(slots, sampling.max_tokens, self.model.device, ahead=False)
         if sampling.max_tokens not in self.sequences:
-            self.sequences[sampling.max_tokens] = Sequences(slots, sampling.max_tokens, self.model.device)
+            self.sequences[sampling.max_tokens] = Sequences(slots, sampling.max_tokens, self.model.device, ahead=True)
         return self.sequences[sampling.max_tokens]
 
     def recorded(self, sequences: Sequences) -> Graphs:
@@ -217,7 +230,7 @@ class EmbeddedEngine:
         sampling = sequences.sampling
         key = sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
         if key not in self.graphs:
-            self.graphs[key] = Graphs(lambda rows: self.step(sequences, rows))
+            self.graphs[key] = Graphs(partial(self.step, sequences))
         return self.graphs[key]
 
     def check(self, requests: list[Request], sampling: Sampling) -> None:
@@ -235,13 +248,18 @@ class EmbeddedEngine:
         """Nothing to do, and nothing is read: the engine runs the actor's own parameters, which are already new."""
 
     def sleep(self) -> None:
-        """The next `generate` makes what it needs."""
-        self.free()
+        """Keys and values leave the device, unless they are to stay: the next `generate` makes what it needs."""
+        if self.slots is None or self.keeps:
+            return
+        if self.graphs:
+            self.slots.drop()
+        else:
+            self.free()
 
     def free(self) -> None:
         """Keys, values, and the graphs that read them."""
         self.slots = None
-        self.sequences, self.graphs, self.addresses = {}, {}, 0
+        self.sequences, self.graphs, self.addresses, self.address = {}, {}, 0, 0
 
     def wake(self) -> None:
         """Nothing to do: buffers are made at first use, and the weights never left."""

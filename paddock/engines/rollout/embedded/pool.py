@@ -12,6 +12,8 @@ from torch.nn.functional import pad
 from paddock.engines.rollout.embedded.request import Request
 from paddock.models.attention import Packed
 
+ALIGNED = 512  # bytes, of torch's own allocations
+
 
 @dataclass(eq=False)
 class Span:
@@ -48,6 +50,9 @@ class Spans:
 class TokenPool:
     """Buffers ``[tokens, kv_heads, head_dim]`` a layer, made at first use: prompts, then a stretch for each answer.
 
+    Between two uses others may have their memory (`drop`, `restore`). Then all of them are parts of one stretch, which
+    torch's allocator gives out again at the same address if it can: what was recorded over them holds.
+
     Three numbers on the device tell where a live sequence's tokens are, and `held` on the host what to free.
     """
 
@@ -56,6 +61,7 @@ class TokenPool:
         self.scratch = prompt_tokens + count * answer_tokens  # where rows write that stand for nothing
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
+        self.shapes: list[tuple[dict[int, Tensor], int, torch.Size, torch.dtype]] = []
         self.prompt, self.prompt_length, self.answer = torch.zeros(3, count, dtype=torch.int32, device=device)
         self.begin()
 
@@ -75,6 +81,21 @@ class TokenPool:
             for buffers, dim in ((self.keys, key_dim), (self.values, value_dim)):
                 buffers[index] = torch.zeros(self.scratch + 1, heads, dim, dtype=like.dtype, device=like.device)
         return self.keys[index], self.values[index]
+
+    def drop(self) -> None:
+        """Keys and values are gone, but not what they looked like."""
+        for buffers in (self.keys, self.values):
+            self.shapes += [(buffers, index, buffer.shape, buffer.dtype) for index, buffer in buffers.items()]
+            buffers.clear()
+
+    def restore(self) -> int:
+        """Room for what was dropped, and its address."""
+        sizes = [rounded(shape.numel() * dtype.itemsize) for _, _, shape, dtype in self.shapes]
+        whole = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.prompt.device)
+        for (buffers, index, shape, dtype), part in zip(self.shapes, whole.split(sizes), strict=True):
+            buffers[index] = part.view(dtype)[: shape.numel()].view(shape)
+        self.shapes = []
+        return whole.data_ptr()
 
     def bytes(self) -> int:
         return sum(x.numel() * x.element_size() for x in (*self.keys.values(), *self.values.values()))
@@ -107,7 +128,7 @@ class TokenPool:
             if span.readers == 0:
                 self.spans.give(span)
 
-    def move(self, sources: Tensor, targets: Tensor, movers: Sequence[int], holes: Sequence[int], longest: int) -> None:
+    def move(self, sources: Tensor, targets: Tensor, movers: Sequence[int], holes: Sequence[int], held: Tensor) -> None:
         for column in (self.prompt, self.prompt_length, self.answer):
             column[targets] = column[sources]
         for mover, hole in zip(movers, holes, strict=True):
@@ -122,8 +143,8 @@ class TokenPool:
         spans = [self.held[target.start][0] for target in targets]
         return PoolPrefill(self, lengths, [span.start for span in spans], device)
 
-    def decode(self, lengths: Tensor) -> PoolDecode:
-        return PoolDecode(self, lengths)
+    def decode(self, lengths: Tensor, done: Tensor) -> PoolDecode:
+        return PoolDecode(self, lengths, done)
 
 
 class PoolPrefill(Packed):
@@ -156,13 +177,13 @@ class PoolPrefill(Packed):
 class PoolDecode:
     """One query for each of the first sequences: over its prompt, its answer so far, and itself."""
 
-    def __init__(self, pool: TokenPool, lengths: Tensor):
+    def __init__(self, pool: TokenPool, lengths: Tensor, done: Tensor):
         from paddock.kernels.decode import Pieces
 
-        rows = len(lengths)
-        self.pool = pool
-        self.pieces = Pieces(pool.prompt[:rows], pool.prompt_length[:rows], pool.answer[:rows], lengths)
-        self.place = pool.answer[:rows] + lengths - pool.prompt_length[:rows]
+        self.pool, rows = pool, len(lengths)
+        prompt, prompt_length, answer = pool.prompt[:rows], pool.prompt_length[:rows], pool.answer[:rows]
+        self.pieces = Pieces(prompt, prompt_length, answer, lengths.masked_fill(done, 0))
+        self.place = answer + lengths - prompt_length
 
     def buffers(self, layer: int, heads: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return *self.pool.layer(layer, heads, dim, dim, like), self.place
@@ -196,6 +217,10 @@ class PoolDecode:
             buffer.index_copy_(0, self.place, new[:, :, 0].to(buffer.dtype))
         found = self.attend_stored(index, asked[:, :, 0].contiguous(), scaling, window, softcap, sinks=sinks)
         return found[:, None, :, :wide]
+
+
+def rounded(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
 
 
 def alike(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

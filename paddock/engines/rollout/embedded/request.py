@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paddock.core.images import Images
-from paddock.engines.rollout.base import Prompt
+from paddock.engines.rollout.base import Prompt, Sampling
 
 
 @dataclass(frozen=True)
@@ -16,15 +16,17 @@ class Request:
     tokens: list[int]
     rows: list[int]
     first: int  # place of its first response among the answers to the call
+    limit: int
+    """Tokens of a response."""
     images: Images | None = None
 
     @staticmethod
-    def split(prompts: Iterable[Prompt], most: int) -> list[Request]:
+    def split(prompts: Iterable[Prompt], sampling: Sampling, most: int) -> list[Request]:
         """At most as many rows each as there are slots: a prompt with more of them is prefilled again for the rest."""
         requests, place = [], 0
         for prompt in prompts:
             for start in range(0, len(prompt.rows), most):
                 rows = prompt.rows[start : start + most]
-                requests.append(Request(prompt.tokens, rows, place, prompt.images))
+                requests.append(Request(prompt.tokens, rows, place, prompt.limit(sampling), prompt.images))
                 place += len(rows)
         return requests

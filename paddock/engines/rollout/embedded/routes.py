@@ -33,11 +33,9 @@ class Routes:
         rows = torch.arange(len(drawn), device=drawn.device)
         self.answers[rows, (drawn - 1).clamp(min=0)] = routing.chosen()
 
-    def of(self, slot: int, tokens: int) -> Chosen:
-        """A finished response's; its last token was never read, so nothing was chosen for it."""
-        answer = self.answers[slot, :tokens].cpu().clone()
-        answer[tokens - 1] = 0
-        return Chosen(self.prompts[slot], answer)
+    def of(self, slots: Sequence[int], at: Tensor) -> tuple[list[Tensor], Tensor]:
+        """What finished responses chose, for `chosen`; `at` are the slots on the device. It may not have come yet."""
+        return [self.prompts[slot] for slot in slots], self.answers[at].to("cpu", non_blocking=True)
 
     def move(self, movers: Sequence[int], holes: Sequence[int]) -> None:
         self.answers[list(holes)] = self.answers[list(movers)]
@@ -46,3 +44,10 @@ class Routes:
 
     def shrink(self, left: int) -> None:
         del self.prompts[left:]
+
+
+def chosen(prompt: Tensor, answer: Tensor, tokens: int) -> Chosen:
+    """Of a response of so many tokens; its last token was never read, so nothing was chosen for it."""
+    answer = answer[:tokens].clone()
+    answer[tokens - 1] = 0
+    return Chosen(prompt, answer)

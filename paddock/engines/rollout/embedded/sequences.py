@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from paddock.core.device import launched
 from paddock.engines.rollout.base import Completion, Sampling
 from paddock.engines.rollout.embedded.request import Request
-from paddock.engines.rollout.embedded.routes import Routes
+from paddock.engines.rollout.embedded.routes import Routes, chosen
 from paddock.engines.rollout.embedded.sampling import filters, require_finite, sample, uniforms
 from paddock.errors import UserError
 from paddock.kernels.launch import can_launch
@@ -36,15 +38,47 @@ class KeyValues(Protocol):
         """These sequences are finished; `move` and `shrink` are to follow."""
         ...
 
-    def move(self, sources: Tensor, targets: Tensor, movers: Sequence[int], holes: Sequence[int], longest: int) -> None:
-        """Sequences take the numbers of finished ones; none holds more than `longest` tokens."""
+    def move(self, sources: Tensor, targets: Tensor, movers: Sequence[int], holes: Sequence[int], held: Tensor) -> None:
+        """Sequences take the numbers of finished ones; `held`: tokens that each of them has."""
         ...
 
     def shrink(self, left: int) -> None: ...
 
     def prefill(self, lengths: Sequence[int], targets: Sequence[range], device: torch.device) -> Attention: ...
 
-    def decode(self, lengths: Tensor) -> Attention: ...
+    def decode(self, lengths: Tensor, done: Tensor) -> Attention:
+        """For the first sequences. What is computed for those that are `done` is of no use to anybody."""
+        ...
+
+
+@dataclass(frozen=True)
+class Look:
+    """Which of the live slots are finished, once `arrived` returns."""
+
+    done: Tensor
+    arrived: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Finished responses on their way to the host: they are there at the look that follows."""
+
+    sources: list[tuple[int, int]]
+    drawn: Tensor
+    tokens: Tensor
+    log_probs: Tensor
+    experts: tuple[list[Tensor], Tensor] | None
+    stops: frozenset[int]
+
+    def completions(self) -> list[tuple[int, Completion]]:
+        counts, width = self.drawn.tolist(), self.log_probs.shape[1]
+        require_finite(self.log_probs.masked_fill(torch.arange(width) >= self.drawn[:, None], 0.0))
+        found = []
+        for i, ((place, row), n) in enumerate(zip(self.sources, counts, strict=True)):
+            tokens, log_probs = self.tokens[i, :n].tolist(), self.log_probs[i, :n].tolist()
+            experts = chosen(self.experts[0][i], self.experts[1][i], n) if self.experts else None
+            found.append((place, Completion(row, tokens, log_probs, tokens[-1] in self.stops, experts)))
+        return found
 
 
 class Sequences:
@@ -52,16 +86,19 @@ class Sequences:
 
     All that changes from token to token is a tensor on the model's device, and stays where it is for all calls. A
     finished sequence draws on until `retire`, which several steps may precede, but keeps its length and its answer.
+
+    `ahead`: the host looks at what was launched before the last launches, so that the device never waits for it.
     """
 
-    def __init__(self, slots: KeyValues, max_tokens: int, device: torch.device):
-        self.slots = slots
+    def __init__(self, slots: KeyValues, max_tokens: int, device: torch.device, ahead: bool):
+        self.slots, self.ahead = slots, ahead
         count, width = slots.count, max_tokens + 1  # the last column is never read: see `draw`
         self.token = torch.zeros(count, dtype=torch.long, device=device)
         self.length = torch.zeros(count, dtype=torch.long, device=device)
         self.offset = torch.zeros(count, dtype=torch.long, device=device)  # positions beyond places: see `Images`
         self.drawn = torch.zeros(count, dtype=torch.long, device=device)
         self.done = torch.zeros(count, dtype=torch.bool, device=device)
+        self.limit = torch.zeros(count, dtype=torch.long, device=device)
         self.numbers = torch.zeros(count, width, dtype=torch.float64, device=device)
         self.tokens = torch.zeros(count, width, dtype=torch.long, device=device)
         self.log_probs = torch.zeros(count, width, device=device)
@@ -71,12 +108,15 @@ class Sequences:
         self.sampling = sampling
         self.live = 0
         self.sources: list[tuple[int, int]] = []  # of each live slot: place of its response, and its row
-        self.age: list[int] = []  # of each live slot: tokens drawn, were it not finished
+        self.left: list[int] = []  # of each live slot: tokens it may still draw, were it not finished
+        self.seen: Look | None = None
+        self.leaving: list[Leaving] = []
         self.routes: Routes | None = None
         self.slots.begin()
         stops = [] if sampling.ignore_eos else sorted(sampling.stop_tokens)
         if len(stops) > STOPS:
             raise UserError(f"there are {len(stops)} stop tokens; {STOPS} can be told apart", key="eos_token_id")
+        self.stop_tokens = frozenset(stops)
         self.stops[:] = torch.tensor([*stops, *[-1] * (STOPS - len(stops))])
         self.blank(0, len(self.done))
 
@@ -94,14 +134,16 @@ class Sequences:
 
     def admit(self, requests: list[Request]) -> list[range]:
         """Gives each request its slots. `draw` of their first tokens is to follow."""
-        targets, start, lengths = [], self.live, []
+        targets, start, lengths, limits = [], self.live, [], []
         for request in requests:
             targets.append(range(self.live, self.live + len(request.rows)))
             self.sources += [(request.first + i, row) for i, row in enumerate(request.rows)]
             lengths += [len(request.tokens)] * len(request.rows)
+            limits += [request.limit] * len(request.rows)
             self.live = targets[-1].stop
         device = self.length.device
-        self.age += [0] * len(lengths)
+        self.left += limits
+        self.limit[start : self.live] = torch.tensor(limits).to(device, non_blocking=True)
         self.length[start : self.live] = torch.tensor(lengths).to(device, non_blocking=True)
         if any(request.images for request in requests):
             offsets = [request.images.offset if request.images else 0 for request in requests for _ in request.rows]
@@ -112,39 +154,70 @@ class Sequences:
         self.done[start : self.live] = False
         return targets
 
-    def draw(self, logits: Tensor, start: int = 0, stop: int | None = None) -> None:
-        """The next token of each slot from `start` to `stop`. What a finished one draws falls behind its last token."""
-        span = slice(start, self.live if stop is None else stop)
+    def draw(self, logits: Tensor, span: slice) -> None:
+        """The next token of each of these slots. What a finished one draws falls behind its last token."""
         drawn, done = self.drawn[span], self.done[span]
         if can_launch(logits) and not filters(self.sampling):
             from paddock.kernels.sampling import Draws, draw
 
             columns = (self.numbers[span], self.tokens[span], self.log_probs[span], self.token[span], drawn, done)
-            return draw(logits, Draws(*columns, self.stops), self.sampling.temperature, self.sampling.max_tokens)
+            return draw(logits, Draws(*columns, self.limit[span], self.stops), self.sampling.temperature)
         place = drawn[:, None]
         token, log_prob = sample(logits, self.numbers[span].gather(1, place)[:, 0], self.sampling)
         self.tokens[span].scatter_(1, place, token[:, None])
         self.log_probs[span].scatter_(1, place, log_prob[:, None])
         self.token[span] = token
         drawn += ~done
-        done |= (token[:, None] == self.stops).any(1) | (drawn == self.sampling.max_tokens)
+        done |= (token[:, None] == self.stops).any(1) | (drawn == self.limit[span])
 
     def aged(self, steps: int, start: int = 0) -> None:
         """So many tokens were drawn by the live slots from `start` on."""
         for slot in range(start, self.live):
-            self.age[slot] += steps
+            self.left[slot] -= steps
 
     @property
     def longest_wait(self) -> int:
         """Steps after which every live sequence is finished."""
-        return self.sampling.max_tokens - min(self.age, default=0)
+        return max(self.left, default=0)
 
     def retire(self) -> list[tuple[int, Completion]]:
         """Finished responses with their places. The last sequences move into the slots that become free."""
-        finished = self.done[: self.live].nonzero()[:, 0].tolist()
+        if not self.ahead:
+            self.seen = self.look()
+        found = []
+        if self.seen:
+            self.seen.arrived()
+            found = self.arrivals_home()
+            self.leave(self.seen.done.nonzero()[:, 0].tolist())
+        if not self.ahead:
+            return found + self.arrivals_home()
+        self.seen = self.look()
+        return found
+
+    def look(self) -> Look:
+        return Look(self.done[: self.live].to("cpu", non_blocking=True), launched(self.done.device))
+
+    def last(self) -> list[tuple[int, Completion]]:
+        """When none is live: those that are still on their way."""
+        launched(self.done.device)()
+        return self.arrivals_home()
+
+    def arrivals_home(self) -> list[tuple[int, Completion]]:
+        found = [pair for leaving in self.leaving for pair in leaving.completions()]
+        self.leaving = []
+        return found
+
+    def leave(self, finished: list[int]) -> None:
+        """These slots become free; what they drew is on its way."""
         if not finished:
-            return []
-        found = self.completions(finished)
+            return
+        at = torch.tensor(finished).to(self.done.device, non_blocking=True)
+        drawn, tokens, log_probs = (
+            column[at].to("cpu", non_blocking=True) for column in (self.drawn, self.tokens, self.log_probs)
+        )
+        experts = self.routes.of(finished, at) if self.routes else None
+        sources = [self.sources[slot] for slot in finished]
+        self.leaving.append(Leaving(sources, drawn, tokens, log_probs, experts, self.stop_tokens))
         left, gone = self.live - len(finished), set(finished)
         holes = [slot for slot in finished if slot < left]
         movers = [slot for slot in range(left, self.live) if slot not in gone]
@@ -155,8 +228,7 @@ class Sequences:
             self.routes.shrink(left)
         self.blank(left, self.live)
         self.live = left
-        del self.sources[left:], self.age[left:]
-        return found
+        del self.sources[left:], self.left[left:]
 
     def blank(self, start: int, stop: int) -> None:
         """These slots stand for nothing; a step that runs over them anyway does no harm."""
@@ -165,36 +237,15 @@ class Sequences:
         self.drawn[start:stop] = 0
         self.done[start:stop] = True
 
-    def completions(self, finished: list[int]) -> list[tuple[int, Completion]]:
-        at = torch.tensor(finished, device=self.done.device)
-        counts, tokens, log_probs = (column[at].cpu() for column in (self.drawn, self.tokens, self.log_probs))
-        require_finite(log_probs.masked_fill(torch.arange(log_probs.shape[1]) >= counts[:, None], 0.0))
-        stops = set(self.stops.tolist())
-        return [
-            (
-                self.sources[slot][0],
-                Completion(
-                    self.sources[slot][1],
-                    words[:n],
-                    chances[:n],
-                    words[n - 1] in stops,
-                    self.routes.of(slot, n) if self.routes else None,
-                ),
-            )
-            for slot, n, words, chances in zip(
-                finished, counts.tolist(), tokens.tolist(), log_probs.tolist(), strict=True
-            )
-        ]
-
     def move(self, movers: list[int], holes: list[int]) -> None:
         if not movers:
             return
-        sources, targets = (torch.tensor(slots, device=self.done.device) for slots in (movers, holes))
-        self.slots.move(sources, targets, movers, holes, int(self.length[sources].max()))
-        for column in (self.token, self.length, self.offset, self.drawn, self.done, self.numbers, self.tokens,
-                       self.log_probs):  # fmt: skip
+        sources, targets = (torch.tensor(s).to(self.done.device, non_blocking=True) for s in (movers, holes))
+        self.slots.move(sources, targets, movers, holes, self.length[sources])
+        for column in (self.token, self.length, self.offset, self.drawn, self.done, self.limit, self.numbers,
+                       self.tokens, self.log_probs):  # fmt: skip
             column[targets] = column[sources]
         if self.routes:
             self.routes.move(movers, holes)
         for mover, hole in zip(movers, holes, strict=True):
-            self.sources[hole], self.age[hole] = self.sources[mover], self.age[mover]
+            self.sources[hole], self.left[hole] = self.sources[mover], self.left[mover]

@@ -45,8 +45,9 @@ class Slots:
     def release(self, rows: Sequence[int]) -> None:
         pass
 
-    def move(self, sources: Tensor, targets: Tensor, movers: Sequence[int], holes: Sequence[int], longest: int) -> None:
-        """Copies the first `longest` positions of some slots over others."""
+    def move(self, sources: Tensor, targets: Tensor, movers: Sequence[int], holes: Sequence[int], held: Tensor) -> None:
+        """Copies the positions of some slots that hold something over others."""
+        longest = int(held.max())
         for buffer in (*self.keys.values(), *self.values.values()):
             buffer[targets, :, :longest] = buffer[sources, :, :longest]
 
@@ -56,7 +57,8 @@ class Slots:
     def prefill(self, lengths: Sequence[int], targets: Sequence[range], device: torch.device) -> Prefill:
         return Prefill(self, lengths, targets, device)
 
-    def decode(self, lengths: Tensor) -> Decode:
+    def decode(self, lengths: Tensor, done: Tensor) -> Decode:
+        """None of the slots is finished here: the host looks after each step."""
         return Decode(self, lengths)
 
 

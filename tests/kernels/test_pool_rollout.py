@@ -1,0 +1,54 @@
+"""The embedded engine as a GPU runs it, on kernels and a pool of tokens, the host looking behind the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("triton")
+from paddock.kernels.launch import INTERPRETED
+
+if not INTERPRETED:
+    pytest.skip("tests/gpu has the same on a GPU; here TRITON_INTERPRET=1 runs kernels", allow_module_level=True)
+
+from tiny_models import EOS, tiny_model
+
+from paddock.engines.rollout.base import Completion, Prompt, Sampling
+from paddock.engines.rollout.embedded import EmbeddedEngine
+from paddock.engines.rollout.embedded import engine as engine_module
+from paddock.engines.rollout.hf import HFEngine
+
+SAMPLING = Sampling(max_tokens=9, stop_tokens=frozenset({EOS, *range(20, 44)}), seed=5, step=2)
+PROMPTS = [
+    Prompt([40 + 3 * i + j for j in range(length)], [10 * i, 10 * i + 1], max_tokens=limit)
+    for i, (length, limit) in enumerate(((3, None), (7, 4), (1, 1), (5, 99)))
+]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_rollouts_over_a_pool_equal_the_plain_engine_and_are_told_early(monkeypatch, steps):
+    monkeypatch.setattr(engine_module, "STEPS", steps)
+    model = tiny_model("qwen3")
+    wanted = HFEngine(model).generate(PROMPTS, SAMPLING)
+    engine = EmbeddedEngine(model, max_num_seqs=4, max_num_batched_tokens=8)
+    assert engine.on_gpu
+    early: list[Completion] = []
+    found = engine.generate(PROMPTS, SAMPLING, early.extend)
+    assert [(one.row, one.tokens, one.stopped) for one in found] == [(o.row, o.tokens, o.stopped) for o in wanted]
+    assert len({len(one.tokens) for one in found}) > 2
+    assert early and all(one in found for one in early)
+
+
+def test_memory_that_was_dropped_comes_back_and_changes_no_answer():
+    model = tiny_model("llama")
+    engine = EmbeddedEngine(model, max_num_seqs=4, free_cache=False)
+    expected = engine.generate(PROMPTS, SAMPLING)
+    pool = engine.slots
+    assert pool is not None
+    held = pool.bytes()
+    pool.drop()
+    assert pool.bytes() == 0
+    assert engine.generate(PROMPTS, SAMPLING) == expected
+    assert engine.slots is pool and pool.bytes() == held
+    assert engine.generate(PROMPTS, replace(SAMPLING, step=3)) != expected
