@@ -48,7 +48,8 @@ test-vllm:
 	@.venv-vllm/bin/pip uninstall -qy torchvision torchaudio torchcodec
 	@.venv-vllm/bin/pip install -q transformers==5.19.0 ray==2.60.0 peft==0.21.2 pytest==9.2.0 -e .
 	HF_HUB_OFFLINE=1 .venv-vllm/bin/python -m pytest -m "vllm or not vllm" \
-	    tests/engines/test_vllm.py tests/engines/test_vllm_lora.py tests/engines/test_copy_engines.py
+	    tests/engines/test_vllm.py tests/engines/test_vllm_lora.py tests/engines/test_copy_engines.py \
+	    tests/distributed/test_servers.py
 
 # A venv of its own: megatron-core is tested without its optional kernels.
 test-megatron:

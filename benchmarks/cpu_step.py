@@ -5,7 +5,8 @@ python benchmarks/cpu_step.py --case smollm2 --threads 2 --steps 3 --rounds 2 --
 
 Models are built here with random weights, unless --model names a folder. Every response has the full length. Each
 system runs in a process of its own; rounds alternate between them. On a busy machine compare processor seconds with one
-thread. Both take the same rows at a time; --budget gives Paddock micro-batches of so many tokens instead.
+thread. TRL takes --micro-rows responses at a time, Paddock what its own token budget for a CPU holds: how a batch is
+split changes no gradient. --budget gives Paddock micro-batches of so many tokens instead.
 """
 
 from __future__ import annotations
@@ -176,8 +177,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=1, help="steps that do not count")
     parser.add_argument("--rounds", type=int, default=1, help="runs of each system, in turn")
     parser.add_argument("--weights", choices=("bf16", "fp32"), default="bf16", help="fp32: with products in bf16")
-    parser.add_argument("--micro-rows", type=int, help="responses that go forward and backward at a time")
-    parser.add_argument("--budget", type=int, help="tokens of a micro-batch of Paddock")
+    parser.add_argument("--micro-rows", type=int, help="responses that TRL takes at a time")
+    parser.add_argument("--budget", type=int, help="tokens of a micro-batch of Paddock; unset: its default")
     parser.add_argument("--checkpointing", action="store_true", help="both recompute activations")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a further key of Paddock")
     return parser.parse_args(argv)
@@ -198,10 +199,10 @@ def main() -> None:
     tokens = {name: round(report["tokens"]) for name, report in first.items()}
     if len(set(tokens.values())) > 1:
         raise SystemExit(f"the two did not do the same work; tokens a step: {tokens}")
-    budget = f" ({args.budget} tokens for Paddock)" if args.budget else ""
+    budget = f"{args.budget} tokens" if args.budget else "its default budget"
     print(
         f"{args.case}: {work.prompts} prompts x {work.n} x {work.new_tokens} tokens, {tokens['paddock']} with prompts; "
-        f"{args.weights} weights, {work.micro_rows} rows a micro-batch{budget}, "
+        f"{args.weights} weights, micro-batches of {work.micro_rows} rows for TRL, of {budget} for Paddock, "
         f"checkpointing {'on' if args.checkpointing else 'off'}; {args.threads} thread(s); "
         f"{', '.join(f'{k} {v}' for k, v in versions.items())}, Python {platform.python_version()}"
     )

@@ -31,7 +31,6 @@ def arguments(work: Work) -> list[str]:
         f"{group}.rollout.n={work.n}",
         f"{group}.rollout.ignore_eos=True",
         f"{group}.actor.fsdp_config.model_dtype={work.weights}",
-        f"{group}.actor.ppo_max_token_len_per_gpu={work.micro_rows * (work.prompt_tokens + work.new_tokens)}",
         f"data.train_files={work.data}",
         "data.val_files=[]",
         f"data.train_batch_size={work.prompts}",

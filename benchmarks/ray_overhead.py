@@ -2,8 +2,8 @@
 
 python benchmarks/ray_overhead.py [--rounds 3] [--steps 4] [--prompts 176]
 
-The worker trains with FSDP2 on a group of one, so the figure holds all that several workers have and one has not:
-sending rows, gathering weights for the rollout, FSDP's own hooks. A step is meant to take about two seconds.
+A group of one trains with the same engine as one process, so the figure is what Ray itself costs: calls, sending rows
+and getting answers back. A step is meant to take about two seconds.
 """
 
 from __future__ import annotations

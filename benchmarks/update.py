@@ -56,7 +56,7 @@ def make_model(shape: str, dtype: torch.dtype, device: torch.device) -> PreTrain
 
 
 def make_batch(args: argparse.Namespace, vocabulary: int) -> Batch:
-    """Prompts whose lengths vary by a quarter; responses of full length, or of half of it and more."""
+    """Prompts whose lengths vary by a quarter, each with its group; responses of full length, or of half and more."""
     torch.manual_seed(1)
     rows = args.prompts * args.samples
     prompt_len = torch.randint(args.prompt_len * 3 // 4, args.prompt_len + 1, (args.prompts,))
@@ -67,7 +67,7 @@ def make_batch(args: argparse.Namespace, vocabulary: int) -> Batch:
     return Batch(
         row=torch.arange(rows),
         group=torch.arange(rows) // args.samples,
-        prompts=torch.randint(4, vocabulary, (rows, args.prompt_len)),
+        prompts=torch.randint(4, vocabulary, (args.prompts, args.prompt_len)).repeat_interleave(args.samples, 0),
         prompt_mask=(torch.arange(args.prompt_len) >= args.prompt_len - prompt_len[:, None]).long(),
         responses=torch.randint(4, vocabulary, (rows, args.response_len)),
         mask=mask,

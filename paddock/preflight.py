@@ -8,7 +8,7 @@ from pathlib import Path
 from paddock.config import tree
 from paddock.config.paths import BUILTIN
 from paddock.config.schema import Config
-from paddock.config.topology import in_one_process, pools, trains_adapters
+from paddock.config.topology import in_one_process, pool_size, pools, trains_adapters
 from paddock.errors import UserError
 from paddock.facts.machine import Machine, this_machine
 from paddock.facts.models import shape_of
@@ -21,7 +21,6 @@ LOGGER_EXTRAS = {"tensorboard": "dashboard"}
 
 
 NOT_BUILT = (
-    "actor_rollout_ref.model.enable_activation_offload", "critic.model.enable_activation_offload",
     "actor_rollout_ref.actor.router_replay.record_file", "actor_rollout_ref.actor.router_replay.replay_file",
     "actor_rollout_ref.actor.profiler.enable",
     "actor_rollout_ref.rollout.multi_turn.enable", "actor_rollout_ref.rollout.over_sample_rate",
@@ -135,29 +134,35 @@ def _packages(config: Config, machine: Machine) -> None:
 def _processes(config: Config, machine: Machine) -> None:
     """What only several processes can do, and what they need."""
     actor = config.actor_rollout_ref.actor
+    trained = (
+        ("actor_rollout_ref.actor", "actor_rollout_ref.actor.fsdp_config", actor),
+        ("critic", "critic.model.fsdp_config", config.critic),
+    )
+    for section, keys, role in trained:
+        size = pool_size(config, role)
+        if size == 1 and tree.get(config, f"{keys}.offload_policy"):
+            raise UserError(
+                "is FSDP2's, and one device runs `single`",
+                key=f"{keys}.offload_policy",
+                value=True,
+                fix=f"{keys}.param_offload=True {keys}.optimizer_offload=True",
+            )
+        if size > 1 and role.strategy == "single":
+            key = f"{section}.strategy"
+            raise UserError(f"trains on one device, and there are {size}", key=key, value="single", fix=f"{key}=fsdp")
     if in_one_process(config):
-        for section in ("actor_rollout_ref.actor.fsdp_config", "critic.model.fsdp_config"):
-            if tree.get(config, f"{section}.offload_policy"):
-                raise UserError(
-                    "is FSDP2's, and one device runs `single`",
-                    key=f"{section}.offload_policy",
-                    value=True,
-                    fix=f"{section}.param_offload=True {section}.optimizer_offload=True",
-                )
         return
-    size = sum(pool.size for pool in pools(config))
-    if actor.strategy == "single":
-        key = "actor_rollout_ref.actor.strategy"
-        raise UserError(f"trains on one device, and there are {size}", key=key, value="single", fix=f"{key}=fsdp")
     if actor.strategy == "megatron" and config.trainer.device == "cpu":
         key = "actor_rollout_ref.actor.strategy"
         raise UserError("runs on a CPU in one process only", key=key, value="megatron", fix=f"{key}=fsdp, or GPUs")
     if not machine.has("ray"):
+        several = pools(config)
         raise UserError(
-            f"{size} processes need ray",
+            f"{sum(pool.size for pool in several)} processes need ray",
             key="trainer.n_gpus_per_node",
             value=config.trainer.n_gpus_per_node,
-            fix='pip install "paddock[ray]", or trainer.n_gpus_per_node=1 trainer.nnodes=1',
+            fix='pip install "paddock[ray]", or trainer.n_gpus_per_node=1 trainer.nnodes=1'
+            + "".join(f", without a pool of its own for the {pool.name}" for pool in several[1:]),
         )
 
 
@@ -166,16 +171,18 @@ def _devices(config: Config, machine: Machine) -> None:
     trainer = config.trainer
     joins = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS")
     several = not in_one_process(config)
-    if trainer.device == "cpu" or trainer.nnodes > 1 or (several and joins):
+    asked = pools(config)
+    if trainer.device == "cpu" or any(pool.nodes > 1 for pool in asked) or (several and joins):
         return
-    wanted = sum(pool.size for pool in pools(config))
+    wanted = sum(pool.size for pool in asked)
+    left = machine.devices - sum(pool.size for pool in asked[1:])
     if machine.device != trainer.device or machine.devices < wanted:
         there = f"{machine.devices} {machine.device} device(s)" if machine.devices else "no accelerator"
         raise UserError(
             f"this machine has {there}, and the run asks for {wanted} of trainer.device={trainer.device}",
             key="trainer.n_gpus_per_node",
             value=trainer.n_gpus_per_node,
-            fix=f"trainer.n_gpus_per_node={machine.devices}" if machine.devices else "trainer.device=cpu",
+            fix=f"trainer.n_gpus_per_node={left}" if left > 0 else "trainer.device=cpu",
         )
 
 

@@ -190,7 +190,6 @@ LEGACY: dict[str, Rule] = {
     f"{_A}.calculate_sum_pi_squared": Ignored("follows what the estimator needs"),
     f"{_A}.sum_pi_squared_checkpointing": _ALWAYS_CHUNKED,
     f"{_REF}.router_replay.*": Ignored("the reference is another policy, and chooses experts of its own"),
-    "actor_rollout_ref.hybrid_engine": Refused("actor and rollout share their devices", "leave it out", (None, True)),
     # model
     f"{_M}.use_shm": Ignored("weights are memory-mapped from where they are"),
     "critic.model.use_shm": Ignored("weights are memory-mapped from where they are"),

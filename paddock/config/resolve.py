@@ -8,6 +8,7 @@ from typing import Any
 from paddock.config import recipes, tree
 from paddock.config.paths import files_of
 from paddock.config.schema import Config
+from paddock.config.topology import rolls_out_apart
 from paddock.facts.datasets import known_dataset
 from paddock.facts.machine import Machine
 from paddock.facts.models import shape_of
@@ -20,6 +21,16 @@ MICRO_BATCHES = (
     ("critic", "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz"),
     ("reward_model", "micro_batch_size_per_gpu", "use_dynamic_bsz"),
 )
+# token budgets, each before those that follow it
+TOKEN_BUDGETS = (
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
+    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
+    "critic.ppo_max_token_len_per_gpu",
+    "critic.forward_max_token_len_per_gpu",
+    "reward_model.forward_max_token_len_per_gpu",
+)
+CPU_BUDGET = 2048
 
 
 def resolve(config: Config, origins: dict[str, str], machine: Machine) -> list[str]:
@@ -27,6 +38,7 @@ def resolve(config: Config, origins: dict[str, str], machine: Machine) -> list[s
     fill = _Filler(config, origins)
     _hardware(config, fill, machine)
     _ascend(config, origins)
+    _cpu_budgets(config, origins)
     _rollout_engine(config, fill, machine)
     _batches(config, fill, origins)
     _roles(config, fill)
@@ -72,6 +84,18 @@ def _ascend(config: Config, origins: dict[str, str]) -> None:
             origins[key] = "trainer.device=npu"
 
 
+def _cpu_budgets(config: Config, origins: dict[str, str]) -> None:
+    """Where nobody set a budget: a CPU is as fast with small micro-batches, which stay in its caches, and takes a
+    fraction of the memory. Two sequences always find room: reward models train on pairs."""
+    room = max(CPU_BUDGET, 2 * (config.data.max_prompt_length + config.data.max_response_length))
+    why = "trainer.device=cpu"
+    for key in TOKEN_BUDGETS if config.trainer.device == "cpu" else ():
+        asked = origins.get(key, f"follows {key}")
+        if asked.startswith("follows") and origins.get(asked.removeprefix("follows "), why) == why:
+            tree.put(config, key, min(room, tree.get(config, key)))
+            origins[key] = why
+
+
 def _fits_host(config: Config, machine: Machine) -> bool:
     """Weights, gradients and AdamW's moments in fp32: 16 bytes a parameter; a third of RAM is left for the rest."""
     shape = shape_of(config.actor_rollout_ref.model.path or "")
@@ -80,15 +104,18 @@ def _fits_host(config: Config, machine: Machine) -> bool:
 
 def _rollout_engine(config: Config, fill: _Filler, machine: Machine) -> None:
     rollout, trainer = "actor_rollout_ref.rollout", config.trainer
-    devices = (trainer.n_gpus_per_node or 1) * trainer.nnodes
-    if trainer.device == "cpu" or devices == 1:
+    devices, own = (trainer.n_gpus_per_node or 1) * trainer.nnodes, config.actor_rollout_ref.rollout
+    each = own.n_gpus_per_node if rolls_out_apart(config) else trainer.n_gpus_per_node or 1
+    if rolls_out_apart(config):
+        fill(f"{rollout}.name", "vllm", "an engine on devices of its own")
+    elif trainer.device == "cpu" or devices == 1:
         fill(f"{rollout}.name", "embedded", "one device: the actor's own modules generate")
     elif machine.has("vllm"):
         fill(f"{rollout}.name", "vllm", "installed, and there are several devices")
     else:
         fill(f"{rollout}.name", "embedded", "vllm is not installed here")
     served = config.actor_rollout_ref.rollout.name in ("vllm", "sglang")
-    if served and (trainer.n_gpus_per_node or 1) % recipes.GUIDE_TENSOR_PARALLEL == 0:
+    if served and each % recipes.GUIDE_TENSOR_PARALLEL == 0:
         fill(f"{rollout}.tensor_model_parallel_size", recipes.GUIDE_TENSOR_PARALLEL, "guide")
     fill(f"{rollout}.tensor_model_parallel_size", 1, "the engine spans one device")
     on_cpu = trainer.device == "cpu"

@@ -18,8 +18,9 @@ from paddock.config.topology import (
     model_parallel_size,
     needs_reference,
     pool_size,
+    rollout_devices,
+    rolls_out_apart,
     trains_adapters,
-    world_size,
 )
 from paddock.errors import UserError
 
@@ -151,7 +152,6 @@ def rows_divide_over_devices(config: Config) -> None:
 
 
 def devices_divide_into_groups(config: Config) -> None:
-    world = world_size(config)
     roles: list[tuple[str, Any]] = [(_A, config.actor_rollout_ref.actor)]
     if needs_reference(config):
         roles.append(("actor_rollout_ref.ref", config.actor_rollout_ref.ref))
@@ -167,14 +167,31 @@ def devices_divide_into_groups(config: Config) -> None:
                 value=size,
                 fix=f"a divisor of n_gpus_per_node x nnodes = {devices}",
             )
-    size = engine_size(config)
+    size, world = engine_size(config), rollout_devices(config)
+    section = _RO if rolls_out_apart(config) else "trainer"
     if world % size:
         raise UserError(
             f"{world} devices do not divide into engines of {size}",
             key=f"{_RO}.tensor_model_parallel_size",
             value=config.actor_rollout_ref.rollout.tensor_model_parallel_size,
-            fix=f"a divisor of trainer.n_gpus_per_node x trainer.nnodes = {world}",
+            fix=f"a divisor of {section}.n_gpus_per_node x {section}.nnodes = {world}",
         )
+
+
+def rollouts_apart_have_an_engine_and_devices(config: Config) -> None:
+    """A pool of its own needs an engine that takes weights from elsewhere."""
+    rollout = config.actor_rollout_ref.rollout
+    if not rolls_out_apart(config):
+        return
+    if rollout.name in ("embedded", "hf"):
+        raise UserError(
+            f"{_RO}.name={rollout.name} runs the actor's own weights, on the actor's devices",
+            key="actor_rollout_ref.hybrid_engine",
+            value=False,
+            fix=f"{_RO}.name=vllm or sglang, or leave it out",
+        )
+    if rollout.nnodes == 0:
+        raise UserError("its pool has no node", key=f"{_RO}.nnodes", value=0, fix=f"{_RO}.nnodes=1")
 
 
 def megatron_trains_all_or_none(config: Config) -> None:
@@ -434,6 +451,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     estimator_gets_its_groups,
     estimator_gets_its_critic,
     estimator_gets_its_components,
+    rollouts_apart_have_an_engine_and_devices,
     devices_divide_into_groups,
     mini_batches_divide_the_batch,
     rows_divide_over_devices,
@@ -471,6 +489,8 @@ def _warnings(config: Config, origins: dict[str, str]) -> Iterator[str]:
             yield f"{key} has no effect: no judge writes; a classifier runs without an engine of its own"
         elif key == f"{_RO}.tensor_model_parallel_size" and engine_size(config) < (tree.get(config, key) or 1):
             yield f"{key}={tree.get(config, key)} has no effect: {_RO}.name={rollout.name} runs on one device"
+        elif key in (f"{_RO}.nnodes", f"{_RO}.n_gpus_per_node") and not rolls_out_apart(config):
+            yield f"{key} has no effect: actor and rollout share devices, actor_rollout_ref.hybrid_engine=True"
 
 
 def set_by_user(origin: str) -> bool:

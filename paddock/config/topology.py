@@ -25,20 +25,38 @@ class Pool:
 
 
 def pools(config: Config) -> list[Pool]:
-    """Actor and rollout share devices, and the reference too; so do critic and reward model, unless on their own."""
-    trainer, critic, reward = config.trainer, config.critic, config.reward_model
+    """Actor and reference share devices; so do rollout, critic and reward model, unless on their own."""
+    trainer, critic, reward, rollout = (
+        config.trainer,
+        config.critic,
+        config.reward_model,
+        config.actor_rollout_ref.rollout,
+    )
     apart = bool(critic.enable and critic.enable_resource_pool)
     scores = scores_by_model(config)
-    together = ["actor", "rollout"]
+    together = ["actor"] if rolls_out_apart(config) else ["actor", "rollout"]
     together += ["reference"] if needs_reference(config) else []
     together += ["critic"] if critic.enable and not apart else []
     together += ["reward_model"] if scores and not reward.enable_resource_pool else []
     found = [Pool("main", trainer.nnodes, trainer.n_gpus_per_node or 1, tuple(together), "trainer")]
+    if rolls_out_apart(config):
+        found.append(
+            Pool("rollout", rollout.nnodes, rollout.n_gpus_per_node, ("rollout",), "actor_rollout_ref.rollout")
+        )
     if apart:
         found.append(Pool("critic", critic.nnodes, critic.n_gpus_per_node, ("critic",), "critic"))
     if scores and reward.enable_resource_pool:
         found.append(Pool("reward_model", reward.nnodes, reward.n_gpus_per_node, ("reward_model",), "reward_model"))
     return found
+
+
+def rolls_out_apart(config: Config) -> bool:
+    """Engines in processes of their own, to which the actor's weights travel."""
+    return not config.actor_rollout_ref.hybrid_engine
+
+
+def rollout_devices(config: Config) -> int:
+    return next(pool.size for pool in pools(config) if "rollout" in pool.roles)
 
 
 def scores_by_model(config: Config) -> bool:

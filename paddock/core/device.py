@@ -7,7 +7,8 @@ import os
 import random
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -134,43 +135,44 @@ class Recording:
 
 
 class Carrier:
-    """Copies between a device and the host, on a stream beside the work that runs there. On a CPU they are plain."""
+    """Copies between a device and the host, on a stream beside the work that runs there. On a CPU they are plain.
+
+    Torch gives memory to others by the order in which work is launched, and knows nothing of what runs beside: memory
+    that a copy reads or writes must stay taken until the work waits for it (`wait`), or be `kept`.
+    """
 
     def __init__(self, device: torch.device):
         self.device = device
         self.beside = device.type != "cpu"
         self.stream: Any = vendor(device.type).Stream(device) if self.beside else None
 
-    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """To be read by `to_device` alone: it may not have come yet."""
-        if not self.beside:
-            return tensor.clone()
-        there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        self.after_work()
-        with vendor(self.device.type).stream(self.stream):
-            there.copy_(tensor, non_blocking=True)
-        tensor.record_stream(self.stream)  # its memory is not given away before
-        return there
+    def host(self, size: int) -> torch.Tensor:
+        """Bytes that the device reads and writes by itself: pinned."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self.beside)
 
-    def to_device(self, host: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """For `arrived`, which waits for it."""
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Copies that the block launches come after all work that was launched before, and beside what follows."""
         if not self.beside:
-            return host.clone(), None
-        there = torch.empty(host.shape, dtype=host.dtype, device=self.device)
-        self.after_work()  # which may still use this memory
-        with vendor(self.device.type).stream(self.stream):
-            there.copy_(host, non_blocking=True)
-        return there, self.stream.record_event()
-
-    def after_work(self) -> None:
+            yield
+            return
         self.stream.wait_stream(vendor(self.device.type).current_stream(self.device))
+        with vendor(self.device.type).stream(self.stream):
+            yield
 
-    def arrived(self, arrival: tuple[torch.Tensor, Any]) -> torch.Tensor:
-        """Work that is launched from now on sees it."""
-        tensor, ready = arrival
-        if ready is not None:
-            vendor(self.device.type).current_stream(self.device).wait_event(ready)
-        return tensor
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Its memory is not given away before the copies that were launched so far are done."""
+        if self.beside:
+            tensor.record_stream(self.stream)
+
+    def launched(self) -> Any:
+        """For `wait`: the copies that were launched so far."""
+        return self.stream.record_event() if self.beside else None
+
+    def wait(self, copies: Any) -> None:
+        """Work that is launched from now on runs after these. The host does not wait."""
+        if copies is not None:
+            vendor(self.device.type).current_stream(self.device).wait_event(copies)
 
 
 @cache

@@ -56,6 +56,11 @@ def subgroups(size: int) -> dist.ProcessGroup:
     return group
 
 
+def is_first() -> bool:
+    """Rank 0, or a process by itself."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
 def largest(number: int, device: torch.device) -> int:
     """The largest that any rank has."""
     box = torch.tensor(number, dtype=torch.long, device=device)

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from pyarrow import parquet
-
 from paddock.config.paths import BUILTIN
 from paddock.data import rows as files
 from paddock.data.builtin import builtin_rows
@@ -56,9 +53,11 @@ def open_table(path: str, key: str, wanted: Sequence[str]) -> Table:
 
 
 def _arrow_table(path: str, key: str, columns: list[str], wanted: Sequence[str]) -> Table:
+    from pyarrow import parquet  # rows of JSON do without it: 28 MiB
+
     file = Path(path).expanduser()
     try:
-        table: pa.Table = parquet.read_table(file, columns=[column for column in columns if column in wanted])
+        table = parquet.read_table(file, columns=[column for column in columns if column in wanted])
     except (OSError, ValueError) as error:  # pyarrow's own errors are kinds of these
         reason = f"the file cannot be read: {str(error).splitlines()[0]}"
         raise UserError(reason, key=key, value=path, fix="write the file again") from error

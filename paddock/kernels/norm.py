@@ -35,7 +35,7 @@ def norm_rows(
 @triton.jit
 def norm_rows_backward(
     DY, DSUM, X, WEIGHT, SCALE, DX, DBRANCH, DWEIGHT, rows, columns,
-    ADDS: tl.constexpr, TWO: tl.constexpr, UNIT: tl.constexpr, WIDE: tl.constexpr,
+    ADDS: tl.constexpr, TWO: tl.constexpr, UNIT: tl.constexpr, WEIGHS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """dx = (w dy - x^ mean(w dy x^)) / rms + dsum, with x^ = x / rms; dweight = sum over rows of dy x^, in parts."""
     program = tl.program_id(0)
@@ -50,7 +50,8 @@ def norm_rows_backward(
         scale = tl.load(SCALE + row, mask=row < rows, other=0.0)
         x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32) * scale
         dy = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
-        by_weight += dy * x
+        if WEIGHS:
+            by_weight += dy * x
         dy *= weight
         dx = (dy - x * (tl.sum(dy * x, 0) / columns)) * scale
         if ADDS:
@@ -58,7 +59,8 @@ def norm_rows_backward(
         tl.store(DX + at, dx.to(DX.dtype.element_ty), mask=inside)
         if TWO:
             tl.store(DBRANCH + at, dx.to(DBRANCH.dtype.element_ty), mask=inside)
-    tl.store(DWEIGHT + program * columns + column, by_weight, mask=column < columns)
+    if WEIGHS:
+        tl.store(DWEIGHT + program * columns + column, by_weight, mask=column < columns)
 
 
 def add_norm(
@@ -81,16 +83,16 @@ def add_norm(
 
 def add_norm_backward(
     dy: Tensor, dsum: Tensor | None, total: Tensor, weight: Tensor, scale: Tensor, unit: bool, branch_dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, of the branch (the same, in its type) and of the weight."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients of x, of the branch (the same, in its type) and of the weight if it is trained."""
     rows, columns = total.shape
-    programs = min(rows, filling(total.device))
+    programs, weighs = min(rows, filling(total.device)), weight.requires_grad
     dx = torch.empty_like(total)
     two = branch_dtype != total.dtype
     dbranch = torch.empty_like(total, dtype=branch_dtype) if two else dx
-    parts = torch.empty(programs, columns, dtype=torch.float32, device=total.device)
+    parts = torch.empty(programs if weighs else 0, columns, dtype=torch.float32, device=total.device)
     norm_rows_backward[(programs,)](
         dy, dy if dsum is None else dsum, total, weight, scale, dx, dbranch, parts, rows, columns, dsum is not None,
-        two, unit, power_of_two(columns), num_warps=4 if columns <= 4096 else 8,
+        two, unit, weighs, power_of_two(columns), num_warps=4 if columns <= 4096 else 8,
     )  # fmt: skip
-    return dx, dbranch, parts.sum(0).to(weight.dtype)
+    return dx, dbranch, parts.sum(0).to(weight.dtype) if weighs else None

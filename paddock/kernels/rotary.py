@@ -84,7 +84,7 @@ def rotate(
 @triton.jit
 def rotate_backward(
     DQ, DK, DV, QKV, COS, SIN, WQ, WK, DQKV, DWQ, DWK, tokens, queries, keys, dim, eps,
-    NORMED: tl.constexpr, UNIT: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    NORMED: tl.constexpr, UNIT: tl.constexpr, WEIGHS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The transposed rotation and the norm's gradient, back into one projection's; weights' gradients in parts."""
     program, block = tl.program_id(0), tl.program_id(1)
@@ -112,10 +112,11 @@ def rotate_backward(
             x1, x2 = halves(QKV + at, column[None, :], half, inside)
             scale = tl.rsqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / dim + eps)[:, None]
             x1, x2 = x1 * scale, x2 * scale
-            dq1 += tl.sum(tl.where(is_query, d1 * x1, 0.0), 0)
-            dq2 += tl.sum(tl.where(is_query, d2 * x2, 0.0), 0)
-            dk1 += tl.sum(tl.where(turns & (head >= queries), d1 * x1, 0.0), 0)
-            dk2 += tl.sum(tl.where(turns & (head >= queries), d2 * x2, 0.0), 0)
+            if WEIGHS:
+                dq1 += tl.sum(tl.where(is_query, d1 * x1, 0.0), 0)
+                dq2 += tl.sum(tl.where(is_query, d2 * x2, 0.0), 0)
+                dk1 += tl.sum(tl.where(turns & (head >= queries), d1 * x1, 0.0), 0)
+                dk2 += tl.sum(tl.where(turns & (head >= queries), d2 * x2, 0.0), 0)
             w1, w2 = head_weights(WQ, WK, column, half, is_query, UNIT)
             d1, d2 = d1 * w1, d2 * w2
             mean = ((tl.sum(d1 * x1, 1) + tl.sum(d2 * x2, 1)) / dim)[:, None]
@@ -123,7 +124,7 @@ def rotate_backward(
         target = DQKV + at + column[None, :]
         tl.store(target, tl.where(turns, d1, y1).to(DQKV.dtype.element_ty), mask=inside)
         tl.store(target + half, tl.where(turns, d2, y2).to(DQKV.dtype.element_ty), mask=inside)
-    if NORMED:
+    if WEIGHS:
         part = (program * tl.num_programs(1) + block) * dim + column
         tl.store(DWQ + part, dq1, mask=column < half)
         tl.store(DWQ + part + half, dq2, mask=column < half)
@@ -154,21 +155,22 @@ def rotary_into(
 def rotary_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor | None, cos: Tensor, sin: Tensor, norm: HeadNorm | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of the projection, which a norm of heads must see again, and of that norm's two weights."""
+    """Gradients of the projection, which a norm of heads must see again, and of that norm's two weights if trained."""
     dq, dk, dv = dq.contiguous(), dk.contiguous(), dv.contiguous()
     tokens, queries, dim = dq.shape
     keys = dk.shape[1]
     heads = queries + 2 * keys
     dqkv, blocks = dq.new_empty(tokens, heads * dim), triton.cdiv(heads, HEADS)
     programs = tokens if norm is None else min(tokens, filling(dq.device))
-    parts = dq.new_empty(2, 1 if norm is None else programs * blocks, dim, dtype=torch.float32)
+    weighs = norm is not None and (norm.queries.requires_grad or norm.keys.requires_grad)
+    parts = dq.new_empty(2, programs * blocks if weighs else 1, dim, dtype=torch.float32)
     rotate_backward[(programs, blocks)](
         dq, dk, dv, dq if qkv is None else qkv, cos, sin, cos if norm is None else norm.queries,
         cos if norm is None else norm.keys, dqkv, parts[0], parts[1], tokens, queries, keys, dim,
-        0.0 if norm is None else norm.eps, norm is not None, norm is not None and norm.unit, power_of_two(dim // 2),
-        HEADS, num_warps=2,
+        0.0 if norm is None else norm.eps, norm is not None, norm is not None and norm.unit, weighs,
+        power_of_two(dim // 2), HEADS, num_warps=2,
     )  # fmt: skip
-    if norm is None:
+    if norm is None or not weighs:
         return dqkv, None, None
     sums = parts.sum(1)
     return dqkv, sums[0].to(norm.queries.dtype), sums[1].to(norm.keys.dtype)

@@ -141,8 +141,44 @@ class Adapters:
         inject(other, self.config, empty=True)
 
 
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """The two matrices beside one linear layer, for who computes y = W x + s B A x without the module."""
+
+    module: Any
+    a: nn.Parameter
+    b: nn.Parameter
+    scale: float
+
+    @classmethod
+    def beside(cls, module: Any) -> Pair:
+        """Raises ValueError for a module that computes anything else; the text says what."""
+        if type(module) is not library().tuners.lora.Linear:
+            raise ValueError(f"a {type(module).__name__}")
+        if module.active_adapters != [NAME] or module.merged:
+            raise ValueError("more than one adapter, or one that is merged")
+        a, b = module.lora_A[NAME], module.lora_B[NAME]
+        plain = type(a) is type(b) is nn.Linear and a.bias is b.bias is None
+        if module.lora_variant or not plain or module.fan_in_fan_out:
+            raise ValueError("an adapter that is not plain LoRA")
+        if getattr(module.lora_dropout[NAME], "p", 0.0):
+            raise ValueError("an adapter with dropout")
+        return cls(module, a.weight, b.weight, float(module.scaling[NAME]))
+
+    @property
+    def is_off(self) -> bool:
+        """See `Adapters.off`, which asks it of all."""
+        return bool(self.module.disable_adapters)
+
+
 def adapters_of(model: PreTrainedModel) -> Adapters | None:
     return Adapters(model) if hasattr(model, "peft_config") else None
+
+
+def adapters_on(model: Any) -> bool:
+    """Does a forward go through adapters, as it is now?"""
+    found = (module for module in model.modules() if hasattr(module, "base_layer"))
+    return hasattr(model, "peft_config") and not any(module.disable_adapters for module in found)
 
 
 def is_adapter(name: str) -> bool:

@@ -93,7 +93,10 @@ def block_of(start: int, lengths: list[int], device: torch.device, prompt: slice
 
 
 class BlockAttention(torch.autograd.Function):
-    """``(q [T, H, D], k [T, K, D], v [T, K, Dv], blocks, scale, window, softcap) -> [T, H, Dv]``."""
+    """``(q [T, H, D], k [T, K, D], v [T, K, Dv], blocks, scale, window, softcap) -> [T, H, Dv]``.
+
+    Zero for tokens behind the last block.
+    """
 
     @staticmethod
     def forward(
@@ -109,6 +112,7 @@ class BlockAttention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v)
         ctx.how = blocks, scale, window, softcap
         out = q.new_empty(*q.shape[:2], v.shape[-1])
+        out[blocks[-1].end :] = 0
         for block in blocks:
             queries, keys, values = block.pack(q), block.pack_keys(k), block.pack_keys(v)
             if window is None and softcap is None and q.shape[-1] == v.shape[-1]:
@@ -128,6 +132,8 @@ class BlockAttention(torch.autograd.Function):
         blocks, scale, window, softcap = ctx.how
         wide = torch.promote_types(q.dtype, torch.float32) if blocks[-1].prompt else q.dtype  # sums over responses
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k, dtype=wide), torch.empty_like(v, dtype=wide)
+        for grad in (dq, dk, dv):
+            grad[blocks[-1].end :] = 0
         for block in blocks:  # prompts come before their responses, so there is something to add to
             parts = block.pack(q), block.pack_keys(k), block.pack_keys(v), block.pack(grads[0])
             by_query, by_key, by_value = tiled_backward(*parts, scale, window, softcap)

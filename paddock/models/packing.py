@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad as longer
 from transformers import PreTrainedModel
 
 from paddock.core.batch import Batch, PerRow, PerToken
@@ -52,7 +53,9 @@ class Inputs:
         if self.packed is not None and self.images is not None:
             found = self.images.hidden(backbone, self.tokens, self.positions, self.packed, self.routing)
         elif self.packed is not None:
-            found = hidden_states(backbone, self.tokens, self.positions, self.packed, self.routing)
+            more = self.spare(backbone)
+            tokens, positions = longer(self.tokens, (0, more)), longer(self.positions, (0, more))
+            found = hidden_states(backbone, tokens, positions, self.packed, self.routing)
         else:
             found = backbone.base_model(
                 input_ids=self.tokens,
@@ -64,10 +67,26 @@ class Inputs:
             ).last_hidden_state
         return found.flatten(0, 1).index_select(0, self.states)
 
+    def spare(self, backbone: PreTrainedModel) -> int:
+        """Tokens behind the stream, of which nothing depends."""
+        if self.packed is None or not self.packed.may_grow or self.routing is not None:
+            return 0
+        return spare(self.tokens.shape[1], backbone.dtype, self.tokens.device)
+
     def per_token(self, values: Tensor) -> PerToken:
         """``[N] -> [B, R]``, zero where no token counts."""
         rows, width = self.shape
         return values.new_zeros(rows * width).index_copy(0, self.places, values).view(rows, width)
+
+
+def spare(tokens: int, dtype: torch.dtype, device: torch.device) -> int:
+    """How many more tokens to compute, so that few numbers of them ever occur.
+
+    A CPU compiles a bf16 product anew for every shape: some milliseconds, and half a megabyte that stays.
+    """
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return 0
+    return -tokens % max(16, 1 << max(0, tokens.bit_length() - 6))
 
 
 def prompt_lengths(batch: Batch) -> PerRow:

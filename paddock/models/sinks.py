@@ -54,6 +54,7 @@ def packed_sinks(
         whole = torch.cat(parts, 2).view(block.rows, q.shape[1], block.length, -1)
         tokens = whole.transpose(1, 2).flatten(0, 1)
         found.append(tokens if block.slots is None else tokens.index_select(0, block.slots))
+    found.append(q.new_zeros(len(q) - blocks[-1].end, *q.shape[1:2], v.shape[-1]))
     return torch.cat(found)
 
 

@@ -25,6 +25,7 @@ class SharedHeads(Packed):
 
     def __init__(self, packed: Packed, padding: int, ranks: dist.ProcessGroup):
         super().__init__([*packed.lengths, *([padding] if padding else [])], packed.device)
+        self.may_grow = False
         self.ranks = ranks
 
     def attend(

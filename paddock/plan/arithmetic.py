@@ -12,10 +12,10 @@ from paddock.config.schema import Config
 from paddock.config.topology import (
     data_parallel_size,
     engine_size,
-    in_one_process,
     model_parallel_size,
     needs_reference,
     pool_size,
+    rollout_devices,
     world_size,
 )
 from paddock.data.builtin import builtin_rows
@@ -141,24 +141,24 @@ def _micro_batches(config: Config, rows: int) -> str:
 
 
 def roles(config: Config) -> list[dict[str, Any]]:
-    """Who works where: roles share the devices of one pool, but for a critic or reward model with its own."""
+    """Who works where: roles share the devices of one pool, but for those that have one of their own."""
     group, world = config.actor_rollout_ref, world_size(config)
-    spans, alone = engine_size(config), in_one_process(config)
+    spans, engines = engine_size(config), rollout_devices(config)
     table = [
-        _held("actor", group.actor, group.actor.fsdp_config.fsdp_size, world, alone),
+        _held("actor", group.actor, group.actor.fsdp_config.fsdp_size, world),
         {
             "role": "rollout",
             "engine": group.rollout.name,
-            "devices": world,
-            "rows_split": world // spans,
+            "devices": engines,
+            "rows_split": engines // spans,
             "weights_split": spans,
         },
     ]
     if needs_reference(config):
-        table.append(_held("reference", group.ref, group.ref.fsdp_config.fsdp_size, world, alone))
+        table.append(_held("reference", group.ref, group.ref.fsdp_config.fsdp_size, world))
     if config.critic.enable:
         devices = pool_size(config, config.critic)
-        table.append(_held("critic", config.critic, config.critic.model.fsdp_config.fsdp_size, devices, alone))
+        table.append(_held("critic", config.critic, config.critic.model.fsdp_config.fsdp_size, devices))
     if config.reward_model.enable and config.reward_model.judge.source != "endpoint":
         own = config.reward_model
         devices = own.n_gpus_per_node * own.nnodes if own.enable_resource_pool else world
@@ -167,16 +167,14 @@ def roles(config: Config) -> list[dict[str, Any]]:
     return table
 
 
-def _held(
-    name: str, role: ActorConfig | RefConfig | CriticConfig, fsdp_size: int, world: int, alone: bool
-) -> dict[str, Any]:
+def _held(name: str, role: ActorConfig | RefConfig | CriticConfig, fsdp_size: int, world: int) -> dict[str, Any]:
     if role.strategy == "megatron":
         weights = role.megatron.tensor_model_parallel_size * role.megatron.pipeline_model_parallel_size
     else:
         weights = world if fsdp_size < 1 else min(fsdp_size, world)
     return {
         "role": name,
-        "engine": "single" if alone and role.strategy != "megatron" else role.strategy,
+        "engine": "single" if world == 1 and role.strategy != "megatron" else role.strategy,
         "devices": world,
         "rows_split": max(1, world // model_parallel_size(role)),
         "weights_split": weights,

@@ -16,6 +16,8 @@ from paddock.config.topology import (
     engine_size,
     needs_reference,
     pool_size,
+    rollout_devices,
+    rolls_out_apart,
     trains_adapters,
     world_size,
 )
@@ -208,12 +210,13 @@ def _rollout(config: Config) -> Rollout:
     rollout, size = config.actor_rollout_ref.rollout, engine_size(config)
     return Rollout(
         engine=rollout.name or "embedded",  # type: ignore[arg-type]
-        rows=-(-config.data.train_batch_size * rollout.n * size // world_size(config)),
+        rows=-(-config.data.train_batch_size * rollout.n * size // rollout_devices(config)),
         row_tokens=_row_tokens(config),
         max_sequences=rollout.max_num_seqs or 1,
         tensor=size,
         memory_fraction=rollout.gpu_memory_utilization,
         sleeps=rollout.free_cache_engine,
+        apart=rolls_out_apart(config),
     )
 
 

@@ -36,6 +36,8 @@ BUDGET_CEILING_GPU = 32768
 BUDGET_CEILING_CPU = 4096
 
 FORWARD_PHASES = {"reward": "reward_model", "log_probs": "actor", "ref_log_probs": "reference", "values": "critic"}
+COMING = {"reward": "reference", "log_probs": "reference"}
+"""Whose weights are on their way to the device during a phase, for the one behind it."""
 UPDATE_PHASES = {"update_critic": "critic", "update_actor": "actor"}
 TRAINED = tuple(UPDATE_PHASES.values())
 
@@ -236,6 +238,8 @@ class Rollout:
     memory_fraction: float = 0.5
     sleeps: bool = True
     """Gives its memory back while the others work."""
+    apart: bool = False
+    """On devices of its own: what it holds is beside nobody else's."""
 
     @property
     def external(self) -> bool:
@@ -317,15 +321,16 @@ class MemoryPlan:
 def estimate(job: Job) -> MemoryPlan:
     """Every phase of the step in the loop's order: what rests on the GPU plus what the phase works with."""
     engine, kv_tokens = rollout_parts(job)
-    phases = {"rollout": rest(job, "actor" if shares_weights(job) else None) | engine}
+    beside = {} if job.rollout.apart else rest(job, "actor" if shares_weights(job) else None)
+    phases = {"rollout": beside | engine}
     for phase, name in FORWARD_PHASES.items():
         if name in job.roles:
             holder = "actor" if job.roles[name].borrowed else name
-            phases[phase] = rest(job, holder) | forward_work(job, job.roles[name])
+            phases[phase] = rest(job, holder, coming=COMING.get(phase)) | forward_work(job, job.roles[name])
     for phase, name in UPDATE_PHASES.items():
         if name in job.roles:
             phases[phase] = rest(job, name, updating=True) | update_work(job, job.roles[name])
-    if not job.rollout.sleeps:
+    if not (job.rollout.sleeps or job.rollout.apart):
         pool = {part: engine[part] for part in ("rollout_weights", "kv_cache")}
         phases = {phase: parts if phase == "rollout" else parts | pool for phase, parts in phases.items()}
     return MemoryPlan(
@@ -337,11 +342,11 @@ def estimate(job: Job) -> MemoryPlan:
     )
 
 
-def rest(job: Job, active: str | None, updating: bool = False) -> dict[str, int]:
+def rest(job: Job, active: str | None, updating: bool = False, coming: str | None = None) -> dict[str, int]:
     """What every role keeps on the GPU while `active` works. Offloaded states come back for their own phase only."""
     parts: dict[str, int] = {}
     for name in job.roles:
-        states = resident(job, name, name == active, name == active and updating)
+        states = resident(job, name, name in (active, coming), name == active and updating)
         if name == "actor":
             parts |= {"parameters": states.parameters, "gradients": states.gradients, "optimizer": states.optimizer}
         else:
@@ -433,7 +438,8 @@ def update_work(job: Job, role: Role) -> dict[str, int]:
 
 
 def kept_layers(role: Role) -> int:
-    return min(2, role.shape.layers) if role.activation_offload else role.shape.layers
+    """With activations on the host: the one in use, and two that are leaving or coming."""
+    return min(3, role.shape.layers) if role.activation_offload else role.shape.layers
 
 
 def image_bytes(role: Role, compute_bytes: int) -> int:

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from paddock.config import tree
+from paddock.config.topology import pools
 from paddock.plan.arithmetic import roles
 from paddock.plan.memory import MemoryPlan
 from paddock.plan.plan import Plan, algorithm
@@ -62,6 +63,7 @@ def _placement(plan: Plan, console: Console) -> None:
         if trainer.device == "cpu" and trainer.n_gpus_per_node == 1
         else (f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} {trainer.device}")
     )
+    where += "".join(f"; {pool.name}: {pool.nodes} x {pool.per_node}" for pool in pools(config)[1:])
     _title(console, f"Placement: {where}")
     table = Table(box=None, padding=(0, 2, 0, 2))
     for name in ("role", "engine", "rows split over", "weights split over"):

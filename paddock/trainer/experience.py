@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -45,11 +46,14 @@ class Experience:
         recipe = recipe_of(config.algorithm.adv_estimator)
         self.needs_greedy_baseline = recipe is not None and "greedy_baseline" in recipe.needs
 
-    def collect(self, step: int, time: Timer) -> tuple[Batch, Metrics]:
-        """The batch of a step: data.train_batch_size prompts with their responses and scores."""
+    def collect(self, step: int, time: Timer, generated: Callable[[], None] = lambda: None) -> tuple[Batch, Metrics]:
+        """The batch of a step: data.train_batch_size prompts with their responses and scores.
+
+        `generated` is called when no more responses will be drawn, before they are scored where that is known then.
+        """
         data, filter_groups = self.config.data, self.config.algorithm.filter_groups
         if not filter_groups.enable:
-            return self.explore(self.loader.next_prompts(data.train_batch_size), step, time)
+            return self.explore(self.loader.next_prompts(data.train_batch_size), step, time, generated)
         buffer = GroupBuffer(data.train_batch_size, filter_groups.max_num_gen_batches)
         metrics: Metrics = {}
         drawn = 0
@@ -57,20 +61,26 @@ class Experience:
             batch, metrics = self.explore(self.loader.next_prompts(data.gen_batch_size), step, time)
             drawn += data.gen_batch_size
             buffer.add(batch, group_metric(batch, filter_groups.metric))
+        generated()
         found = {
             "training/num_gen_batches": float(buffer.rounds),
             "training/informative_groups": len(buffer.groups) / drawn,
         }
         return buffer.take(), metrics | found
 
-    def explore(self, rows: list[PromptRow], step: int, time: Timer) -> tuple[Batch, Metrics]:
+    def explore(
+        self, rows: list[PromptRow], step: int, time: Timer, generated: Callable[[], None] = lambda: None
+    ) -> tuple[Batch, Metrics]:
         """One round: responses to these prompts, and their scores."""
         with time("gen"):
             batch, scoring = self.respond(rows, self.samples, replace(self.sampling, step=step))
+        if not self.needs_greedy_baseline:
+            generated()
         with time("reward"):
             batch, metrics = self.score(batch, scoring)
         if self.needs_greedy_baseline:
             batch = self.with_greedy_baseline(batch, rows, step, time)
+            generated()
         return batch, metrics
 
     def respond(self, rows: list[PromptRow], samples: int, sampling: Sampling) -> tuple[Batch, Scoring]:

@@ -63,7 +63,7 @@ class Trainer:
         """One policy improvement."""
         time, roles, algorithm = self.timer, self.roles, self.config.algorithm
         with roles.generating(time):
-            batch, metrics = self.experience.collect(self.step_no, time)
+            batch, metrics = self.experience.collect(self.step_no, time, roles.expect_reference)
         with time("old_log_prob"):
             batch = self.anchor(batch)
         if roles.reference:
@@ -72,6 +72,8 @@ class Trainer:
         if roles.critic:
             with time("values"):
                 batch = batch.with_(values=roles.critic.values(batch))
+        if not roles.critic:  # whose update would share the device with it
+            roles.actor.expect()
         with time("adv"):
             batch, kl_metrics = self.reward(batch)
             batch, correction_metrics = self.correct(batch)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from paddock.config.schema import Config
-from paddock.config.topology import world_size
+from paddock.config.topology import rolls_out_apart, world_size
 from paddock.core.device import compute_dtype, device_of
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, RolloutEngine, Sampling
 from paddock.engines.train.settings import Settings, model_source
@@ -69,6 +69,9 @@ def require_one_device(config: Config) -> None:
             value=config.trainer.n_gpus_per_node,
             fix="trainer.n_gpus_per_node=1 trainer.nnodes=1",
         )
+    if rolls_out_apart(config):
+        key = "actor_rollout_ref.hybrid_engine"
+        raise UserError("this command has one process", key=key, value=False, fix="leave it out")
     if config.actor_rollout_ref.actor.strategy == "megatron":
         key = "actor_rollout_ref.actor.strategy"
         raise UserError("this command runs the engine `single`", key=key, value="megatron", fix="leave it out")

@@ -5,26 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from paddock.config.roles import RolloutConfig
 from paddock.config.schema import Config
-from paddock.config.topology import trains_adapters
+from paddock.config.topology import rolls_out_apart, trains_adapters
 from paddock.core.batch import Batch
 from paddock.core.device import compute_dtype, device_of
 from paddock.engines.rollout.base import Completion, CopyEngine, Prompt, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
 from paddock.engines.rollout.vllm import VLLMEngine
-from paddock.engines.train.base import Want
+from paddock.engines.train.base import Place, Want
 from paddock.engines.train.settings import reference_budget
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
 from paddock.models.adapters import Adapters
 from paddock.models.load import model_folder
+from paddock.workers.outgoing import Bucket, Outgoing
 from paddock.workers.probe import sync
 from paddock.workers.reward_model import ModelScorer, open_reward_model
 from paddock.workers.rollout_sglang import open_sglang
@@ -40,15 +41,21 @@ class Crew:
         self.workers: dict[str, PolicyWorker | CriticWorker] = {}
         self.rollout: RolloutEngine | None = None
         self.awake = ExitStack()
+        self.outgoing: Outgoing | None = None
         self.limits, self.config = config.actor_rollout_ref.rollout, config
         self.scorer: ModelScorer | None = None
         if "actor" in roles:
             self.workers["actor"] = PolicyWorker(engines.for_actor(config, total_steps), config)
-            self.rollout = rollout_engine(config, self.actor_engine)
+        if "rollout" in roles:
+            self.rollout = rollout_engine(config, self.actor_engine) if "actor" in roles else copy_engine(config)
+        elif "actor" in roles:
+            self.outgoing = Outgoing(self.actor_engine, config)
         if "reference" in roles:
             self.workers["reference"] = PolicyWorker(self.reference_engine(config, engines), config)
         if "critic" in roles:
             self.workers["critic"] = CriticWorker(engines.for_critic(config, total_steps), config)
+        for worker in self.workers.values():
+            worker.engine.move("host")  # until it is asked for
 
     def reference_engine(self, config: Config, engines: type[SingleEngine]) -> SingleEngine:
         """Under LoRA the actor's own, with its adapters off: always in the actor's pool."""
@@ -70,7 +77,7 @@ class Crew:
     def end_tokens(self) -> frozenset[int]:
         return end_tokens(self.actor_engine)
 
-    def move(self, role: str, where: Literal["device", "host"]) -> None:
+    def move(self, role: str, where: Place) -> None:
         self.workers[role].engine.move(where)
 
     def forward(self, batch: Batch, role: str, want: Want) -> dict[str, Tensor]:
@@ -106,6 +113,33 @@ class Crew:
         assert self.rollout is not None
         return sync(self.actor_engine, self.rollout, self.limits)
 
+    def unsent(self) -> bool:
+        """Engines elsewhere do not have the actor's weights yet."""
+        return self.sender.stale
+
+    def next_bucket(self) -> Bucket | None:
+        return self.sender.next()
+
+    def question(self) -> tuple[Prompt, Sampling]:
+        return self.sender.question()
+
+    def gaps(self, prompt: Prompt, answers: list[list[Completion]]) -> tuple[list[float], float]:
+        return self.sender.gaps(prompt, answers)
+
+    @property
+    def sender(self) -> Outgoing:
+        assert self.outgoing is not None, "the rollout is in this process"
+        return self.outgoing
+
+    def load_bucket(self, bucket: Bucket) -> None:
+        """Of the weights of an actor elsewhere."""
+        assert isinstance(self.rollout, CopyEngine)
+        self.rollout.load_bucket(bucket.unpacked(device_of(self.config.trainer.device)), bucket.first, bucket.last)
+
+    def differing_layers(self) -> list[str]:
+        assert isinstance(self.rollout, CopyEngine)
+        return self.rollout.differing_layers()
+
     def open_scorer(self, tokenizer: Any, stops: frozenset[int]) -> None:
         """The reward model, a whole one in every process; `tokenizer` and `stops` are the policy's."""
         self.scorer = open_reward_model(self.config, tokenizer, stops)
@@ -135,6 +169,8 @@ class Crew:
         self.workers[role].load(path)
         if role == "actor" and isinstance(self.rollout, CopyEngine):
             self.rollout.stale = True
+        if role == "actor" and self.outgoing:
+            self.outgoing.stale = True
 
 
 def engines_of(config: Config, alone: bool) -> type[SingleEngine]:
@@ -175,9 +211,14 @@ def rollout_engine(config: Config, engine: SingleEngine) -> RolloutEngine:
             max_num_seqs=rollout.max_num_seqs,
             record_experts=rollout.enable_rollout_routing_replay,
         )
-    if rollout.name == "vllm":
-        return open_vllm(config, engine.adapters)
-    assert rollout.name == "sglang"
+    return copy_engine(config, engine.adapters)
+
+
+def copy_engine(config: Config, adapters: Adapters | None = None) -> CopyEngine:
+    """One with weights of its own; without `adapters` it takes them merged."""
+    if config.actor_rollout_ref.rollout.name == "vllm":
+        return open_vllm(config, adapters)
+    assert config.actor_rollout_ref.rollout.name == "sglang"
     return open_sglang(config)
 
 
@@ -209,7 +250,7 @@ def open_vllm(config: Config, adapters: Adapters | None = None) -> VLLMEngine:
         device=str(device),
         arguments=arguments,
         extra=dict(rollout.engine_kwargs.vllm),
-        free_cache=rollout.free_cache_engine,
+        free_cache=rollout.free_cache_engine and not rolls_out_apart(config),
         staged_wake=rollout.multi_stage_wake_up,
         bucket_bytes=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,
         adapter_rank=adapters.rank if adapters and not model.lora.merge else 0,

@@ -142,6 +142,10 @@ class Handle(ABC):
         finally:
             self.group.broadcast("move", self.role, "host")
 
+    def expect(self) -> None:
+        """It is needed soon: what has left its devices comes back while they do other work."""
+        self.group.broadcast("move", self.role, "coming")
+
     def sent(self, columns: frozenset[str]) -> frozenset[str]:
         """Choices of experts that were recorded are the actor's."""
         return columns | EXPERT_COLUMNS if self.role == "actor" else columns
@@ -222,8 +226,13 @@ class RolloutHandle:
         return [by_row[row] for prompt in prompts for row in prompt.rows]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """The actor's weights are where the engines are: they take them there."""
-        self.group.broadcast("sync_weights")
+        """They are the actor's, and come from its processes."""
+        self.sync()
+
+    def sync(self) -> Metrics:
+        """The actor's weights are where the engines are: they take them there. The worst of them counts."""
+        found = self.group.broadcast("sync_weights")
+        return {name: max(metrics[name] for metrics in found) for name in found[0]}
 
     def sleep(self) -> None:
         self.group.broadcast("sleep")

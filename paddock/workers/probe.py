@@ -42,9 +42,19 @@ def send(trainer: SingleEngine, rollout: CopyEngine) -> None:
 
 def verify(trainer: SingleEngine, rollout: CopyEngine, limits: RolloutConfig) -> float:
     """The mean difference of both sides' log-probs, for tokens that the engine draws. Every rank must call it."""
+    prompt, sampling = question(trainer, limits)
+    found = rollout.generate([prompt], sampling)
+    gap, limit = gap_of(trainer, prompt, found), tolerance(trainer, rollout.dtype)
+    if not gap <= limit:
+        raise out_of_step(rollout.name, gap, limit, rollout.differing_layers())
+    return gap
+
+
+def question(trainer: SingleEngine, limits: RolloutConfig) -> tuple[Prompt, Sampling]:
+    """What the engine is asked: tokens from all of the vocabulary."""
     words = trainer.backbone.config.get_text_config().vocab_size
     length = min(PROMPT, limits.prompt_length)
-    prompt = [words * (place + 1) // (length + 1) for place in range(length)]
+    tokens = [words * (place + 1) // (length + 1) for place in range(length)]
     sampling = Sampling(
         max_tokens=min(TOKENS, limits.response_length),
         stop_tokens=frozenset(),
@@ -53,14 +63,19 @@ def verify(trainer: SingleEngine, rollout: CopyEngine, limits: RolloutConfig) ->
         temperature=trainer.settings.temperature,
         ignore_eos=True,
     )
-    found = rollout.generate([Prompt(prompt, list(range(ROWS)))], sampling)
-    theirs = trainer.forward(as_batch(prompt, found), frozenset({"log_probs"})).log_probs
+    return Prompt(tokens, list(range(ROWS))), sampling
+
+
+def gap_of(trainer: SingleEngine, prompt: Prompt, found: list[Completion]) -> float:
+    """The mean difference of log-probs. Every rank must call it."""
+    theirs = trainer.forward(as_batch(prompt.tokens, found), frozenset({"log_probs"})).log_probs
     assert theirs is not None
-    gap = (theirs.float().cpu() - torch.tensor([one.log_probs for one in found])).abs().mean().item()
-    coarse = max(trainer.settings.compute, rollout.dtype, key=lambda dtype: torch.finfo(dtype).eps)
-    if not gap <= TOLERANCE[coarse]:
-        raise out_of_step(rollout.name, gap, TOLERANCE[coarse], rollout.differing_layers())
-    return gap
+    return (theirs.float().cpu() - torch.tensor([one.log_probs for one in found])).abs().mean().item()
+
+
+def tolerance(trainer: SingleEngine, dtype: torch.dtype) -> float:
+    """`dtype` is the engine's."""
+    return TOLERANCE[max(trainer.settings.compute, dtype, key=lambda one: torch.finfo(one).eps)]
 
 
 def as_batch(prompt: list[int], found: list[Completion]) -> Batch:
@@ -77,11 +92,11 @@ def as_batch(prompt: list[int], found: list[Completion]) -> Batch:
     )
 
 
-def out_of_step(engine: str, gap: float, limit: float, layers: list[str]) -> UserError:
+def out_of_step(engine: str, gap: float, limit: float, layers: list[str], which: str = "the engine") -> UserError:
     key = "actor_rollout_ref.rollout"
     where = f"not what was sent: {', '.join(layers[:4])}" if layers else "in which layer could not be told"
     return UserError(
-        f"after the weight sync the engine's log-probs are {gap:.3g} nats a token from the trainer's, "
+        f"after the weight sync the log-probs of {which} are {gap:.3g} nats a token from the trainer's, "
         f"more than {limit:g}; {where}",
         key=f"{key}.name",
         value=engine,

@@ -34,15 +34,18 @@ from paddock.errors import UserError
 from paddock.models.packing import images_of
 from paddock.workers.crew import Crew, engines_of
 from paddock.workers.group import Rows, WorkerLost
+from paddock.workers.outgoing import Bucket
 from paddock.workers.parcels import from_arrays, to_arrays
 from paddock.workers.pulse import Pulse, last_sign
 
 log = logging.getLogger(__name__)
 
 LOCAL: dict[str, Any] = {
-    "address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1", "logging_level": logging.WARNING
+    "address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1", "logging_level": logging.WARNING,
+    "_system_config": {"worker_niceness": 0},
 }  # fmt: skip
-"""Of a cluster that is started for one run on one machine: it talks to nobody else."""
+"""Of a cluster that is started for one run on one machine: it talks to nobody else, and its processes have the rank
+that a run in one process has. Ray would let any other program go first."""
 ANSWER = 30.0
 """Seconds in which a cluster that is to be joined must answer."""
 TICK = 5.0
@@ -66,6 +69,17 @@ class Parcel:
         return Batch(**columns, extras=extras)
 
 
+@dataclass(frozen=True)
+class Stored:
+    """Weights that wait in Ray's store for the ranks that read them: once a node, and never the driver."""
+
+    ref: ray.ObjectRef
+    last: bool
+
+    def open(self) -> Bucket:
+        return ray.get(self.ref)
+
+
 class RankProcess:
     """The process of one rank."""
 
@@ -86,18 +100,20 @@ class RankProcess:
         if dist.is_initialized():
             dist.destroy_process_group()
         self.pulse = Pulse(place.rank, TCPStore(*store, is_master=False))
-        with self.pulse.during("joining the other ranks"):
-            join(place, device_of(config.trainer.device))
+        if place.size > 1:
+            with self.pulse.during("joining the other ranks"):
+                join(place, device_of(config.trainer.device))
         if config.actor_rollout_ref.model.external_lib:
             importlib.import_module(config.actor_rollout_ref.model.external_lib)
         seed_all(config.trainer.seed)
         with self.pulse.during("loading weights"):
-            self.crew = Crew(config, total_steps, roles, engines_of(config, alone=False))
+            self.crew = Crew(config, total_steps, roles, engines_of(config, alone=place.size == 1))
 
     def call(self, phase: str, method: str, *args: Any) -> Any:
         with self.pulse.during(phase):
-            opened = [arg.open() if isinstance(arg, Parcel) else arg for arg in args]
-            return to_arrays(getattr(self.crew, method)(*opened))
+            opened = [arg.open() if isinstance(arg, Parcel | Stored) else arg for arg in args]
+            found = getattr(self.crew, method)(*opened)
+            return Stored(ray.put(found), found.last) if isinstance(found, Bucket) else to_arrays(found)
 
 
 class RayGroup:

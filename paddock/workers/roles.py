@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddock.config.schema import Config
-from paddock.config.topology import engine_size, in_one_process, pools
+from paddock.config.topology import engine_size, in_one_process, pools, rolls_out_apart
 from paddock.core.timing import Timer
 from paddock.engines.rollout.base import RolloutEngine
 from paddock.engines.train.single import SingleEngine
 from paddock.workers.crew import Crew, end_tokens, engines_of, rollout_engine
 from paddock.workers.group import CriticHandle, Group, LocalGroup, PolicyHandle, RolloutHandle
+from paddock.workers.servers import Servers
 from paddock.workers.worker import Metrics
 
 __all__ = ["Roles", "build", "rollout_engine", "stop_tokens"]
@@ -43,10 +44,14 @@ class Roles:
         with time("gen"):
             self.rollout.sleep()  # not after an error: what is left of the group may not answer
 
+    def expect_reference(self) -> None:
+        """Its turn is near: scoring, and the actor's log-probs, hide the way of weights that are on the host."""
+        if self.reference:
+            self.reference.expect()
+
     def sync_weights(self) -> Metrics:
-        """The rollout engines take the actor's new weights; the worst of them counts."""
-        found = self.actor.group.broadcast("sync_weights")
-        return {name: max(metrics[name] for metrics in found) for name in found[0]}
+        """The rollout engines take the actor's new weights; one that runs the actor's own has them."""
+        return self.rollout.sync() if isinstance(self.rollout, RolloutHandle) else {}
 
     @property
     def devices(self) -> int:
@@ -66,25 +71,31 @@ def build(config: Config, tokenizer: Any, total_steps: int) -> Roles:
         group = LocalGroup(crew)
         in_place = config.actor_rollout_ref.rollout.name in ("embedded", "hf")
         shares = in_place and engines is SingleEngine  # the actor's own weights: it never sleeps
-        return roles_of(config, tokenizer, {"main": group}, crew.rollout if shares else RolloutHandle(group))
+        return roles_of(config, tokenizer, {"main": group}, crew.rollout if shares else None)
     from paddock.workers.ray import start_groups
 
-    groups = start_groups(config, total_steps)
-    return roles_of(config, tokenizer, groups, RolloutHandle(groups["main"], engine_size(config)))
+    return roles_of(config, tokenizer, start_groups(config, total_steps))
 
 
-def roles_of(config: Config, tokenizer: Any, groups: dict[str, Any], rollout: RolloutEngine) -> Roles:
+def roles_of(config: Config, tokenizer: Any, groups: dict[str, Any], rollout: RolloutEngine | None = None) -> Roles:
+    """`rollout` is the engine that this process has itself."""
     group_of: dict[str, Group] = {role: groups[pool.name] for pool in pools(config) for role in pool.roles}
     ends: frozenset[int] = group_of["actor"].broadcast("end_tokens")[0]
+    actor = PolicyHandle(group_of["actor"], "actor", config)
     return Roles(
-        actor=PolicyHandle(group_of["actor"], "actor", config),
-        rollout=rollout,
+        actor=actor,
+        rollout=rollout or rollout_handle(config, group_of["rollout"], actor),
         reference=PolicyHandle(group_of["reference"], "reference", config) if "reference" in group_of else None,
         critic=CriticHandle(group_of["critic"], "critic", config) if "critic" in group_of else None,
         stop_tokens=with_end_of_text(ends, tokenizer),
         groups=tuple(groups.values()),
         scoring=None if in_one_process(config) else group_of.get("reward_model"),
     )
+
+
+def rollout_handle(config: Config, group: Group, actor: PolicyHandle) -> RolloutHandle:
+    size = engine_size(config)
+    return Servers(group, size, actor) if rolls_out_apart(config) else RolloutHandle(group, size)
 
 
 def stop_tokens(engine: SingleEngine, tokenizer: Any) -> frozenset[int]:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from paddock.config.schema import Config
+from paddock.config.topology import rolls_out_apart
 from paddock.core.device import compute_dtype, device_of
 from paddock.engines.rollout.sglang import SGLangEngine
 from paddock.errors import UserError
@@ -56,7 +57,7 @@ def open_sglang(config: Config) -> SGLangEngine:
         device=str(device),
         arguments=arguments,
         extra=dict(rollout.engine_kwargs.sglang),
-        free_cache=rollout.free_cache_engine,
+        free_cache=rollout.free_cache_engine and not rolls_out_apart(config),
         staged_wake=rollout.multi_stage_wake_up,
         bucket_bytes=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,
     )

@@ -16,8 +16,9 @@ from conftest import ROOT
         (["gpu_step.py", "--shape", "smallest", "--parts", "rollout,step,training", "--device", "cpu"], 3),
         (["cpu_step.py", "--case", "smallest"], 3),
         (["lora.py", "--shape", "smallest", "--device", "cpu", "--rank", "4"], 3),
+        (["offload.py", "--shape", "smallest", "--device", "cpu", "--tokens", "64"], 5),
     ],
-    ids=["gpu_step", "cpu_step", "lora"],
+    ids=["gpu_step", "cpu_step", "lora", "offload"],
 )
 def test_the_script_prints_its_table(arguments, rows):
     script, *rest = arguments

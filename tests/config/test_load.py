@@ -179,3 +179,17 @@ def test_config_imports_no_torch():
 
     code = "import sys, paddock.config.load as m; m.load(['data.shuffle=True']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
+
+
+def test_a_cpu_takes_small_micro_batches_unless_the_user_says_otherwise():
+    actor, critic = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"
+    ref, forward = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu", "critic.forward_max_token_len_per_gpu"
+    short = ["trainer.device=cpu", "data.max_prompt_length=100", "data.max_response_length=200"]
+    by_default = load([*GUIDE, *short], LAPTOP)
+    assert [value(by_default, key) for key in (actor, ref, critic, forward)] == [2048] * 4
+    asked = load([*GUIDE, *short, f"{actor}=5000"], LAPTOP)
+    assert [value(asked, key) for key in (actor, ref, critic, forward)] == [5000, 5000, 2048, 2048]
+    long = load([*GUIDE, "trainer.device=cpu", "data.max_prompt_length=1000", "data.max_response_length=1000"], LAPTOP)
+    assert value(long, actor) == 4000  # a pair of sequences
+    on_gpu = load([*GUIDE, *short[1:]], ONE_GPU)
+    assert [value(on_gpu, key) for key in (actor, ref, critic)] == [16384, 16384, 32768]

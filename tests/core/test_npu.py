@@ -114,5 +114,7 @@ def test_a_device_that_no_other_module_knows_trains_and_generates_as_a_cpu_does(
     assert there["streams"]  # activations travelled beside the work
     peak, now = there["memory"]
     assert 0 < now <= peak < 64 * GIB
+    for present, idle in there["idle"]:  # weights and both moments have left
+        assert present - idle > 2.9 * there["weights"]
     saved = {file.name for file in (tmp_path / "saved-npu").iterdir()}
     assert saved == {file.name for file in (tmp_path / "saved-cpu").iterdir()} and "model.safetensors" in saved

@@ -104,7 +104,10 @@ def trained(engine: SingleEngine, role: str, mine: Any, rows: int, steps: int = 
     for step in range(steps):
         batch = rollouts(rows, seed=step)
         micros = engine.micro_batches(mine(batch))
+        engine.move("device")
         numbers.append(engine.train_step(micros, loss_of(role, batch), WANT[role]))
+        engine.move("host")
+    engine.move("device")
     return {"numbers": numbers, "gradient": gradient, "weights": {n: t.clone() for n, t in engine.weights()}}
 
 
@@ -114,8 +117,11 @@ def part(rank: int, size: int, batch: Batch) -> Batch:
 
 def train_on_rank(rank: int, role: str, family: str, changes: dict, shards: dict, rows: int) -> dict[str, Any]:
     engine = FSDPEngine(model_of(role, family), settings(**changes), Shards(**shards))
+    engine.offload_idle(engine.device, least=1)  # what the settings name, as on a GPU
     shares = 2 // engine.shards.sequence
-    return trained(engine, role, lambda batch: part(rank // engine.shards.sequence, shares, batch), rows)
+    found = trained(engine, role, lambda batch: part(rank // engine.shards.sequence, shares, batch), rows)
+    assert all(offload.sent and offload.fetched for offload in engine.offloads())
+    return found
 
 
 def assert_equal_runs(got: dict[str, Any], want: dict[str, Any], tolerance: float = 1e-5) -> None:

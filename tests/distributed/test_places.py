@@ -7,19 +7,24 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import tiny_batch
+from tiny_models import tiny_batch, tiny_model
 
 from paddock.config.load import load
 from paddock.config.topology import data_parallel_size, in_one_process, pools
 from paddock.core.masked import Denominators
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
+from paddock.engines.train.settings import Settings
+from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
 from paddock.facts.machine import this_machine
 from paddock.models.packing import sequence_lengths
 from paddock.plan.arithmetic import roles
+from paddock.plan.from_config import job
+from paddock.plan.memory import estimate
 from paddock.preflight import check
 from paddock.trainer.tracking.prometheus import allowed
 from paddock.workers.group import RolloutHandle, cut, share_of
+from paddock.workers.outgoing import Bucket, Outgoing
 from paddock.workers.parcels import from_arrays, to_arrays
 from paddock.workers.worker import plan_update
 
@@ -55,6 +60,84 @@ def test_a_critic_may_have_devices_of_its_own():
         config_of("trainer.n_gpus_per_node=3", *own[:2], "critic.ulysses_sequence_parallel_size=3")
 
 
+APART = ["actor_rollout_ref.hybrid_engine=False", "actor_rollout_ref.rollout.name=vllm"]
+
+
+def test_rollouts_may_have_devices_of_their_own():
+    own = ["actor_rollout_ref.rollout.n_gpus_per_node=4", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"]
+    config = config_of(*APART, *own, "trainer.n_gpus_per_node=2")
+    assert [(pool.name, pool.size, pool.roles) for pool in pools(config)] == [
+        ("main", 2, ("actor", "critic")),
+        ("rollout", 4, ("rollout",)),
+    ]
+    table = {role["role"]: (role["engine"], role["devices"], role["rows_split"]) for role in roles(config)}
+    assert table == {"actor": ("fsdp", 2, 2), "rollout": ("vllm", 4, 2), "critic": ("fsdp", 2, 2)}
+    with pytest.raises(UserError, match=r"_parallel_size=2: 3 devices do not divide .*\n.*rollout.n_gpus_per_node x"):
+        config_of(*APART, own[1], "actor_rollout_ref.rollout.n_gpus_per_node=3")
+
+
+def test_memory_is_counted_where_it_is():
+    gpus = ["trainer.device=cuda", "trainer.n_gpus_per_node=4", "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct",
+            "actor_rollout_ref.rollout.free_cache_engine=False", "actor_rollout_ref.rollout.name=vllm",
+            "algorithm.adv_estimator=grpo", "data.train_files=builtin:addition/train", "data.val_files=[]"]  # fmt: skip
+    together, apart = (job(load([*gpus, *more]).config, "h100") for more in ([], APART))
+    assert together and apart
+    shared, own = estimate(together).phases, estimate(apart).phases
+    assert "kv_cache" in shared["update_actor"] and "parameters" in shared["rollout"]
+    assert own["rollout"].keys() == {"rollout_weights", "kv_cache"} and "kv_cache" not in own["update_actor"]
+
+
+def test_a_pool_of_one_trains_with_single_whatever_the_others_are():
+    config = config_of(*APART, "critic.enable_resource_pool=True", "critic.n_gpus_per_node=2")
+    assert {role["role"]: role["engine"] for role in roles(config)} == {
+        "actor": "single",
+        "rollout": "vllm",
+        "critic": "fsdp",
+    }
+    check(config_of(*APART, "actor_rollout_ref.actor.strategy=single"), machine("ray", "vllm"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ([APART[0], "actor_rollout_ref.rollout.name=embedded"], "hybrid_engine=False: .*embedded runs the actor's own"),
+        ([APART[0], "actor_rollout_ref.rollout.name=hf"], "fix: actor_rollout_ref.rollout.name=vllm or sglang"),
+        ([*APART, "actor_rollout_ref.rollout.nnodes=0"], "rollout.nnodes=0: its pool has no node"),
+    ],
+)
+def test_a_pool_of_rollouts_that_could_not_work_is_refused(overrides, reason):
+    with pytest.raises(UserError, match=reason):
+        config_of(*overrides)
+
+
+def test_sizes_of_a_pool_that_is_not_asked_for_are_named():
+    (warning,) = load([*CPU, "actor_rollout_ref.rollout.n_gpus_per_node=4"]).warnings
+    assert "n_gpus_per_node has no effect" in warning and "hybrid_engine" in warning
+
+
+def test_all_weights_travel_in_buckets_as_they_are():
+    engine = SingleEngine(tiny_model().to(torch.bfloat16), Settings())
+    outgoing = Outgoing(engine, config_of("actor_rollout_ref.rollout.name=vllm"))
+    outgoing.size = 20_000
+    found: list[Bucket] = []
+    while outgoing.stale:
+        bucket = outgoing.next()
+        assert bucket is not None
+        found.append(bucket)
+    marks = [(bucket.first, bucket.last) for bucket in found]
+    assert len(found) > 2 and marks == [(True, False)] + [(False, False)] * (len(found) - 2) + [(False, True)]
+    arrived = {name: tensor for bucket in found for name, tensor in bucket.unpacked(torch.device("cpu"))}
+    sent = dict(engine.weights())
+    assert arrived.keys() == sent.keys()
+    for name, tensor in sent.items():
+        assert arrived[name].dtype == tensor.dtype and torch.equal(arrived[name], tensor)
+    odd = [("a", torch.arange(3, dtype=torch.uint8)), ("b", torch.tensor(2.5)), ("c", torch.ones(2, 3).half())]
+    for (name, tensor), (other, there) in zip(
+        odd, Bucket.of(odd, True, True).unpacked(torch.device("cpu")), strict=True
+    ):
+        assert name == other and torch.equal(tensor, there) and tensor.shape == there.shape
+
+
 @pytest.mark.parametrize(
     ("overrides", "packages", "reason"),
     [
@@ -65,6 +148,12 @@ def test_a_critic_may_have_devices_of_its_own():
             "strategy=single: trains on",
         ),
         (["actor_rollout_ref.actor.fsdp_config.offload_policy=True"], [], "offload_policy=True: is FSDP2's"),
+        (
+            [*APART, "actor_rollout_ref.actor.fsdp_config.offload_policy=True"],
+            ["ray", "vllm"],
+            "offload_policy=True: is FSDP2's, and one device runs",
+        ),
+        (APART, ["vllm"], "2 processes need ray\n.*without a pool of its own for the rollout"),
     ],
 )
 def test_what_processes_cannot_do_is_refused_before_they_start(overrides, packages, reason):

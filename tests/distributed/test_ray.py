@@ -52,8 +52,8 @@ EXPORTER = free_port()
 
 @pytest.fixture(scope="module", autouse=True)
 def one_cluster() -> Iterator[None]:
-    often = {"metrics_report_interval_ms": 500}
-    ray.init(num_cpus=2, _metrics_export_port=EXPORTER, _system_config=often, **cluster.LOCAL)
+    often = {"metrics_report_interval_ms": 500, **cluster.LOCAL["_system_config"]}
+    ray.init(num_cpus=2, _metrics_export_port=EXPORTER, **cluster.LOCAL | {"_system_config": often})
     yield
     ray.shutdown()
 

@@ -12,7 +12,7 @@ from torch import nn
 from paddock.config.engine import OptimConfig
 from paddock.config.load import load
 from paddock.core.device import Carrier
-from paddock.engines.train.activations import Activations, Journey
+from paddock.engines.train.activations import BEHIND, Activations, Journey
 from paddock.engines.train.settings import Budget, Settings, actor_settings, critic_settings
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
@@ -79,7 +79,7 @@ def test_gradients_are_the_same_to_the_last_bit(role, family, checkpointing):
     assert len(watched.journeys) == len(engine.micro_batches(tiny_batch(6))) > 1
     for journey in watched.journeys:
         assert len(journey.trips) >= engine.backbone.config.num_hidden_layers
-        assert all(trip.uses == 0 and trip.arrival is None for trip in journey.trips)  # all came back, none stayed
+        assert all(trip.uses == 0 and trip.here is None for trip in journey.trips)  # all came back, none stayed
 
 
 def test_under_checkpointing_the_inputs_of_layers_travel_and_parameters_never():
@@ -89,8 +89,8 @@ def test_under_checkpointing_the_inputs_of_layers_travel_and_parameters_never():
     hidden = engine.backbone.config.hidden_size
     sizes = {param.shape for param in engine.model.parameters()}
     for journey in watched.journeys:
-        assert not sizes & {trip.host.shape for trip in journey.trips}
-        assert sum(trip.host.shape[-1] == hidden for trip in journey.trips) >= engine.backbone.config.num_hidden_layers
+        assert not sizes & {trip.shape for trip in journey.trips}
+        assert sum(trip.shape[-1] == hidden for trip in journey.trips) >= engine.backbone.config.num_hidden_layers
 
 
 def test_small_tensors_stay():
@@ -121,24 +121,33 @@ def test_memory_that_became_another_tensors_is_not_taken_for_the_old_one():
     assert torch.equal(x.grad, torch.full((64,), 2.0 * sum((step + 1.0) ** 2 for step in range(20))))
 
 
-def test_backward_has_one_more_on_the_device_than_it_uses():
+def test_backward_has_as_many_ahead_on_the_device_as_were_leaving():
     layers = [nn.Linear(32, 32) for _ in range(6)]
     with Activations(nn.ModuleList(layers), Carrier(CPU), LEAST).away() as journey:
         x = torch.randn(16, 32, requires_grad=True)
         for layer in layers:
             x = layer(x.tanh())
     held: list[int] = []
-    for trip in journey.trips:
-        trip.host.requires_grad_(False)
     come_back = journey.fetch
 
     def watched(trip: Any) -> None:
         come_back(trip)
-        held.append(sum(one.arrival is not None for one in journey.trips))
+        held.append(sum(one.here is not None for one in journey.trips))
 
     journey.fetch = watched  # type: ignore[method-assign]
     x.sum().backward()
-    assert max(held) == 2
+    assert max(held) == 1 + BEHIND < len(journey.trips)
+
+
+def test_pinned_memory_is_asked_for_once_and_serves_every_micro_batch():
+    engine = engine_of("actor", "qwen2", checkpointing=True)
+    engine.activations = Activations(engine.model, Carrier(CPU), LEAST)
+    assert len(engine.micro_batches(tiny_batch(6))) > 1
+    gradients(engine, "actor")
+    room = {piece.data_ptr() for piece in engine.activations.room}
+    gradients(engine, "actor")
+    assert {piece.data_ptr() for piece in engine.activations.room} == room
+    assert engine.backbone.config.num_hidden_layers < len(room) < 12
 
 
 def test_a_second_backward_finds_everything_again():

@@ -54,6 +54,30 @@ def test_embedded_equals_hf_token_for_token(family, sampling):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_spare_tokens_and_free_slots_change_no_answer(family, monkeypatch):
+    """What bf16 on a CPU computes beside the live sequences, here in float32, where it must not show."""
+    model = tiny_model(family)
+    expected = EmbeddedEngine(model, max_num_seqs=7).generate(PROMPTS, SAMPLED)
+    monkeypatch.setattr(engine_module, "spare", lambda tokens, *_: -tokens % 4)
+    found = EmbeddedEngine(model, max_num_seqs=7).generate(PROMPTS, SAMPLED)
+    assert tokens_of(found) == tokens_of(expected)
+    for ours, plain in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.tensor(ours.log_probs), torch.tensor(plain.log_probs), atol=1e-5, rtol=0)
+
+
+def test_bf16_on_a_cpu_steps_over_few_numbers_of_rows(monkeypatch):
+    stepped: list[int] = []
+    step = EmbeddedEngine.step
+    monkeypatch.setattr(EmbeddedEngine, "step", lambda *args: (stepped.append(args[2]), step(*args)))
+    model = tiny_model("qwen2").to(torch.bfloat16)
+    stops = replace(SAMPLED, stop_tokens=frozenset(range(0, 90, 4)), max_tokens=20)
+    prompts = [Prompt(prompt.tokens, list(range(i * 20, i * 20 + 20))) for i, prompt in enumerate(PROMPTS)]
+    found = EmbeddedEngine(model, max_num_seqs=50).generate(prompts, stops)
+    assert len({len(completion.tokens) for completion in found}) > 4, "they should end at different times"
+    assert set(stepped) <= {16, 32, 48, 50}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_log_probs_equal_a_plain_full_forward_within_1e_5(family):
     model = tiny_model(family)
     found = iter(EmbeddedEngine(model, max_num_seqs=5).generate(PROMPTS, SAMPLED))

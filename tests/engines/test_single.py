@@ -22,7 +22,7 @@ from paddock.engines.train.base import LossFn, Outputs
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
-from paddock.models.fused.layer import side_by_side
+from paddock.models.fused.joined import side_by_side
 from paddock.models.value_head import ValueModel
 
 ALL = frozenset({"log_probs", "entropy"})

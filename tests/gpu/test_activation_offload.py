@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 import torch
 from tiny_models import tiny_model
 
+from paddock import preflight
 from paddock.config.engine import OptimConfig
+from paddock.config.load import load
 from paddock.core.batch import Batch
-from paddock.core.device import Carrier, memory_in_use, peak_memory, reset_peak_memory, synchronize
-from paddock.engines.train.activations import Activations
+from paddock.core.device import Carrier, empty_cache, memory_in_use, peak_memory, reset_peak_memory, synchronize
+from paddock.engines.train.activations import BEHIND, Activations
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleEngine
 from paddock.models.attention import FUSED
+from paddock.trainer.run import train
 
 pytestmark = pytest.mark.gpu
 LAYERS, HIDDEN, ROWS, LENGTH = 16, 1024, 4, 4096
@@ -51,32 +55,51 @@ def batch() -> Batch:
     )
 
 
-def step(engine: SingleEngine) -> tuple[dict[str, torch.Tensor], int]:
+def step(engine: SingleEngine) -> tuple[dict[str, torch.Tensor], int, int]:
+    """Gradients, and the most that the step took above what was there: of tensors, and of the device for them."""
+
     def loss(micro: Any, outputs: Any) -> Any:
         return (outputs.log_probs * micro.mask).sum() / micro.mask.sum(), {}
 
     engine.model.train()
     for _ in range(2):  # the first makes what stays
         engine.updater.zero()
+        gc.collect()
         synchronize(engine.device)
+        empty_cache(engine.device)
         reset_peak_memory(engine.device)
-        start = memory_in_use(engine.device)
+        start, taken = memory_in_use(engine.device), torch.cuda.memory_reserved()
         engine.backward([batch()], loss, WANT)
         synchronize(engine.device)
-    peak = peak_memory(engine.device) - start  # whatever other engines left behind
-    return {n: p.grad.float().cpu() for n, p in engine.model.named_parameters()}, peak
+    peaks = peak_memory(engine.device) - start, torch.cuda.max_memory_reserved() - taken
+    return {n: p.grad.float().cpu() for n, p in engine.model.named_parameters()}, *peaks
 
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_less_memory_and_the_same_gradients(fused):
-    expected, before = step(engine_of(fused))
-    again, _ = step(engine_of(fused))  # flash attention's backward adds up in whatever order it happens to
+    expected, before, taken_before = step(engine_of(fused))
+    again, *_ = step(engine_of(fused))  # flash attention's backward adds up in whatever order it happens to
     engine = engine_of(fused)
     engine.activations = Activations(engine.model, Carrier(engine.device))
-    found, after = step(engine)
+    found, after, taken_after = step(engine)
     for name, gradient in expected.items():
         error, noise = ((other[name] - gradient).norm() / gradient.norm().clamp(min=1e-12) for other in (found, again))
         assert error < 2 * noise + 1e-3, (name, error, noise)
-    inputs = LAYERS * ROWS * LENGTH * HIDDEN * 2
-    print(f"fused={fused}: peak {before / 2**20:.0f} MiB, {after / 2**20:.0f} MiB with activations on the host")
-    assert before - after > 0.6 * inputs
+    a_layer = ROWS * LENGTH * HIDDEN * (4 if fused else 2)  # the fused stream is float32
+    on_the_way = 2 + BEHIND  # in use, and leaving or coming
+    numbers = [f"{size / 2**20:.0f} MiB" for size in (a_layer, before, after, taken_before, taken_after)]
+    print(f"fused={fused}, a layer's input {numbers[0]}: tensors at most {numbers[1]} -> {numbers[2]}, "
+          f"memory of the device {numbers[3]} -> {numbers[4]}")  # fmt: skip
+    assert before - after > 0.5 * (LAYERS - on_the_way) * a_layer, numbers  # then the peak is in the head
+    assert taken_before - taken_after > 0.4 * (LAYERS - on_the_way) * a_layer, numbers
+
+
+def test_training_takes_the_key(tmp_path):
+    keys = ["algorithm.adv_estimator=grpo", "data.train_batch_size=4", "actor_rollout_ref.rollout.n=2",
+            "trainer.total_training_steps=1", "trainer.val_before_train=False", "trainer.test_freq=-1",
+            "trainer.logger=[file]", "data.dataloader_num_workers=0", "trainer.device=cuda",
+            "actor_rollout_ref.model.enable_gradient_checkpointing=True", f"trainer.default_local_dir={tmp_path}",
+            "actor_rollout_ref.model.enable_activation_offload=True"]  # fmt: skip
+    config = load(keys).config
+    preflight.check(config)
+    assert train(config)

@@ -187,6 +187,7 @@ def test_weights_that_were_away_from_the_device_compute_as_before():
     batch = tiny_batch()
     before = engine.forward(batch, frozenset({"log_probs"})).log_probs
     engine.settings = replace(engine.settings, offload_params=True)
+    engine.offload_idle(torch.device("cuda"), least=1)
     held = torch.cuda.memory_allocated()
     engine.move("host")
     torch.cuda.synchronize()

@@ -78,7 +78,7 @@ def test_norm_adds_and_scales(unit, adds):
     torch.autograd.backward((wanted, wanted_total), (dy, dsum))
     same(y, wanted)
     same(total, wanted_total)
-    dx, dbranch, dweight = add_norm_backward(dy, dsum, total, weight.detach(), scale, unit, torch.float32)
+    dx, dbranch, dweight = add_norm_backward(dy, dsum, total, weight, scale, unit, torch.float32)
     same(dx, x.grad)
     same(dweight, weight.grad)
     if adds:
@@ -90,7 +90,7 @@ def test_rotation_of_normed_heads(unit):
     tokens, heads, keys, dim = 7, 9, 2, 12
     qkv, wq, wk = randn(tokens, (heads + 2 * keys) * dim, grad=True), randn(dim, grad=True), randn(dim, grad=True)
     cos, sin = randn(tokens, dim), randn(tokens, dim)
-    norm = None if unit is None else HeadNorm(wq.detach(), wk.detach(), 1e-6, unit)
+    norm = None if unit is None else HeadNorm(wq, wk, 1e-6, unit)
     found = rotary(qkv.detach(), cos, sin, norm, keys, dim)
     q, k, v = qkv.view(tokens, -1, dim).split([heads, keys, keys], 1)
     if unit is not None:

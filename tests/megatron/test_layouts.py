@@ -193,7 +193,10 @@ def trained(engine: Any, role: str, mine: Any, rows: int, steps: int = STEPS) ->
     numbers = []
     for step in range(steps):
         batch = rollouts(rows, seed=step)
+        engine.move("device")
         numbers.append(engine.train_step(engine.micro_batches(mine(batch)), loss_of(role, batch), WANT[role]))
+        engine.move("host")
+    engine.move("device")
     weights = {name: tensor.clone() for name, tensor in engine.weights()}
     return {"numbers": numbers, "gradient": gradient, "weights": weights}
 
@@ -212,7 +215,10 @@ def shares(engine: Any) -> Any:
 
 def train_on_rank(rank: int, role: str, family: str, changes: dict, layout: dict, rows: int) -> dict[str, Any]:
     engine = engine_of(role, family, layout, changes)
-    return trained(engine, role, shares(engine), rows)
+    engine.offload_idle(engine.device, least=1)  # what the settings name, as on a GPU
+    found = trained(engine, role, shares(engine), rows)
+    assert all(offload.sent and offload.fetched for offload in engine.offloads())
+    return found
 
 
 def assert_equal_runs(got: dict[str, Any], want: dict[str, Any], tolerance: float = 2e-5) -> None:

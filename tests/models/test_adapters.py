@@ -17,7 +17,16 @@ from transformers import AutoModelForCausalLM
 
 from paddock.config.roles import CriticModelConfig, ModelConfig
 from paddock.errors import UserError
-from paddock.models.adapters import WEIGHTS_FILE, Adapters, Lora, adapters_of, attach, is_adapter, with_adapter
+from paddock.models.adapters import (
+    WEIGHTS_FILE,
+    Adapters,
+    Lora,
+    adapters_of,
+    adapters_on,
+    attach,
+    is_adapter,
+    with_adapter,
+)
 
 peft = pytest.importorskip("peft")
 TOKENS = torch.arange(4, 24).view(2, 10)
@@ -120,6 +129,13 @@ def test_merged_weights_are_those_of_peft_and_give_the_same_logits(family, tmp_p
     theirs = peft.PeftModel.from_pretrained(tiny_model(family), saved(model, tmp_path)).merge_and_unload()
     for name, param in theirs.named_parameters():
         torch.testing.assert_close(merged[name], param.detach(), atol=1e-6, rtol=1e-5)
+
+
+def test_whether_adapters_are_on_is_known():
+    model = adapted()
+    with found(model).off():
+        assert not adapters_on(model)
+    assert adapters_on(model) and not adapters_on(tiny_model())
 
 
 def test_by_hand_a_layer_gives_wx_plus_alpha_over_r_bax():

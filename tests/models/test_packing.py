@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_models import FAMILIES, tiny_batch, tiny_model
 
 from paddock.core.batch import Batch
-from paddock.models.packing import pack, pad, sequence_lengths
+from paddock.models.packing import Inputs, pack, pad, sequence_lengths
+from paddock.models.sharing import pack_shared
 
 
 def test_every_token_but_a_rows_last_goes_through_the_model_once():
@@ -56,6 +59,38 @@ def test_packed_equals_padded(family):
     torch.testing.assert_close(states, padded_states, atol=1e-5, rtol=1e-5)
     for gradient, padded in zip(gradients, padded_gradients, strict=True):
         torch.testing.assert_close(gradient, padded, atol=1e-5 * padded.abs().max().item(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("lay_out", [pack, pack_shared])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_behind_the_stream_change_no_state_and_no_gradient(family, lay_out, monkeypatch):
+    model, batch = tiny_model(family), tiny_batch(tools=True)
+    model.set_attn_implementation("paddock")
+    batch = batch.with_(prompts=batch.prompts[:1].expand_as(batch.prompts), prompt_mask=None)  # one prompt for all
+    weight = torch.randn(int(batch.mask.sum()), model.config.hidden_size)
+    found = []
+    for more in (0, 7):
+        monkeypatch.setattr(Inputs, "spare", lambda *_, more=more: more)
+        states = lay_out(batch).hidden(model)
+        model.zero_grad()
+        (states * weight).sum().backward()
+        found.append((states.detach(), [param.grad for param in model.parameters() if param.grad is not None]))
+    (states, gradients), (longer_states, longer_gradients) = found
+    torch.testing.assert_close(longer_states, states, atol=1e-5, rtol=1e-5)
+    for gradient, longer in zip(gradients, longer_gradients, strict=True):
+        torch.testing.assert_close(longer, gradient, atol=1e-5 * gradient.abs().max().item(), rtol=1e-4)
+
+
+def test_bf16_streams_on_a_cpu_have_few_lengths_of_little_more_than_their_own():
+    model, inputs = tiny_model("llama"), pack(tiny_batch())
+    assert inputs.spare(model.float()) == 0
+    model.to(torch.bfloat16)
+    lengths = set()
+    for length in range(100, 4096):
+        tokens = inputs.tokens.new_zeros(1, length)
+        lengths.add(length + replace(inputs, tokens=tokens).spare(model))
+        assert length <= max(lengths) <= length + max(15, length / 32)
+    assert len(lengths) < 150
 
 
 def test_rows_without_a_counting_token_stay_out():

@@ -24,8 +24,8 @@ def planned(offload: bool) -> tuple[int, int]:
     return update_work(found, found.actor)["activations"], on_the_host(found)
 
 
-def test_inputs_of_all_layers_but_two_leave_the_device_and_fill_the_host():
+def test_inputs_of_all_layers_but_three_leave_the_device_and_fill_the_host():
     (there, host), (left, filled) = planned(False), planned(True)
     one_layer = 32768 * 3584 * 2
-    assert there - left == (28 - 2) * one_layer
+    assert there - left == (28 - 3) * one_layer
     assert filled - host == 8 * 28 * one_layer

@@ -87,6 +87,10 @@ class CopyEngine(RolloutEngine, Protocol):
     dtype: torch.dtype
     stale: bool  # its weights are not the trainer's
 
+    def load_bucket(self, bucket: list[tuple[str, Tensor]], first: bool, last: bool) -> None:
+        """A part of what `load_weights` takes; all parts come one after the other."""
+        ...
+
     def differing_layers(self) -> list[str]:
         """Matrices that are not what was sent, the most different first; where the engine can tell."""
         ...

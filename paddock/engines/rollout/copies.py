@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paddock.core.rng import Stream, words
-from paddock.engines.rollout.base import Prompt, Sampling
+from paddock.engines.rollout.base import CopyEngine, Prompt, Sampling
 from paddock.errors import UserError
 
 
@@ -29,6 +29,13 @@ def row_seeds(rows: list[int], sampling: Sampling) -> list[int | None]:
         return [None] * len(rows)
     high, low, *_ = words(sampling.seed, sampling.step, torch.tensor(rows), 0, 0, Stream.SAMPLE)
     return ((high >> 1 << 32) | low).tolist()
+
+
+def load_in_buckets(engine: CopyEngine, weights: Iterable[tuple[str, Tensor]], size: int) -> None:
+    first = True
+    for bucket, last in buckets(weights, size):
+        engine.load_bucket(bucket, first, last)
+        first = False
 
 
 def buckets(weights: Iterable[tuple[str, Tensor]], size: int) -> Iterator[tuple[list[tuple[str, Tensor]], bool]]:

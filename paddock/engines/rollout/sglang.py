@@ -14,7 +14,7 @@ import io
 import json
 import os
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -26,7 +26,7 @@ from torch import Tensor
 from paddock.core.device import shares_memory, visible_devices, visible_devices_variable
 from paddock.core.processes import from_everyone, subgroups
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
-from paddock.engines.rollout.copies import buckets, require_no_images, row_seeds
+from paddock.engines.rollout.copies import load_in_buckets, require_no_images, row_seeds
 from paddock.engines.rollout.served import Server, arguments_of_this_server
 from paddock.errors import UserError
 
@@ -129,19 +129,23 @@ class SGLangEngine:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """New weights under Hugging Face names; nothing computed with the old ones is kept."""
-        self.sent = {}
-        for bucket, _ in buckets(self.noted(weights), self.bucket_bytes):  # every rank helps to gather them
-            self.seat.together(lambda bucket=bucket: self.send(bucket))
+        load_in_buckets(self, weights, self.bucket_bytes)  # every rank helps to gather them
+
+    def load_bucket(self, bucket: list[tuple[str, Tensor]], first: bool, last: bool) -> None:
+        if first:
+            self.sent = {}
+        if self.seat.leads:
+            matrices = ((name, tensor) for name, tensor in bucket if tensor.ndim == 2)
+            self.sent |= {name: tensor[:ROWS].to("cpu", torch.float32, copy=True) for name, tensor in matrices}
+        self.seat.together(lambda: self.send(bucket))
+        if last:
+            self.begin_anew()
+
+    def begin_anew(self) -> None:
         if self.staged_wake and self.frees:
             self.seat.together(lambda: self.open.post("/resume_memory_occupation", {"tags": ["kv_cache"]}))
         self.seat.together(lambda: self.open.post("/flush_cache", {}))
         self.stale = False
-
-    def noted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in weights:
-            if tensor.ndim == 2 and self.seat.leads:
-                self.sent[name] = tensor[:ROWS].to("cpu", torch.float32, copy=True)
-            yield name, tensor
 
     def send(self, bucket: list[tuple[str, Tensor]]) -> None:
         parcel = base64.b64encode(packed(bucket)).decode()

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
-from paddock.engines.rollout.copies import buckets, require_no_images, row_seeds
+from paddock.engines.rollout.copies import load_in_buckets, require_no_images, row_seeds
 from paddock.errors import UserError
 
 KEY = "actor_rollout_ref.rollout"
@@ -188,15 +188,16 @@ class VLLMEngine:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """New weights under Hugging Face names."""
-        self.sent = {}
-        remote = self.parallel.distributed_executor_backend in ("mp", "ray")
-        first = True
-        for bucket, last in buckets(self.noted(weights), self.bucket_bytes):
+        load_in_buckets(self, weights, self.bucket_bytes)
+
+    def load_bucket(self, bucket: list[tuple[str, Tensor]], first: bool, last: bool) -> None:
+        self.sent = noted(bucket) if first else self.sent | noted(bucket)
+        if self.parallel.distributed_executor_backend in ("mp", "ray"):
             # To another process a tensor travels through host memory; in this one it is the trainer's own.
-            parcel = [(name, tensor.cpu()) for name, tensor in bucket] if remote else bucket
-            self.llm.collective_rpc("paddock_receive", args=(parcel, first, last))
-            first = False
-        self.begin_anew()
+            bucket = [(name, tensor.cpu()) for name, tensor in bucket]
+        self.llm.collective_rpc("paddock_receive", args=(bucket, first, last))
+        if last:
+            self.begin_anew()
 
     def load_adapter(self, folder: Path) -> None:
         """The adapter in this folder, as peft saves it, in place of the one before."""
@@ -222,12 +223,6 @@ class VLLMEngine:
             self.llm.wake_up(tags=["kv_cache"])
         self.llm.reset_prefix_cache()
         self.stale = False
-
-    def noted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in weights:
-            if tensor.ndim == 2:
-                self.sent[name] = Sent(tensor.sum(dtype=torch.float64), tensor.float().square().sum())
-            yield name, tensor
 
     def sleep(self) -> None:
         """Weights and KV cache leave the device; the weights come anew with the next sync, or frozen ones from the
@@ -261,6 +256,11 @@ class VLLMEngine:
                 far["+".join(names)] = gap / max(size, 1e-12)
         limit = SAME[self.dtype]
         return sorted((name for name in far if far[name] > limit), key=lambda name: -far[name])
+
+
+def noted(bucket: list[tuple[str, Tensor]]) -> dict[str, Sent]:
+    matrices = ((name, tensor) for name, tensor in bucket if tensor.ndim == 2)
+    return {name: Sent(it.sum(dtype=torch.float64), it.float().square().sum()) for name, it in matrices}
 
 
 def room_for_adapter(rank: int, load_format: str | None) -> dict[str, Any]:

@@ -15,6 +15,9 @@ from paddock.models.experts import Routing
 SHARDS = "distributed"
 """Folder of a checkpoint that several ranks wrote, and any number of them reads."""
 
+Place = Literal["device", "coming", "host"]
+"""Of what an idle role may offload. `coming`: on its way to the device, which goes on with other work meanwhile."""
+
 Want = frozenset[str]  # any of: log_probs, entropy, sum_pi_squared, values, and the columns of experts
 EXPERT_COLUMNS = frozenset({"prompt_experts", "response_experts"})
 
@@ -62,7 +65,9 @@ class TrainEngine(Protocol):
         """What each rank with rows of its own gives; every rank must call it."""
         ...
 
-    def move(self, where: Literal["device", "host"]) -> None: ...
+    def move(self, where: Place) -> None:
+        """What the settings let leave the device while the role is idle; what an optimizer step needs comes with it."""
+        ...
 
     def save(self, path: Path) -> None: ...
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ from paddock.core.batch import Batch
 from paddock.core.device import DTYPES, device_of
 from paddock.core.processes import from_everyone, largest, subgroups
 from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, LossFn, Outputs, Want
+from paddock.engines.train.offload import at_home
 from paddock.engines.train.optim import Updater
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.shards import copy_into, load_shards, save_shards, save_streamed
@@ -308,13 +309,7 @@ class FSDPEngine(SingleEngine):
         dist.all_reduce(sums)
         return sums
 
-    def move(self, where: Literal["device", "host"]) -> None:
-        target = self.device if where == "device" else torch.device("cpu")
-        if self.settings.offload_params and not self.shards.offload:
-            self.network.to(target)
-        if self.settings.offload_optimizer and not self.shards.offload and self.updater is not None:
-            self.updater.move(target)
-
+    @at_home
     def save(self, path: Path) -> None:
         """Each rank's part, for any number of ranks; and the model as `transformers` loads it, by rank 0."""
         writes = dist.get_rank() == 0
@@ -342,8 +337,10 @@ class FSDPEngine(SingleEngine):
             else:
                 yield name.removeprefix(BACKBONE) if critic else name, tensor
 
+    @at_home
     def load(self, path: Path) -> None:
         """What `save` wrote, here or on any other number of ranks, or in one process."""
+        self.all_changes()
         if (path / SHARDS).is_dir():
             load_shards(path / SHARDS, self.own_tensors(), self.updater)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from paddock.config.engine import OptimConfig
 from paddock.core.device import has_fused_optimizers
+from paddock.engines.train.offload import Offload
 from paddock.errors import UserError
 
 OPTIMIZERS = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam, "SGD": torch.optim.SGD}
@@ -79,6 +80,9 @@ class Updater:
     model's parameters follow them. As soon as backward has a gradient, it is added to its master's, and freed.
     """
 
+    offload: Offload | None = None
+    """Of what it keeps, while it is idle. It comes by itself when a step begins."""
+
     def __init__(
         self, model: nn.Module, config: OptimConfig, compute: Mapping[str, torch.dtype], total_steps: int | None = None
     ):
@@ -98,8 +102,17 @@ class Updater:
         """The norm of all gradients, before they are scaled down to `clip_grad`."""
         return nn.utils.clip_grad_norm_(self.masters, self.config.clip_grad, foreach=True)
 
+    def begin(self) -> None:
+        """A step is coming: what it needs is on its way while gradients are computed."""
+        if self.offload:
+            self.offload.come()
+
     @torch.no_grad()
     def step(self) -> None:
+        if self.offload:
+            self.offload.come()
+            self.offload.arrive()
+            self.offload.written()
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr
         self.optimizer.step()
@@ -128,15 +141,14 @@ class Updater:
         self.optimizer.load_state_dict(state["optimizer"])
         self.step_no = state["step"]
 
-    def move(self, device: torch.device) -> None:
+    def idle_tensors(self) -> Iterator[Tensor]:
         """Optimizer state, and with it the masters that are not the model's own parameters."""
         for state in self.optimizer.state.values():
-            for name, value in state.items():
-                if isinstance(value, Tensor):
-                    state[name] = value.to(device, non_blocking=True)
-        for param, master in zip(self.params, self.masters, strict=True):
-            if master is not param:
-                master.data = master.data.to(device, non_blocking=True)
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+        yield from self.own_masters()
+
+    def own_masters(self) -> Iterator[Tensor]:
+        return (master for param, master in zip(self.params, self.masters, strict=True) if master is not param)
 
 
 def narrow(param: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:

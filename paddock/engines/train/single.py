@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,7 +22,8 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import Carrier, device_of, make_deterministic
 from paddock.engines.train.activations import Activations
-from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, LossFn, Outputs, Want
+from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, LossFn, Outputs, Place, Want
+from paddock.engines.train.offload import Offload, at_home
 from paddock.engines.train.optim import Updater
 from paddock.engines.train.routers import Routers
 from paddock.engines.train.settings import (
@@ -36,7 +37,7 @@ from paddock.engines.train.settings import (
 )
 from paddock.errors import UserError
 from paddock.models.adapters import MERGED, Lora, adapters_of, attach, is_adapter, read
-from paddock.models.fused import fuse, fused
+from paddock.models.fused import fuse
 from paddock.models.load import load_backbone, load_causal_lm, model_folder
 from paddock.models.packing import Inputs, pack, pad
 from paddock.models.sharing import pack_shared
@@ -51,6 +52,9 @@ OPTIMIZER_FILE = "optimizer.pt"
 
 class SingleEngine:
     """See `TrainEngine`. A causal LM gives log-probs, entropy and sum_pi_squared, a `ValueModel` values."""
+
+    offload: Offload | None = None
+    """Of the weights, while the role is idle. On a CPU there is nowhere to go."""
 
     def __init__(self, model: PreTrainedModel | ValueModel, settings: Settings):
         self.model = model
@@ -73,6 +77,8 @@ class SingleEngine:
             if settings.checkpointing:
                 self.backbone.gradient_checkpointing_enable({"use_reentrant": False})
         self.fuse()
+        if self.device.type != "cpu":
+            self.offload_idle(self.device)
 
     def fuse(self) -> None:
         """A forward in few kernels, on a GPU and where the model is one that they compute right."""
@@ -178,17 +184,25 @@ class SingleEngine:
         assert self.updater is not None, "the weights of this engine are frozen"
         self.model.train()
         self.updater.zero()
+        self.updater.begin()
         self.routers.begin(self, micro_batches, want)
         sums = self.backward(micro_batches, loss, want)
         sums["grad_norm"] = self.updater.clip().double()
         numbers = self.numbers(sums) | self.routers.finish(self) | {"lr": self.updater.lr, "skipped": 0.0}
         if math.isfinite(numbers.pop("loss")) and math.isfinite(numbers["grad_norm"]):
             self.updater.step()
+            self.weights_changed()
         else:
             numbers["skipped"] = 1.0
         self.updater.zero()
         self.model.eval()
         return numbers
+
+    def weights_changed(self) -> None:
+        """What is not trained is on the host as it is here, once it has been there."""
+        assert self.updater is not None
+        if self.offload:
+            self.offload.written([*self.updater.params, *self.model.buffers()])
 
     def backward(self, micro_batches: list[Batch], loss: LossFn, want: Want) -> dict[str, Tensor]:
         """Gradients of all micro-batches, and the sums of the loss and of the metrics."""
@@ -269,17 +283,31 @@ class SingleEngine:
     def total(self, sums: Tensor) -> Tensor:
         return sums
 
-    def move(self, where: Literal["device", "host"]) -> None:
-        """What the settings let leave the device while the role is idle. On a CPU there is nowhere to go."""
-        target = self.device if where == "device" else torch.device("cpu")
+    def offload_idle(self, device: torch.device, **options: Any) -> None:
+        """From now on `move` moves what the settings let leave the device, each over a road of its own."""
         if self.settings.offload_params:
-            for tensor in (*self.model.parameters(), *self.model.buffers()):
-                tensor.data = tensor.data.to(target, non_blocking=True)
-            if decoder := fused(self.backbone):
-                decoder.moved(back=where == "device")
+            self.offload = Offload(Carrier(device), self.idle_weights, **options)
         if self.settings.offload_optimizer and self.updater is not None:
-            self.updater.move(target)
+            self.updater.offload = Offload(Carrier(device), self.updater.idle_tensors, **options)
 
+    def idle_weights(self) -> Iterator[Tensor]:
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+
+    def offloads(self) -> list[Offload]:
+        found = (self.offload, self.updater.offload if self.updater else None)
+        return [offload for offload in found if offload is not None]
+
+    def move(self, where: Place) -> None:
+        if where == "host":
+            for offload in self.offloads():
+                offload.leave()
+        elif self.offload:
+            self.offload.come()
+            if where == "device":
+                self.offload.arrive()
+
+    @at_home
     def save(self, path: Path) -> None:
         """Weights as `transformers` loads them, in their widest type; the optimizer's state and step beside them."""
         path.mkdir(parents=True, exist_ok=True)
@@ -308,6 +336,7 @@ class SingleEngine:
     def whole(self, tensor: Tensor) -> Tensor:
         return tensor
 
+    @at_home
     def save_adapter(self, path: Path, writes: bool = True) -> None:
         """As `peft` loads it; a value head beside it."""
         assert self.adapters is not None
@@ -319,9 +348,11 @@ class SingleEngine:
         if writes and head:
             save_file({name: tensor.cpu().contiguous() for name, tensor in head.items()}, path / HEAD_FILE)
 
+    @at_home
     @torch.no_grad()
     def load(self, path: Path) -> None:
         """What `save` wrote: from there training goes on as if it had not stopped."""
+        self.all_changes()
         own = {} if self.adapters else dict(self.tensors())
         if self.updater is not None:
             own |= self.updater.named_masters()
@@ -333,6 +364,11 @@ class SingleEngine:
             self.load_whole(path, own)
         if self.updater is not None:
             self.updater.publish()
+
+    def all_changes(self) -> None:
+        """No copy on the host is right any more."""
+        for offload in self.offloads():
+            offload.written()
 
     def load_whole(self, path: Path, own: dict[str, Tensor]) -> None:
         stored = self.stored_weights(path)  # first: another model's optimizer says less of what is wrong

@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from paddock.kernels.launch import can_launch
 from paddock.models.attention import FUSED, Attention, Packed, module_states
-from paddock.models.fused.layer import Layer, Norm, Scores, Unfit
+from paddock.models.fused.joined import Unfit
+from paddock.models.fused.layer import Layer, Norm, Scores, Shared
 
 PROBE = 24  # tokens of the forward that is compared
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
@@ -98,6 +99,8 @@ class FusedDecoder:
             raise Unfit("not all of its layers attend")
         self.norm = Norm.of(self.backbone.norm)
         self.layers = [Layer(layer, recorder.seen[i], self.exact) for i, layer in enumerate(self.backbone.layers)]
+        adapters = [joined.adapters for layer in self.layers for joined in layer.joined]
+        self.pairs = [pair for beside in adapters if beside for pair in beside.pairs]
         tolerance = TOLERANCE[wanted.dtype]
         gaps = []
         for scale in (1.0, float(self.backbone.embed_tokens.weight.shape[1] ** 0.5)):
@@ -113,21 +116,15 @@ class FusedDecoder:
         embedded = self.backbone.embed_tokens(tokens)
         if self.scale != 1.0:
             embedded = embedded * torch.tensor(self.scale, dtype=embedded.dtype)
-        ropes = {kind: self.rope(embedded, positions, kind) for kind in set(self.rope_types)}
+        adapted = not (self.pairs and self.pairs[0].is_off)  # they are on or off together
+        shared = {kind: Shared(*self.rope(embedded, positions, kind), how, adapted) for kind in set(self.rope_types)}
         residual = embedded.flatten(0, 1).float()  # wide: what layers add to it is not rounded away
         branch: Tensor | None = None
         recompute = self.backbone.gradient_checkpointing and self.backbone.training
         for layer, kind in zip(self.layers, self.rope_types, strict=True):
-            residual, branch = layer(residual, branch, *ropes[kind], how, recompute)
+            residual, branch = layer(residual, branch, shared[kind], recompute)
         assert branch is not None, "it has no layers"
         return self.norm.last(residual, branch, embedded.dtype).view(*tokens.shape, -1)
-
-    def moved(self, back: bool) -> None:
-        """The parameters have left the device, where nothing must hold them now, or are back."""
-        for layer in self.layers:
-            for joined in (layer.qkv, layer.out, layer.both, layer.down):
-                nothing = joined.weight.new_empty(0)
-                joined.weight, joined.bias = joined.join() if back else (nothing, None)
 
     def rope(self, like: Tensor, positions: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
         found = self.backbone.rotary_emb(like, positions, *([] if kind is None else [kind]))

@@ -6,20 +6,17 @@ a `Tape`; attention alone has a graph of its own, whatever way it is computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from paddock.kernels.launch import has_triton
-from paddock.models.attention import Attention
+from paddock.models.fused.joined import Joined, Unfit
 
 if has_triton():
     from paddock.kernels.gated import ACTIVATIONS, gated, gated_backward
-    from paddock.kernels.matmul import exact_linear
     from paddock.kernels.norm import add_norm, add_norm_backward
     from paddock.kernels.packed import packed_attention
     from paddock.kernels.rotary import HeadNorm, rotary, rotary_backward, rotary_into
@@ -28,10 +25,6 @@ PLAIN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 SANDWICH = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-
-
-class Unfit(Exception):
-    """The model does something that the fused forward does not; the text says what."""
 
 
 class Stored(Protocol):
@@ -46,53 +39,6 @@ class Stored(Protocol):
     ) -> Tensor:
         """``query [T, H, D]``; returns the same shape."""
         ...
-
-
-class Joined:
-    """Linear layers that read the same input. Their parameters are parts of one tensor, so one product serves all."""
-
-    def __init__(self, layers: Sequence[nn.Module], exact: bool):
-        self.exact = exact
-        for layer in layers:
-            if type(layer) is not nn.Linear or type(layer.weight.data) is not Tensor:
-                raise Unfit(f"a projection is a {type(layer).__name__}")
-        self.layers: list[nn.Linear] = list(layers)  # type: ignore[arg-type]
-        self.sizes = [layer.out_features for layer in self.layers]
-        self.biased = any(layer.bias is not None for layer in self.layers)
-        if self.biased and not all(layer.bias is not None for layer in self.layers):
-            raise Unfit("some projections have a bias and others have none")
-        self.weight, self.bias = self.join()
-
-    def join(self) -> tuple[Tensor, Tensor | None]:
-        weights = [layer.weight for layer in self.layers]
-        return side_by_side(weights), side_by_side([layer.bias for layer in self.layers]) if self.biased else None
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        return [layer.weight for layer in self.layers] + ([layer.bias for layer in self.layers] if self.biased else [])
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return exact_linear(x, self.weight, self.bias) if self.exact else linear(x, self.weight, self.bias)
-
-    def backward(self, dy: Tensor, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Gradients of x and, in their order, of the parameters."""
-        return dy @ self.weight, self.gradients(dy, x)
-
-    def gradients(self, dy: Tensor, x: Tensor) -> list[Tensor]:
-        grads = [*(dy.t() @ x).split(self.sizes)]
-        if self.biased:
-            grads += dy.sum(0).split(self.sizes)
-        return grads
-
-
-@torch.no_grad()
-def side_by_side(parameters: list[Tensor]) -> Tensor:
-    if len(parameters) == 1:
-        return parameters[0].data
-    whole = torch.cat([parameter.data for parameter in parameters])
-    for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
-        parameter.data = part
-    return whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,8 +68,8 @@ class Norm:
 
     def backward(
         self, dy: Tensor, dsum: Tensor | None, kept: tuple[Tensor, ...], dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """`kept`: what the norm read, and 1 / rms; gradients of x, of the branch and of the weight."""
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`kept`: what the norm read, and 1 / rms; gradients of x, of the branch and of the weight if it is trained."""
         total, scale = kept
         return add_norm_backward(dy, dsum, total, self.weight, scale, self.unit, dtype)
 
@@ -155,12 +101,22 @@ class Scores:
     softcap: float | None
 
 
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What the layers of one forward have in common."""
+
+    cos: Tensor
+    sin: Tensor
+    how: Any
+    """An `Attention`."""
+    adapted: bool
+    """Adapters are on, if the model has any."""
+
+
 @dataclass(eq=False)
 class Tape:
     """What a layer's backward reads of its forward."""
 
-    cos: Tensor
-    sin: Tensor
     branch_dtype: torch.dtype | None = None
     first: tuple[Tensor, ...] = ()
     """Of a norm, here that before attention: what it read, 1 / rms. Its output is computed again in backward."""
@@ -191,6 +147,7 @@ class Layer:
         self.qkv = Joined([self.module.q_proj, self.module.k_proj, self.module.v_proj], exact)
         self.out, self.down = Joined([self.module.o_proj], exact), Joined([mlp.down_proj], exact)
         self.both = Joined([mlp.gate_proj, mlp.up_proj], exact)
+        self.joined = (self.qkv, self.out, self.both, self.down)
         self.keys = self.qkv.sizes[1] // self.dim
         self.head_norm: HeadNorm | None = None
         if "q_norm" in children:
@@ -208,37 +165,37 @@ class Layer:
         """In the order in which `backward` returns their gradients."""
         heads = [] if self.head_norm is None else [self.head_norm.queries, self.head_norm.keys]
         norms = [norm.weight for norm in (self.first, self.after_attention, self.second, self.after_mlp) if norm]
-        joined = [p for group in (self.qkv, self.out, self.both, self.down) for p in group.parameters]
+        joined = [p for group in self.joined for p in group.parameters]
         return [*norms, *heads, *joined]
 
     def __call__(
-        self, residual: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor, how: Attention, recompute: bool
+        self, residual: Tensor, branch: Tensor | None, shared: Shared, recompute: bool
     ) -> tuple[Tensor, Tensor]:
         """The stream ``[T, hidden]`` and what is yet to be added to it: the next norm adds it on the way."""
         if not torch.is_grad_enabled():
-            return self.forward(residual, branch, cos, sin, how, None)
-        return LayerPass.apply(self, how, recompute, cos, sin, residual, branch, *self.parameters)
+            return self.forward(residual, branch, shared, None)
+        return LayerPass.apply(self, shared, recompute, residual, branch, *self.parameters)
 
     def forward(
-        self, residual: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor, how: Any, tape: Tape | None
+        self, residual: Tensor, branch: Tensor | None, shared: Shared, tape: Tape | None
     ) -> tuple[Tensor, Tensor]:
-        dtype = self.qkv.weight.dtype
+        dtype, how, turn, adapted = self.qkv.weight.dtype, shared.how, (shared.cos, shared.sin), shared.adapted
         first = self.first(residual, branch, dtype)
-        qkv = self.qkv(first[0])
+        qkv = self.qkv(first[0], adapted)
         if hasattr(how, "attend_stored"):
             buffers, scores = how.buffers(self.index, self.keys, self.dim, qkv), self.scores
-            q = rotary_into(qkv, cos, sin, self.head_norm, *buffers)
+            q = rotary_into(qkv, *turn, self.head_norm, *buffers)
             attended = how.attend_stored(
                 self.index, q, scores.scaling, scores.window, scores.softcap, self.exact
             ).flatten(1)
             attention: tuple[Tensor, ...] = (attended,)
         else:
-            attention = self.attend(rotary(qkv, cos, sin, self.head_norm, self.keys, self.dim), how, tape is not None)
-        out = self.out(attention[0].detach())
+            attention = self.attend(rotary(qkv, *turn, self.head_norm, self.keys, self.dim), how, tape is not None)
+        out = self.out(attention[0].detach(), adapted)
         after = self.after_attention(out, None, dtype) if self.after_attention else (out,)
         second = self.second(first[1], after[0], dtype)
-        both = self.both(second[0])
-        down = self.down(gated(both, self.activation))
+        both = self.both(second[0], adapted)
+        down = self.down(gated(both, self.activation), adapted)
         end = self.after_mlp(down, None, dtype) if self.after_mlp else (down,)
         if tape is not None:
             tape.branch_dtype = None if branch is None else branch.dtype
@@ -262,69 +219,78 @@ class Layer:
         with torch.set_grad_enabled(track):  # the value of one way, the gradient of the other
             return value + (out - out.detach()) if track else value, q, k, v
 
-    def backward(self, tape: Tape, dresidual: Tensor, dbranch: Tensor) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    def backward(
+        self, tape: Tape, shared: Shared, dresidual: Tensor, dbranch: Tensor
+    ) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
         """Gradients of the stream, of the branch and of the parameters."""
-        norms: list[Tensor] = []
-        dtype = dbranch.dtype
+        norms: list[Tensor | None] = []
+        dtype, adapted = dbranch.dtype, shared.adapted
         if self.after_mlp:
             _, dbranch, grad = self.after_mlp.backward(dbranch, None, tape.after_mlp, dtype)
             norms.append(grad)
         assert tape.both is not None
-        dgated = dbranch @ self.down.weight
-        dboth, gate = gated_backward(dgated, tape.both, self.activation)
-        by_down = self.down.gradients(dbranch, gate)
-        dsecond, by_both = self.both.backward(dboth, self.second(tape.second[0], None, dtype)[0])
-        dresidual, dout, grad = self.second.backward(dsecond, dresidual, tape.second, dtype)
+        down = self.down.backward(dbranch, adapted)
+        dboth, gate = gated_backward(down.dx, tape.both, self.activation)
+        by_down = down.gradients(gate)
+        both = self.both.backward(dboth, adapted)
+        by_both = both.gradients(self.again(self.second, tape.second, dtype, self.both.reads_input(adapted)))
+        dresidual, dout, grad = self.second.backward(both.dx, dresidual, tape.second, dtype)
         norms.append(grad)
         if self.after_attention:
             _, dout, grad = self.after_attention.backward(dout, None, tape.after_attention, dtype)
             norms.append(grad)
-        attended, *qkv = tape.attention
-        dattended, by_out = self.out.backward(dout, attended.detach())
-        dq, dk, dv = torch.autograd.grad(attended, qkv, dattended)
-        dqkv, dqn, dkn = rotary_backward(dq, dk, dv, tape.qkv, tape.cos, tape.sin, self.head_norm)
-        dfirst, by_qkv = self.qkv.backward(dqkv, self.first(tape.first[0], None, dtype)[0])
+        attended, *heads = tape.attention
+        out = self.out.backward(dout, adapted)
+        by_out = out.gradients(attended.detach())
+        dq, dk, dv = torch.autograd.grad(attended, heads, out.dx)
+        dqkv, *by_heads = rotary_backward(dq, dk, dv, tape.qkv, shared.cos, shared.sin, self.head_norm)
+        qkv = self.qkv.backward(dqkv, adapted)
+        by_qkv = qkv.gradients(self.again(self.first, tape.first, dtype, self.qkv.reads_input(adapted)))
         dresidual, dbefore, grad = self.first.backward(
-            dfirst, dresidual, tape.first, tape.branch_dtype or tape.first[0].dtype
+            qkv.dx, dresidual, tape.first, tape.branch_dtype or tape.first[0].dtype
         )
         norms.append(grad)
-        heads = [] if dqn is None or dkn is None else [dqn, dkn]
-        grads = [*reversed(norms), *heads, *by_qkv, *by_out, *by_both, *by_down]
+        grads = [*reversed(norms), *(by_heads if self.head_norm else []), *by_qkv, *by_out, *by_both, *by_down]
         return dresidual, None if tape.branch_dtype is None else dbefore, grads
+
+    def again(self, norm: Norm, kept: tuple[Tensor, ...], dtype: torch.dtype, wanted: bool) -> Tensor | None:
+        """What a projection read, where its gradients ask for it."""
+        return norm(kept[0], None, dtype)[0] if wanted else None
 
 
 class LayerPass(torch.autograd.Function):
-    """``(layer, how, recompute, cos, sin, residual, branch, *parameters) -> (residual, branch)``."""
+    """``(layer, shared, recompute, residual, branch, *parameters) -> (residual, branch)``."""
 
     @staticmethod
     def forward(
         ctx: Any,
         layer: Layer,
-        how: Any,
+        shared: Shared,
         recompute: bool,
-        cos: Tensor,
-        sin: Tensor,
         residual: Tensor,
         branch: Tensor | None,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        ctx.layer, ctx.how = layer, how
-        ctx.tape = None if recompute else Tape(cos, sin)
-        if recompute:
-            ctx.save_for_backward(residual, branch, cos, sin)
-        return layer.forward(residual, branch, cos, sin, how, ctx.tape)
+        ctx.layer, ctx.shared, ctx.tape = layer, shared, None
+        if recompute:  # keeps the sum, which is all that it reads
+            ctx.branch_dtype = None if branch is None else branch.dtype
+            residual, branch = residual if branch is None else residual + branch, None
+            ctx.save_for_backward(residual)
+        else:
+            ctx.tape = Tape()
+        return layer.forward(residual, branch, shared, ctx.tape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         tape = ctx.tape
         if tape is None:
-            residual, branch, cos, sin = ctx.saved_tensors
-            tape = Tape(cos, sin)
-            ctx.layer.forward(residual, branch, cos, sin, ctx.how, tape)
+            tape = Tape()
+            ctx.layer.forward(*ctx.saved_tensors, None, ctx.shared, tape)
+            tape.branch_dtype = ctx.branch_dtype
         ctx.tape = None  # memory goes as backward comes down
         dresidual, dbranch = (grad.contiguous() for grad in grads)
-        dresidual, before, by_parameters = ctx.layer.backward(tape, dresidual, dbranch)
-        return None, None, None, None, None, dresidual, before, *by_parameters
+        dresidual, before, by_parameters = ctx.layer.backward(tape, ctx.shared, dresidual, dbranch)
+        return None, None, None, dresidual, before, *by_parameters
 
 
 def activation_of(function: Any, device: torch.device) -> str:

@@ -37,18 +37,29 @@ def main(kind: str, path: str, dtype: str) -> dict[str, Any]:
         budget=Budget(24),
         checkpointing=True,
         offload_activations=True,
+        offload_params=True,
+        offload_optimizer=True,
         total_steps=9,
     )
     engine = SingleEngine(model, settings)
     if engine.activations is not None:
         engine.activations.least = 64
+    for offload in engine.offloads():
+        offload.least = 64
     devices.seed_all(3)
     batch = tiny_batch(6)
     found: dict[str, Any] = {"device": str(device), "mask": batch.mask.tolist()}
     found["log_probs"] = engine.forward(batch, WANT).log_probs.float().tolist()
     rollouts = (EmbeddedEngine(model, max_num_seqs=4, max_num_batched_tokens=64), HFEngine(model))
     found["tokens"] = [[one.tokens for one in rollout.generate(PROMPTS, SAMPLING)] for rollout in rollouts]
-    found["norms"] = [engine.train_step(engine.micro_batches(batch), loss, WANT)["grad_norm"] for _ in range(2)]
+    found["norms"], found["idle"] = [], []
+    for _ in range(2):
+        engine.move("device")
+        found["norms"].append(engine.train_step(engine.micro_batches(batch), loss, WANT)["grad_norm"])
+        present = devices.memory_in_use(device)
+        engine.move("host")
+        found["idle"].append([present, devices.memory_in_use(device)])
+    found["weights"] = sum(param.nbytes for param in model.parameters())
     engine.save(Path(path) / f"saved-{kind}")
     devices.synchronize(device)
     devices.empty_cache(device)

@@ -44,6 +44,7 @@ vars(npu).update(
     reset_peak_memory_stats=lambda device=None: torch.ops.standin.forget_most(),
     get_device_properties=lambda device=None: SimpleNamespace(total_memory=64 << 30, multi_processor_count=24),
     get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
+    Event=lambda: torch.Event(device=DEVICE),
     Stream=lambda device=None: torch.Stream(device=DEVICE),
     current_stream=lambda device=None: torch.Stream(device=DEVICE),
     stream=stream,

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from paddock.core.device import can_record, empty_cache
@@ -22,9 +23,11 @@ from paddock.engines.rollout.embedded.sequences import KeyValues, Sequences
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.errors import UserError
 from paddock.kernels.launch import can_launch
+from paddock.models.adapters import adapters_on
 from paddock.models.attention import NAME, Attention, no_mask
 from paddock.models.experts import ARGUMENT, Experts, Routing, experts_of, recordable
 from paddock.models.fused import fused
+from paddock.models.packing import spare
 from paddock.models.token_stats import Head, forbid
 from paddock.models.vision import Placed, place, vision_tokens
 
@@ -60,6 +63,7 @@ class EmbeddedEngine:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.autocast = autocast
+        self.dtype = autocast or model.dtype
         self.on_gpu = can_launch(next(model.parameters())) and autocast is None
         self.records = self.on_gpu and can_record(model.device) and not enforce_eager
         self.keeps = self.on_gpu and not free_cache
@@ -90,7 +94,7 @@ class EmbeddedEngine:
         except BaseException:
             self.free()  # nothing is left behind: what is not finite would spread from there
             raise
-        self.sleep()
+        self.rest()
         return [found[place] for place in range(len(found))]
 
     def run(self, sequences: Sequences, requests: list[Request], on_done: OnDone | None) -> dict[int, Completion]:
@@ -121,7 +125,8 @@ class EmbeddedEngine:
         routing = sequences.routes.watch() if sequences.routes else None
         seen = place([request.images for request in requests], lengths, device)
         where, images = seen or (positions[None], None)
-        logits = self.logits(tokens[None], where, how, last, routing, images)
+        more = (0, 0 if images or routing else spare(len(tokens), self.dtype, device))
+        logits = self.logits(pad(tokens[None], more), pad(where, more), how, last, routing, images)
         if sequences.routes and routing:
             sequences.routes.prefilled(routing, lengths, [len(request.rows) for request in requests])
         counts = torch.tensor([len(request.rows) for request in requests])
@@ -132,7 +137,8 @@ class EmbeddedEngine:
     def decode(self, sequences: Sequences) -> None:
         """More tokens for each live sequence: one, or on a GPU as many as the host lets pass between two looks."""
         if not self.on_gpu:
-            self.step(sequences, sequences.live)
+            more = 0 if sequences.routes else spare(sequences.live, self.dtype, self.model.device)
+            self.step(sequences, min(sequences.live + more, sequences.slots.count))
             return sequences.aged(1)
         times = min(STEPS, sequences.longest_wait)
         if times <= 0:  # all are finished, which the host has not seen yet
@@ -222,8 +228,9 @@ class EmbeddedEngine:
         return self.sequences[sampling.max_tokens]
 
     def recorded(self, sequences: Sequences) -> Graphs:
-        """Graphs hold addresses: those of weights that have moved since are of no use."""
-        addresses = hash(tuple(parameter.data_ptr() for parameter in self.model.parameters()))
+        """Graphs hold addresses: they are of no use once weights have moved, or adapters were switched."""
+        places = [parameter.data_ptr() for parameter in self.model.parameters()]
+        addresses = hash((*places, adapters_on(self.model)))
         if addresses != self.addresses:
             self.graphs.clear()
             self.addresses = addresses
@@ -248,7 +255,11 @@ class EmbeddedEngine:
         """Nothing to do, and nothing is read: the engine runs the actor's own parameters, which are already new."""
 
     def sleep(self) -> None:
-        """Keys and values leave the device, unless they are to stay: the next `generate` makes what it needs."""
+        """The next `generate` makes what it needs."""
+        self.rest()
+
+    def rest(self) -> None:
+        """Keys and values leave the device, unless they are to stay."""
         if self.slots is None or self.keeps:
             return
         if self.graphs:

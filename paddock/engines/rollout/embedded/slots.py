@@ -58,7 +58,7 @@ class Slots:
         return Prefill(self, lengths, targets, device)
 
     def decode(self, lengths: Tensor, done: Tensor) -> Decode:
-        """None of the slots is finished here: the host looks after each step."""
+        """Finished slots are gone here, for the host looks after each step; free ones may be read, to no effect."""
         return Decode(self, lengths)
 
 
@@ -82,7 +82,7 @@ class Prefill(Packed):
         sinks: Tensor | None = None,
     ) -> Tensor:
         for buffer, stream in zip(self.slots.layer(layer_of(module), key, value), (key, value), strict=True):
-            prompts = stream[0].split(self.lengths, dim=1)
+            prompts = stream[0, :, : sum(self.lengths)].split(self.lengths, dim=1)
             for prompt, target in zip(prompts, self.targets, strict=True):
                 buffer[target.start : target.stop, :, : prompt.shape[1]] = prompt
         return super().attend(module, query, key, value, scaling, window, softcap, sinks)

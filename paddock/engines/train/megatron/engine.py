@@ -33,6 +33,7 @@ from paddock.engines.train.megatron.lora import Adapters, attach
 from paddock.engines.train.megatron.mapping import Mapping
 from paddock.engines.train.megatron.optimizer import TIED, SharedUpdater
 from paddock.engines.train.megatron.pipeline import Pipeline
+from paddock.engines.train.offload import at_home
 from paddock.engines.train.routers import Routers
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.shards import save_streamed
@@ -98,6 +99,8 @@ class MegatronEngine(SingleEngine):
             self.decoder.requires_grad_(False)
         else:
             self.updater = self.make_updater(settings.optim)
+        if self.device.type != "cpu":
+            self.offload_idle(self.device)
         self.decoder.config.params_dtype = settings.compute
 
     @classmethod
@@ -157,7 +160,6 @@ class MegatronEngine(SingleEngine):
         other = copy.copy(self)
         other.settings = replace(self.settings, optim=None, forward_budget=budget)
         other.updater, other.adapters_off = None, True
-        other.move = self.move  # type: ignore[method-assign]
         return other
 
     def forward(self, batch: Batch, want: Want) -> Outputs:
@@ -278,17 +280,7 @@ class MegatronEngine(SingleEngine):
         finally:
             self.twin.drop()
 
-    def move(self, where: Literal["device", "host"]) -> None:
-        """Gradients have no place to leave: between steps there are none."""
-        target = self.device if where == "device" else torch.device("cpu")
-        if self.settings.offload_params:
-            if self.updater is not None:
-                self.updater.move_params(target)
-            for tensor in (*self.decoder.parameters(), *self.decoder.buffers()):
-                tensor.data = tensor.data.to(target, non_blocking=True)
-        if self.settings.offload_optimizer and self.updater is not None:
-            self.updater.move(target)
-
+    @at_home
     def save(self, path: Path) -> None:
         """Each rank's masters and optimizer state; and the model as `transformers` loads it, by rank 0."""
         path.mkdir(parents=True, exist_ok=True)
@@ -307,10 +299,12 @@ class MegatronEngine(SingleEngine):
         return [dist.get_world_size(), *(size or self.layout.tensor for size in self.layout.ranks),
                 int(self.layout.spread_optimizer)]  # fmt: skip
 
+    @at_home
     @torch.no_grad()
     def load(self, path: Path) -> None:
         """What `save` wrote in the same layout: from there training goes on as if it had not stopped."""
         assert self.updater is not None, "the weights of this engine are frozen"
+        self.all_changes()
         file = path / PARTS / f"rank_{dist.get_rank()}.pt"
         state = torch.load(file, map_location=self.device, weights_only=True) if file.is_file() else {}
         if state.get("layout") != self.place_of_state():

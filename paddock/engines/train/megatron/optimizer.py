@@ -6,7 +6,7 @@ the distributed optimizer a rank keeps the masters and the optimizer's state of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -57,8 +57,8 @@ class Buffer:
         torch.cat([param.detach().flatten() for param in params], out=wide[:size])
         self.values = wide.to(kind.dtype)
         own = self.own_share(wide)
-        same = wide.dtype == kind.dtype and self.shares == 1
-        self.master = nn.Parameter(self.values if same else own.clone())
+        self.shares_values = wide.dtype == kind.dtype and self.shares == 1
+        self.master = nn.Parameter(self.values if self.shares_values else own.clone())
         self.grads: Tensor | None = None
         self.point()
         for param, part in zip(params, self.parts(), strict=True):
@@ -112,7 +112,7 @@ class Buffer:
     @torch.no_grad()
     def publish(self) -> None:
         """Everyone's masters into the model's parameters."""
-        if self.master.data_ptr() == self.values.data_ptr():
+        if self.shares_values:
             return
         own = self.own_share(self.values)
         own.copy_(self.master)
@@ -166,20 +166,5 @@ class SharedUpdater(Updater):
         for buffer in self.buffers:
             buffer.grads = None
 
-    def move(self, device: torch.device) -> None:
-        """Masters that are not the model's own parameters go with the optimizer's state."""
-        for state in self.optimizer.state.values():
-            for name, value in state.items():
-                if isinstance(value, Tensor):
-                    state[name] = value.to(device, non_blocking=True)
-        for buffer in self.buffers:
-            if buffer.master.data_ptr() != buffer.values.data_ptr():
-                buffer.master.data = buffer.master.data.to(device, non_blocking=True)
-
-    def move_params(self, device: torch.device) -> None:
-        for buffer in self.buffers:
-            same = buffer.master.data_ptr() == buffer.values.data_ptr()
-            buffer.values = buffer.values.to(device, non_blocking=True)
-            if same:
-                buffer.master.data = buffer.values
-            buffer.point()
+    def own_masters(self) -> Iterator[Tensor]:
+        return (buffer.master for buffer in self.buffers if not buffer.shares_values)

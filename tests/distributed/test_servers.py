@@ -1,0 +1,222 @@
+"""Rollout engines in a pool of their own, on real Ray: they have the weights of the last update, and outlive kill -9.
+
+vLLM itself where it is installed, and SGLang's recorded protocol in front of transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT
+from tiny_models import tiny_batch
+from transformers import AutoModelForCausalLM
+
+from paddock.config.load import load
+from paddock.config.schema import Config
+from paddock.core.timing import Timer
+from paddock.engines.rollout.base import Completion, Prompt, Sampling
+from paddock.errors import UserError
+from paddock.models.load import load_tokenizer
+from paddock.plan.arithmetic import roles as planned_roles
+from paddock.preflight import check
+from paddock.trainer import run as runs
+from paddock.workers.roles import Roles, build
+from paddock.workers.servers import Servers
+
+ray = pytest.importorskip("ray", reason="needs the extra `ray`")
+cluster = pytest.importorskip("paddock.workers.ray")
+
+KEYS = [
+    "algorithm.adv_estimator=grpo", "data.train_batch_size=8", "actor_rollout_ref.rollout.n=4", "trainer.test_freq=-1",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.val_before_train=False", "trainer.logger=[file]",
+    "data.dataloader_num_workers=0", "trainer.device=cpu", "actor_rollout_ref.hybrid_engine=False",
+    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=1",
+    "++actor_rollout_ref.rollout.engine_kwargs.sglang.enable_deterministic_inference=True",
+]  # fmt: skip
+RECORDED = ROOT / "tests/engines/recorded"
+ENGINES = [pytest.param("vllm", marks=pytest.mark.vllm), "sglang"]
+PROMPTS = [Prompt([40 + i + j for j in range(length)], [2 * i, 2 * i + 1]) for i, length in enumerate((4, 11, 2, 7))]
+WORDS = 258  # of the built-in model
+SAMPLED = Sampling(max_tokens=8, stop_tokens=frozenset(), seed=1, step=0, ignore_eos=True)
+GREEDY = replace(SAMPLED, temperature=0.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_cluster() -> Iterator[None]:
+    paths = os.pathsep.join([str(RECORDED), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ray.init(num_cpus=3, runtime_env={"env_vars": {"PYTHONPATH": paths}}, **cluster.LOCAL)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "vllm":
+        pytest.importorskip("vllm")
+    else:
+        monkeypatch.syspath_prepend(RECORDED)
+    return request.param
+
+
+def config_of(folder: Path, engine: str, trainers: int, servers: int, *overrides: str, spans: int = 1) -> Config:
+    places = [f"trainer.default_local_dir={folder}", f"trainer.rollout_data_dir={folder / 'rollouts'}"]
+    sizes = [f"trainer.n_gpus_per_node={trainers}", f"actor_rollout_ref.rollout.n_gpus_per_node={servers}",
+             f"actor_rollout_ref.rollout.tensor_model_parallel_size={spans}"]  # fmt: skip
+    return load([*KEYS, *places, *sizes, f"actor_rollout_ref.rollout.name={engine}", *overrides]).config
+
+
+def opened(config: Config) -> Roles:
+    return build(config, load_tokenizer(config.actor_rollout_ref.model.path or ""), 4)
+
+
+def answers(roles: Roles, sampling: Sampling, prompts: list[Prompt] = PROMPTS) -> list[Completion]:
+    with roles.generating(Timer()):
+        return roles.rollout.generate(prompts, sampling)
+
+
+def saved(roles: Roles, folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    roles.actor.save(folder)
+    return folder
+
+
+def update(roles: Roles) -> None:
+    batch = tiny_batch(rows=32)
+    batch = batch.with_(prompts=batch.prompts % WORDS, responses=batch.need("responses") % WORDS)
+    weights = torch.linspace(-1.0, 1.0, len(batch))[:, None] * batch.need("mask")
+    batch = batch.with_(advantages=weights, old_log_probs=roles.actor.log_probs(batch))
+    roles.actor.update(batch, step=1)
+
+
+@torch.no_grad()
+def gaps(folder: Path, found: list[Completion]) -> tuple[float, float]:
+    """Of the engine's log-probs from those of transformers, and of its tokens from the likeliest: the worst."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompts = {row: prompt.tokens for prompt in PROMPTS for row in prompt.rows}
+    off, behind = 0.0, 0.0
+    for one in found:
+        prompt = prompts[one.row]
+        expected = model(torch.tensor([prompt + one.tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        drawn = expected.gather(1, torch.tensor(one.tokens)[:, None])[:, 0]
+        off = max(off, (drawn - torch.tensor(one.log_probs)).abs().max().item())
+        behind = max(behind, (expected.max(-1).values - drawn).max().item())
+    return off, behind
+
+
+LAYOUTS = {"2 trainers, 1 server": (2, 1, 1), "1 trainer, 2 servers": (1, 2, 1), "1 server of 2 ranks": (1, 2, 2)}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_engines_answer_with_the_weights_of_the_last_update_or_checkpoint(engine, layout, tmp_path):
+    trainers, devices, spans = LAYOUTS[layout]
+    config = config_of(tmp_path, engine, trainers, devices, "actor_rollout_ref.actor.optim.lr=0.01", spans=spans)
+    roles = opened(config)
+    try:
+        assert isinstance(roles.rollout, Servers)
+        require_as_planned(roles, config)
+        before = answers(roles, GREEDY)
+        old = saved(roles, tmp_path / "old")
+        assert max(gaps(old, before)) < 1e-3
+        update(roles)
+        with pytest.raises(UserError, match=f"log-probs of engine 0 of {devices // spans} are"):
+            roles.rollout.verify()
+        assert roles.sync_weights()["rollout/sync_gap"] < 1e-3
+        after = answers(roles, GREEDY)
+        new = saved(roles, tmp_path / "new")
+        assert max(gaps(new, after)) < 1e-3 and [one.row for one in after] == [one.row for one in before]
+        assert gaps(new, before)[0] > 0.05  # new weights matter
+        assert require_same_whoever_answers(roles)
+        roles.actor.load(old)
+        assert max(gaps(old, answers(roles, GREEDY))) < 1e-3
+    finally:
+        roles.close()
+
+
+def require_same_whoever_answers(roles: Roles) -> bool:
+    """A row's tokens are its own: prompts go to other engines, in other company."""
+    together = {one.row: one.tokens for one in answers(roles, SAMPLED)}
+    apart = {one.row: one.tokens for prompt in PROMPTS for one in answers(roles, SAMPLED, [prompt])}
+    return together == apart and len({tuple(tokens) for tokens in together.values()}) > 1
+
+
+def require_as_planned(roles: Roles, config: Config) -> None:
+    names = {"SingleEngine": "single", "FSDPEngine": "fsdp", "VLLMEngine": "vllm", "SGLangEngine": "sglang"}
+    found = {
+        role: (names[kind], group.size)
+        for group in roles.groups
+        for kinds in group.broadcast("engines")
+        for role, kind in kinds.items()
+    }
+    assert found == {role["role"]: (role["engine"], role["devices"]) for role in planned_roles(config)}
+
+
+def test_under_lora_engines_get_merged_weights(tmp_path, monkeypatch):
+    pytest.importorskip("peft")
+    monkeypatch.syspath_prepend(RECORDED)
+    keys = ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.actor.optim.lr=0.01"]
+    roles = opened(config_of(tmp_path, "sglang", 1, 1, *keys))
+    try:
+        before = answers(roles, GREEDY)
+        update(roles)
+        assert roles.sync_weights()["rollout/sync_gap"] < 1e-3
+        assert [one.log_probs for one in answers(roles, GREEDY)] != [one.log_probs for one in before]
+    finally:
+        roles.close()
+
+
+def train(config: Config) -> list[dict[str, float]]:
+    check(config)
+    assert runs.train(config)
+    return [
+        json.loads(line) for line in Path(config.trainer.default_local_dir, "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+def ledger(folder: Path) -> dict[str, list[tuple[str, str]]]:
+    files = sorted((folder / "rollouts").glob("*.jsonl"))
+    lines = {file.name: [json.loads(line) for line in file.read_text().splitlines()] for file in files}
+    return {name: [(row["prompt"], row["answer"]) for row in rows] for name, rows in lines.items()}
+
+
+def fault(monkeypatch: pytest.MonkeyPatch, phase: str, time: int) -> list[int]:
+    """The first server is killed when it is at work on this phase for the given time. Returns its process id then."""
+    gather: Callable[..., Any] = cluster.RayGroup.gather
+    seen: list[str] = []
+    killed: list[int] = []
+
+    def killing(group: Any, futures: Any, now: str, arrived: Any = None) -> Any:
+        if group.pool.name == "rollout" and now == phase:
+            seen.append(now)
+            if len(seen) == time:
+                killed.append(group.pids[0])
+                os.kill(group.pids[0], signal.SIGKILL)
+        return gather(group, futures, now, arrived)
+
+    monkeypatch.setattr(cluster.RayGroup, "gather", killing)
+    return killed
+
+
+def test_a_run_outlives_kill_9_of_a_server_with_the_same_samples(engine, tmp_path, monkeypatch, caplog):
+    keys = ["trainer.total_training_steps=3", "trainer.save_freq=1", "trainer.max_restarts=1"]
+    want = train(config_of(tmp_path / "whole", engine, 1, 1, *keys))
+    assert len(want) == 3
+    for step in want:
+        assert step["rollout/sync_gap"] < 1e-3 and step["rollout_corr/log_ppl_abs_diff"] < 1e-3
+    phase, time = ("load_bucket", 3) if engine == "sglang" else ("generate", 4)
+    killed = fault(monkeypatch, phase, time)
+    with caplog.at_level(logging.WARNING):
+        got = train(config_of(tmp_path / "killed", engine, 1, 1, *keys))
+    assert len(killed) == 1 and len(got) == 3
+    assert f"rank 0 of 1 (rollout) died in {phase}" in caplog.text
+    assert ledger(tmp_path / "killed") == ledger(tmp_path / "whole")
+    for mine, theirs in zip(got, want, strict=True):
+        assert mine["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-4)

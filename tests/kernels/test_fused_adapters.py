@@ -1,0 +1,206 @@
+"""The fused forward of a model with adapters equals that of transformers' and peft's modules, and so do gradients.
+
+On a GPU as it is; elsewhere by triton's interpreter, in a process of its own: `make test-kernels`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+pytest.importorskip("peft")
+from paddock.kernels.launch import INTERPRETED
+
+if not (INTERPRETED or torch.cuda.is_available()):
+    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
+
+import peft
+from tiny_models import tiny_model
+
+from paddock.core.device import Carrier
+from paddock.engines.train.offload import Offload
+from paddock.models.adapters import Adapters, Lora, adapters_of, attach, is_adapter
+from paddock.models.attention import Packed, hidden_states, module_states
+from paddock.models.fused import fuse, fused
+from paddock.models.sharing import SharedPrompts
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+LORA = Lora(rank=3, alpha=6)
+
+
+@pytest.fixture(autouse=True)
+def _short_probe(monkeypatch):
+    monkeypatch.setattr("paddock.models.fused.decoder.PROBE", 5)
+
+
+def adapted(family: str = "qwen3", lora: Lora = LORA, layers: int = 1) -> Any:
+    """With adapters that do something."""
+    model = attach(tiny_model(family, num_hidden_layers=layers), lora)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if ".lora_B." in name:
+                param.copy_(torch.randn(param.shape, generator=generator) * 0.1)
+            elif name.endswith(".bias"):
+                param.copy_(torch.randn(param.shape, generator=generator))
+    model.set_attn_implementation("paddock")
+    return model.to(DEVICE).train()
+
+
+def found(model: Any) -> Adapters:
+    adapters = adapters_of(model)
+    assert adapters is not None
+    return adapters
+
+
+def same(one: Tensor | None, other: Tensor | None, tolerance: float = 1e-5, what: str = "") -> None:
+    assert one is not None and other is not None, what
+    assert (one - other).norm() <= tolerance * other.norm() + 1e-7, f"{what}: {(one - other).norm() / other.norm():.1e}"
+
+
+def stream() -> tuple[Tensor, Tensor, Packed]:
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(4, 250, (1, 8), generator=generator).to(DEVICE)
+    return tokens, torch.cat([torch.arange(5), torch.arange(3)])[None].to(DEVICE), Packed([5, 3], DEVICE)
+
+
+def both_ways(model: Any, tokens: Tensor, positions: Tensor, how: Packed) -> None:
+    """States and gradients, by modules and fused; what is frozen has none."""
+    wanted = module_states(model, tokens, positions, how)
+    direction = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    (wanted * direction).sum().backward()
+    grads = {name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None}
+    model.zero_grad(set_to_none=True)
+    assert fuse(model) is None and fused(model) is not None
+    states = hidden_states(model, tokens, positions, how)
+    (states * direction).sum().backward()
+    same(states, wanted)
+    trained = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+    assert trained.keys() == grads.keys() and grads
+    for name, grad in grads.items():
+        same(trained[name], grad, 1e-4, name)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3"], ids=["biases", "head norms", "norms behind"])
+def test_states_and_gradients_of_every_pair_are_those_of_the_modules(family):
+    model = adapted(family, layers=2)
+    both_ways(model, *stream())
+    trained = {name for name, param in model.named_parameters() if param.grad is not None}
+    assert trained == {name for name, _ in model.named_parameters() if is_adapter(name)}
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [
+        Lora(rank=3, targets=["q_proj", "v_proj", "up_proj"]),
+        Lora(rank=3, targets=["k_proj", "o_proj", "down_proj"]),
+        Lora(rank=3, targets=["model.layers.1.self_attn.q_proj"]),
+    ],
+    ids=["ends", "middles", "one layer"],
+)
+def test_some_projections_alone_may_have_adapters(lora):
+    both_ways(adapted("qwen2", lora, layers=2), *stream())
+
+
+def test_pairs_of_several_ranks_and_scales(tmp_path):
+    config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "k_proj", "v_proj"],
+                             rank_pattern={"k_proj": 5}, alpha_pattern={"v_proj": 7})  # fmt: skip
+    peft.get_peft_model(tiny_model(num_hidden_layers=1), config).save_pretrained(tmp_path)
+    both_ways(adapted("qwen2", Lora(start=tmp_path)), *stream())
+
+
+def test_recomputed_layers_give_the_same_gradients():
+    model = adapted()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    both_ways(model, *stream())
+
+
+def test_prompts_that_are_computed_once():
+    tokens, _, _ = stream()
+    positions = torch.tensor([[0, 1, 0, 2, 3, 2, 1, 2]], device=DEVICE)
+    both_ways(adapted("llama"), tokens, positions, SharedPrompts([2, 1], [[2, 1], [2]], DEVICE))
+
+
+def test_weights_beside_adapters_may_be_trained_as_well():
+    model = adapted("qwen2")
+    model.requires_grad_(True)
+    both_ways(model, *stream())
+
+
+def test_adapters_that_are_off_change_nothing_at_any_call():
+    model = adapted()
+    plain = tiny_model("qwen3", num_hidden_layers=1).to(DEVICE)
+    plain.set_attn_implementation("paddock")
+    assert fuse(plain) is None and fuse(model) is None
+    with torch.no_grad():
+        base = hidden_states(plain, *stream())
+        on = hidden_states(model, *stream())
+        with found(model).off():
+            assert torch.equal(hidden_states(model, *stream()), base)
+        assert torch.equal(hidden_states(model, *stream()), on)
+    assert (on - base).abs().max() > 0.05
+
+
+def test_in_exact_numerics_a_token_does_not_depend_on_its_company():
+    model = adapted()
+    assert fuse(model, exact=True) is None
+    tokens, positions, how = stream()
+    with torch.no_grad():
+        whole = hidden_states(model, tokens, positions, how)
+        same(whole, module_states(model, tokens, positions, how))
+        alone = hidden_states(model, tokens[:, 5:], positions[:, 5:], Packed([3], DEVICE))
+    assert torch.equal(alone, whole[:, 5:])
+
+
+def test_new_values_of_adapters_are_seen_and_so_are_those_that_were_away():
+    model = adapted()
+    assert fuse(model) is None
+    decoder = fused(model)
+    assert decoder is not None
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if is_adapter(name):
+                param.add_(0.1)
+        wanted = module_states(model, *stream())
+        same(hidden_states(model, *stream()), wanted)
+        away = Offload(Carrier(DEVICE), model.parameters, least=1)
+        away.leave()
+        held = [joined.adapters.a.untyped_storage() for layer in decoder.layers for joined in layer.joined]
+        assert not any(storage.nbytes() for storage in held)
+        away.come()
+        away.arrive()
+        for name, param in model.named_parameters():
+            if is_adapter(name):
+                param.sub_(0.05)
+        same(hidden_states(model, *stream()), module_states(model, *stream()))
+
+
+def refused(change: Any = None, **fields: Any) -> str:
+    model = tiny_model("llama", num_hidden_layers=1).to(DEVICE)
+    model.set_attn_implementation("paddock")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], **fields)
+    peft.inject_adapter_in_model(config, model, "default")
+    if change is not None:
+        change(model)
+    reason = fuse(model)
+    assert fused(model) is None and reason is not None
+    return reason
+
+
+def test_adapters_of_other_kinds_are_refused_by_name():
+    def second(model: Any) -> None:
+        peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["q_proj"]), model, "second")
+
+    def narrow(model: Any) -> None:
+        for name, param in model.named_parameters():
+            param.data = param.data.bfloat16() if is_adapter(name) else param.data
+
+    assert "an adapter with dropout" in refused(lora_dropout=0.5)
+    assert "not plain LoRA" in refused(use_dora=True)
+    assert "not plain LoRA" in refused(lora_bias=True)
+    assert "more than one adapter" in refused(second)
+    assert "bfloat16 beside weights in torch.float32" in refused(narrow)
