@@ -90,8 +90,8 @@ def test_less_memory_and_the_same_gradients(fused):
     numbers = [f"{size / 2**20:.0f} MiB" for size in (a_layer, before, after, taken_before, taken_after)]
     print(f"fused={fused}, a layer's input {numbers[0]}: tensors at most {numbers[1]} -> {numbers[2]}, "
           f"memory of the device {numbers[3]} -> {numbers[4]}")  # fmt: skip
-    assert before - after > 0.5 * (LAYERS - on_the_way) * a_layer, numbers  # then the peak is in the head
-    assert taken_before - taken_after > 0.4 * (LAYERS - on_the_way) * a_layer, numbers
+    assert before - after > 0.9 * (LAYERS - on_the_way) * a_layer, numbers
+    assert taken_before - taken_after > 0.7 * (LAYERS - on_the_way) * a_layer, numbers
 
 
 def test_training_takes_the_key(tmp_path):
