@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import random
@@ -120,6 +121,12 @@ def can_record(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+@cache
+def recording_stream() -> Any:
+    """One for all: products keep some memory for each stream that they have run on."""
+    return torch.cuda.Stream()
+
+
 class Recording:
     """Graphs of launches that share memory for what is between their inputs and outputs."""
 
@@ -127,10 +134,25 @@ class Recording:
         self.memory = torch.cuda.graph_pool_handle()
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """What replays the function's launches; it does not run now."""
+        """What replays the function's launches; it does not run now.
+
+        By hand: `torch.cuda.graph` gives all memory that torch holds back to the device first, and the next update
+        would have to ask for it anew. Nothing may be collected meanwhile, since freeing a graph ends a recording.
+        """
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.memory):
-            function()
+        torch.cuda.synchronize()
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.stream(recording_stream()):
+                graph.capture_begin(pool=self.memory, capture_error_mode="thread_local")
+                try:
+                    function()
+                finally:
+                    graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
         return graph.replay
 
 
@@ -176,6 +198,12 @@ class Carrier:
 
 
 @cache
+def launches_early(device: torch.device) -> bool:
+    """Can a kernel be there before the one that it waits for has ended?"""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@cache
 def multiprocessors(device: torch.device) -> int:
     return vendor(device.type).get_device_properties(device).multi_processor_count if device.type != "cpu" else 2
 
@@ -192,6 +220,15 @@ def peak_memory(device: torch.device) -> int:
         return vendor(device.type).max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def peak_reserved(device: torch.device) -> int:
+    """Bytes of an accelerator: the most that torch held since the last reset, for tensors and for those to come."""
+    return vendor(device.type).max_memory_reserved(device)
+
+
+def device_name(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else vendor(device.type).get_device_name(device)
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -70,15 +70,6 @@ def to_unit(high: Tensor, low: Tensor, dtype: torch.dtype) -> Tensor:
     return ((high >> 9).to(torch.float32) + 0.5) * 2.0**-23
 
 
-def gumbel(seed: int, step: int, row: Tensor, position: Tensor | int, size: int) -> Tensor:
-    """Standard Gumbel noise ``-log(-log u)``, ``size`` values in a last dimension: argmax(logits + noise) samples."""
-    place = torch.as_tensor(position, device=row.device)
-    lanes = torch.arange((size + 3) // 4, device=row.device)
-    four = torch.stack(words(seed, step, row[..., None], place[..., None], lanes, Stream.SAMPLE), dim=-1)
-    bits = four.flatten(-2)[..., :size]
-    return -torch.log(-torch.log(to_unit(bits, bits, torch.float32)))
-
-
 def permutation(n: int, seed: int, epoch: int) -> Tensor:
     """A shuffled ``0..n-1`` for one pass over the data."""
     keys = uniform(seed, epoch, torch.arange(n), stream=Stream.SHUFFLE, dtype=torch.float64)

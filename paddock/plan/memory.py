@@ -31,9 +31,6 @@ GIB = 1024**3
 LOGITS_CHUNK = 1024
 LOGIT_BYTES_UPDATE = 16
 LOGIT_BYTES_FORWARD = 8
-BUDGET_STEP = 1024
-BUDGET_CEILING_GPU = 32768
-BUDGET_CEILING_CPU = 4096
 
 FORWARD_PHASES = {"reward": "reward_model", "log_probs": "actor", "ref_log_probs": "reference", "values": "critic"}
 COMING = {"reward": "reference", "log_probs": "reference"}
@@ -494,23 +491,3 @@ def expert_width(shape: ModelShape) -> int:
 def dispatch_width(shape: ModelShape) -> int:
     """A token is copied once for each expert it visits."""
     return shape.experts_per_token * shape.hidden
-
-
-def suggest_token_budget(job: Job) -> int:
-    """The largest ppo_max_token_len_per_gpu worth having: a multiple of 1024 for which update_actor fits.
-
-    At least one full row (shared by the ranks that split a row), at most 32768 on a GPU and 4096 on a CPU;
-    where not even one row fits, one row all the same: nothing smaller can run.
-    """
-    row = share(job.rollout.row_tokens, job.actor.split.sequence)
-    floor = share(row, BUDGET_STEP) * BUDGET_STEP
-    ceiling = BUDGET_CEILING_GPU if job.hardware.gpus else BUDGET_CEILING_CPU
-    for budget in range(max(floor, ceiling), floor, -BUDGET_STEP):
-        plan = estimate(with_token_budget(job, budget))
-        if plan.total("update_actor") <= plan.limit:
-            return budget
-    return floor
-
-
-def with_token_budget(job: Job, tokens: int) -> Job:
-    return replace(job, actor=replace(job.actor, update_tokens=tokens, forward_tokens=tokens))

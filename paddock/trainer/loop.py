@@ -21,7 +21,8 @@ from paddock.models.adapters import MERGED
 from paddock.trainer.checkpoint import Checkpoint, CheckpointStore
 from paddock.trainer.experience import Experience
 from paddock.trainer.interruption import Interruption
-from paddock.trainer.metrics import batch_metrics, throughput_metrics, token_counts
+from paddock.trainer.metrics import batch_metrics
+from paddock.trainer.performance import Performance
 from paddock.trainer.samples import Sample, dump_samples, samples_of
 from paddock.trainer.state import check_config, flat, load_state, restore_rng, rng_state, save_state
 from paddock.trainer.tracking import Tracker
@@ -48,7 +49,7 @@ class Trainer:
         self.config, self.roles, self.experience, self.validation = config, roles, experience, validation
         self.store, self.total_steps = store, total_steps
         self.step_no = 0
-        self.timer = Timer()
+        self.timer, self.performance = Timer(), Performance(config, roles)
         self.kl = kl_controller(config.algorithm.kl_ctrl)
         self.correction = rollout_correction.parse(config.algorithm.rollout_correction)
         self.replays = config.actor_rollout_ref.actor.router_replay.mode
@@ -157,9 +158,7 @@ class Trainer:
             self.stop_if_void(metrics, batch)
             if self.validation and trainer.test_freq > 0 and (last or self.step_no % trainer.test_freq == 0):
                 metrics |= self.validate(tracker)
-        responses, tokens = token_counts(batch)
-        speed = throughput_metrics(tokens, self.timer.seconds["step"], self.roles.devices)
-        tracker.log(self.step_no, metrics | self.timer.metrics(responses, tokens) | speed)
+        tracker.log(self.step_no, metrics | self.performance.metrics(batch, self.timer))
         if trainer.save_freq > 0 and (last or self.step_no % trainer.save_freq == 0):
             self.save(tracker)
 

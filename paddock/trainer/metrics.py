@@ -5,30 +5,15 @@ Where nothing counts (all rows aborted, all tokens rejected) a mean, maximum or 
 
 from __future__ import annotations
 
-import os
-import re
-import resource
-import sys
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from paddock.core.batch import Batch, PerToken
 from paddock.core.masked import masked_mean, masked_sum
-from paddock.facts.models import ModelShape
 
-GIB = 1024**3
 COUNTED = ("num_turns", "tool_call_counts")
-
-PEAK_TFLOPS = {
-    ("B200",): 2250, ("H200",): 989, ("GH200",): 989, ("H800",): 989, ("H20",): 148,
-    ("H100", "PCIE"): 756, ("H100", "NVL"): 835, ("H100",): 989, ("A100",): 312, ("A800",): 312,
-    ("L40S",): 362, ("L40",): 181, ("L4",): 121, ("A6000",): 155, ("A10",): 125,
-    ("5090",): 210, ("4090",): 165, ("3090",): 71,
-}  # fmt: skip
-"""Dense bf16 with fp32 sums, by the maker's data sheets; the words are parts of the device's name."""
 
 
 @torch.no_grad()
@@ -101,80 +86,6 @@ def variance_proxy_metrics(batch: Batch, grad_norm: float) -> dict[str, float]:
             "variance_proxy/expected_w": energy.mean(),
         }
     )
-
-
-def balance_metrics(lengths: Sequence[int], parts: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Tokens a rank gets: had the rows been cut in order, and with `parts` (row indices for each rank)."""
-    start, before = 0, []
-    for part in parts:
-        before.append(sum(lengths[start : start + len(part)]))
-        start += len(part)
-    after = [sum(lengths[i] for i in part) for part in parts]
-    return {
-        "global_seqlen/min": float(min(before)),
-        "global_seqlen/max": float(max(before)),
-        "global_seqlen/minmax_diff": float(max(before) - min(before)),
-        "global_seqlen/balanced_min": float(min(after)),
-        "global_seqlen/balanced_max": float(max(after)),
-        "global_seqlen/mean": sum(after) / len(parts),
-    }
-
-
-def token_counts(batch: Batch) -> tuple[int, int]:
-    """Tokens of all responses, and of prompts and responses together."""
-    responses = batch.need("lengths").sum()
-    both = torch.stack([responses, responses + batch.need("prompt_mask").sum()])
-    response_tokens, all_tokens = both.long().tolist()
-    return response_tokens, all_tokens
-
-
-def throughput_metrics(
-    tokens: int, seconds: float, devices: int, memory: tuple[int, int] | None = None
-) -> dict[str, float]:
-    """`memory`: peak bytes of one device, allocated and reserved; None on a CPU."""
-    found = {
-        "perf/total_num_tokens": float(tokens),
-        "perf/time_per_step": seconds,
-        "perf/throughput": tokens / (seconds * devices),
-        "perf/cpu_memory_used_gb": resident_bytes() / GIB,
-    }
-    if memory is not None:
-        allocated, reserved = memory
-        found |= {"perf/max_memory_allocated_gb": allocated / GIB, "perf/max_memory_reserved_gb": reserved / GIB}
-    return found
-
-
-def mfu(
-    shape: ModelShape, lengths: Iterable[int], seconds: float, devices: int, device_name: str, *, backward: bool = True
-) -> float | None:
-    """Model FLOPs utilisation: what the model needs over what the devices can do; None for an unknown device."""
-    peak = peak_flops(device_name)
-    return None if peak is None else model_flops(shape, lengths, backward) / (seconds * devices * peak)
-
-
-def model_flops(shape: ModelShape, lengths: Iterable[int], backward: bool = True) -> float:
-    """``2 N T + 2 L d sum s^2`` forward (matrices, causal attention), twice that backward.  arXiv:2204.02311, app. B
-
-    N counts the parameters in matrix products: the input embedding is a table, unless the head shares it.
-    """
-    lengths = list(lengths)
-    table = 0 if shape.tied_embeddings and not shape.scalar_head else shape.vocab * shape.hidden
-    products = 2 * (shape.active_parameters - table) * sum(lengths)
-    attention = 2 * shape.layers * shape.heads * shape.head_dim * sum(length**2 for length in lengths)
-    return float((products + attention) * (3 if backward else 1))
-
-
-def peak_flops(device_name: str) -> float | None:
-    words = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
-    return next((1e12 * tera for needed, tera in PEAK_TFLOPS.items() if words.issuperset(needed)), None)
-
-
-def resident_bytes() -> int:
-    """Memory of this process; its peak where the system does not tell the present."""
-    status = Path("/proc/self/statm")
-    if status.exists():
-        return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def summary(name: str, x: Tensor, valid: Tensor) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from paddock.models.save import whole_folder
 from paddock.trainer.checkpoint import KEY, Checkpoint, CheckpointStore, checkpoint_store, resume_point
 from paddock.trainer.experience import with_responses
 from paddock.trainer.interruption import Interruption
-from paddock.trainer.metrics import throughput_metrics, token_counts
+from paddock.trainer.performance import throughput_metrics, token_counts
 from paddock.trainer.policy import open_tokenizer, require_one_device
 from paddock.trainer.state import check_config, flat, load_state, restore_rng, rng_state, save_state
 from paddock.trainer.tracking import Tracker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from paddock.config.roles import RolloutConfig
 from paddock.config.schema import Config
 from paddock.config.topology import rolls_out_apart, trains_adapters
 from paddock.core.batch import Batch
-from paddock.core.device import compute_dtype, device_of
+from paddock.core.device import compute_dtype, device_name, device_of, peak_memory, peak_reserved
 from paddock.engines.rollout.base import Completion, CopyEngine, Prompt, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
@@ -73,6 +74,17 @@ class Crew:
         """What runs each role here, by the names that a plan uses."""
         found = {role: type(worker.engine).__name__ for role, worker in self.workers.items()}
         return found | ({"rollout": type(self.rollout).__name__} if self.rollout else {})
+
+    def device_name(self) -> str:
+        return device_name(self.device)
+
+    def memory(self) -> tuple[int, int] | None:
+        """The most bytes that tensors took here, and that torch held for them; None on a CPU."""
+        return None if self.device.type == "cpu" else (peak_memory(self.device), peak_reserved(self.device))
+
+    @cached_property
+    def device(self) -> torch.device:
+        return device_of(self.config.trainer.device)
 
     def end_tokens(self) -> frozenset[int]:
         return end_tokens(self.actor_engine)

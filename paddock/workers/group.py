@@ -150,11 +150,15 @@ class Handle(ABC):
         """Choices of experts that were recorded are the actor's."""
         return columns | EXPERT_COLUMNS if self.role == "actor" else columns
 
-    def forward(self, batch: Batch, want: Want) -> Outputs:
-        """Cut as an update cuts it, so that rows which are sent now need not be sent again."""
+    def shares_of(self, batch: Batch) -> list[list[int]]:
+        """The rows of each share of a forward: cut as an update cuts them, so that they need not be sent again."""
         minis = torch.arange(len(batch)).split(self.mini_rows())
         parts = cut(sequence_lengths(batch), minis, self.shares, self.balance)
-        rows = [[Rows(batch, torch.cat(part).sort().values, self.sent(FORWARD))] for part in parts]
+        return [torch.cat(part).sort().values.tolist() for part in parts]
+
+    def forward(self, batch: Batch, want: Want) -> Outputs:
+        shares = self.shares_of(batch)
+        rows = [[Rows(batch, torch.tensor(share, dtype=torch.long), self.sent(FORWARD))] for share in shares]
         found = self.group.map("forward", rows, self.role, want, stages=pipeline_stages(self.keys()))
         if len(found) == 1:
             return Outputs(**{name: found[0][name] for name in want})

@@ -57,6 +57,11 @@ class Roles:
     def devices(self) -> int:
         return sum(group.size for group in self.groups)
 
+    def memory(self) -> tuple[int, int] | None:
+        """The most that one device held, in tensors and in all; None on a CPU."""
+        found = [use for group in self.groups for use in group.broadcast("memory") if use is not None]
+        return (max(use for use, _ in found), max(held for _, held in found)) if found else None
+
     def close(self) -> None:
         for group in self.groups:
             group.close()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paddock.core.rng import WORD, Stream, gumbel, permutation, philox, to_unit, uniform
+from paddock.core.rng import WORD, Stream, permutation, philox, to_unit, uniform
 
 # Known answers published with the Random123 library, for philox4x32 with ten rounds.
 KNOWN = [
@@ -82,20 +82,6 @@ def test_the_extreme_words_stay_inside_the_interval():
     for dtype in (torch.float32, torch.float64):
         low, high = to_unit(ends, ends, dtype)
         assert low > 0 and high < 1
-
-
-def test_gumbel_noise_samples_the_softmax():
-    logits = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5])
-    noise = gumbel(3, 0, torch.arange(20000), 0, size=5)
-    shares = torch.bincount((logits + noise).argmax(-1), minlength=5) / 20000
-    assert torch.allclose(shares, logits.softmax(-1), atol=0.015)
-
-
-def test_gumbel_noise_depends_on_row_and_position_only():
-    rows, positions = torch.arange(6), torch.tensor([4, 1, 0, 2, 2, 9])
-    whole = gumbel(3, 1, rows, positions, size=7)
-    assert torch.equal(whole[2:4], gumbel(3, 1, rows[2:4], positions[2:4], size=7))
-    assert torch.equal(whole[..., :5], gumbel(3, 1, rows, positions, size=5))
 
 
 def test_permutations_are_complete_and_differ_by_seed_and_epoch():

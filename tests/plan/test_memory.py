@@ -20,8 +20,6 @@ from paddock.plan.memory import (
     Rollout,
     estimate,
     layer_elements,
-    suggest_token_budget,
-    with_token_budget,
 )
 
 
@@ -324,33 +322,11 @@ def test_settings_move_memory_the_way_their_names_say(
     never_more(actor(made, param_offload=True, optimizer_offload=True), every)
     never_more(actor(made, checkpointing=True), every)
     never_more(actor(made, lora_rank=16), ["update_actor", "rollout"])
-    never_more(with_token_budget(made, 1024), every)
+    never_more(actor(made, update_tokens=1024, forward_tokens=1024), every)
     twice = replace(made.actor.split, degree=2 * gpus)
     never_more(actor(made, split=twice), ["update_actor", "update_critic", "values"])
     more = rollout(made, memory_fraction=0.7)
     assert estimate(more).kv_tokens >= base.kv_tokens
-
-
-def test_a_token_budget_is_the_largest_that_fits() -> None:
-    made = job(memory=40 * GIB, tokens=1)
-    budget = suggest_token_budget(made)
-    assert budget % 1024 == 0 and 1536 < budget < 32768
-
-    def fits(tokens: int) -> bool:
-        plan = estimate(with_token_budget(made, tokens))
-        return plan.total("update_actor") <= plan.limit
-
-    assert fits(budget) and not fits(budget + 1024)
-
-
-def test_a_token_budget_holds_one_row_and_stays_sensible() -> None:
-    assert suggest_token_budget(job(memory=1000 * GIB)) == 32768
-    assert suggest_token_budget(job(memory=1 * GIB)) == 2048
-    assert suggest_token_budget(rollout(job(memory=1000 * GIB), row_tokens=100_000)) == 100_352
-    shared = actor(job(memory=1 * GIB), split=Fsdp(8, sequence=4))
-    assert suggest_token_budget(rollout(shared, row_tokens=40_960)) == 10_240
-    cpu = rollout(job(gpus=0, memory=1000 * GIB), engine="embedded", tensor=1)
-    assert suggest_token_budget(cpu) == 4096
 
 
 def test_the_fullest_pipeline_stage_counts() -> None:

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import math
-from mmap import mmap
 
 import pytest
 import torch
 
-from paddock.core.balance import balanced_order
 from paddock.core.batch import Batch
-from paddock.facts.models import ModelShape
 from paddock.trainer import metrics
 
 
@@ -113,43 +110,3 @@ def test_the_variance_proxy_needs_sum_pi_squared_and_splits_power_into_signal_an
     )
     doubled = metrics.variance_proxy_metrics(full.with_(weights=torch.full((3, 3), 2.0)), grad_norm=2.0)
     assert doubled["variance_proxy/proxy2_total_power"] == pytest.approx(32.0)
-
-
-def test_balance_metrics_show_what_balancing_gained():
-    lengths = [10, 9, 2, 1]
-    found = metrics.balance_metrics(lengths, balanced_order(lengths, 2))
-    assert found == {
-        "global_seqlen/min": 3.0, "global_seqlen/max": 19.0, "global_seqlen/minmax_diff": 16.0,
-        "global_seqlen/balanced_min": 11.0, "global_seqlen/balanced_max": 11.0, "global_seqlen/mean": 11.0,
-    }  # fmt: skip
-
-
-def test_throughput_is_per_device_and_memory_is_measured():
-    assert metrics.token_counts(batch()) == (5, 13)
-    found = metrics.throughput_metrics(1200, seconds=3.0, devices=4, memory=(2 * 1024**3, 3 * 1024**3))
-    assert found["perf/total_num_tokens"] == 1200.0 and found["perf/time_per_step"] == 3.0
-    assert found["perf/throughput"] == 100.0
-    assert (found["perf/max_memory_allocated_gb"], found["perf/max_memory_reserved_gb"]) == (2.0, 3.0)
-    before = metrics.resident_bytes()
-    with mmap(-1, 64 * 1024**2) as held:  # pages that no hole in the heap can be
-        held.write(b"1" * len(held))
-        assert metrics.resident_bytes() - before > 48 * 1024**2
-    assert "perf/max_memory_allocated_gb" not in metrics.throughput_metrics(1, 1.0, 1)
-
-
-def test_utilisation_is_the_models_arithmetic_over_the_devices_peak():
-    shape = ModelShape("m", "llama", hidden=8, layers=2, heads=2, kv_heads=2, head_dim=4, intermediate=16, vocab=32,
-                       max_positions=64)  # fmt: skip
-    products = shape.parameters - 32 * 8
-    forward = 2 * products * 30 + 2 * 2 * 8 * (10**2 + 20**2)
-    assert metrics.model_flops(shape, [10, 20], backward=False) == forward
-    assert metrics.mfu(shape, [10, 20], 2.0, 4, "NVIDIA A100-SXM4-80GB") == 3 * forward / (2.0 * 4 * 312e12)
-    assert metrics.mfu(shape, [10, 20], 2.0, 4, "Quantum 9000") is None
-
-
-@pytest.mark.parametrize(
-    ("name", "tera"),
-    [("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA L40S", 362), ("NVIDIA GeForce RTX 4090", 165)],
-)
-def test_peak_flops_are_found_by_whole_words_of_the_device_name(name, tera):
-    assert metrics.peak_flops(name) == tera * 1e12

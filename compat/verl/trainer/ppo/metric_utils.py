@@ -14,7 +14,7 @@ import numpy as np
 from paddock.core.timing import Timer
 from paddock.errors import UserError
 from paddock.trainer import metrics as step_metrics
-from paddock.trainer import validation_metrics
+from paddock.trainer import performance, validation_metrics
 from paddock.trainer.samples import Sample
 from verl.protocol import to_batch
 
@@ -48,12 +48,12 @@ def compute_data_metrics(batch: Any, use_critic: bool = True) -> dict[str, float
 def compute_timing_metrics(batch: Any, timing_raw: Mapping[str, float]) -> dict[str, float]:
     timer = Timer()
     timer.seconds.update(timing_raw)
-    return timer.metrics(*step_metrics.token_counts(to_batch(batch)))
+    return timer.metrics(*performance.token_counts(to_batch(batch)))
 
 
 def compute_throughout_metrics(batch: Any, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
     """Tokens are the sum of `meta_info["global_token_num"]`, seconds those of `timing_raw["step"]`."""
-    found = step_metrics.throughput_metrics(int(sum(batch.meta_info["global_token_num"])), timing_raw["step"], n_gpus)
+    found = performance.throughput_metrics(int(sum(batch.meta_info["global_token_num"])), timing_raw["step"], n_gpus)
     return {name: found[name] for name in THROUGHPUT}
 
 

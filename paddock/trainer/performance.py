@@ -1,0 +1,155 @@
+"""What a step cost: tokens a second, memory, the share of the devices' peak, and how evenly ranks were loaded."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from paddock.config.schema import Config
+from paddock.core.batch import Batch
+from paddock.core.timing import Timer
+from paddock.facts.models import ModelShape, shape_of
+from paddock.models.packing import sequence_lengths
+from paddock.workers.group import Handle
+from paddock.workers.roles import Roles
+
+GIB = 1024**3
+SHORTEST = 1e-3
+"""Seconds: a phase that took less was not computed."""
+PEAK_TFLOPS = {
+    ("B200",): 2250, ("H200",): 989, ("GH200",): 989, ("H800",): 989, ("H20",): 148,
+    ("H100", "PCIE"): 756, ("H100", "NVL"): 835, ("H100",): 989, ("A100",): 312, ("A800",): 312,
+    ("L40S",): 362, ("L40",): 181, ("L4",): 121, ("A6000",): 155, ("A10",): 125,
+    ("5090",): 210, ("4090",): 165, ("3090",): 71,
+}  # fmt: skip
+"""Dense bf16 with fp32 sums, by the maker's data sheets; the words are parts of the device's name."""
+
+
+class Performance:
+    """Of a run's steps."""
+
+    def __init__(self, config: Config, roles: Roles):
+        self.config, self.roles = config, roles
+
+    def metrics(self, batch: Batch, timer: Timer) -> dict[str, float]:
+        """`batch`: what the step trained on."""
+        lengths, (responses, tokens) = sequence_lengths(batch), token_counts(batch)
+        speed = throughput_metrics(tokens, timer.seconds["step"], self.roles.devices, self.roles.memory())
+        balance = balance_metrics(lengths, self.roles.actor.shares_of(batch))
+        return timer.metrics(responses, tokens) | speed | balance | self.utilisation(lengths, timer)
+
+    def utilisation(self, lengths: list[int], timer: Timer) -> dict[str, float]:
+        """By the arithmetic of whole rows, however much of it is saved; nothing for a device of unknown peak."""
+        actor, critic, epochs = self.roles.actor, self.roles.critic, self.config.actor_rollout_ref.actor.ppo_epochs
+        found = {
+            "actor": self.share(self.actor_shape, actor, lengths * epochs, timer.seconds.get("update_actor", 0.0)),
+            "actor_infer": self.share(
+                self.actor_shape, actor, lengths, timer.seconds.get("old_log_prob", 0.0), backward=False
+            ),
+        }
+        if critic:
+            rows = lengths * self.config.critic.ppo_epochs
+            found["critic"] = self.share(self.critic_shape, critic, rows, timer.seconds.get("update_critic", 0.0))
+        return {f"perf/mfu/{name}": value for name, value in found.items() if value is not None}
+
+    def share(
+        self, shape: ModelShape | None, role: Handle, lengths: list[int], seconds: float, backward: bool = True
+    ) -> float | None:
+        if shape is None or seconds < SHORTEST:
+            return None
+        return mfu(shape, lengths, seconds, role.group.size, self.device_name, backward=backward)
+
+    @cached_property
+    def device_name(self) -> str:
+        return self.roles.actor.group.broadcast("device_name")[0]
+
+    @cached_property
+    def actor_shape(self) -> ModelShape | None:
+        return shape_of(self.config.actor_rollout_ref.model.path or "")
+
+    @cached_property
+    def critic_shape(self) -> ModelShape | None:
+        shape = shape_of(self.config.critic.model.path or "")
+        return None if shape is None else replace(shape, scalar_head=True)
+
+
+def balance_metrics(lengths: Sequence[int], parts: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Tokens a rank gets: had the rows been cut in order, and with `parts` (row indices for each rank)."""
+    start, before = 0, []
+    for part in parts:
+        before.append(sum(lengths[start : start + len(part)]))
+        start += len(part)
+    after = [sum(lengths[i] for i in part) for part in parts]
+    return {
+        "global_seqlen/min": float(min(before)),
+        "global_seqlen/max": float(max(before)),
+        "global_seqlen/minmax_diff": float(max(before) - min(before)),
+        "global_seqlen/balanced_min": float(min(after)),
+        "global_seqlen/balanced_max": float(max(after)),
+        "global_seqlen/mean": sum(after) / len(parts),
+    }
+
+
+def token_counts(batch: Batch) -> tuple[int, int]:
+    """Tokens of all responses, and of prompts and responses together."""
+    responses = batch.need("lengths").sum()
+    both = torch.stack([responses, responses + batch.need("prompt_mask").sum()])
+    response_tokens, all_tokens = both.long().tolist()
+    return response_tokens, all_tokens
+
+
+def throughput_metrics(
+    tokens: int, seconds: float, devices: int, memory: tuple[int, int] | None = None
+) -> dict[str, float]:
+    """`memory`: peak bytes of one device, allocated and reserved; None on a CPU."""
+    found = {
+        "perf/total_num_tokens": float(tokens),
+        "perf/time_per_step": seconds,
+        "perf/throughput": tokens / (seconds * devices),
+        "perf/cpu_memory_used_gb": resident_bytes() / GIB,
+    }
+    if memory is not None:
+        allocated, reserved = memory
+        found |= {"perf/max_memory_allocated_gb": allocated / GIB, "perf/max_memory_reserved_gb": reserved / GIB}
+    return found
+
+
+def mfu(
+    shape: ModelShape, lengths: Iterable[int], seconds: float, devices: int, device_name: str, *, backward: bool = True
+) -> float | None:
+    """Model FLOPs utilisation: what the model needs over what the devices can do; None for an unknown device."""
+    peak = peak_flops(device_name)
+    return None if peak is None else model_flops(shape, lengths, backward) / (seconds * devices * peak)
+
+
+def model_flops(shape: ModelShape, lengths: Iterable[int], backward: bool = True) -> float:
+    """``2 N T + 2 L d sum s^2`` forward (matrices, causal attention), twice that backward.  arXiv:2204.02311, app. B
+
+    N counts the parameters in matrix products: the input embedding is a table, unless the head shares it.
+    """
+    lengths = list(lengths)
+    table = 0 if shape.tied_embeddings and not shape.scalar_head else shape.vocab * shape.hidden
+    products = 2 * (shape.active_parameters - table) * sum(lengths)
+    attention = 2 * shape.layers * shape.heads * shape.head_dim * sum(length**2 for length in lengths)
+    return float((products + attention) * (3 if backward else 1))
+
+
+def peak_flops(device_name: str) -> float | None:
+    words = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
+    return next((1e12 * tera for needed, tera in PEAK_TFLOPS.items() if words.issuperset(needed)), None)
+
+
+def resident_bytes() -> int:
+    """Memory of this process; its peak where the system does not tell the present."""
+    status = Path("/proc/self/statm")
+    if status.exists():
+        return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
