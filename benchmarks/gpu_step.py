@@ -4,6 +4,7 @@ python benchmarks/gpu_step.py                                    # SmolLM2-135M:
 python benchmarks/gpu_step.py --shape qwen2.5-0.5b --parts rollout
 python benchmarks/gpu_step.py --shape qwen3-0.6b --parts mixed,training
 python benchmarks/gpu_step.py --parts algorithms                  # PPO, GRPO and RLOO on the same work
+python benchmarks/gpu_step.py --shape qwen3-0.6b --prompts 32 --weights fp32 --parts algorithms
 python benchmarks/gpu_step.py --parts step --set actor_rollout_ref.numerics=exact
 
 Every response has the full length that its prompt asks for. The roofline is the bytes that a decode step must
@@ -68,7 +69,7 @@ def config_of(work: Work, device: str, estimator: str = "grpo", extra: list[str]
     keys = [key for key in paddock_step.arguments(work) if "ppo_max_token_len" not in key and "adv_est" not in key]
     keys += [f"algorithm.adv_estimator={estimator}", f"trainer.device={device}"]
     if estimator == "gae":
-        keys += [f"critic.model.path={work.model}", "critic.model.fsdp_config.model_dtype=bf16"]
+        keys += [f"critic.model.path={work.model}", f"critic.model.fsdp_config.model_dtype={work.weights}"]
     return load([*keys, *(extra or [])]).config
 
 
@@ -100,14 +101,15 @@ def decode_bytes(model: Any, prompts: list[Prompt], new_tokens: list[int]) -> fl
 class Bench:
     def __init__(self, args: argparse.Namespace, folder: Path):
         self.args, self.case, self.folder = args, SHAPES[args.shape], folder
+        self.case = replace(self.case, prompts=args.prompts or self.case.prompts)
         self.device = torch.device(args.device)
         model, data = folder / "model", folder / "prompts.jsonl"
         build_model(self.case, model, self.device)
         longest = write_prompts(self.case, model, self.case.prompts * (args.warmup + args.steps), data)
         case = self.case
         self.work = Work(
-            str(model), str(data), case.prompts, case.n, longest, case.new_tokens, args.steps, args.warmup, "bf16",
-            case.micro_rows, False, str(folder), args.set,
+            str(model), str(data), case.prompts, case.n, longest, case.new_tokens, args.steps, args.warmup,
+            args.weights, case.micro_rows, False, str(folder), args.set,
         )  # fmt: skip
 
     def engine(self) -> tuple[Config, SingleEngine]:
@@ -167,7 +169,7 @@ class Bench:
         extra = [f"trainer.default_local_dir={run}", "trainer.resume_mode=disable", *self.args.set]
         train(config_of(self.work, self.device.type, estimator, extra))
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][self.args.warmup :]
-        names = ("step", "gen", "reward", "old_log_prob", "values", "adv", "update_critic", "update_actor")
+        names = ("step", "gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
         found = {n: statistics.median(line.get(f"timing_s/{n}", 0.0) for line in lines) for n in names}
         found["peak GiB"] = peak_memory(self.device) / 2**30
         gaps = [line.get("training/rollout_probs_diff_mean", float("nan")) for line in lines]
@@ -285,6 +287,8 @@ def main() -> None:
         "--parts", default="rollout,step", help="of rollout, mixed, step, training, algorithms, trl, vllm"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--prompts", type=int, help="a step, instead of the shape's own number")
+    parser.add_argument("--weights", choices=["bf16", "fp32"], default="bf16", help="fp32: masters, products in bf16")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warmup", type=int, default=2, help="steps that do not count")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a further key of Paddock")

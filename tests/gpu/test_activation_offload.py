@@ -56,14 +56,17 @@ def batch() -> Batch:
 
 
 def step(engine: SingleEngine) -> tuple[dict[str, torch.Tensor], int, int]:
-    """Gradients, and the most that the step took above what was there: of tensors, and of the device for them."""
+    """Gradients, and the most that the step took above what was there: of tensors, and of the device for them.
+
+    Gradients are there from the beginning, as in every micro-batch but the first: else the peak would be where the last
+    of them is made, when no inputs are left to be saved.
+    """
 
     def loss(micro: Any, outputs: Any) -> Any:
         return (outputs.log_probs * micro.mask).sum() / micro.mask.sum(), {}
 
     engine.model.train()
-    for _ in range(2):  # the first makes what stays
-        engine.updater.zero()
+    for _ in range(2):  # the first makes what stays; the second adds to its gradients
         gc.collect()
         synchronize(engine.device)
         empty_cache(engine.device)
