@@ -9,27 +9,21 @@ from typing import Any
 import pytest
 import torch
 from ranks import Ranks
-from tiny_models import tiny_batch, tiny_model
+from tiny_models import tiny_model
+from tiny_updates import WANT, in_role, loss_of, rollouts, settings
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from paddock.algorithms.losses import LossInputs, policy_loss_terms, value_loss
-from paddock.config.engine import OptimConfig
-from paddock.config.roles import ActorConfig, CriticConfig
 from paddock.core.balance import balanced_order
 from paddock.core.batch import Batch
-from paddock.core.masked import Denominators
-from paddock.engines.train.base import LossFn, Outputs
 from paddock.engines.train.fsdp import FSDPEngine, Shards
-from paddock.engines.train.settings import Budget, Settings
+from paddock.engines.train.settings import Budget
 from paddock.engines.train.shards import save_streamed
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
 from paddock.models.packing import sequence_lengths
-from paddock.models.value_head import ValueModel
 
-WANT = {"actor": frozenset({"log_probs", "entropy"}), "critic": frozenset({"values"})}
 STEPS = 4
 
 
@@ -40,45 +34,8 @@ def ranks() -> Iterator[Ranks]:
     pool.close()
 
 
-def settings(**changes: Any) -> Settings:
-    # AdamW divides by the gradient's own size: without a floor it makes much of the last bit of a tiny one
-    optim = OptimConfig(lr=0.01, override_optimizer_config={"eps": 1e-3})
-    defaults: dict[str, Any] = {"optim": optim, "budget": Budget(24), "forward_budget": Budget(40)}
-    return Settings(**defaults | changes)
-
-
 def model_of(role: str, family: str = "qwen2") -> Any:
-    model = tiny_model(family)
-    model.set_attn_implementation("paddock")
-    if role == "actor":
-        return model
-    critic = ValueModel(model.base_model)
-    torch.manual_seed(0)
-    torch.nn.init.normal_(critic.value_head.weight)
-    return critic
-
-
-def rollouts(rows: int = 7, seed: int = 0) -> Batch:
-    batch = tiny_batch(rows, tools=True, seed=seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-
-    def draw() -> Tensor:
-        return torch.randn(batch.need("mask").shape, generator=generator) * batch.need("mask")
-
-    return batch.with_(old_log_probs=draw() - 5, advantages=draw(), values=draw(), returns=draw())
-
-
-def loss_of(role: str, whole: Batch) -> LossFn:
-    denominators = Denominators.count(whole.need("mask"))
-
-    def policy(micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
-        inputs = LossInputs(outputs.log_probs, micro.old_log_probs, micro.advantages, micro.mask)
-        return policy_loss_terms(inputs, ActorConfig(entropy_coeff=0.1), denominators, outputs.entropy)
-
-    def value(micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
-        return value_loss(outputs.values, micro.values, micro.returns, micro.mask, CriticConfig(), denominators)
-
-    return policy if role == "actor" else value
+    return in_role(tiny_model(family), role)
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from ranks import Ranks
-from test_fsdp import caught_gradient, loss_of, rollouts, settings
+from test_fsdp import caught_gradient
+from tiny_updates import loss_of, rollouts, settings
 from tiny_zoo import tiny
 from torch import Tensor
 

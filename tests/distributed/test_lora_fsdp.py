@@ -10,8 +10,9 @@ import pytest
 import torch
 from ranks import Ranks
 from safetensors.torch import load_file
-from test_fsdp import assert_equal_runs, part, rollouts, settings, trained
+from test_fsdp import assert_equal_runs, part, trained
 from tiny_models import tiny_model
+from tiny_updates import rollouts, settings
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.tensor import DTensor

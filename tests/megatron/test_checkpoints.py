@@ -12,7 +12,8 @@ pytest.importorskip("megatron.core", reason="needs megatron-core: make test-mega
 
 import torch
 from distributed.ranks import Ranks
-from test_layouts import LORA, WANT, alone, engine_of, loss_of, rollouts, shares
+from test_layouts import LORA, alone, engine_of, shares
+from tiny_updates import WANT, loss_of, rollouts
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
