@@ -105,7 +105,7 @@ def train(folder: Path, workers: int, *overrides: str) -> list[dict[str, float]]
 
 
 def learnt(rows: list[dict[str, float]]) -> list[dict[str, float]]:
-    return [{k: v for k, v in row.items() if not k.startswith(("timing", "perf"))} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith(("timing", "perf", "global_seqlen"))} for row in rows]
 
 
 def ledger(folder: Path) -> dict[str, list[tuple[str, str]]]:
