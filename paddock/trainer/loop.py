@@ -137,6 +137,7 @@ class Trainer:
         trainer = self.config.trainer
         if self.step_no == 0 and self.validation and (trainer.val_before_train or trainer.val_only):
             tracker.log(0, self.validate(tracker))
+            self.timer.reset()
         if trainer.val_only:
             return True
         with Interruption() as interruption:
@@ -151,7 +152,6 @@ class Trainer:
     def advance(self, tracker: Tracker, last: bool) -> None:
         """One step, and what its number calls for."""
         trainer = self.config.trainer
-        self.timer.reset()
         with self.timer("step"):
             metrics, batch = self.step()
             self.keep_rollouts(batch)
@@ -159,6 +159,7 @@ class Trainer:
             if self.validation and trainer.test_freq > 0 and (last or self.step_no % trainer.test_freq == 0):
                 metrics |= self.validate(tracker)
         tracker.log(self.step_no, metrics | self.performance.metrics(batch, self.timer))
+        self.timer.reset()
         if trainer.save_freq > 0 and (last or self.step_no % trainer.save_freq == 0):
             self.save(tracker)
 
@@ -172,7 +173,8 @@ class Trainer:
     def keep_rollouts(self, batch: Batch) -> None:
         folder = self.config.trainer.rollout_data_dir
         if folder:
-            dump_samples(folder, self.step_no, self.samples(batch), "trainer.rollout_data_dir")
+            with self.timer("dump_rollout_generations"):
+                dump_samples(folder, self.step_no, self.samples(batch), "trainer.rollout_data_dir")
 
     def samples(self, batch: Batch) -> list[Sample]:
         tokenizer = self.experience.tokenizer
@@ -194,8 +196,9 @@ class Trainer:
             )
 
     def save(self, tracker: Tracker) -> None:
-        """Everything that the rest of the run depends on. The step is logged before, so that no line of it is lost."""
-        with self.store.write(self.step_no) as folder:
+        """Everything that the rest of the run depends on. The step is logged before, so that no line of it is lost; how
+        long this takes is said with the next one."""
+        with self.timer("save_checkpoint"), self.store.write(self.step_no) as folder:
             for name, role in self.trained().items():
                 (folder / name).mkdir()
                 role.save(folder / name)
