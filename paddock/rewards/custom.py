@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -161,7 +160,7 @@ def _module(path: str) -> ModuleType:
     if path.startswith(MODULE):
         return importlib.import_module(path.removeprefix(MODULE))
     file = _file(path)
-    name = f"paddock_reward_{hashlib.blake2b(file.encode(), digest_size=6).hexdigest()}"
+    name = f"paddock_reward_{file.encode().hex()}"  # hashlib would bring OpenSSL into every worker
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec and spec.loader, file

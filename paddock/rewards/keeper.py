@@ -22,6 +22,19 @@ PATIENCE = 5.0  # seconds for killed processes to go; one that waits for a disk 
 PROC = Path("/proc")
 
 
+def main(data: int, control: int, room: int) -> None:
+    """What runs scorers is imported by the child alone: the keeper stays small."""
+    for descriptor in (data, control):
+        os.set_inheritable(descriptor, False)  # what a scorer starts does not hold them open
+
+    def work() -> None:
+        from paddock.rewards.worker import work
+
+        work(data, room)
+
+    keep(socket.socket(fileno=control), data, work)
+
+
 def keep(control: socket.socket, data: int, work: Callable[[], None]) -> None:
     """Runs `work` in a child, which alone holds `data`, and ends with it. What is written to `control` is its exit
     code."""

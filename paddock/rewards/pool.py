@@ -35,11 +35,12 @@ from paddock.rewards.worker import FAILED, SCORED, Failure
 LOADING = 300.0  # seconds a scorer may take to be imported
 SENDING = 5  # seconds in which a worker must take what it is sent
 GRACE = 2.0  # seconds beyond the limit, in which a worker interrupts a coroutine by itself
+BUSY = 0.1  # seconds for which all workers work before there are more of them
 LARGEST_CHUNK = 32
 CHUNKS_PER_WORKER = 4
 BOOT = """import json, sys
 sys.path[:] = json.loads(sys.argv[4])
-from paddock.rewards.worker import main
+from paddock.rewards.keeper import main
 main(*map(int, sys.argv[1:4]))"""
 
 
@@ -73,7 +74,9 @@ class Job:
 
 
 class Pool:
-    """At most `size` processes, started when there is work for them; any thread may submit.
+    """At most `size` processes, twice as many each time that work waits though all are at it; any thread may submit.
+
+    A rule scores a batch before a second process has started: it never is.
 
     A thread hands out the work, and owns all but what is submitted. It lives while there is work, so that a pool which
     nobody holds any more is collected.
@@ -91,6 +94,7 @@ class Pool:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._dropping = False
+        self._more_at = 0.0  # when there may be more workers
         self._bell, self._rope = socket.socketpair()
         for end in (self._bell, self._rope):
             end.setblocking(False)
@@ -168,14 +172,24 @@ class Pool:
 
     def _next(self) -> float:
         """When something is due, should nothing happen before."""
-        return min(job.deadline for worker in self.workers for job in worker.jobs.values())
+        more = self._more_at if self.waiting and len(self.workers) < self.size else inf
+        return min(more, *(job.deadline for worker in self.workers for job in worker.jobs.values()))
 
     def _give(self) -> None:
         """Work for everyone who is idle. A worker that died since it last worked is replaced."""
         idle = self._idle()
-        while self.waiting and (idle or len(self.workers) < self.size):
+        hired = max(1, min(2 * len(self.workers), self.size)) if self._crowded(idle) else len(self.workers)
+        while self.waiting and (idle or len(self.workers) < hired):
             worker = idle.pop() if idle else self._hire()
             self._send(worker, self._chunk())
+
+    def _crowded(self, idle: list[Worker]) -> bool:
+        """Have all workers had work for a while? Not while one of them is still loading its scorer."""
+        now = time.monotonic()
+        loading = any(not next(iter(worker.jobs.values())).started for worker in self.workers if worker.jobs)
+        if idle or loading:
+            self._more_at = now + BUSY
+        return not self.workers or now >= self._more_at
 
     def _idle(self) -> list[Worker]:
         for worker in [w for w in self.workers if not w.jobs and w.connection.poll()]:  # nothing to say but goodbye

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import inspect
 import os
-import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from paddock.rewards.custom import ROW, Failed, Target, blaming, call, function_at, load, load_batch
-from paddock.rewards.keeper import keep
 from paddock.rewards.score import ScoreRequest, checked
 
 READY, SCORED, FAILED, TIMED_OUT = "ready", "scored", "failed", "timed out"
@@ -31,19 +29,13 @@ class Failure(NamedTuple):
     lasting: bool
 
 
-def main(data: int, control: int, room: int) -> None:
+def work(data: int, room: int) -> None:
     """`room`: how many calls may run at a time."""
-    for descriptor in (data, control):
-        os.set_inheritable(descriptor, False)  # what a scorer starts does not hold them open
-
-    def work() -> None:
-        connection = Connection(data)
-        if room == 1:
-            serve(connection)
-        else:
-            serve_concurrently(connection, room)
-
-    keep(socket.socket(fileno=control), data, work)
+    connection = Connection(data)
+    if room == 1:
+        serve(connection)
+    else:
+        serve_concurrently(connection, room)
 
 
 def serve(connection: Connection) -> None:

@@ -107,6 +107,26 @@ def calls(target: Target) -> list[str]:
     return Path(f"{target.path}.calls").read_text().splitlines()
 
 
+def test_a_second_process_starts_when_work_waits_and_not_before(target):
+    pool = Pool(size=2, timeout=5.0)
+    try:
+        quick = run(pool, target, *["pid"] * 64)
+        assert len(set(quick)) == 1 and len(pool.workers) == 1
+        slow = submit(pool, target, *["sleep"] * 3)
+        deadline = time.monotonic() + 4
+        while len(pool.workers) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(pool.workers) == 2 and not any(future.done() for future in slow)
+    finally:
+        pool.close()
+
+
+def test_a_keeper_imports_nothing_of_what_it_keeps():
+    code = "import sys, paddock.rewards.keeper; print([n for n in sys.modules if n.startswith('paddock.')])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "['paddock.rewards', 'paddock.rewards.keeper']"
+
+
 def gone(pid: int, within: float = 5.0) -> bool:
     """No such process, or one that only waits to be reaped."""
     end = time.monotonic() + within
