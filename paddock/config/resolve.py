@@ -30,7 +30,7 @@ TOKEN_BUDGETS = (
     "critic.forward_max_token_len_per_gpu",
     "reward_model.forward_max_token_len_per_gpu",
 )
-CPU_BUDGET = 2048
+CPU_BUDGET = 1280
 
 
 def resolve(config: Config, origins: dict[str, str], machine: Machine) -> list[str]:

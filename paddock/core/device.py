@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import os
@@ -9,7 +10,7 @@ import random
 import resource
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -204,14 +205,23 @@ def launches_early(device: torch.device) -> bool:
 
 
 @cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of a multiprocessor's own memory, which programs of a kernel have beside their registers."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor if device.type == "cuda" else 0
+
+
+@cache
 def multiprocessors(device: torch.device) -> int:
     return vendor(device.type).get_device_properties(device).multi_processor_count if device.type != "cpu" else 2
 
 
 def empty_cache(device: torch.device) -> None:
-    """Gives memory that torch holds but does not use back to the device."""
+    """Gives memory that torch holds but does not use back to the device; on a CPU, what the C library holds."""
     if device.type != "cpu":
         vendor(device.type).empty_cache()
+    else:
+        with suppress(AttributeError, OSError):  # glibc's alone
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def peak_memory(device: torch.device) -> int:

@@ -8,9 +8,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paddock.core.device import multiprocessors
-from paddock.kernels.launch import power_of_two
+from paddock.kernels.launch import early, power_of_two
 
 MIN_ROWS = 16  # of a tensor core's product
 BLOCK = 64  # keys at a time
@@ -51,9 +52,16 @@ def attend_rows(
     Q, K, V, OUT, TOP, TOTAL, PROMPT, PROMPT_LENGTH, ANSWER, LENGTH, SINKS, scale, softcap, window, keys,
     GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SUNK: tl.constexpr, PRECISE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The queries of one sequence that share a key head, over one split of its tokens."""
-    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    """The queries of one sequence that share a key head, over one split of its tokens.
+
+    Heads of a sequence are neighbours in memory, and so are their programs in time.
+    """
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     start, prompt_length = tl.load(PROMPT + row).to(tl.int64), tl.load(PROMPT_LENGTH + row)
     answer, end = tl.load(ANSWER + row).to(tl.int64), tl.load(LENGTH + row) + 1
     column, query = tl.arange(0, WIDE), tl.arange(0, ROWS)
@@ -94,9 +102,12 @@ def attend_rows(
 @triton.jit
 def join_splits(
     PARTS, TOP, TOTAL, OUT, keys, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     column, query = tl.arange(0, WIDE), tl.arange(0, ROWS)
     top = tl.full((ROWS,), -1e30, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -136,20 +147,22 @@ def decode_attention(
     group = heads // shared
     block_rows, wide = max(QUERIES if exact else MIN_ROWS, power_of_two(group)), max(16, power_of_two(dim))
     splits = 1 if exact else splits_of(rows * shared, q.device)
-    out = torch.empty_like(q)
+    out, soon = torch.empty_like(q), early(q.device)
     if splits == 1:
         parts, top, total = out, out, out
     else:
         parts = q.new_empty(rows, shared, splits, block_rows, dim, dtype=torch.float32)
         top, total = q.new_empty(2, rows, shared, splits, block_rows, dtype=torch.float32)
-    attend_rows[(rows, shared, splits)](
+    attend_rows[(shared, rows, splits)](
         q, keys, values, parts, top, total, pieces.prompt, pieces.prompt_length, pieces.answer, pieces.length,
         q if sinks is None else sinks, scale, softcap or 1.0, window or 0, shared, group, block_rows, dim, wide, BLOCK,
-        splits, window is not None, softcap is not None, sinks is not None, q.dtype == torch.float32,
-        num_warps=WARPS, num_stages=STAGES,
+        splits, window is not None, softcap is not None, sinks is not None, q.dtype == torch.float32, bool(soon),
+        num_warps=WARPS, num_stages=STAGES, **soon,
     )  # fmt: skip
     if splits > 1:
-        join_splits[(rows, shared)](parts, top, total, out, shared, group, block_rows, dim, wide, splits, num_warps=4)
+        join_splits[(shared, rows)](
+            parts, top, total, out, shared, group, block_rows, dim, wide, splits, bool(soon), num_warps=4, **soon
+        )
     return out
 
 

@@ -6,6 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from paddock.kernels.launch import early
 
 BLOCK = 1024
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
@@ -26,7 +29,10 @@ def activation(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def gate(BOTH, OUT, columns, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def gate(BOTH, OUT, columns, KIND: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
@@ -57,9 +63,11 @@ def gate_backward(DOUT, BOTH, DBOTH, OUT, columns, KIND: tl.constexpr, BLOCK: tl
 def gated(both: Tensor, activation_name: str) -> Tensor:
     """``[T, 2 I] -> [T, I]``"""
     rows, columns = len(both), both.shape[1] // 2
-    out = both.new_empty(rows, columns)
+    out, soon = both.new_empty(rows, columns), early(both.device)
     if rows:
-        gate[(rows, triton.cdiv(columns, BLOCK))](both, out, columns, ACTIVATIONS[activation_name], BLOCK, num_warps=4)
+        gate[(rows, triton.cdiv(columns, BLOCK))](
+            both, out, columns, ACTIVATIONS[activation_name], BLOCK, bool(soon), num_warps=4, **soon
+        )
     return out
 
 

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from paddock.core.device import multiprocessors
+from paddock.core.device import launches_early, multiprocessors
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Kernels run on a CPU, slowly, for tests."""
@@ -32,6 +32,11 @@ def can_launch(tensor: Tensor) -> bool:
 def power_of_two(number: int) -> int:
     """The smallest one that is not less."""
     return 1 << max(0, number - 1).bit_length()
+
+
+def early(device: torch.device) -> dict[str, bool]:
+    """Options of a kernel that waits by itself (`gdc_wait`), and may so be launched before the one ahead has ended."""
+    return {"launch_pdl": True} if launches_early(device) and not INTERPRETED else {}
 
 
 def filling(device: torch.device) -> int:

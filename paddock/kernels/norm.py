@@ -6,23 +6,32 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paddock.kernels.launch import filling, power_of_two
+from paddock.kernels.launch import early, filling, power_of_two
 
 
 @triton.jit
 def norm_rows(
-    X, BRANCH, WEIGHT, Y, SUM, SCALE, columns, eps, ADDS: tl.constexpr, UNIT: tl.constexpr, WIDE: tl.constexpr
-):
+    X, BRANCH, WEIGHT, Y, SUM, SCALE, rows, columns, eps,
+    PARTS: tl.constexpr, UNIT: tl.constexpr, EARLY: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """SUM = X + BRANCH, Y = SUM / rms(SUM) * weight; rounded where transformers rounds."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDE)
     inside = column < columns
     narrow = Y.dtype.element_ty
     x = tl.load(X + row * columns + column, mask=inside, other=0.0).to(tl.float32)
-    if ADDS:
-        total = x + tl.load(BRANCH + row * columns + column, mask=inside, other=0.0).to(tl.float32)
-        total = total.to(SUM.dtype.element_ty)
+    if PARTS > 0:
+        branch = tl.load(BRANCH + row * columns + column, mask=inside, other=0.0).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            branch += tl.load(BRANCH + (part * rows + row) * columns + column, mask=inside, other=0.0)
+        if PARTS > 1:
+            branch = branch.to(narrow).to(tl.float32)
+        total = (x + branch).to(SUM.dtype.element_ty)
         tl.store(SUM + row * columns + column, total, mask=inside)
         x = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / columns + eps)
@@ -68,15 +77,17 @@ def add_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``norm(x + branch) * weight`` in `dtype`, ``x + branch`` in the type of x, and 1 / rms of each row ``[T, D]``.
 
-    `unit`: the weight is kept as its difference from 1, and multiplied before rounding, as in Gemma.
+    `unit`: the weight is kept as its difference from 1, and multiplied before rounding, as in Gemma. A branch may come
+    in parts ``[parts, T, D]`` that are yet to be added up (see thin.py).
     """
     rows, columns = x.shape
+    parts, soon = 0 if branch is None else len(branch) if branch.dim() == 3 else 1, early(x.device)
     y, scale = torch.empty_like(x, dtype=dtype), x.new_empty(rows, dtype=torch.float32)
     total = x if branch is None else torch.empty_like(x)
     if rows:
         norm_rows[(rows,)](
-            x, x if branch is None else branch, weight, y, total, scale, columns, eps, branch is not None, unit,
-            power_of_two(columns), num_warps=4 if columns <= 4096 else 8,
+            x, x if branch is None else branch, weight, y, total, scale, rows, columns, eps, parts, unit, bool(soon),
+            power_of_two(columns), num_warps=4 if columns <= 4096 else 8, **soon,
         )  # fmt: skip
     return y, total, scale
 

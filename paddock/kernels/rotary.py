@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paddock.kernels.launch import filling, power_of_two
+from paddock.kernels.head_norm import HeadNorm
+from paddock.kernels.launch import early, filling, power_of_two
 
 HEADS = 8  # heads of one program
-
-
-@dataclass(frozen=True, eq=False)
-class HeadNorm:
-    """RMS norm of every query and of every key, before they are rotated."""
-
-    queries: Tensor
-    keys: Tensor
-    eps: float
-    unit: bool
-    """See `norm.add_norm`."""
 
 
 @triton.jit
@@ -44,10 +33,13 @@ def head_weights(WQ, WK, column, half, is_query, UNIT: tl.constexpr):
 
 @triton.jit
 def rotate(
-    QKV, COS, SIN, WQ, WK, Q, K, V, PLACE, queries, keys, dim, eps,
-    PLACED: tl.constexpr, NORMED: tl.constexpr, UNIT: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    QKV, COS, SIN, WQ, WK, Q, K, V, PLACE, queries, keys, dim, eps, PLACED: tl.constexpr, NORMED: tl.constexpr,
+    UNIT: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One token's heads: q and k turned by its angle, v as it is; k and v go to their token's place."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
     column, half = tl.arange(0, HALF), dim // 2
@@ -181,9 +173,11 @@ def launch(
 ) -> None:
     queries, dim = q.shape[1:]
     keys = k.shape[1]
+    soon = early(qkv.device)
     if len(qkv):
         rotate[(len(qkv), triton.cdiv(queries + 2 * keys, HEADS))](
             qkv, cos, sin, cos if norm is None else norm.queries, cos if norm is None else norm.keys, q, k, v,
             qkv if place is None else place, queries, keys, dim, 0.0 if norm is None else norm.eps, place is not None,
-            norm is not None, norm is not None and norm.unit, power_of_two(dim // 2), HEADS, num_warps=2,
+            norm is not None, norm is not None and norm.unit, power_of_two(dim // 2), HEADS, bool(soon), num_warps=2,
+            **soon,
         )  # fmt: skip

@@ -47,7 +47,7 @@ def draw_rows(
     peaks = tl.full((BLOCKS,), -float("inf"), tl.float32)
     sums = tl.zeros((BLOCKS,), tl.float32)
     highest, total = -3.4028234663852886e38, 0.0  # as in statistics.py, step by step: the log-prob is the trainer's
-    for number in range(0, tl.cdiv(words, BLOCK)):
+    for number in tl.range(0, tl.cdiv(words, BLOCK), num_stages=4):
         word = number * BLOCK + column
         x = tl.load(LOGITS + row * words + word, mask=word < words, other=-float("inf")).to(tl.float32)
         x *= inverse_temperature

@@ -3,12 +3,14 @@
 Neighbouring sequences of similar length form a block ``[rows, length]``, padded at the right: with a causal mask no
 query sees the padding behind it. Blocks of equal lengths are views. Only q, k and v are kept for backward, which forms
 a block's probabilities again: on a CPU in bf16, that takes a third of the time of SDPA's own backward.
+
+A CPU compiles a product anew for every shape, and keeps it: blocks that are padded are padded to lengths that recur.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +25,22 @@ MAX_SCORES = 1 << 18
 """Scores of one head that exist at a time: those of all heads stay in a CPU's cache."""
 
 
+ROUND = 8
+"""Lengths of padded sequences and of prompts are multiples of it."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens of the stream that some neighbouring rows of a block see before their own sequence."""
+
+    rows: slice
+    tokens: slice
+
+    @property
+    def length(self) -> int:
+        return self.tokens.stop - self.tokens.start
+
+
 @dataclass(frozen=True, eq=False)
 class Block:
     """Some neighbouring sequences of the stream."""
@@ -33,13 +51,11 @@ class Block:
     length: int
     slots: Tensor | None
     """Where each token of the stream stands in the flattened block; None: it fills the block in order."""
-    prompt: slice | None = None
-    """Tokens of the stream that all queries of the block see, before their own sequence."""
-
-    @property
-    def before(self) -> int:
-        """Keys before those of a sequence's own."""
-        return 0 if self.prompt is None else self.prompt.stop - self.prompt.start
+    prompts: tuple[Prompt, ...] = ()
+    before: int = 0
+    """Keys before those of a sequence's own: its prompt, right before them, and what no query sees before that."""
+    known_tiles: dict[Any, list[Tile]] = field(default_factory=dict)
+    """Those of a layer serve the next one as well."""
 
     def pack(self, stream: Tensor) -> Tensor:
         """``[T, heads, dim] -> [rows, heads, length, dim]``, zeros behind each sequence's end."""
@@ -51,45 +67,83 @@ class Block:
     def pack_keys(self, stream: Tensor) -> Tensor:
         """The same of keys or values ``[rows, heads, before + length, dim]``."""
         own = self.pack(stream)
-        if self.prompt is None:
+        if not self.prompts:
             return own
-        shared = stream[self.prompt].transpose(0, 1)
-        return torch.cat([shared.expand(self.rows, *shared.shape), own], 2)
+        keys = own.new_empty(*own.shape[:2], self.before + self.length, own.shape[3])
+        keys[:, :, self.before :] = own
+        for prompt in self.prompts:
+            keys[prompt.rows, :, : self.before - prompt.length] = 0
+            keys[prompt.rows, :, self.before - prompt.length : self.before] = stream[prompt.tokens].transpose(0, 1)
+        return keys
 
     def unpack(self, block: Tensor, stream: Tensor) -> None:
         """Writes a block ``[rows, heads, length, dim]`` to its place in the stream."""
-        tokens = block.transpose(1, 2).reshape(self.rows * self.length, *stream.shape[1:])
-        stream[self.start : self.end] = tokens if self.slots is None else tokens.index_select(0, self.slots)
+        tokens = block.transpose(1, 2)
+        part = stream[self.start : self.end]
+        if self.slots is None:
+            part.view(tokens.shape).copy_(tokens)
+        else:
+            part.copy_(tokens.reshape(self.rows * self.length, *part.shape[1:]).index_select(0, self.slots))
 
     def add_keys(self, block: Tensor, stream: Tensor) -> None:
         """Gradients ``[rows, heads, before + length, dim]``: those of a shared prompt are added to what is there."""
-        if self.prompt is not None:
-            stream[self.prompt] += block[:, :, : self.before].sum(0).transpose(0, 1)
+        for prompt in self.prompts:
+            shared = block[prompt.rows, :, self.before - prompt.length : self.before]
+            stream[prompt.tokens] += shared.sum(0).transpose(0, 1)
         self.unpack(block[:, :, self.before :], stream)
 
+    def tiles(self, queries: Tensor, keys: Tensor, window: int | None) -> list[Tile]:
+        """Of ``queries [rows * K, G, length, D]`` and ``keys [rows, K, before + length, D]``."""
+        kind = keys.shape[1], queries.shape[1], queries.dtype, window
+        if kind not in self.known_tiles:
+            unseen = torch.zeros(self.rows, dtype=torch.long, device=queries.device)
+            for prompt in self.prompts:
+                unseen[prompt.rows] = self.before - prompt.length
+            whole = any(prompt.length < self.before for prompt in self.prompts)
+            first = unseen.repeat_interleave(keys.shape[1])[:, None, None] if whole else None
+            self.known_tiles[kind] = list(tiles(queries, keys.shape[2], window, first))
+        return self.known_tiles[kind]
 
-def blocks_of(lengths: Sequence[int], device: torch.device, start: int = 0, prompt: slice | None = None) -> list[Block]:
-    """Cuts the stream from `start` on where lengths begin to differ much, or a block's scores would be too many."""
+
+def blocks_of(
+    lengths: Sequence[int], device: torch.device, start: int = 0, prompts: Sequence[slice] | None = None
+) -> list[Block]:
+    """Cuts the stream from `start` on where lengths begin to differ much, or a block's scores would be too many.
+
+    `prompts`: where each sequence's prompt stands in the stream.
+    """
+    seen = [0] * len(lengths) if prompts is None else [prompt.stop - prompt.start for prompt in prompts]
     blocks: list[Block] = []
-    members: list[int] = []
-    before = 0 if prompt is None else prompt.stop - prompt.start
-    for length in lengths:
-        longest, shortest = max([length, *members]), min([length, *members])
-        too_many = (len(members) + 1) * min(longest, TILE) * (before + longest) > MAX_SCORES
-        if members and (shortest < FULL * longest or too_many):
-            blocks.append(block_of(start, members, device, prompt))
-            start, members = blocks[-1].end, []
-        members.append(length)
-    return [*blocks, block_of(start, members, device, prompt)]
+    first = 0
+    for last in range(1, len(lengths) + 1):
+        members, before = lengths[first : last + 1], seen[first : last + 1]
+        too_many = len(members) * min(max(members), TILE) * (max(before) + max(members)) > MAX_SCORES
+        unlike = min(members) < FULL * max(members) or min(before) < FULL * max(before)
+        if last == len(lengths) or too_many or unlike:
+            own = None if prompts is None else prompts[first:last]
+            blocks.append(block_of(start, lengths[first:last], device, own))
+            start, first = blocks[-1].end, last
+    return blocks
 
 
-def block_of(start: int, lengths: list[int], device: torch.device, prompt: slice | None) -> Block:
-    longest = max(lengths)
-    slots = None
+def block_of(start: int, lengths: Sequence[int], device: torch.device, prompts: Sequence[slice] | None) -> Block:
+    rows, longest, slots = len(lengths), max(lengths), None
+    if min(lengths) < longest or rows < ROUND:
+        longest = rounded(longest)
     if min(lengths) < longest:
-        rows = [torch.arange(row * longest, row * longest + length) for row, length in enumerate(lengths)]
-        slots = torch.cat(rows).to(device)
-    return Block(start, start + sum(lengths), len(lengths), longest, slots, prompt)
+        places = [torch.arange(row * longest, row * longest + length) for row, length in enumerate(lengths)]
+        slots = torch.cat(places).to(device)
+    end = start + sum(lengths)
+    if prompts is None:
+        return Block(start, end, rows, longest, slots)
+    changes = [row for row in range(rows) if row == 0 or prompts[row] != prompts[row - 1]]
+    spans = zip(changes, [*changes[1:], rows], strict=True)
+    found = tuple(Prompt(slice(first, last), prompts[first]) for first, last in spans)
+    return Block(start, end, rows, longest, slots, found, rounded(max(prompt.length for prompt in found)))
+
+
+def rounded(length: int) -> int:
+    return -(-length // ROUND) * ROUND
 
 
 class BlockAttention(torch.autograd.Function):
@@ -115,14 +169,13 @@ class BlockAttention(torch.autograd.Function):
         out[blocks[-1].end :] = 0
         for block in blocks:
             queries, keys, values = block.pack(q), block.pack_keys(k), block.pack_keys(v)
-            if window is None and softcap is None and q.shape[-1] == v.shape[-1]:
-                seen = torch.ones(block.length, keys.shape[2], dtype=torch.bool, device=q.device).tril(block.before)
-                how: dict[str, Any] = {"is_causal": True} if block.prompt is None else {"attn_mask": seen}
+            if window is None and softcap is None and q.shape[-1] == v.shape[-1] and not block.prompts:
+                gqa = q.shape[1] != k.shape[1]
                 result = scaled_dot_product_attention(
-                    queries, keys, values, scale=scale, enable_gqa=q.shape[1] != k.shape[1], **how
+                    queries, keys, values, is_causal=True, scale=scale, enable_gqa=gqa
                 )
             else:
-                result = tiled_forward(queries, keys, values, scale, window, softcap)
+                result = tiled_forward(block, queries, keys, values, scale, window, softcap)
             block.unpack(result, out)
         return out
 
@@ -130,13 +183,13 @@ class BlockAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
         blocks, scale, window, softcap = ctx.how
-        wide = torch.promote_types(q.dtype, torch.float32) if blocks[-1].prompt else q.dtype  # sums over responses
+        wide = torch.promote_types(q.dtype, torch.float32) if blocks[-1].prompts else q.dtype  # sums over responses
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k, dtype=wide), torch.empty_like(v, dtype=wide)
         for grad in (dq, dk, dv):
             grad[blocks[-1].end :] = 0
         for block in blocks:  # prompts come before their responses, so there is something to add to
             parts = block.pack(q), block.pack_keys(k), block.pack_keys(v), block.pack(grads[0])
-            by_query, by_key, by_value = tiled_backward(*parts, scale, window, softcap)
+            by_query, by_key, by_value = tiled_backward(block, *parts, scale, window, softcap)
             block.unpack(by_query, dq)
             block.add_keys(by_key, dk)
             block.add_keys(by_value, dv)
@@ -150,11 +203,12 @@ class Tile:
     queries: slice
     keys: slice
     bias: Tensor
-    """``[1, G * queries, keys]``, -inf where a query does not see a key, else 0."""
+    """``[1 or n, G * queries, keys]``, -inf where a query does not see a key, else 0."""
 
 
-def tiles(queries: Tensor, keys: int, window: int | None) -> Iterator[Tile]:
-    """Of ``queries [n, G, length, D]``, which are the last of so many keys."""
+def tiles(queries: Tensor, keys: int, window: int | None, begin: Tensor | None) -> Iterator[Tile]:
+    """Of ``queries [n, G, length, D]``, which are the last of so many keys; those before `begin` ``[n, 1, 1]`` are
+    none."""
     groups, length = queries.shape[1:3]
     before = keys - length
     place = torch.arange(keys, device=queries.device)
@@ -163,8 +217,9 @@ def tiles(queries: Tensor, keys: int, window: int | None) -> Iterator[Tile]:
         first = 0 if window is None else max(0, before + start - window + 1)
         query, key = place[before + start : before + end, None], place[None, first : before + end]
         hidden = key > query if window is None else (key > query) | (key <= query - window)
+        hidden = hidden.unsqueeze(0) if begin is None else hidden | (key < begin)
         bias = queries.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-        yield Tile(slice(start, end), slice(first, before + end), bias.repeat(groups, 1).unsqueeze(0))
+        yield Tile(slice(start, end), slice(first, before + end), bias.repeat(1, groups, 1))
 
 
 def probabilities(
@@ -183,34 +238,60 @@ def grouped(queries: Tensor, kv_heads: int) -> Tensor:
     return queries.reshape(rows * kv_heads, heads // kv_heads, length, dim)
 
 
-def tiled_forward(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
+def tiled_forward(
+    block: Block, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
     queries, keys, values = grouped(q, k.shape[1]), k.flatten(0, 1), v.flatten(0, 1)
-    out = queries.new_empty(*queries.shape[:3], v.shape[-1])
-    for tile in tiles(queries, k.shape[2], window):
+    parts = []
+    for tile in block.tiles(queries, k, window):
         tile_q = queries[:, :, tile.queries]
-        p, _ = probabilities(tile_q.flatten(1, 2), keys[:, tile.keys], tile.bias, scale, softcap)
-        out[:, :, tile.queries] = torch.bmm(p, values[:, tile.keys]).view(*tile_q.shape[:3], -1)
-    return out.view(*q.shape[:3], -1)
+        tile_k, tile_v = keys[:, tile.keys], values[:, tile.keys]
+        if softcap is None and q.shape[-1] == v.shape[-1]:
+            heads = [x.unsqueeze(1) for x in (tile_q.flatten(1, 2), tile_k, tile_v, tile.bias)]
+            result = scaled_dot_product_attention(heads[0], heads[1], heads[2], heads[3], scale=scale)
+        else:
+            p, _ = probabilities(tile_q.flatten(1, 2), tile_k, tile.bias, scale, softcap)
+            result = torch.bmm(p, tile_v)
+        parts.append(result.view(*tile_q.shape[:3], -1))
+    return joined(parts).view(*q.shape[:3], -1)
 
 
 def tiled_backward(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, scale: float, window: int | None, softcap: float | None
+    block: Block,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dV = P' dO, dP = dO V', dS = P (dP - sum(P dP)), dQ = s dS K, dK = s dS' Q; dS times 1 - tanh^2 under a cap."""
     queries, grads = grouped(q, k.shape[1]), grouped(grad, k.shape[1])
     keys, values = k.flatten(0, 1), v.flatten(0, 1)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    dq = torch.empty_like(queries)
-    dk, dv = torch.zeros_like(keys, dtype=wide), torch.zeros_like(values, dtype=wide)
-    for tile in tiles(queries, k.shape[2], window):
+    layout, parts = block.tiles(queries, k, window), []
+    whole = layout[0].keys == slice(0, k.shape[2])  # the only tile, and it has all keys
+    if not whole:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        dk, dv = torch.zeros_like(keys, dtype=wide), torch.zeros_like(values, dtype=wide)
+    for tile in layout:
         tile_q, tile_grad = (x[:, :, tile.queries].flatten(1, 2) for x in (queries, grads))
         tile_k, tile_v = keys[:, tile.keys], values[:, tile.keys]
         p, bent = probabilities(tile_q, tile_k, tile.bias, scale, softcap)
-        dv[:, tile.keys] += torch.bmm(p.transpose(1, 2), tile_grad)
+        by_value = torch.bmm(p.transpose(1, 2), tile_grad)
         dp = torch.bmm(tile_grad, tile_v.transpose(1, 2))
         ds = torch._softmax_backward_data(dp, p, -1, p.dtype).mul_(scale)
         if bent is not None:
             ds -= ds * bent.square_()
-        dq[:, :, tile.queries] = torch.bmm(ds, tile_k).view(*dq.shape[:2], -1, dq.shape[-1])
-        dk[:, tile.keys] += torch.bmm(ds.transpose(1, 2), tile_q)
-    return dq.view_as(q), dk.view_as(k).to(k.dtype), dv.view_as(v).to(v.dtype)
+        parts.append(torch.bmm(ds, tile_k).view(*queries.shape[:2], -1, queries.shape[-1]))
+        by_key = torch.bmm(ds.transpose(1, 2), tile_q)
+        if whole:
+            return parts[0].view(q.shape), by_key.view(k.shape), by_value.view(v.shape)
+        dk[:, tile.keys] += by_key
+        dv[:, tile.keys] += by_value
+    return joined(parts).view(q.shape), dk.view(k.shape).to(k.dtype), dv.view(v.shape).to(v.dtype)
+
+
+def joined(tiles: list[Tensor]) -> Tensor:
+    """``[n, G, queries, D]`` of all tiles, one behind the other."""
+    return tiles[0] if len(tiles) == 1 else torch.cat(tiles, 2)

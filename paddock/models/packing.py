@@ -79,14 +79,14 @@ class Inputs:
         return values.new_zeros(rows * width).index_copy(0, self.places, values).view(rows, width)
 
 
-def spare(tokens: int, dtype: torch.dtype, device: torch.device) -> int:
-    """How many more tokens to compute, so that few numbers of them ever occur.
+def spare(tokens: int, dtype: torch.dtype, device: torch.device, share: int = 32) -> int:
+    """How many more tokens to compute, at most one in `share`, so that few numbers of them ever occur.
 
     A CPU compiles a bf16 product anew for every shape: some milliseconds, and half a megabyte that stays.
     """
     if device.type != "cpu" or dtype != torch.bfloat16:
         return 0
-    return -tokens % max(16, 1 << max(0, tokens.bit_length() - 6))
+    return -tokens % max(16, 1 << max(0, (tokens // share).bit_length() - 1))
 
 
 def prompt_lengths(batch: Batch) -> PerRow:

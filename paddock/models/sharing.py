@@ -59,14 +59,15 @@ class SharedPrompts(Packed):
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """Those of prompts, then those of the responses to each."""
-        found = blocks_of(self.prompts, self.device) if self.prompts else []
-        place, start = sum(self.prompts), 0
-        for prompt, group in zip(self.prompts, self.responses, strict=True):
-            if group:
-                found += blocks_of(group, self.device, place, slice(start, start + prompt))
-            place, start = place + sum(group), start + prompt
-        return found
+        """Those of prompts, then those of responses, which may be to several of them."""
+        ends = accumulate(self.prompts)
+        prompts = [slice(end - length, end) for end, length in zip(ends, self.prompts, strict=True)]
+        behind = [prompt for prompt, group in zip(prompts, self.responses, strict=True) for _ in group]
+        responses = self.lengths[len(prompts) :]
+        return [
+            *blocks_of(self.prompts, self.device),
+            *blocks_of(responses, self.device, sum(self.prompts), behind),
+        ]
 
     def attend(
         self,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from paddock.models.blocks import Block, grouped, tiles
+from paddock.models.blocks import Block, grouped
 
 
 def with_sink(scores: Tensor, sinks: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def packed_sinks(
         queries, keys, values = grouped(block.pack(q), k.shape[1]), block.pack_keys(k), block.pack_keys(v)
         per_query = sinks.view(k.shape[1], -1).repeat(block.rows, 1)  # [rows * K, H / K]
         parts = []
-        for tile in tiles(queries, keys.shape[2], window):
+        for tile in block.tiles(queries, keys, window):
             tile_q = queries[:, :, tile.queries]
             column = per_query.repeat_interleave(tile_q.shape[2], 1).unsqueeze(-1)
             tile_k, tile_v = (x.flatten(0, 1)[:, tile.keys] for x in (keys, values))

@@ -7,7 +7,7 @@ Products run in the type of the weights, softmax and sums in float32 or better.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +47,8 @@ class Head:
     """Words that have probability 0: see `vision_tokens`."""
     first: int = 0
     """Token of the first row of the weight; other ranks have the rows before and after."""
+    product: Callable[[Tensor], Tensor] | None = None
+    """h W' + b another way: the layer's own forward, where it was exchanged for a while (see prepacked.py)."""
     ranks: ProcessGroup | None = None
     """Those that share the vocabulary. Each gets the gradient of hidden states that comes of its own part."""
 
@@ -62,6 +64,7 @@ class Head:
             getattr(config, "final_logit_softcapping", None),
             exact=decoder is not None and decoder.exact,
             never=vision_tokens(model.config),
+            product=vars(layer).get("forward"),
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -73,7 +76,7 @@ class Head:
             z = torch.mm(hidden, self.weight.t(), out_dtype=wide)
             z = z if self.bias is None else z.add_(self.bias)
         else:
-            z = linear(hidden, self.weight, self.bias).to(wide)
+            z = (self.product(hidden) if self.product else linear(hidden, self.weight, self.bias)).to(wide)
         if self.scale != 1:
             z = z * self.scale
         return forbid(z if self.softcap is None else self.softcap * torch.tanh(z / self.softcap), self.never)
@@ -85,7 +88,7 @@ class Head:
             part = slice(start, min(start + size, len(self.weight)))
             bias = None if self.bias is None else self.bias[part]
             never = tuple(word - start for word in self.never if start <= word < part.stop)
-            yield part, replace(self, weight=self.weight[part], bias=bias, never=never)
+            yield part, replace(self, weight=self.weight[part], bias=bias, never=never, product=None)
 
 
 def forbid(logits: Tensor, never: tuple[int, ...]) -> Tensor:

@@ -186,9 +186,9 @@ def test_a_cpu_takes_small_micro_batches_unless_the_user_says_otherwise():
     ref, forward = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu", "critic.forward_max_token_len_per_gpu"
     short = ["trainer.device=cpu", "data.max_prompt_length=100", "data.max_response_length=200"]
     by_default = load([*GUIDE, *short], LAPTOP)
-    assert [value(by_default, key) for key in (actor, ref, critic, forward)] == [2048] * 4
+    assert [value(by_default, key) for key in (actor, ref, critic, forward)] == [1280] * 4
     asked = load([*GUIDE, *short, f"{actor}=5000"], LAPTOP)
-    assert [value(asked, key) for key in (actor, ref, critic, forward)] == [5000, 5000, 2048, 2048]
+    assert [value(asked, key) for key in (actor, ref, critic, forward)] == [5000, 5000, 1280, 1280]
     long = load([*GUIDE, "trainer.device=cpu", "data.max_prompt_length=1000", "data.max_response_length=1000"], LAPTOP)
     assert value(long, actor) == 4000  # a pair of sequences
     on_gpu = load([*GUIDE, *short[1:]], ONE_GPU)

@@ -136,7 +136,7 @@ def test_weights_put_in_order_for_decoding_keep_their_adapter():
     model.set_attn_implementation("paddock")
     engine = trained(SingleEngine(attach(model, LORA), settings(compute=torch.bfloat16)))
     linear = [module for module in engine.model.modules() if type(module) is torch.nn.Linear]
-    if not any(pays(module) for module in linear):
+    if not any(pays(module.weight.data) for module in linear):
         pytest.skip("this CPU multiplies bf16 without putting weights in order")
     sampling = Sampling(max_tokens=20, stop_tokens=frozenset(), seed=3, step=1, ignore_eos=True)
     batch = with_responses(prompts_as_batch(), EmbeddedEngine(engine.model).generate(PROMPTS, sampling), 0)

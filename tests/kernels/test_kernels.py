@@ -27,6 +27,7 @@ from paddock.kernels.norm import add_norm, add_norm_backward
 from paddock.kernels.packed import packed_attention, tiles_of
 from paddock.kernels.rotary import HeadNorm, rotary, rotary_backward, rotary_into
 from paddock.kernels.sampling import Draws, draw
+from paddock.kernels.thin import thin_gated, thin_parts
 from paddock.models.attention import Packed, hidden_states, module_states
 from paddock.models.fused import fuse, fused
 from paddock.models.token_stats import Head, token_stats
@@ -123,6 +124,19 @@ def test_gated_activation(name, function):
     dboth, out = gated_backward(dout, both.detach(), name)
     same(dboth, both.grad)
     same(out, wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 17, 40, 130])
+@pytest.mark.parametrize("depth", [64, 256])
+def test_parts_of_a_thin_product_add_up_to_it_and_a_norm_adds_them(rows, depth):
+    x, weight, residual, scale = randn(rows, depth), randn(128, depth), randn(rows, 128), randn(128)
+    parts, wanted = thin_parts(x, weight), x @ weight.t()
+    assert (len(parts) > 1) is (depth == 256)
+    same(parts.sum(0), wanted)
+    for ours, plain in zip(add_norm(residual, parts, scale, 1e-6, False, torch.float32),
+                           add_norm(residual, wanted, scale, 1e-6, False, torch.float32), strict=True):  # fmt: skip
+        same(ours, plain)
+    same(thin_gated(x, weight, "silu"), gated(wanted, "silu"))
 
 
 @pytest.mark.parametrize("splits", [1, 4])

@@ -18,6 +18,7 @@ from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.embedded import engine as engine_module
 from paddock.engines.rollout.hf import HFEngine
+from paddock.models.fused import fuse, joined
 
 SAMPLING = Sampling(max_tokens=9, stop_tokens=frozenset({EOS, *range(20, 44)}), seed=5, step=2)
 PROMPTS = [
@@ -38,6 +39,18 @@ def test_rollouts_over_a_pool_equal_the_plain_engine_and_are_told_early(monkeypa
     assert [(one.row, one.tokens, one.stopped) for one in found] == [(o.row, o.tokens, o.stopped) for o in wanted]
     assert len({len(one.tokens) for one in found}) > 2
     assert early and all(one in found for one in early)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])  # without and with norms behind attention and MLP
+def test_few_rows_through_thin_products_draw_the_same(monkeypatch, family):
+    wide = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = tiny_model(family, **wide, head_dim=32)
+    model.set_attn_implementation("paddock")
+    wanted = HFEngine(model).generate(PROMPTS, SAMPLING)
+    assert fuse(model) is None
+    monkeypatch.setattr(joined, "is_thin", lambda x, weight: True)  # in float32 too, which alone runs here
+    found = EmbeddedEngine(model, max_num_seqs=4, max_num_batched_tokens=8).generate(PROMPTS, SAMPLING)
+    assert [one.tokens for one in found] == [one.tokens for one in wanted]
 
 
 def test_memory_that_was_dropped_comes_back_and_changes_no_answer():

@@ -102,6 +102,20 @@ def test_block_attention_and_its_gradient_are_exact(window, softcap, value_dim, 
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
 
 
+def test_responses_to_prompts_of_like_length_are_one_block_of_a_length_that_recurs():
+    prompts = [slice(0, 21), slice(21, 45), slice(45, 53)]
+    behind = [prompt for prompt in prompts for _ in range(8)]
+    first, second = blocks.blocks_of([63] * 24, torch.device("cpu"), 53, behind)
+    assert (first.rows, first.length, first.before, first.slots) == (16, 63, 24, None)
+    assert [(p.rows, p.tokens) for p in first.prompts] == [(slice(0, 8), prompts[0]), (slice(8, 16), prompts[1])]
+    assert (second.rows, second.before, second.start) == (8, 8, first.end)
+    stream = torch.randn(second.end, 2, 3)
+    keys = first.pack_keys(stream)
+    assert torch.equal(keys[3, :, 3:24], stream[prompts[0]].transpose(0, 1)) and not keys[3, :, :3].any()
+    assert torch.equal(keys[9, :, :24], stream[prompts[1]].transpose(0, 1))
+    assert {block.length for n in range(17, 25) for block in blocks.blocks_of([n, n - 1], torch.device("cpu"))} == {24}
+
+
 @pytest.mark.parametrize("lengths", [[5], [5, 5, 5], [4, 5, 40, 41, 41], [300, 2], [7] * 9])
 def test_blocks_cover_the_stream_once_and_waste_little(lengths, monkeypatch):
     monkeypatch.setattr(blocks, "MAX_SCORES", 7 * 7 * 4)
@@ -110,8 +124,8 @@ def test_blocks_cover_the_stream_once_and_waste_little(lengths, monkeypatch):
     assert all(before.end == after.start for before, after in pairwise(layout))
     assert sum(block.rows for block in layout) == len(lengths)
     for block in layout:
-        assert block.end - block.start >= blocks.FULL * block.rows * block.length
-        assert block.rows == 1 or block.rows * block.length**2 <= blocks.MAX_SCORES
+        assert block.end - block.start >= blocks.FULL * block.rows * (block.length - blocks.ROUND + 1)
+        assert block.rows == 1 or (block.end - block.start) ** 2 / block.rows <= blocks.MAX_SCORES
         stream = torch.randn(sum(lengths), 2, 3)
         copy = torch.zeros_like(stream)
         block.unpack(block.pack(stream), copy)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paddock.kernels.launch import can_launch
-from paddock.models.attention import FUSED, Attention, Packed, module_states
-from paddock.models.fused.joined import Unfit
+from paddock.models.attention import FUSED, NAME, Attention, Packed, module_states
+from paddock.models.fused.joined import Joined, Unfit
 from paddock.models.fused.layer import Layer, Norm, Scores, Shared
 
 PROBE = 24  # tokens of the forward that is compared
@@ -73,8 +73,14 @@ class FusedDecoder:
         self.exact = exact
         self.backbone: Any = model.base_model
         config = model.config.get_text_config()
-        if not can_launch(next(model.parameters())):
+        weight = next(model.parameters())
+        self.on_cpu = weight.device.type == "cpu" and not can_launch(weight)
+        if not self.on_cpu and not can_launch(weight):
             raise Unfit("its kernels need triton and a GPU")
+        if model.config._attn_implementation != NAME:
+            raise Unfit("it was loaded with another attention")
+        if self.on_cpu and (exact or weight.dtype not in TOLERANCE):
+            raise Unfit("exact numerics need a GPU" if exact else f"its weights are {weight.dtype}")
         missing = [
             name for name in ("embed_tokens", "layers", "norm", "rotary_emb") if not hasattr(self.backbone, name)
         ]
@@ -87,6 +93,8 @@ class FusedDecoder:
         types = getattr(config, "layer_types", None)
         self.rope_types = list(types) if takes_type and types else [None] * len(self.backbone.layers)
         self.probe(model)
+        if self.on_cpu:
+            self.leave_file(model)
 
     @torch.no_grad()
     def probe(self, model: PreTrainedModel) -> None:
@@ -99,9 +107,9 @@ class FusedDecoder:
             raise Unfit("not all of its layers attend")
         self.norm = Norm.of(self.backbone.norm)
         self.layers = [Layer(layer, recorder.seen[i], self.exact) for i, layer in enumerate(self.backbone.layers)]
-        adapters = [joined.adapters for layer in self.layers for joined in layer.joined]
+        adapters = [joined.adapters for joined in self.products]
         self.pairs = [pair for beside in adapters if beside for pair in beside.pairs]
-        tolerance = TOLERANCE[wanted.dtype]
+        tolerance = TOLERANCE[wanted.dtype] * (2 if self.on_cpu else 1)  # its stream is as narrow as the modules'
         gaps = []
         for scale in (1.0, float(self.backbone.embed_tokens.weight.shape[1] ** 0.5)):
             self.scale = scale
@@ -111,14 +119,33 @@ class FusedDecoder:
                 return
         raise Unfit(f"its own forward gives other numbers ({min(gaps):.1e} apart)")
 
+    @property
+    def products(self) -> list[Joined]:
+        return [joined for layer in self.layers for joined in layer.joined]
+
+    @torch.no_grad()
+    def leave_file(self, model: PreTrainedModel) -> None:
+        """Weights that are still mapped from a file: beside those that were joined, it would stay in memory whole."""
+        moved = {p for joined in self.products if len(joined.layers) > 1 for p in joined.parameters}
+        moved |= {p for pair in self.pairs for p in (pair.a, pair.b)}
+        for parameter in model.parameters():
+            if parameter not in moved:
+                parameter.data = parameter.data.clone()
+        for joined in self.products:
+            joined.refresh()
+
     def hidden(self, tokens: Tensor, positions: Tensor, how: Attention) -> Tensor:
         """``[N, L] -> [N, L, hidden]``, as `hidden_states`."""
         embedded = self.backbone.embed_tokens(tokens)
         if self.scale != 1.0:
             embedded = embedded * torch.tensor(self.scale, dtype=embedded.dtype)
         adapted = not (self.pairs and self.pairs[0].is_off)  # they are on or off together
-        shared = {kind: Shared(*self.rope(embedded, positions, kind), how, adapted) for kind in set(self.rope_types)}
-        residual = embedded.flatten(0, 1).float()  # wide: what layers add to it is not rounded away
+        shape = tokens.shape[0], tokens.shape[1]
+        turns = {kind: self.rope(embedded, positions, kind) for kind in set(self.rope_types)}
+        shared = {kind: Shared(*turn, how, shape, adapted) for kind, turn in turns.items()}
+        residual = embedded.flatten(0, 1)
+        if not self.on_cpu:  # wide: what layers add to it is not rounded away; on a CPU, that takes longer
+            residual = residual.float()
         branch: Tensor | None = None
         recompute = self.backbone.gradient_checkpointing and self.backbone.training
         for layer, kind in zip(self.layers, self.rope_types, strict=True):
@@ -129,4 +156,6 @@ class FusedDecoder:
     def rope(self, like: Tensor, positions: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
         found = self.backbone.rotary_emb(like, positions, *([] if kind is None else [kind]))
         cos, sin = (x.expand(*positions.shape, -1).flatten(0, 1).contiguous() for x in found)
+        if cos.shape[1] != self.layers[0].dim:
+            raise Unfit("a part of its heads is not rotated")
         return cos, sin

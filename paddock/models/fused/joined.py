@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -12,9 +12,11 @@ from torch.nn.functional import linear
 
 from paddock.kernels.launch import has_triton
 from paddock.models.adapters import Pair
+from paddock.models.fused.passes import gated
 
 if has_triton():
     from paddock.kernels.matmul import exact_linear
+    from paddock.kernels.thin import MOST_GATED_ROWS, is_thin, thin_gated, thin_parts
 
 
 class Unfit(Exception):
@@ -37,6 +39,14 @@ class Joined:
         self.weight = side_by_side(self.weights)
         self.bias = side_by_side(self.biases) if self.biased else None
         self.adapters = Beside(pairs, self.sizes, exact) if any(pairs) else None
+        self.ordered: Callable[[Tensor], Tensor] | None = None
+        """The product, for a while, with weights in the order of a CPU; see prepacked.py."""
+
+    def refresh(self) -> None:
+        """After a parameter that stands alone was given other memory."""
+        if len(self.layers) == 1:
+            self.weight = self.weights[0].data
+            self.bias = self.biases[0].data if self.biased else None
 
     @property
     def weights(self) -> list[nn.Parameter]:
@@ -52,10 +62,26 @@ class Joined:
         return self.weights + self.biases + (self.adapters.parameters if self.adapters else [])
 
     def __call__(self, x: Tensor, adapted: bool) -> Tensor:
-        y = exact_linear(x, self.weight, self.bias) if self.exact else linear(x, self.weight, self.bias)
+        if self.ordered is not None:
+            y = self.ordered(x)
+        else:
+            y = exact_linear(x, self.weight, self.bias) if self.exact else linear(x, self.weight, self.bias)
         if self.adapters and adapted:
             self.adapters.add(y, x)
         return y
+
+    def in_parts(self, x: Tensor, adapted: bool) -> Tensor:
+        """The same for a decode step: of few rows in float32 parts ``[parts, T, N]``, which `add_norm` adds up."""
+        return thin_parts(x, self.weight) if self.is_thin(x, adapted) else self(x, adapted)
+
+    def gated(self, x: Tensor, activation: str, adapted: bool) -> Tensor:
+        """The same for a decode step and an MLP's two projections, with the gate applied."""
+        if len(x) <= MOST_GATED_ROWS and self.is_thin(x, adapted):
+            return thin_gated(x, self.weight, activation)
+        return gated(self(x, adapted), activation)
+
+    def is_thin(self, x: Tensor, adapted: bool) -> bool:
+        return not (self.exact or self.biased or (self.adapters and adapted)) and is_thin(x, self.weight)
 
     def backward(self, dy: Tensor, adapted: bool) -> Step:
         dx = dy @ self.weight

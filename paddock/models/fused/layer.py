@@ -12,14 +12,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from paddock.kernels.head_norm import HeadNorm
 from paddock.kernels.launch import has_triton
 from paddock.models.fused.joined import Joined, Unfit
+from paddock.models.fused.passes import (
+    ACTIVATIONS,
+    add_norm,
+    add_norm_backward,
+    gated,
+    gated_backward,
+    rotary,
+    rotary_backward,
+)
 
 if has_triton():
-    from paddock.kernels.gated import ACTIVATIONS, gated, gated_backward
-    from paddock.kernels.norm import add_norm, add_norm_backward
     from paddock.kernels.packed import packed_attention
-    from paddock.kernels.rotary import HeadNorm, rotary, rotary_backward, rotary_into
+    from paddock.kernels.rotary import rotary_into
 
 PLAIN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 SANDWICH = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
@@ -109,6 +117,8 @@ class Shared:
     sin: Tensor
     how: Any
     """An `Attention`."""
+    shape: tuple[int, int]
+    """Of the tokens: a packed row, or rows of one token in a decode."""
     adapted: bool
     """Adapters are on, if the model has any."""
 
@@ -172,6 +182,8 @@ class Layer:
         self, residual: Tensor, branch: Tensor | None, shared: Shared, recompute: bool
     ) -> tuple[Tensor, Tensor]:
         """The stream ``[T, hidden]`` and what is yet to be added to it: the next norm adds it on the way."""
+        if hasattr(shared.how, "attend_stored"):
+            return self.decode(residual, branch, shared)
         if not torch.is_grad_enabled():
             return self.forward(residual, branch, shared, None)
         return LayerPass.apply(self, shared, recompute, residual, branch, *self.parameters)
@@ -179,18 +191,10 @@ class Layer:
     def forward(
         self, residual: Tensor, branch: Tensor | None, shared: Shared, tape: Tape | None
     ) -> tuple[Tensor, Tensor]:
-        dtype, how, turn, adapted = self.qkv.weight.dtype, shared.how, (shared.cos, shared.sin), shared.adapted
+        dtype, turn, adapted = self.qkv.weight.dtype, (shared.cos, shared.sin), shared.adapted
         first = self.first(residual, branch, dtype)
         qkv = self.qkv(first[0], adapted)
-        if hasattr(how, "attend_stored"):
-            buffers, scores = how.buffers(self.index, self.keys, self.dim, qkv), self.scores
-            q = rotary_into(qkv, *turn, self.head_norm, *buffers)
-            attended = how.attend_stored(
-                self.index, q, scores.scaling, scores.window, scores.softcap, self.exact
-            ).flatten(1)
-            attention: tuple[Tensor, ...] = (attended,)
-        else:
-            attention = self.attend(rotary(qkv, *turn, self.head_norm, self.keys, self.dim), how, tape is not None)
+        attention = self.attend(rotary(qkv, *turn, self.head_norm, self.keys, self.dim), shared, tape is not None)
         out = self.out(attention[0].detach(), adapted)
         after = self.after_attention(out, None, dtype) if self.after_attention else (out,)
         second = self.second(first[1], after[0], dtype)
@@ -204,13 +208,34 @@ class Layer:
             tape.after_attention, tape.after_mlp = after[1:], end[1:]
         return second[1], end[0]
 
-    def attend(self, qkv: tuple[Tensor, ...], how: Any, track: bool) -> tuple[Tensor, ...]:
+    def decode(self, residual: Tensor, branch: Tensor | None, shared: Shared) -> tuple[Tensor, Tensor]:
+        """As `forward`, for one token a sequence, whose key and value are stored on the way: what counts with so few
+        rows is how many kernels are launched."""
+        dtype, adapted = self.qkv.weight.dtype, shared.adapted
+        x, residual, _ = self.first(residual, branch, dtype)
+        qkv, how, scores = self.qkv(x, adapted), shared.how, self.scores
+        buffers = how.buffers(self.index, self.keys, self.dim, qkv)
+        q = rotary_into(qkv, shared.cos, shared.sin, self.head_norm, *buffers)
+        attended = how.attend_stored(self.index, q, scores.scaling, scores.window, scores.softcap, self.exact)
+        attended = attended.flatten(1)
+        if self.after_attention:
+            out = self.after_attention(self.out(attended, adapted), None, dtype)[0]
+        else:
+            out = self.out.in_parts(attended, adapted)
+        x, residual, _ = self.second(residual, out, dtype)
+        inner = self.both.gated(x, self.activation, adapted)
+        if self.after_mlp:
+            return residual, self.after_mlp(self.down(inner, adapted), None, dtype)[0]
+        return residual, self.down.in_parts(inner, adapted)
+
+    def attend(self, qkv: tuple[Tensor, ...], shared: Shared, track: bool) -> tuple[Tensor, ...]:
         """The output ``[T, heads x dim]``, with a graph of its own if its backward will be asked for, and q, k, v."""
+        how, scores = shared.how, self.scores
         with torch.set_grad_enabled(track):
             q, k, v = (x.requires_grad_(track) for x in qkv)
-            row = (x.transpose(0, 1)[None] for x in (q, k, v))
-            scores = self.scores
-            out = how.attend(self.module, *row, scores.scaling, scores.window, scores.softcap).flatten(2)[0]
+            rows = (x.unflatten(0, shared.shape).transpose(1, 2) for x in (q, k, v))
+            out = how.attend(self.module, *rows, scores.scaling, scores.window, scores.softcap)
+            out = out.flatten(0, 1).flatten(1)
         if not self.exact:
             return out, q, k, v
         value = packed_attention(

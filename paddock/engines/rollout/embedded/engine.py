@@ -32,6 +32,7 @@ from paddock.models.token_stats import Head, forbid
 from paddock.models.vision import Placed, place, vision_tokens
 
 ROUND = 16  # buffers grow in steps of so many positions
+PREFILL_SPARE = 8  # a share of a prefill that may be for nothing: lengths of prompts vary, and a prefill is short
 PACK_FROM = 16  # decode steps that repay putting the weights in order
 
 
@@ -125,7 +126,7 @@ class EmbeddedEngine:
         routing = sequences.routes.watch() if sequences.routes else None
         seen = place([request.images for request in requests], lengths, device)
         where, images = seen or (positions[None], None)
-        more = (0, 0 if images or routing else spare(len(tokens), self.dtype, device))
+        more = (0, 0 if images or routing else spare(len(tokens), self.dtype, device, PREFILL_SPARE))
         logits = self.logits(pad(tokens[None], more), pad(where, more), how, last, routing, images)
         if sequences.routes and routing:
             sequences.routes.prefilled(routing, lengths, [len(request.rows) for request in requests])
@@ -195,7 +196,8 @@ class EmbeddedEngine:
         count = min(self.max_num_seqs, sum(rows))
         sizes = sorted((len(request.tokens) for request in requests), reverse=True)
         if not self.on_gpu:
-            return Slots(count, rounded(sizes[0] + sampling.max_tokens), self.autocast)
+            empty_cache(self.model.device)  # of the update before: it would stand beside keys and values
+            return Slots(count, sizes[0] + sampling.max_tokens, self.autocast)
         at_once = sum(sizes[: count // min(rows)])
         pool = self.slots
         if (
@@ -257,6 +259,8 @@ class EmbeddedEngine:
     def sleep(self) -> None:
         """The next `generate` makes what it needs."""
         self.rest()
+        if not self.on_gpu:
+            empty_cache(self.model.device)  # of keys and values: an update would find room beside them, not in them
 
     def rest(self) -> None:
         """Keys and values leave the device, unless they are to stay."""

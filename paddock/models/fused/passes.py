@@ -1,0 +1,147 @@
+"""What a layer does between its products, in few passes over memory each way: by kernels on a GPU, in torch on a CPU.
+
+Both have the same arguments and results, and round where transformers rounds, or less often. Nothing here is seen by
+autograd: `layer.py` calls backward functions by name, and they compute again what is cheaper than to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+
+from paddock.kernels.head_norm import HeadNorm
+from paddock.kernels.launch import can_launch, has_triton
+
+if has_triton():
+    from paddock.kernels import gated as gated_kernel
+    from paddock.kernels import norm as norm_kernel
+    from paddock.kernels import rotary as rotary_kernel
+
+aten = torch.ops.aten
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[..., Tensor]]] = {
+    "silu": (silu, aten.silu_backward.grad_input),
+    "gelu_pytorch_tanh": (
+        partial(gelu, approximate="tanh"),
+        partial(aten.gelu_backward.grad_input, approximate="tanh"),
+    ),
+}
+"""The value, and the gradient of (gradient of the value, x), written to `grad_input`."""
+
+
+def add_norm(
+    x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, unit: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``norm(x + branch) * weight`` in `dtype`, ``x + branch`` in the type of x, and 1 / rms of each row ``[T, D]``.
+
+    `unit`: the weight is kept as its difference from 1, and multiplied before rounding, as in Gemma.
+    """
+    if can_launch(x):
+        return norm_kernel.add_norm(x, branch, weight, eps, unit, dtype)
+    total = x if branch is None else x + branch
+    wide = total.float()
+    scale = torch.linalg.vector_norm(wide, dim=-1).square_().div_(x.shape[1]).add_(eps).rsqrt_()
+    y = wide * scale[:, None] if wide is total else wide.mul_(scale[:, None])
+    y = y.mul_(1 + weight.float()).to(dtype) if unit else y.to(dtype).mul_(weight)
+    return y, total, scale
+
+
+def add_norm_backward(
+    dy: Tensor, dsum: Tensor | None, total: Tensor, weight: Tensor, scale: Tensor, unit: bool, branch_dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """dx = (w dy - x^ mean(w dy x^)) / rms + dsum, with x^ = x / rms; the same in the branch's type; sum of dy x^."""
+    if can_launch(total):
+        return norm_kernel.add_norm_backward(dy, dsum, total, weight, scale, unit, branch_dtype)
+    factor, by_row = weight.float() + int(unit), scale[:, None]
+    x, dx = total * by_row if total.dtype == torch.float32 else total.float().mul_(by_row), dy.float()
+    product = dx * x
+    mean = (product @ factor).div_(total.shape[1])[:, None]
+    dx = dx * factor if dx is dy else dx.mul_(factor)
+    dx = dx.addcmul_(x, mean, value=-1).mul_(by_row).to(total.dtype)
+    dx = dx if dsum is None else dx.add_(dsum)
+    return dx, dx.to(branch_dtype), product.sum(0).to(weight.dtype) if weight.requires_grad else None
+
+
+def gated(both: Tensor, activation: str) -> Tensor:
+    """act(gate) * up of a gated MLP, from one projection of both: ``[T, 2 I] -> [T, I]``."""
+    if can_launch(both):
+        return gated_kernel.gated(both, activation)
+    gate, up = both.chunk(2, 1)
+    return ACTIVATIONS[activation][0](gate).mul_(up)
+
+
+def gated_backward(dout: Tensor, both: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """The gradient of `both`, and ``gated(both)``: the next gradient reads it, so it need not be kept until then."""
+    if can_launch(both):
+        return gated_kernel.gated_backward(dout, both, activation)
+    act, act_backward = ACTIVATIONS[activation]
+    (gate, up), dboth = both.chunk(2, 1), torch.empty_like(both)
+    dgate, dup = dboth.chunk(2, 1)
+    value = act(gate)
+    torch.mul(dout, value, out=dup)
+    act_backward(dout * up, gate, grad_input=dgate)
+    return dboth, value.mul_(up)
+
+
+def rotary(
+    qkv: Tensor, cos: Tensor, sin: Tensor, norm: HeadNorm | None, keys: int, dim: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``qkv [T, (H + 2K) D], cos, sin [T, D] -> q [T, H, D], k [T, K, D], v [T, K, D]``; none is a part of qkv."""
+    if can_launch(qkv):
+        return rotary_kernel.rotary(qkv, cos, sin, norm, keys, dim)
+    heads = qkv.unflatten(1, (-1, dim))
+    queries = heads.shape[1] - 2 * keys
+    turning = heads[:, :-keys]
+    if norm is not None:
+        parts = (turning[:, :queries], norm.queries), (turning[:, queries:], norm.keys)
+        turning = torch.cat([head_norm(part, weight, norm)[0] for part, weight in parts], 1)
+    turned = torch.empty_like(turning, memory_format=torch.contiguous_format)
+    turn(turning, cos[:, None], half_negative(sin), turned)
+    return turned[:, :queries], turned[:, queries:], heads[:, -keys:].contiguous()
+
+
+def rotary_backward(
+    dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor | None, cos: Tensor, sin: Tensor, norm: HeadNorm | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of the projection, which a norm of heads must see again, and of that norm's two weights if trained."""
+    if can_launch(dq):
+        return rotary_kernel.rotary_backward(dq, dk, dv, qkv, cos, sin, norm)
+    (tokens, queries, dim), keys = dq.shape, dk.shape[1]
+    dqkv = dq.new_empty(tokens, queries + 2 * keys, dim)
+    parts = dqkv.split([queries, keys, keys], 1)
+    back = half_negative(sin).roll(dim // 2, -1)  # of x c + swap(x) s: dy c + swap(dy s) = dy c + swap(dy) swap(s)
+    for grad, part in zip((dq, dk), parts, strict=False):
+        turn(grad, cos[:, None], back, part)
+    parts[2].copy_(dv)
+    by_weight: list[Tensor | None] = [None, None]
+    if norm is not None and qkv is not None:
+        read = qkv.unflatten(1, (-1, dim)).split([queries, keys, keys], 1)
+        for place, weight in enumerate((norm.queries, norm.keys)):
+            _, total, scale = head_norm(read[place], weight, norm)
+            dy = parts[place].reshape(-1, dim)
+            dx, _, by_weight[place] = add_norm_backward(dy, None, total, weight, scale, norm.unit, dy.dtype)
+            parts[place].copy_(dx.view_as(parts[place]))
+    return dqkv.flatten(1), by_weight[0], by_weight[1]
+
+
+def head_norm(heads: Tensor, weight: Tensor, norm: HeadNorm) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each head ``[T, heads, D]``; beside it what its backward reads."""
+    y, total, scale = add_norm(heads.reshape(-1, heads.shape[2]), None, weight, norm.eps, norm.unit, heads.dtype)
+    return y.view(heads.shape), total, scale
+
+
+def half_negative(sin: Tensor) -> Tensor:
+    """``[T, D] -> [T, 1, D]``: the second half of a head comes to the first with a minus."""
+    half = sin.shape[1] // 2
+    return torch.cat([sin[:, :half].neg(), sin[:, half:]], 1)[:, None]
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """x cos + swap(x) sin, where swap exchanges the halves of each head."""
+    first, second = x.chunk(2, -1)
+    for part, half, other in zip(out.chunk(2, -1), sin.chunk(2, -1), (second, first), strict=True):
+        torch.mul(other, half, out=part)
+    out.addcmul_(x, cos)

@@ -1,0 +1,151 @@
+"""Every kernel compiles for a GPU, though none is here: triton's interpreter runs what its compiler may refuse.
+
+Wrappers are called with tensors on the CPU, and each launch is compiled for an H100 instead of being run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from paddock.kernels.launch import INTERPRETED
+
+if INTERPRETED:
+    pytest.skip("kernels are interpreted in this process", allow_module_level=True)
+
+from paddock.kernels import decode, gated, launch, matmul, norm, packed, rotary, sampling, statistics, thin
+from paddock.kernels.head_norm import HeadNorm
+
+HOPPER = GPUTarget("cuda", 90, 32)
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32",
+         torch.int64: "*i64", torch.bool: "*i1"}  # fmt: skip
+EARLY = (decode, gated, norm, rotary, thin)
+
+
+def compiled(kernel: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """As a launch would: tensors by type, numbers by type, what is constant by value."""
+    names = [parameter.name for parameter in kernel.params]
+    values = dict(zip(names, arguments, strict=False)) | {k: v for k, v in named.items() if k in names}
+    signature, constants = {}, {}
+    for place, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            signature[parameter.name], constants[(place,)] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = TYPES[value.dtype]
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+    options = {k: v for k, v in named.items() if k not in names}
+    triton.compile(ASTSource(kernel, signature, constants), target=HOPPER, options=options)
+
+
+@pytest.fixture
+def launches(monkeypatch) -> list[str]:
+    seen: list[str] = []
+
+    def get(kernel: Any, grid: tuple[int, ...]) -> Any:
+        def instead(*arguments: Any, **named: Any) -> None:
+            seen.append(kernel.__name__)
+            compiled(kernel, arguments, named)
+
+        return instead
+
+    monkeypatch.setattr(JITFunction, "__getitem__", get)
+    for module in EARLY:
+        monkeypatch.setattr(module, "early", lambda device: {"launch_pdl": True})
+    return seen
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=dtype)
+
+
+HEADS, KEYS, DIM, ROWS = 16, 8, 128, 40
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("exact", [False, True])
+def test_attention_of_a_decode_step(launches, monkeypatch, splits, exact):
+    monkeypatch.setattr(decode, "splits_of", lambda *_: splits)
+    pieces = decode.Pieces(*zeros(4, ROWS, dtype=torch.int32))
+    q, cache = zeros(ROWS, HEADS, DIM), zeros(100, KEYS, DIM)
+    decode.decode_attention(q, cache, cache, pieces, 0.1, None, None, exact)
+    decode.decode_attention(q, cache, cache, pieces, 0.1, 64, 30.0, exact, sinks=None if exact else zeros(HEADS))
+    assert ("join_splits" in launches) is (splits > 1 and not exact)
+
+
+def test_attention_of_packed_rows_with_exact_numbers(launches):
+    tiles = packed.tiles_of([20, 20], torch.device("cpu"))
+    q, k = zeros(ROWS, HEADS, DIM), zeros(ROWS, KEYS, DIM)
+    packed.packed_attention(q, k, k, tiles, 0.1, None, None)
+    assert launches == ["attend_tiles"]
+
+
+@pytest.mark.parametrize("norm", [None, HeadNorm(zeros(DIM), zeros(DIM), 1e-6, False)])
+def test_rotation(launches, norm):
+    qkv, cos = zeros(ROWS, (HEADS + 2 * KEYS) * DIM), zeros(ROWS, DIM)
+    if norm:
+        norm.queries.requires_grad_()
+    rotary.rotary(qkv, cos, cos, norm, KEYS, DIM)
+    rotary.rotary_into(qkv, cos, cos, norm, *zeros(2, 100, KEYS, DIM), torch.arange(ROWS))
+    q, k = zeros(ROWS, HEADS, DIM), zeros(ROWS, KEYS, DIM)
+    rotary.rotary_backward(q, k, k, qkv if norm else None, cos, cos, norm)
+    assert launches == ["rotate", "rotate", "rotate_backward"]
+
+
+@pytest.mark.parametrize("unit", [False, True])
+def test_norms(launches, unit):
+    x, narrow, weight = zeros(ROWS, 1024, dtype=torch.float32), zeros(ROWS, 1024), zeros(1024).requires_grad_()
+    for branch in (None, narrow, zeros(4, ROWS, 1024, dtype=torch.float32)):
+        norm.add_norm(x, branch, weight, 1e-6, unit, torch.bfloat16)
+    norm.add_norm_backward(narrow, x, x, weight, x[:, 0].contiguous(), unit, torch.bfloat16)
+    assert launches == ["norm_rows"] * 3 + ["norm_rows_backward"]
+
+
+@pytest.mark.parametrize("activation", sorted(gated.ACTIVATIONS))
+def test_gates(launches, activation):
+    gated.gated(zeros(ROWS, 2048), activation)
+    gated.gated_backward(zeros(ROWS, 1024), zeros(ROWS, 2048), activation)
+    thin.thin_gated(zeros(ROWS, 1024), zeros(6144, 1024), activation)
+    assert launches == ["gate", "gate_backward", "thin_rows"]
+
+
+def test_products(launches):
+    for rows in (16, 64, 256):
+        thin.thin_parts(zeros(rows, 2048), zeros(1024, 2048))
+    matmul.exact_linear(zeros(ROWS, 1024), zeros(512, 1024), zeros(512))
+    assert launches == ["thin_rows"] * 3 + ["multiply"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_draws(launches, temperature):
+    whole, wide = zeros(ROWS, dtype=torch.int64), zeros(ROWS, 8, dtype=torch.int64)
+    columns = sampling.Draws(wide.double(), wide, wide.float(), whole, whole, whole.bool(), whole, whole[:1])
+    sampling.draw(zeros(ROWS, 32000, dtype=torch.float32), columns, temperature)
+    assert launches == ["draw_rows"]
+
+
+def test_statistics_of_logits(launches):
+    logits, tokens = zeros(ROWS, 8192, dtype=torch.float32), zeros(ROWS, dtype=torch.int64)
+    top, total, chosen, weighted, squared = zeros(5, ROWS, dtype=torch.float32)
+    statistics.gather(logits, tokens, 0, 0.7, top, total, chosen, weighted, squared)
+    statistics.gather(logits, tokens, 0, 0.7, top, total, chosen, None, None)
+    statistics.normalise(top, total)
+    statistics.gradient(logits, tokens, 0, 0.7, top, total, chosen, weighted, 30.0, torch.bfloat16)
+    assert launches == ["gather_rows"] * 2 + ["normalise_rows", "gradient_rows"]
+
+
+def test_no_kernel_is_forgotten():
+    """Each file with kernels is in one of the tests above."""
+    files = {path.stem for path in Path(launch.__file__).parent.glob("*.py")}
+    tested = {module.__name__.rsplit(".", 1)[-1] for module in (*EARLY, matmul, packed, sampling, statistics)}
+    assert files == tested | {"__init__", "launch", "head_norm"}
