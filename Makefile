@@ -27,7 +27,7 @@ test: $(VENV)/.dev lint test-kernels
 
 # On a CPU kernels run by triton's interpreter, in a process of their own: it must know before triton is imported.
 test-kernels: $(VENV)/.dev
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/kernels
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
