@@ -53,7 +53,8 @@ class Block:
     """Where each token of the stream stands in the flattened block; None: it fills the block in order."""
     prompts: tuple[Prompt, ...] = ()
     before: int = 0
-    """Keys before those of a sequence's own: its prompt, right before them, and what no query sees before that."""
+    """Keys of the longest prompt, at least. A sequence's own follow those of its prompt, as in a rollout's cache, so
+    that sums are rounded alike; zeros that no query sees come last."""
     known_tiles: dict[Any, list[Tile]] = field(default_factory=dict)
     """Those of a layer serve the next one as well."""
 
@@ -70,10 +71,11 @@ class Block:
         if not self.prompts:
             return own
         keys = own.new_empty(*own.shape[:2], self.before + self.length, own.shape[3])
-        keys[:, :, self.before :] = own
         for prompt in self.prompts:
-            keys[prompt.rows, :, : self.before - prompt.length] = 0
-            keys[prompt.rows, :, self.before - prompt.length : self.before] = stream[prompt.tokens].transpose(0, 1)
+            end = prompt.length + self.length
+            keys[prompt.rows, :, : prompt.length] = stream[prompt.tokens].transpose(0, 1)
+            keys[prompt.rows, :, prompt.length : end] = own[prompt.rows]
+            keys[prompt.rows, :, end:] = 0
         return keys
 
     def unpack(self, block: Tensor, stream: Tensor) -> None:
@@ -87,21 +89,25 @@ class Block:
 
     def add_keys(self, block: Tensor, stream: Tensor) -> None:
         """Gradients ``[rows, heads, before + length, dim]``: those of a shared prompt are added to what is there."""
+        if not self.prompts:
+            return self.unpack(block, stream)
+        own = []
         for prompt in self.prompts:
-            shared = block[prompt.rows, :, self.before - prompt.length : self.before]
+            shared, rest = block[prompt.rows].split([prompt.length, block.shape[2] - prompt.length], 2)
             stream[prompt.tokens] += shared.sum(0).transpose(0, 1)
-        self.unpack(block[:, :, self.before :], stream)
+            own.append(rest[:, :, : self.length])
+        self.unpack(torch.cat(own) if len(own) > 1 else own[0], stream)
 
     def tiles(self, queries: Tensor, keys: Tensor, window: int | None) -> list[Tile]:
         """Of ``queries [rows * K, G, length, D]`` and ``keys [rows, K, before + length, D]``."""
         kind = keys.shape[1], queries.shape[1], queries.dtype, window
         if kind not in self.known_tiles:
-            unseen = torch.zeros(self.rows, dtype=torch.long, device=queries.device)
+            shorter = torch.zeros(self.rows, dtype=torch.long, device=queries.device)
             for prompt in self.prompts:
-                unseen[prompt.rows] = self.before - prompt.length
-            whole = any(prompt.length < self.before for prompt in self.prompts)
-            first = unseen.repeat_interleave(keys.shape[1])[:, None, None] if whole else None
-            self.known_tiles[kind] = list(tiles(queries, keys.shape[2], window, first))
+                shorter[prompt.rows] = self.before - prompt.length
+            most = max((self.before - prompt.length for prompt in self.prompts), default=0)
+            back = shorter.repeat_interleave(keys.shape[1])[:, None, None] if most else None
+            self.known_tiles[kind] = list(tiles(queries, keys.shape[2], window, back, most))
         return self.known_tiles[kind]
 
 
@@ -206,18 +212,18 @@ class Tile:
     """``[1 or n, G * queries, keys]``, -inf where a query does not see a key, else 0."""
 
 
-def tiles(queries: Tensor, keys: int, window: int | None, begin: Tensor | None) -> Iterator[Tile]:
-    """Of ``queries [n, G, length, D]``, which are the last of so many keys; those before `begin` ``[n, 1, 1]`` are
-    none."""
+def tiles(queries: Tensor, keys: int, window: int | None, back: Tensor | None, most: int) -> Iterator[Tile]:
+    """Of ``queries [n, G, length, D]``, which are the last of so many keys, or `back` ``[n, 1, 1]`` of them before, at
+    `most` so many."""
     groups, length = queries.shape[1:3]
     before = keys - length
     place = torch.arange(keys, device=queries.device)
     for start in range(0, length, TILE):
         end = min(start + TILE, length)
-        first = 0 if window is None else max(0, before + start - window + 1)
-        query, key = place[before + start : before + end, None], place[None, first : before + end]
+        first = 0 if window is None else max(0, before + start - most - window + 1)
+        query, key = place[None, before + start : before + end, None], place[first : before + end]
+        query = query if back is None else query - back
         hidden = key > query if window is None else (key > query) | (key <= query - window)
-        hidden = hidden.unsqueeze(0) if begin is None else hidden | (key < begin)
         bias = queries.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
         yield Tile(slice(start, end), slice(first, before + end), bias.repeat(1, groups, 1))
 

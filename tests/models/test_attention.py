@@ -111,7 +111,8 @@ def test_responses_to_prompts_of_like_length_are_one_block_of_a_length_that_recu
     assert (second.rows, second.before, second.start) == (8, 8, first.end)
     stream = torch.randn(second.end, 2, 3)
     keys = first.pack_keys(stream)
-    assert torch.equal(keys[3, :, 3:24], stream[prompts[0]].transpose(0, 1)) and not keys[3, :, :3].any()
+    assert torch.equal(keys[3, :, :21], stream[prompts[0]].transpose(0, 1)) and not keys[3, :, 84:].any()
+    assert torch.equal(keys[3, :, 21:84], first.pack(stream)[3])
     assert torch.equal(keys[9, :, :24], stream[prompts[1]].transpose(0, 1))
     assert {block.length for n in range(17, 25) for block in blocks.blocks_of([n, n - 1], torch.device("cpu"))} == {24}
 

@@ -126,8 +126,7 @@ def test_every_family_learns_to_name_colours(family, place, tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rollout_and_trainer_agree_in_a_run(family, place, tmp_path):
-    settings = ["trainer.save_freq=-1", "actor_rollout_ref.actor.fsdp_config.dtype=float32"]
-    assert runs.train(config_of(place, tmp_path, *settings, family=family))
+    assert runs.train(config_of(place, tmp_path, "trainer.save_freq=-1", family=family))
     assert max(metrics(tmp_path, "training/rollout_probs_diff_max")) < 1e-5
 
 
