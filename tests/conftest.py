@@ -17,3 +17,16 @@ def _one_thread() -> None:
 
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def cpu_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways of a CPU: its compiled kernels, and torch's operations where there is no compiler."""
+    from paddock.kernels import native
+    from paddock.kernels.compiler import library
+
+    if request.param == "torch":
+        monkeypatch.setattr(native, "can_run", lambda *_: False)
+    elif library() is None:
+        pytest.skip("no C++ compiler")
+    return request.param

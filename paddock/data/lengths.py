@@ -13,6 +13,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from paddock.core.cache import cache_folder
+
 CHUNK = 512
 CHECKSUM = 32  # bytes
 
@@ -25,18 +27,13 @@ def prompt_lengths(
     `identity` stands for all that decides the answer; equal ones share it through the cache, None is never cached.
     Threads are enough: nearly all the time goes to the tokenizer's native code, which does not hold Python's lock.
     """
-    file = identity and cache_folder() / f"{identity.hex()}.lengths"
+    file = identity and cache_folder("prompts") / f"{identity.hex()}.lengths"
     if file and (known := _read(file, count)) is not None:
         return known
     found = np.fromiter(_measure(count, lengths_of, workers), dtype=np.int32, count=count)
     if file:
         _write(file, found)
     return found
-
-
-def cache_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "paddock" / "prompts"
 
 
 def _measure(count: int, lengths_of: Callable[[range], list[int]], workers: int) -> Iterator[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -11,6 +9,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paddock.core.device import multiprocessors
+from paddock.kernels.arguments import Pieces
 from paddock.kernels.launch import early, power_of_two
 
 MIN_ROWS = 16  # of a tensor core's product
@@ -18,19 +17,6 @@ BLOCK = 64  # keys at a time
 WARPS, STAGES = 4, 3
 QUERIES = 64  # of an exact product
 MAX_SPLITS = 16
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """Where the tokens of each sequence lie in buffers ``[tokens, K, D]``; each an int32 ``[rows]``."""
-
-    prompt: Tensor
-    """The first token of its prompt."""
-    prompt_length: Tensor
-    answer: Tensor
-    """The first token of its answer."""
-    length: Tensor
-    """Tokens before the query, which lies behind them and is seen as well."""
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paddock.kernels.head_norm import HeadNorm
+from paddock.kernels.arguments import HeadNorm
 from paddock.kernels.launch import early, filling, power_of_two
 
 HEADS = 8  # heads of one program

@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from paddock.kernels.arguments import Draws
 from paddock.kernels.launch import power_of_two
 
 BLOCK = 2048  # words at a time
-
-
-@dataclass(frozen=True)
-class Draws:
-    """What a draw reads and changes; a row each."""
-
-    numbers: Tensor
-    """float64 [rows, width]: one number in (0, 1) for each draw."""
-    tokens: Tensor
-    """int64 [rows, width]"""
-    log_probs: Tensor
-    """float32 [rows, width]"""
-    token: Tensor
-    """int64 [rows]: the last one drawn."""
-    drawn: Tensor
-    """int64 [rows]: tokens drawn so far."""
-    done: Tensor
-    """bool [rows]"""
-    limit: Tensor
-    """int64 [rows]: tokens after which a sequence ends."""
-    stops: Tensor
-    """int64 [any]: tokens that end a sequence."""
 
 
 @triton.jit

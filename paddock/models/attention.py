@@ -25,8 +25,10 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from paddock.core.device import flash_attention, has_flash
 from paddock.errors import UserError
+from paddock.kernels.arguments import Families
 from paddock.models.blocks import Block, BlockAttention, blocks_of
 from paddock.models.experts import ARGUMENT, Routing
+from paddock.models.families import FamilyAttention, is_short
 from paddock.models.sinks import packed_sinks, padded_sinks
 
 NAME = "paddock"
@@ -89,6 +91,21 @@ class Packed:
     def blocks(self) -> list[Block]:
         return blocks_of(self.lengths, self.device)
 
+    @cached_property
+    def families(self) -> Families:
+        ends = accumulate(self.lengths)
+        return Families([[slice(end - length, end)] for end, length in zip(ends, self.lengths, strict=True)])
+
+    def by_blocks(
+        self, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """Where flash attention cannot: ``q [T, H, D]``, ``k, v [T, K, D] -> [T, H, D]``."""
+        if window is None and softcap is None and is_short(q, k, v, self.max_len):
+            found: Any = FamilyAttention.apply(q, k, v, self.families, scaling)
+        else:
+            found = BlockAttention.apply(q, k, v, self.blocks, scaling, window, softcap)
+        return found
+
     def attend(
         self,
         module: nn.Module,
@@ -107,7 +124,7 @@ class Packed:
         elif flash_can(q, v, window, softcap):
             packed = flash_attention(q, k, v, self.cu_seqlens, self.lengths, scaling, window)
         else:
-            packed = BlockAttention.apply(q, k, v, self.blocks, scaling, window, softcap)
+            packed = self.by_blocks(q, k, v, scaling, window, softcap)
         return packed.unsqueeze(0)
 
 

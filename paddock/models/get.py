@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paddock.core.cache import cache_folder
 from paddock.core.registry import suggest
 from paddock.errors import UserError
 
@@ -72,23 +73,18 @@ def _parser() -> argparse.ArgumentParser:
     actions.add_parser("list", help="what can be had, and what is here")
     fetch = actions.add_parser("get", help="download a model and make it ready for training", allow_abbrev=False)
     fetch.add_argument("name", help=", ".join(CATALOGUE))
-    fetch.add_argument("--out", metavar="FOLDER", help=f"where it goes (default: {cache_folder()}/NAME)")
+    fetch.add_argument("--out", metavar="FOLDER", help=f"where it goes (default: {cache_folder('models')}/NAME)")
     return parser
 
 
 def listing() -> str:
     lines = []
     for name, model in CATALOGUE.items():
-        folder = cache_folder() / name
+        folder = cache_folder("models") / name
         here = f"here: {folder}" if (folder / "config.json").is_file() else f"get it: paddock models get {name}"
         size = f"{model.download} to download, {model.size} on disk"
         lines += [f"{name}  {model.about} ({model.licence})", f"  {size}; {here}"]
     return "\n".join(lines)
-
-
-def cache_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "paddock" / "models"
 
 
 def get(name: str, out: str | Path | None = None) -> Path:
@@ -97,7 +93,7 @@ def get(name: str, out: str | Path | None = None) -> Path:
         raise UserError(
             "no such model in the catalogue", key="paddock models get", value=name, fix=suggest(name, [*CATALOGUE])
         )
-    folder = Path(os.path.abspath(Path(out).expanduser())) if out else cache_folder() / name
+    folder = Path(os.path.abspath(Path(out).expanduser())) if out else cache_folder("models") / name
     if out is None and (folder / "config.json").is_file():
         return folder
     require_packages()

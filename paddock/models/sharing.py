@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from paddock.core.batch import Batch
 from paddock.core.device import flash_attention
+from paddock.kernels.arguments import Families
 from paddock.models.attention import Packed, flash_can
-from paddock.models.blocks import Block, BlockAttention, blocks_of
+from paddock.models.blocks import Block, blocks_of
 from paddock.models.packing import Inputs, counted, images_of, prompt_lengths
 from paddock.models.sinks import packed_sinks
 from paddock.models.vision import Placed, place
@@ -58,6 +59,17 @@ class SharedPrompts(Packed):
         return ranges(*zip(*pieces, strict=True)).to(self.device, non_blocking=True)
 
     @cached_property
+    def families(self) -> Families:
+        """A prompt and the responses to it."""
+        spans = iter(
+            [slice(end - length, end) for end, length in zip(accumulate(self.lengths), self.lengths, strict=True)]
+        )
+        prompts = [next(spans) for _ in self.prompts]
+        return Families(
+            [[prompt, *(next(spans) for _ in group)] for prompt, group in zip(prompts, self.responses, strict=True)]
+        )
+
+    @cached_property
     def blocks(self) -> list[Block]:
         """Those of prompts, then those of responses, which may be to several of them."""
         ends = accumulate(self.prompts)
@@ -90,7 +102,7 @@ class SharedPrompts(Packed):
                 q, keys, values, self.cu_seqlens, self.lengths, scaling, window, self.key_ends, self.key_lengths
             )
         else:
-            found = BlockAttention.apply(q, k, v, self.blocks, scaling, window, softcap)
+            found = self.by_blocks(q, k, v, scaling, window, softcap)
         return found.unsqueeze(0)
 
 

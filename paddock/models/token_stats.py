@@ -19,13 +19,13 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from paddock.core.device import has_wide_products
-from paddock.kernels.launch import can_launch, has_triton
+from paddock.kernels.launch import has_triton, kernels_for
 from paddock.models.fused import fused
 from paddock.models.vision import vision_tokens
 
 if has_triton():
     from paddock.kernels.matmul import exact_linear
-    from paddock.kernels.statistics import gather, gradient, normalise
+    from paddock.kernels.statistics import normalise
 
 CHUNK = {"cpu": 1024}
 """Tokens of the vocabulary at a time."""
@@ -160,11 +160,11 @@ class Statistics(torch.autograd.Function):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total, chosen, weighted, squared = hidden.new_zeros(4, len(hidden), dtype=wide)
         top = torch.full_like(total, torch.finfo(wide).min)
+        kernels = kernels_for(weight) if wide == torch.float32 else None
         for part, head in Head(weight, bias, scale, softcap, exact, never).chunks():
-            if can_launch(hidden) and wide == torch.float32:
-                z = head.logits(hidden)
-                gather(z, tokens, part.start, temperature, top, total, chosen,
-                       weighted if want_entropy else None, squared if want_squares else None)  # fmt: skip
+            if kernels:
+                kernels.gather(head.logits(hidden), tokens, part.start, temperature, top, total, chosen,
+                               weighted if want_entropy else None, squared if want_squares else None)  # fmt: skip
                 continue
             z = logits_at(head, hidden, temperature)
             risen = torch.maximum(top, z.amax(-1))
@@ -201,11 +201,12 @@ class Statistics(torch.autograd.Function):
         d_hidden = torch.zeros_like(hidden, dtype=normaliser.dtype)
         d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None  # None: the head is frozen
         d_bias = None if bias is None else torch.empty_like(bias)
+        kernels = kernels_for(weight) if normaliser.dtype == torch.float32 and bias is None else None
         for part, head in Head(weight, bias, scale, softcap, exact, never).chunks():
-            if can_launch(hidden) and normaliser.dtype == torch.float32 and bias is None:
+            if kernels:
                 by_slope = None if by_entropy is None else by_entropy * inner
-                narrow = gradient(head.logits(hidden), tokens, part.start, temperature, normaliser, entropy, outer,
-                                  by_slope, softcap, weight.dtype)  # fmt: skip
+                narrow = kernels.gradient(head.logits(hidden), tokens, part.start, temperature, normaliser, entropy,
+                                          outer, by_slope, softcap, weight.dtype)  # fmt: skip
                 d_hidden += narrow @ head.weight
                 if d_weight is not None:
                     torch.mm(narrow.t(), hidden, out=d_weight[part])

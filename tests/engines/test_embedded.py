@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,10 +16,12 @@ from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.embedded import engine as engine_module
 from paddock.engines.rollout.embedded import prepacked as prepacked_module
-from paddock.engines.rollout.embedded.slots import Decode, Slots, spans_of
+from paddock.engines.rollout.embedded.pool import TokenPool
+from paddock.engines.rollout.embedded.slots import Slots, spans_of
 from paddock.engines.rollout.hf import HFEngine
 from paddock.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("cpu_way")
 GREEDY = Sampling(max_tokens=12, stop_tokens=frozenset({EOS}), seed=5, step=2, temperature=0.0)
 SAMPLED = replace(GREEDY, temperature=0.8)
 PROMPTS = [
@@ -29,6 +32,19 @@ PROMPTS = [
 
 def tokens_of(completions: list[Completion]) -> dict[int, list[int]]:
     return {completion.row: completion.tokens for completion in completions}
+
+
+def watch_buffers(monkeypatch, seen: Callable[[Tensor], object]) -> None:
+    """Every buffer of keys or values that a layer asks for."""
+    for kind in (Slots, TokenPool):
+
+        def watched(self, *args, layer=kind.layer):
+            found = layer(self, *args)
+            for buffer in found:
+                seen(buffer)
+            return found
+
+        monkeypatch.setattr(kind, "layer", watched)
 
 
 def plain_log_probs(model, prompt: list[int], response: list[int], temperature: float) -> Tensor:
@@ -206,14 +222,7 @@ def test_load_weights_reads_nothing():
 
 def test_on_a_cpu_keys_and_values_are_gone_after_a_call_and_the_next_one_works(monkeypatch):
     buffers: list[weakref.ref[Tensor]] = []
-    layer = Slots.layer
-
-    def watched(self, *args):
-        found = layer(self, *args)
-        buffers.extend(weakref.ref(buffer) for buffer in found)
-        return found
-
-    monkeypatch.setattr(Slots, "layer", watched)
+    watch_buffers(monkeypatch, lambda buffer: buffers.append(weakref.ref(buffer)))
     engine = EmbeddedEngine(tiny_model())
     first = engine.generate(PROMPTS, SAMPLED)
     gc.collect()
@@ -264,8 +273,7 @@ def test_bf16_log_probs_follow_a_bf16_forward(how, monkeypatch):
     if how == "module":
         model.to(torch.bfloat16)
     stored = set()
-    write = Decode.write
-    monkeypatch.setattr(Decode, "write", lambda self, buffer, new: (stored.add(buffer.dtype), write(self, buffer, new)))
+    watch_buffers(monkeypatch, lambda buffer: stored.add(buffer.dtype))
     engine = EmbeddedEngine(model, max_num_seqs=7, autocast=torch.bfloat16 if how == "autocast" else None)
     found = engine.generate(PROMPTS, SAMPLED)
     assert stored == {torch.bfloat16}

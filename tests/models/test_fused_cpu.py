@@ -9,7 +9,7 @@ from tiny_models import FAMILIES, tiny_model
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded import prepacked as prepacked_module
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
-from paddock.kernels.head_norm import HeadNorm
+from paddock.kernels.arguments import HeadNorm
 from paddock.kernels.launch import INTERPRETED
 from paddock.models.attention import Packed, hidden_states, module_states
 from paddock.models.fused import fuse, fused
@@ -25,7 +25,10 @@ from paddock.models.fused.passes import (
 from paddock.models.load import load_causal_lm
 from paddock.models.sharing import SharedPrompts
 
-pytestmark = pytest.mark.skipif(INTERPRETED, reason="kernels are interpreted: a CPU takes the way of a GPU")
+pytestmark = [
+    pytest.mark.skipif(INTERPRETED, reason="kernels are interpreted: a CPU takes the way of a GPU"),
+    pytest.mark.usefixtures("cpu_way"),
+]
 PROMPTS = [Prompt(tuple(range(5, 5 + length)), (10 * length, 10 * length + 1)) for length in (3, 11, 7)]
 GREEDY = Sampling(max_tokens=20, stop_tokens=frozenset(), seed=1, step=1, temperature=0.0, ignore_eos=True)
 

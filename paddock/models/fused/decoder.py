@@ -1,29 +1,28 @@
-"""A decoder's forward in few kernels, over its modules' own parameters: training, prefill and decode on a GPU alike.
+"""A decoder's forward in few kernels, over its modules' own parameters: training, prefill and decode alike.
 
 transformers' modules launch about forty small kernels a layer. Here the projections that read the same input are one
 product, and norms, rotations and activations one pass over memory each. Roundings are those of the modules, but the
 stream between layers is float32, which halves the gap between two ways to compute the same. Which layers are there, how
-they scale, cap and slide is read off one forward of the modules themselves, and the result is compared with it: a
-model that does anything else keeps its modules' forward. There is no file a family.
+they scale, cap and slide is read off one forward of the modules themselves, and layers are compared with theirs: a
+model that does anything else keeps its modules' forward (see probe.py). There is no file a family.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from paddock.kernels.launch import can_launch
-from paddock.models.attention import FUSED, NAME, Attention, Packed, module_states
+from paddock.models.attention import FUSED, NAME, Attention, Packed
 from paddock.models.fused.joined import Joined, Unfit
-from paddock.models.fused.layer import Layer, Norm, Scores, Shared
+from paddock.models.fused.layer import Layer, Norm, Shared
+from paddock.models.fused.probe import TOLERANCE, apart, compare_layer, watch
 
 PROBE = 24  # tokens of the forward that is compared
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 
 
 def fuse(model: PreTrainedModel, exact: bool = False) -> str | None:
@@ -40,30 +39,6 @@ def fuse(model: PreTrainedModel, exact: bool = False) -> str | None:
 
 def fused(model: PreTrainedModel) -> FusedDecoder | None:
     return vars(model.base_model).get(FUSED)
-
-
-class Recorder(Packed):
-    """Attends as `Packed`, and notes how each layer asked for it."""
-
-    def __init__(self, lengths: Sequence[int], device: torch.device):
-        super().__init__(lengths, device)
-        self.seen: dict[int, Scores] = {}
-
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        if sinks is not None:
-            raise Unfit("its attention has sinks")
-        self.seen[int(module.layer_idx)] = Scores(scaling, window, softcap)  # type: ignore[arg-type]
-        return super().attend(module, query, key, value, scaling, window, softcap)
 
 
 class FusedDecoder:
@@ -101,23 +76,24 @@ class FusedDecoder:
         device = next(model.parameters()).device
         tokens = torch.arange(PROBE, device=device).remainder(model.config.get_text_config().vocab_size)[None]
         positions = torch.arange(PROBE, device=device)[None]
-        recorder = Recorder([PROBE], device)
-        wanted = module_states(model, tokens, positions, recorder)
-        if sorted(recorder.seen) != list(range(len(self.backbone.layers))):
-            raise Unfit("not all of its layers attend")
+        watched = watch(model, self.backbone.layers, tokens, positions)
+        scores, embedded, end = watched.scores, self.backbone.embed_tokens(tokens), watched.end
         self.norm = Norm.of(self.backbone.norm)
-        self.layers = [Layer(layer, recorder.seen[i], self.exact) for i, layer in enumerate(self.backbone.layers)]
+        self.layers = [Layer(layer, scores[i], self.exact) for i, layer in enumerate(self.backbone.layers)]
         adapters = [joined.adapters for joined in self.products]
         self.pairs = [pair for beside in adapters if beside for pair in beside.pairs]
-        tolerance = TOLERANCE[wanted.dtype] * (2 if self.on_cpu else 1)  # its stream is as narrow as the modules'
-        gaps = []
-        for scale in (1.0, float(self.backbone.embed_tokens.weight.shape[1] ** 0.5)):
-            self.scale = scale
-            found = self.hidden(tokens, positions, Packed([PROBE], device))
-            gaps.append(float((found.double() - wanted.double()).norm() / wanted.double().norm()))
-            if gaps[-1] <= tolerance:
-                return
-        raise Unfit(f"its own forward gives other numbers ({min(gaps):.1e} apart)")
+        scales = (1.0, float(embedded.shape[-1] ** 0.5))
+        fitting = [s for s in scales if apart(embedded * s, watched.calls[0].given) <= TOLERANCE[embedded.dtype]]
+        if not fitting:
+            raise Unfit("something happens before its layers")
+        self.scale = fitting[0]
+        last = self.norm(watched.calls[-1].gave.flatten(0, 1), None, end.dtype)[0].view_as(end)
+        if apart(last, end) > TOLERANCE[end.dtype]:
+            raise Unfit("something happens behind its layers")
+        shared = self.shared(embedded, positions, Packed([PROBE], device))
+        kinds = {(scores[i], kind): i for i, kind in enumerate(self.rope_types)}
+        for (asked, kind), i in kinds.items():
+            compare_layer(watched.calls[i], asked, shared[kind], self.exact)
 
     @property
     def products(self) -> list[Joined]:
@@ -139,19 +115,20 @@ class FusedDecoder:
         embedded = self.backbone.embed_tokens(tokens)
         if self.scale != 1.0:
             embedded = embedded * torch.tensor(self.scale, dtype=embedded.dtype)
-        adapted = not (self.pairs and self.pairs[0].is_off)  # they are on or off together
-        shape = tokens.shape[0], tokens.shape[1]
-        turns = {kind: self.rope(embedded, positions, kind) for kind in set(self.rope_types)}
-        shared = {kind: Shared(*turn, how, shape, adapted) for kind, turn in turns.items()}
-        residual = embedded.flatten(0, 1)
-        if not self.on_cpu:  # wide: what layers add to it is not rounded away; on a CPU, that takes longer
-            residual = residual.float()
+        shared = self.shared(embedded, positions, how)
+        residual = embedded.flatten(0, 1).float()  # wide: what layers add to it is not rounded away
         branch: Tensor | None = None
         recompute = self.backbone.gradient_checkpointing and self.backbone.training
         for layer, kind in zip(self.layers, self.rope_types, strict=True):
             residual, branch = layer(residual, branch, shared[kind], recompute)
         assert branch is not None, "it has no layers"
         return self.norm.last(residual, branch, embedded.dtype).view(*tokens.shape, -1)
+
+    def shared(self, embedded: Tensor, positions: Tensor, how: Attention) -> dict[str | None, Shared]:
+        adapted = not (self.pairs and self.pairs[0].is_off)  # they are on or off together
+        shape = embedded.shape[0], embedded.shape[1]
+        turns = {kind: self.rope(embedded, positions, kind) for kind in set(self.rope_types)}
+        return {kind: Shared(*turn, how, shape, adapted) for kind, turn in turns.items()}
 
     def rope(self, like: Tensor, positions: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
         found = self.backbone.rotary_emb(like, positions, *([] if kind is None else [kind]))

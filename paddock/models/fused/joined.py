@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from paddock.kernels.launch import has_triton
+from paddock.kernels.launch import can_launch, has_triton
 from paddock.models.adapters import Pair
 from paddock.models.fused.passes import gated
 
@@ -76,12 +76,13 @@ class Joined:
 
     def gated(self, x: Tensor, activation: str, adapted: bool) -> Tensor:
         """The same for a decode step and an MLP's two projections, with the gate applied."""
-        if len(x) <= MOST_GATED_ROWS and self.is_thin(x, adapted):
+        if self.is_thin(x, adapted) and len(x) <= MOST_GATED_ROWS:
             return thin_gated(x, self.weight, activation)
         return gated(self(x, adapted), activation)
 
     def is_thin(self, x: Tensor, adapted: bool) -> bool:
-        return not (self.exact or self.biased or (self.adapters and adapted)) and is_thin(x, self.weight)
+        plain = not (self.exact or self.biased or (self.adapters and adapted))
+        return plain and can_launch(x) and is_thin(x, self.weight)
 
     def backward(self, dy: Tensor, adapted: bool) -> Step:
         dx = dy @ self.weight

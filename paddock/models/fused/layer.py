@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from paddock.kernels.head_norm import HeadNorm
+from paddock.kernels.arguments import HeadNorm
 from paddock.kernels.launch import has_triton
 from paddock.models.fused.joined import Joined, Unfit
 from paddock.models.fused.passes import (
@@ -23,11 +23,11 @@ from paddock.models.fused.passes import (
     gated_backward,
     rotary,
     rotary_backward,
+    rotary_into,
 )
 
 if has_triton():
     from paddock.kernels.packed import packed_attention
-    from paddock.kernels.rotary import rotary_into
 
 PLAIN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 SANDWICH = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}

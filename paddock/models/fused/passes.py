@@ -1,4 +1,5 @@
-"""What a layer does between its products, in few passes over memory each way: by kernels on a GPU, in torch on a CPU.
+"""What a layer does between its products, in few passes over memory each way: by kernels of the device at hand, or in
+torch where there are none (a CPU without a compiler).
 
 Both have the same arguments and results, and round where transformers rounds, or less often. Nothing here is seen by
 autograd: `layer.py` calls backward functions by name, and they compute again what is cheaper than to keep.
@@ -8,18 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from paddock.kernels.head_norm import HeadNorm
-from paddock.kernels.launch import can_launch, has_triton
-
-if has_triton():
-    from paddock.kernels import gated as gated_kernel
-    from paddock.kernels import norm as norm_kernel
-    from paddock.kernels import rotary as rotary_kernel
+from paddock.kernels.arguments import HeadNorm
+from paddock.kernels.launch import can_launch, kernels_for
 
 aten = torch.ops.aten
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[..., Tensor]]] = {
@@ -39,8 +36,8 @@ def add_norm(
 
     `unit`: the weight is kept as its difference from 1, and multiplied before rounding, as in Gemma.
     """
-    if can_launch(x):
-        return norm_kernel.add_norm(x, branch, weight, eps, unit, dtype)
+    if kernels := norm_kernels(x, dtype, weight, branch):
+        return kernels.add_norm(x, branch, weight, eps, unit, dtype)
     total = x if branch is None else x + branch
     wide = total.float()
     scale = torch.linalg.vector_norm(wide, dim=-1).square_().div_(x.shape[1]).add_(eps).rsqrt_()
@@ -53,8 +50,8 @@ def add_norm_backward(
     dy: Tensor, dsum: Tensor | None, total: Tensor, weight: Tensor, scale: Tensor, unit: bool, branch_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """dx = (w dy - x^ mean(w dy x^)) / rms + dsum, with x^ = x / rms; the same in the branch's type; sum of dy x^."""
-    if can_launch(total):
-        return norm_kernel.add_norm_backward(dy, dsum, total, weight, scale, unit, branch_dtype)
+    if kernels := norm_kernels(total, dy.dtype, weight, dy) if branch_dtype in (dy.dtype, total.dtype) else None:
+        return kernels.add_norm_backward(dy, dsum, total, weight, scale, unit, branch_dtype)
     factor, by_row = weight.float() + int(unit), scale[:, None]
     x, dx = total * by_row if total.dtype == torch.float32 else total.float().mul_(by_row), dy.float()
     product = dx * x
@@ -65,18 +62,26 @@ def add_norm_backward(
     return dx, dx.to(branch_dtype), product.sum(0).to(weight.dtype) if weight.requires_grad else None
 
 
+def norm_kernels(stream: Tensor, dtype: torch.dtype, weight: Tensor, other: Tensor | None) -> Any:
+    """A CPU's know one type, and beside it a stream in float32."""
+    if can_launch(stream):
+        return kernels_for(stream)
+    known = dtype == weight.dtype and stream.dtype in (weight.dtype, torch.float32)
+    return kernels_for(weight, other) if known else None
+
+
 def gated(both: Tensor, activation: str) -> Tensor:
     """act(gate) * up of a gated MLP, from one projection of both: ``[T, 2 I] -> [T, I]``."""
-    if can_launch(both):
-        return gated_kernel.gated(both, activation)
+    if kernels := kernels_for(both):
+        return kernels.gated(both, activation)
     gate, up = both.chunk(2, 1)
     return ACTIVATIONS[activation][0](gate).mul_(up)
 
 
 def gated_backward(dout: Tensor, both: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     """The gradient of `both`, and ``gated(both)``: the next gradient reads it, so it need not be kept until then."""
-    if can_launch(both):
-        return gated_kernel.gated_backward(dout, both, activation)
+    if kernels := kernels_for(both, dout):
+        return kernels.gated_backward(dout, both, activation)
     act, act_backward = ACTIVATIONS[activation]
     (gate, up), dboth = both.chunk(2, 1), torch.empty_like(both)
     dgate, dup = dboth.chunk(2, 1)
@@ -90,8 +95,8 @@ def rotary(
     qkv: Tensor, cos: Tensor, sin: Tensor, norm: HeadNorm | None, keys: int, dim: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``qkv [T, (H + 2K) D], cos, sin [T, D] -> q [T, H, D], k [T, K, D], v [T, K, D]``; none is a part of qkv."""
-    if can_launch(qkv):
-        return rotary_kernel.rotary(qkv, cos, sin, norm, keys, dim)
+    if kernels := kernels_for(qkv, cos, *weights_of(norm)):
+        return kernels.rotary(qkv, cos, sin, norm, keys, dim)
     heads = qkv.unflatten(1, (-1, dim))
     queries = heads.shape[1] - 2 * keys
     turning = heads[:, :-keys]
@@ -103,12 +108,24 @@ def rotary(
     return turned[:, :queries], turned[:, queries:], heads[:, -keys:].contiguous()
 
 
+def rotary_into(
+    qkv: Tensor, cos: Tensor, sin: Tensor, norm: HeadNorm | None, keys: Tensor, values: Tensor, place: Tensor
+) -> Tensor:
+    """The queries ``[T, H, D]``; keys and values of token t go to row ``place[t]`` of buffers ``[rows, K, D]``."""
+    if kernels := kernels_for(qkv, cos, keys, *weights_of(norm)):
+        return kernels.rotary_into(qkv, cos, sin, norm, keys, values, place)
+    q, *stored = rotary(qkv, cos, sin, norm, *keys.shape[1:])
+    for buffer, new in zip((keys, values), stored, strict=True):
+        buffer.index_copy_(0, place, new.to(buffer.dtype))
+    return q
+
+
 def rotary_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor | None, cos: Tensor, sin: Tensor, norm: HeadNorm | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of the projection, which a norm of heads must see again, and of that norm's two weights if trained."""
-    if can_launch(dq):
-        return rotary_kernel.rotary_backward(dq, dk, dv, qkv, cos, sin, norm)
+    if kernels := kernels_for(dq, dk, dv, cos, *weights_of(norm)):
+        return kernels.rotary_backward(dq, dk, dv, qkv, cos, sin, norm)
     (tokens, queries, dim), keys = dq.shape, dk.shape[1]
     dqkv = dq.new_empty(tokens, queries + 2 * keys, dim)
     parts = dqkv.split([queries, keys, keys], 1)
@@ -131,6 +148,10 @@ def head_norm(heads: Tensor, weight: Tensor, norm: HeadNorm) -> tuple[Tensor, Te
     """Of each head ``[T, heads, D]``; beside it what its backward reads."""
     y, total, scale = add_norm(heads.reshape(-1, heads.shape[2]), None, weight, norm.eps, norm.unit, heads.dtype)
     return y.view(heads.shape), total, scale
+
+
+def weights_of(norm: HeadNorm | None) -> tuple[Tensor, ...]:
+    return () if norm is None else (norm.queries, norm.keys)
 
 
 def half_negative(sin: Tensor) -> Tensor:

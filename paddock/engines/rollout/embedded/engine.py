@@ -22,7 +22,7 @@ from paddock.engines.rollout.embedded.routes import Routes
 from paddock.engines.rollout.embedded.sequences import KeyValues, Sequences
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.errors import UserError
-from paddock.kernels.launch import can_launch
+from paddock.kernels.launch import can_launch, kernels_for
 from paddock.models.adapters import adapters_on
 from paddock.models.attention import NAME, Attention, no_mask
 from paddock.models.experts import ARGUMENT, Experts, Routing, experts_of, recordable
@@ -65,7 +65,8 @@ class EmbeddedEngine:
         self.max_model_len = max_model_len
         self.autocast = autocast
         self.dtype = autocast or model.dtype
-        self.on_gpu = can_launch(next(model.parameters())) and autocast is None
+        self.pooled = kernels_for(next(model.parameters())) is not None and autocast is None
+        self.on_gpu = self.pooled and can_launch(next(model.parameters()))
         self.records = self.on_gpu and can_record(model.device) and not enforce_eager
         self.keeps = self.on_gpu and not free_cache
         self.record_experts = record_experts
@@ -197,6 +198,7 @@ class EmbeddedEngine:
         sizes = sorted((len(request.tokens) for request in requests), reverse=True)
         if not self.on_gpu:
             empty_cache(self.model.device)  # of the update before: it would stand beside keys and values
+        if not self.pooled:
             return Slots(count, sizes[0] + sampling.max_tokens, self.autocast)
         at_once = sum(sizes[: count // min(rows)])
         pool = self.slots

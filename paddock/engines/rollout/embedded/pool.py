@@ -1,4 +1,4 @@
-"""Keys and values on a GPU, a token a row: a prompt's lie there once for all its answers, and none ever moves."""
+"""Keys and values as kernels read them, a token a row: a prompt's lie there once for its answers. None ever moves."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from paddock.engines.rollout.embedded.request import Request
+from paddock.kernels.arguments import Pieces
+from paddock.kernels.launch import kernels_for
 from paddock.models.attention import Packed
 
 ALIGNED = 512  # bytes, of torch's own allocations
@@ -170,7 +172,7 @@ class PoolPrefill(Packed):
         index, stored = int(module.layer_idx), alike(key, value)  # type: ignore[arg-type]
         buffers = self.pool.layer(index, key.shape[1], stored[0].shape[3], stored[1].shape[3], key)
         for buffer, stream in zip(buffers, stored, strict=True):
-            buffer.index_copy_(0, self.places, stream[0].transpose(0, 1).to(buffer.dtype))
+            buffer.index_copy_(0, self.places, stream[0, :, : len(self.places)].transpose(0, 1).to(buffer.dtype))
         return super().attend(module, query, key, value, scaling, window, softcap, sinks)
 
 
@@ -178,8 +180,6 @@ class PoolDecode:
     """One query for each of the first sequences: over its prompt, its answer so far, and itself."""
 
     def __init__(self, pool: TokenPool, lengths: Tensor, done: Tensor):
-        from paddock.kernels.decode import Pieces
-
         self.pool, rows = pool, len(lengths)
         prompt, prompt_length, answer = pool.prompt[:rows], pool.prompt_length[:rows], pool.answer[:rows]
         self.pieces = Pieces(prompt, prompt_length, answer, lengths.masked_fill(done, 0))
@@ -192,9 +192,7 @@ class PoolDecode:
         self, layer: int, query: Tensor, scaling: float, window: int | None, softcap: float | None, exact: bool = False,
         sinks: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        from paddock.kernels.decode import decode_attention
-
-        return decode_attention(
+        return kernels_for(query).decode_attention(
             query, self.pool.keys[layer], self.pool.values[layer], self.pieces, scaling, window, softcap, exact, sinks
         )
 

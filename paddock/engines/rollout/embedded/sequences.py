@@ -16,7 +16,8 @@ from paddock.engines.rollout.embedded.request import Request
 from paddock.engines.rollout.embedded.routes import Routes, chosen
 from paddock.engines.rollout.embedded.sampling import filters, require_finite, sample, uniforms
 from paddock.errors import UserError
-from paddock.kernels.launch import can_launch
+from paddock.kernels.arguments import Draws
+from paddock.kernels.launch import kernels_for
 from paddock.models.attention import Attention
 
 STOPS = 256  # stop tokens there is room for
@@ -157,11 +158,11 @@ class Sequences:
     def draw(self, logits: Tensor, span: slice) -> None:
         """The next token of each of these slots. What a finished one draws falls behind its last token."""
         drawn, done = self.drawn[span], self.done[span]
-        if can_launch(logits) and not filters(self.sampling):
-            from paddock.kernels.sampling import Draws, draw
-
+        kernels = kernels_for(logits)
+        if kernels and not filters(self.sampling):
             columns = (self.numbers[span], self.tokens[span], self.log_probs[span], self.token[span], drawn, done)
-            return draw(logits, Draws(*columns, self.limit[span], self.stops), self.sampling.temperature)
+            draws = Draws(*columns, self.limit[span], self.stops)
+            return kernels.draw(logits, draws, self.sampling.temperature)
         place = drawn[:, None]
         token, log_prob = sample(logits, self.numbers[span].gather(1, place)[:, 0], self.sampling)
         self.tokens[span].scatter_(1, place, token[:, None])

@@ -1,4 +1,4 @@
-"""Keys and values as rectangles, a slot a sequence: what SDPA reads at once. `pool.py` is the same for a GPU."""
+"""Keys and values as rectangles, a slot a sequence: what SDPA reads at once. `pool.py` is the same for kernels."""
 
 from __future__ import annotations
 

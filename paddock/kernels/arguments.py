@@ -1,0 +1,80 @@
+"""What kernels take beside tensors, whichever device they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+VECTOR = 16
+"""Numbers that a CPU's kernels work on at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadNorm:
+    """RMS norm of every query and of every key, before they are rotated."""
+
+    queries: Tensor
+    keys: Tensor
+    eps: float
+    unit: bool
+    """See `norm.add_norm`."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Where the tokens of each sequence lie in buffers ``[tokens, K, D]``; each a column ``[rows]``."""
+
+    prompt: Tensor
+    """int32: the first token of its prompt."""
+    prompt_length: Tensor
+    """int32"""
+    answer: Tensor
+    """int32: the first token of its answer."""
+    length: Tensor
+    """int64: tokens before the query, which lies behind them and is seen as well."""
+
+
+class Families:
+    """Sequences of a stream, each attending to itself, causally; those of a family see its first one's tokens before.
+
+    No token is in two of them, and none of the stream's first `end` is in none.
+    """
+
+    def __init__(self, families: Sequence[Sequence[slice]]):
+        members = [member for family in families for member in family]
+        self.sequences = torch.tensor([(member.start, member.stop - member.start) for member in members])
+        self.ends = torch.tensor([0, *accumulate(map(len, families))])
+        self.end = max(member.stop for member in members)
+        lengths = [[member.stop - member.start for member in family] for family in families]
+        self.most_keys = max(first + max(others, default=0) for first, *others in lengths)
+
+    def layout(self, q: Tensor, k: Tensor) -> tuple[Tensor | int, ...]:
+        """As a kernel is told of it, with the shapes of q ``[T, H, D]`` and k ``[T, K, D]``."""
+        keys, wide = k.shape[1], -(-self.most_keys // VECTOR) * VECTOR
+        return self.sequences, self.ends, len(self.ends) - 1, keys, q.shape[1] // keys, q.shape[2], wide
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What a draw reads and changes; a row each."""
+
+    numbers: Tensor
+    """float64 [rows, width]: one number in (0, 1) for each draw."""
+    tokens: Tensor
+    """int64 [rows, width]"""
+    log_probs: Tensor
+    """float32 [rows, width]"""
+    token: Tensor
+    """int64 [rows]: the last one drawn."""
+    drawn: Tensor
+    """int64 [rows]: tokens drawn so far."""
+    done: Tensor
+    """bool [rows]"""
+    limit: Tensor
+    """int64 [rows]: tokens after which a sequence ends."""
+    stops: Tensor
+    """int64 [any]: tokens that end a sequence."""

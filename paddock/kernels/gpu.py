@@ -1,0 +1,22 @@
+"""The kernels of a GPU that have a twin for a CPU (see native.py)."""
+
+from paddock.kernels.decode import decode_attention
+from paddock.kernels.gated import gated, gated_backward
+from paddock.kernels.norm import add_norm, add_norm_backward
+from paddock.kernels.rotary import rotary, rotary_backward, rotary_into
+from paddock.kernels.sampling import draw
+from paddock.kernels.statistics import gather, gradient
+
+__all__ = [
+    "add_norm",
+    "add_norm_backward",
+    "decode_attention",
+    "draw",
+    "gated",
+    "gated_backward",
+    "gather",
+    "gradient",
+    "rotary",
+    "rotary_backward",
+    "rotary_into",
+]
