@@ -1,4 +1,4 @@
-"""Compiles native.cpp for the machine at hand. The result stays in the user's cache, for its processor alone."""
+"""Compiles cpu/kernels.cpp for the machine at hand. The result stays in the user's cache, for its processor alone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from paddock.core.cache import cache_folder
 
 log = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("native.cpp")
-FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+FOLDER = Path(__file__).with_name("cpu")
+FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 COMPILERS = ("g++", "c++", "clang++")
 
 
@@ -29,35 +29,35 @@ def library() -> ctypes.CDLL | None:
     if compiler is None:
         log.info("no C++ compiler (%s): some steps take longer on this CPU", ", ".join(COMPILERS))
         return None
-    threads = openmp()
-    flags = [*FLAGS, *for_processor(), "-fopenmp" if threads else "-fopenmp-simd"]
-    try:
-        if threads:
-            ctypes.CDLL(threads, ctypes.RTLD_GLOBAL)  # torch's own threads, found by name when the library is opened
-        return ctypes.CDLL(str(compiled(compiler, flags)))
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        log.info("%s cannot compile this CPU's kernels, some steps take longer: %s", compiler, said.strip()[-500:])
-        return None
+    threads, said = openmp(), ""
+    if threads:
+        ctypes.CDLL(threads, ctypes.RTLD_GLOBAL)  # torch's own threads, found by name when the library is opened
+    for by_threads in ("-fopenmp", "-fopenmp-simd") if threads else ("-fopenmp-simd",):  # some compilers want others
+        try:
+            return ctypes.CDLL(str(compiled(compiler, [*FLAGS, *for_processor(), by_threads])))
+        except (OSError, subprocess.SubprocessError) as error:
+            said = (getattr(error, "stderr", None) or str(error)).strip()[-500:]
+    log.info("%s cannot compile this CPU's kernels, some steps take longer: %s", compiler, said)
+    return None
 
 
 def compiled(compiler: str, flags: list[str]) -> Path:
-    identity = (SOURCE.read_text(), compiler, *flags, platform.machine(), processor())
+    sources = [file.read_text() for file in sorted(FOLDER.iterdir())]
+    identity = (sources, compiler, flags, platform.machine(), processor())
     name = f"native-{hashlib.sha256(repr(identity).encode()).hexdigest()[:24]}.so"
-    known = cache_folder("kernels") / name
-    if known.exists():
-        return known
-    log.info("compiling kernels for this CPU, once")
-    folder = known.parent
     try:
+        folder = cache_folder("kernels")
+        if (folder / name).exists():
+            return folder / name
         folder.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(dir=folder)
-    except OSError:  # a cache that cannot be written costs time, not the run
+    except (OSError, RuntimeError):  # a cache that cannot be written, or no home, costs time and not the run
         folder = Path(tempfile.mkdtemp(prefix="paddock-kernels-"))
         scratch = tempfile.TemporaryDirectory(dir=folder)
+    log.info("compiling kernels for this CPU, once")
     with scratch as place:
         part, whole = os.path.join(place, "native.o"), os.path.join(place, name)
-        for command in ([*flags, "-c", str(SOURCE), "-o", part], ["-shared", part, "-o", whole]):
+        for command in ([*flags, "-c", str(FOLDER / "kernels.cpp"), "-o", part], ["-shared", part, "-o", whole]):
             subprocess.run([compiler, *command], check=True, capture_output=True, text=True, timeout=300)
         os.replace(whole, folder / name)
     return folder / name
@@ -69,7 +69,8 @@ def openmp() -> str | None:
         files = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     except OSError:
         return None
-    return next((file for file in sorted(files) if os.path.basename(file).startswith(("libgomp", "libiomp"))), None)
+    found = [file for file in files if os.path.basename(file).startswith(("libgomp", "libiomp"))]
+    return min(found, key=lambda file: ("/torch/" not in file, file), default=None)
 
 
 def for_processor() -> list[str]:

@@ -1,4 +1,4 @@
-"""The kernels of native.cpp, under the names and with the arguments of those for a GPU (see gpu.py).
+"""The kernels of cpu/, under the names and with the arguments of those for a GPU (see gpu.py).
 
 Numbers of a call are of one type, float32 or bfloat16; the stream between layers may be float32 beside bfloat16.
 """
@@ -16,8 +16,7 @@ from paddock.kernels.arguments import Draws, Families, HeadNorm, Pieces
 from paddock.kernels.compiler import library
 
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
-CHUNK = 64  # rows of a partial sum, as in native.cpp
-MAX_DIM = 1024  # of a head, as in native.cpp
+CHUNK = 64  # rows of a partial sum, as in cpu/layers.h
 TYPES = {bool: ctypes.c_bool, int: ctypes.c_long, float: ctypes.c_float}
 
 
@@ -32,7 +31,7 @@ def kernel(name: str, dtype: torch.dtype, stream: torch.dtype, types: tuple[type
     assert opened is not None
     opened.find.restype, opened.find.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_bool, ctypes.c_bool)
     address = opened.find(name.encode(), dtype == torch.bfloat16, stream == torch.bfloat16)
-    assert address, f"native.cpp has no {name}"
+    assert address, f"cpu/kernels.cpp has no {name}"
     return ctypes.CFUNCTYPE(None, *types)(address)
 
 
@@ -40,6 +39,7 @@ def call(
     name: str, dtype: torch.dtype, *arguments: Tensor | float | bool | None, stream: torch.dtype = torch.float32
 ) -> None:
     """Tensors go by their address, None by that of nothing."""
+    assert all(x.is_contiguous() for x in arguments if isinstance(x, Tensor)), f"{name} reads rows without gaps"
     types = tuple(TYPES.get(type(argument), ctypes.c_void_p) for argument in arguments)
     places = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]
     kernel(name, dtype, stream, types)(*places)

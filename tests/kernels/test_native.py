@@ -14,10 +14,14 @@ from torch.nn.functional import gelu, silu
 
 from paddock.kernels import compiler, native
 from paddock.kernels.arguments import Draws, Families, HeadNorm, Pieces
+from paddock.kernels.launch import INTERPRETED
 from paddock.models.blocks import BlockAttention
 from paddock.models.sharing import SharedPrompts
 
-pytestmark = pytest.mark.skipif(compiler.library() is None, reason="no C++ compiler")
+pytestmark = [
+    pytest.mark.skipif(compiler.library() is None, reason="no C++ compiler"),
+    pytest.mark.skipif(INTERPRETED, reason="these run on a CPU as they are"),
+]
 TYPES = [torch.float32, torch.bfloat16]
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2}
 """Of numbers about 1: in bfloat16, up to two roundings of half a unit."""
@@ -322,6 +326,11 @@ def test_another_processor_compiles_for_itself(fresh, monkeypatch):
 def test_a_cache_that_cannot_be_written_costs_time_and_not_the_run(fresh, monkeypatch):
     fresh.parent.mkdir()
     fresh.write_text("a file where the folder should be")
+    assert compiler.library() is not None
+
+
+def test_a_machine_without_a_home_compiles_as_well(fresh, monkeypatch):
+    monkeypatch.setattr(compiler, "cache_folder", lambda kind: Path("~nobody-of-this-name").expanduser())
     assert compiler.library() is not None
 
 

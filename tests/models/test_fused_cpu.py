@@ -181,3 +181,45 @@ def test_what_the_fused_forward_does_not_compute_keeps_its_modules():
     model = packed_model(dtype=torch.float64)
     tokens = torch.arange(5, 15)[None]
     assert hidden_states(model, tokens, torch.arange(10)[None], Packed([10])).dtype == torch.float64
+
+
+def larger_end(model, given, output):
+    return type(output)(last_hidden_state=output.last_hidden_state * 1.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: model.model.embed_tokens.register_forward_hook(lambda *a: a[2] * 2), None),
+        (lambda model: model.model.layers[0].register_forward_pre_hook(lambda m, a: (a[0] * 1.1, *a[1:])), "before"),
+        (lambda model: model.model.layers[1].register_forward_pre_hook(lambda m, a: (a[0] * 1.1, *a[1:])), "between"),
+        (lambda model: model.model.norm.register_forward_hook(lambda *a: a[2] * 1.1), "a norm is a"),
+        (lambda model: model.model.register_forward_hook(larger_end), "behind"),
+        (lambda model: model.model.layers[1].mlp.register_forward_hook(lambda *a: a[2] * 1.01), "other numbers"),
+    ],
+)
+def test_a_forward_that_does_more_than_its_structure_says_is_seen(change, said, dtype):
+    model = packed_model(dtype=dtype)
+    change(model)
+    found = fuse(model)
+    assert found is None if said is None else said in found
+
+
+def test_a_model_whose_own_forward_rounds_much_away_is_fused_all_the_same():
+    """As real ones do: a few large numbers in the stream, beside which bf16 loses what layers add."""
+    model, wide = packed_model(dtype=torch.bfloat16), packed_model()
+    for each in (model, wide):
+        with torch.no_grad():
+            each.model.embed_tokens.weight[:, 0] = 300.0
+            for layer in each.model.layers:
+                layer.input_layernorm.weight[0] = layer.post_attention_layernorm.weight[0] = 0.0
+            each.model.norm.weight[0] = 0.0
+    tokens = torch.arange(5, 29)[None]
+    with torch.no_grad():
+        given = tokens, torch.arange(24)[None], Packed([24])
+        wanted, own = (hidden_states(each, *given).double() for each in (wide, model))
+        assert fuse(model) is None
+        found = hidden_states(model, *given).double()
+    far, near = ((x - wanted).norm() / wanted.norm() for x in (own, found))
+    assert near < 0.02 and near < 0.7 * far
