@@ -18,6 +18,7 @@ from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
 from paddock.models.attention import NAME
+from paddock.models.fused import fuse
 
 SHAPES: dict[str, Any] = {
     "tiny": Qwen2Config(
@@ -84,6 +85,7 @@ def contestants(model: PreTrainedModel, args: argparse.Namespace) -> dict[str, C
     stops = frozenset() if args.stop is None else frozenset({args.stop})
     sampling = Sampling(args.new_tokens, stops, seed=0, step=0, temperature=args.temperature, top_p=args.top_p)
     autocast = TYPES[args.dtype] if args.autocast else None
+    fuse(model)  # as a run does; the other two run its modules
     engines = {
         "embedded": EmbeddedEngine(model, max_num_seqs=args.max_num_seqs, autocast=autocast),
         "hf": HFEngine(model, max_num_seqs=args.max_num_seqs, autocast=autocast),
