@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from paddock.core.device import launches_early, multiprocessors
-from paddock.kernels import native
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Kernels run on a CPU, slowly, for tests."""
@@ -29,17 +27,6 @@ def has_triton() -> bool:
 
 def can_launch(tensor: Tensor) -> bool:
     return has_triton() and (tensor.is_cuda or INTERPRETED)
-
-
-def kernels_for(*tensors: Tensor | None) -> Any:
-    """The module of the kernels for these tensors, the first of which is there: triton's on a GPU, compiled ones on a
-    CPU if all have one type that those know. None: torch's own operations do the work."""
-    assert tensors[0] is not None
-    if can_launch(tensors[0]):
-        from paddock.kernels import gpu
-
-        return gpu
-    return native if native.can_run(*tensors) else None
 
 
 def power_of_two(number: int) -> int:

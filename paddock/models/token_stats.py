@@ -19,7 +19,8 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from paddock.core.device import has_wide_products
-from paddock.kernels.launch import has_triton, kernels_for
+from paddock.kernels.choice import kernels_for
+from paddock.kernels.launch import has_triton
 from paddock.models.fused import fused
 from paddock.models.vision import vision_tokens
 

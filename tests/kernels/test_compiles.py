@@ -148,5 +148,5 @@ def test_no_kernel_is_forgotten():
     """Each file with kernels is in one of the tests above."""
     files = {path.stem for path in Path(launch.__file__).parent.glob("*.py")}
     tested = {module.__name__.rsplit(".", 1)[-1] for module in (*EARLY, matmul, packed, sampling, statistics)}
-    others = {"__init__", "arguments", "compiler", "gpu", "launch", "native"}
+    others = {"__init__", "arguments", "choice", "compiler", "gpu", "launch", "native"}
     assert files == tested | others

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from paddock.kernels.arguments import HeadNorm
-from paddock.kernels.launch import can_launch, kernels_for
+from paddock.kernels.choice import kernels_for
+from paddock.kernels.launch import can_launch
 
 aten = torch.ops.aten
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[..., Tensor]]] = {

@@ -22,7 +22,8 @@ from paddock.engines.rollout.embedded.routes import Routes
 from paddock.engines.rollout.embedded.sequences import KeyValues, Sequences
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.errors import UserError
-from paddock.kernels.launch import can_launch, kernels_for
+from paddock.kernels.choice import kernels_for
+from paddock.kernels.launch import can_launch
 from paddock.models.adapters import adapters_on
 from paddock.models.attention import NAME, Attention, no_mask
 from paddock.models.experts import ARGUMENT, Experts, Routing, experts_of, recordable

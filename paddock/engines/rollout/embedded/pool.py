@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from paddock.engines.rollout.embedded.request import Request
 from paddock.kernels.arguments import Pieces
-from paddock.kernels.launch import kernels_for
+from paddock.kernels.choice import kernels_for
 from paddock.models.attention import Packed
 
 ALIGNED = 512  # bytes, of torch's own allocations

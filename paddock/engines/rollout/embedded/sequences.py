@@ -17,7 +17,7 @@ from paddock.engines.rollout.embedded.routes import Routes, chosen
 from paddock.engines.rollout.embedded.sampling import filters, require_finite, sample, uniforms
 from paddock.errors import UserError
 from paddock.kernels.arguments import Draws
-from paddock.kernels.launch import kernels_for
+from paddock.kernels.choice import kernels_for
 from paddock.models.attention import Attention
 
 STOPS = 256  # stop tokens there is room for
