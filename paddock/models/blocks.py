@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 FULL = 0.8
-"""The shortest sequence of a block has at least this share of its longest one's tokens."""
+"""The shortest sequence of a block has at least this share of its longest one's tokens, and all fill so much of it."""
 TILE = 128
 """Queries that are multiplied with their keys at a time: keys behind a tile's last query are skipped."""
 MAX_SCORES = 1 << 18
@@ -26,7 +26,7 @@ MAX_SCORES = 1 << 18
 
 
 ROUND = 8
-"""Lengths of padded sequences and of prompts are multiples of it."""
+"""Lengths of prompts are multiples of it, and those of padded sequences where that adds little."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ def blocks_of(
     first = 0
     for last in range(1, len(lengths) + 1):
         members, before = lengths[first : last + 1], seen[first : last + 1]
-        too_many = len(members) * min(max(members), TILE) * (max(before) + max(members)) > MAX_SCORES
+        longest = rounded(max(members))
+        too_many = len(members) * min(longest, TILE) * (max(before) + longest) > MAX_SCORES
         unlike = min(members) < FULL * max(members) or min(before) < FULL * max(before)
         if last == len(lengths) or too_many or unlike:
             own = None if prompts is None else prompts[first:last]
@@ -134,8 +135,9 @@ def blocks_of(
 
 def block_of(start: int, lengths: Sequence[int], device: torch.device, prompts: Sequence[slice] | None) -> Block:
     rows, longest, slots = len(lengths), max(lengths), None
-    if min(lengths) < longest or rows < ROUND:
-        longest = rounded(longest)
+    recurs = rounded(longest)
+    if (min(lengths) < longest or rows < ROUND) and sum(lengths) >= FULL * rows * recurs:
+        longest = recurs
     if min(lengths) < longest:
         places = [torch.arange(row * longest, row * longest + length) for row, length in enumerate(lengths)]
         slots = torch.cat(places).to(device)
