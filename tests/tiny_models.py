@@ -79,6 +79,18 @@ def tiny_model(family: str = "qwen2", **overrides: Any) -> PreTrainedModel:
     return model.eval()
 
 
+@torch.no_grad()
+def with_large_numbers(model: PreTrainedModel) -> PreTrainedModel:
+    """As real ones have them: a layer adds large numbers to the stream and the next takes them away again. In bf16,
+    what else was in the stream is lost beside them."""
+    for layer, number in zip(model.model.layers, (256.0, -256.0), strict=False):
+        attention = layer.self_attn
+        attention.v_proj.weight.zero_()
+        attention.v_proj.bias.fill_(1.0)
+        attention.o_proj.weight.fill_(number / attention.o_proj.in_features)
+    return model
+
+
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """260 tokens: the special ones first, where `SHAPE` has them, and a plain chat template."""
     names = dict(zip(("pad_token", "eos_token", "bos_token", "unk_token"), SPECIAL, strict=True))

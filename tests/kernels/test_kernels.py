@@ -16,7 +16,7 @@ from paddock.kernels.launch import INTERPRETED
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from tiny_models import FAMILIES, tiny_model
+from tiny_models import FAMILIES, tiny_model, with_large_numbers
 
 from paddock.engines.rollout.base import Sampling
 from paddock.engines.rollout.embedded.sampling import sample_rows
@@ -234,6 +234,17 @@ def test_fused_forward_equals_the_modules_and_so_do_gradients(family, recompute)
     for name, parameter in model.named_parameters():
         if name in grads:
             same(parameter.grad, grads[name], 1e-4)
+
+
+def test_a_model_whose_own_forward_rounds_much_away_is_fused_all_the_same():
+    model = with_large_numbers(tiny_model().to(DEVICE, torch.bfloat16))
+    model.set_attn_implementation("paddock")
+    tokens, positions = torch.arange(5, 29, device=DEVICE)[None], torch.arange(24, device=DEVICE)[None]
+    with torch.no_grad():
+        own = module_states(model, tokens, positions, Packed([24], DEVICE))
+        assert fuse(model) is None
+        found = hidden_states(model, tokens, positions, Packed([24], DEVICE))
+    assert (found - own).norm() > 0.2 * own.norm(), "else nothing was rounded away"
 
 
 @pytest.mark.parametrize("window,cap", [(None, None), (5, None), (None, 3.0)])
