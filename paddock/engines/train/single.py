@@ -81,7 +81,7 @@ class SingleEngine:
             self.offload_idle(self.device)
 
     def fuse(self) -> None:
-        """A forward in few kernels, on a GPU and where the model is one that they compute right."""
+        """A forward in few kernels, where the model is one that they compute right."""
         reason = fuse(self.backbone, self.settings.exact) if type(self) is SingleEngine else "its weights are sharded"
         if reason and self.settings.exact:
             raise UserError(

@@ -114,8 +114,7 @@ template <class T> struct Family {
     }
 
     void forward(const T *q, T *out, long start, long count, float scale) {
-        std::vector<float> &found = grad;  // of a tile
-        found.resize(std::max(found.size(), size_t(TILE * all.dim)));
+        std::vector<float> found(TILE * all.dim);
         float mass[TILE];
         for (long g = 0; g < all.group; g++) {
             read_rows(q, start, count, g, query);
