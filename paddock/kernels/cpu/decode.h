@@ -18,12 +18,12 @@ struct Pieces {
 // The queries of one sequence that share a key head, over its tokens. N vectors make a head; 0: another number.
 template <class T, int N>
 void attend_head(const T *q, const T *keys, const T *values, T *out, Pieces at, long row, long head, long key_heads,
-                 long group, long any_dim, float scale, float softcap, long window, const float *sinks) {
+                 long group, long any_dim, float scale, float softcap, long window, const float *sinks,
+                 std::vector<float> &room) {
     const long dim = N ? N * LANES : any_dim, vectors = N ? N : (dim + LANES - 1) / LANES, stride = key_heads * dim;
     const long end = at.length[row] + 1, prompt = at.prompt_length[row];
     const long first = window > 0 && end > window ? end - window : 0, count = end - first;
     const long shared = at.prompt[row], own = at.answer[row] - prompt;
-    static thread_local std::vector<float> room;
     if (long(room.size()) < count + LANES) room.resize(count + LANES);
     float *scores = room.data();
     Floats query[N ? N : MOST_VECTORS], total[N ? N : MOST_VECTORS];
@@ -64,10 +64,14 @@ void decode_attention(const T *q, const T *keys, const T *values, T *out, const 
                       long rows, long key_heads, long group, long dim, float scale, float softcap, long window) {
     Pieces at{prompt, prompt_length, answer, length};
     auto attend = dim == 64 ? attend_head<T, 4> : dim == 128 ? attend_head<T, 8> : attend_head<T, 0>;
-#pragma omp parallel for schedule(dynamic, 8)
-    for (long job = 0; job < rows * key_heads; job++)
-        attend(q, keys, values, out, at, job / key_heads, job % key_heads, key_heads, group, dim, scale, softcap,
-               window, sinks);
+#pragma omp parallel
+    {
+        std::vector<float> room;  // of a thread, for as long as this takes
+#pragma omp for schedule(dynamic, 8)
+        for (long job = 0; job < rows * key_heads; job++)
+            attend(q, keys, values, out, at, job / key_heads, job % key_heads, key_heads, group, dim, scale, softcap,
+                   window, sinks, room);
+    }
 }
 
 }  // namespace

@@ -33,22 +33,22 @@ template <class N> inline long first_above(const N *weight, long count, double t
 }
 
 inline long drawn_word(const float *x, long words, float inverse, float top, double u, float &total) {
-    static thread_local std::vector<float> room, sums;
-    room.resize(BLOCK);
-    sums.clear();
+    float room[BLOCK];
+    std::vector<float> sums;
+    sums.reserve((words + BLOCK - 1) / BLOCK);
     double mass = 0;
     for (long start = 0; start < words; start += BLOCK) {
-        sums.push_back(weigh(x + start, room.data(), std::min(BLOCK, words - start), inverse, top));
+        sums.push_back(weigh(x + start, room, std::min(BLOCK, words - start), inverse, top));
         mass += sums.back();
     }
     total = float(mass);
     double target = u * mass, before = 0, inside = 0;
     long block = first_above(sums.data(), long(sums.size()), target), count = std::min(BLOCK, words - block * BLOCK);
     for (long i = 0; i < block; i++) before += sums[i];
-    weigh(x + block * BLOCK, room.data(), count, inverse, top);
+    weigh(x + block * BLOCK, room, count, inverse, top);
     for (long i = 0; i < count; i++) inside += room[i];
     double share = std::min((target - before) / sums[block], LAST);
-    return block * BLOCK + first_above(room.data(), count, share * inside);
+    return block * BLOCK + first_above(room, count, share * inside);
 }
 
 // One more token for each row: see sampling.py. Temperature 0 comes as greedy, with inverse 1.
