@@ -1,1 +1,1 @@
-"""Kernels: of triton for a GPU, in C++ for a CPU. The only room that imports triton. Each has a plain function of torch beside it in the tests."""
+"""Kernels: of triton for a GPU, in C++ for a CPU. The only room that imports triton; tests hold each to plain torch."""
