@@ -39,7 +39,8 @@ def call(
     name: str, dtype: torch.dtype, *arguments: Tensor | float | bool | None, stream: torch.dtype = torch.float32
 ) -> None:
     """Tensors go by their address, None by that of nothing."""
-    assert all(x.is_contiguous() for x in arguments if isinstance(x, Tensor)), f"{name} reads rows without gaps"
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+    assert all(x.is_contiguous() and x.device.type == "cpu" for x in tensors), f"{name} reads rows without gaps"
     types = tuple(TYPES.get(type(argument), ctypes.c_void_p) for argument in arguments)
     places = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]
     kernel(name, dtype, stream, types)(*places)
@@ -91,6 +92,7 @@ def rotary_into(
     qkv: Tensor, cos: Tensor, sin: Tensor, norm: HeadNorm | None, keys: Tensor, values: Tensor, place: Tensor
 ) -> Tensor:
     count, dim = keys.shape[1:]
+    assert place.dtype == torch.int64
     q = qkv.new_empty(len(qkv), qkv.shape[1] // dim - 2 * count, dim)
     turn(qkv, cos, sin, norm, q, keys, values, place)
     return q
@@ -137,6 +139,7 @@ def decode_attention(
     exact: bool = False,
     sinks: Tensor | None = None,
 ) -> Tensor:
+    assert pieces.prompt.dtype == pieces.answer.dtype == torch.int32 and pieces.length.dtype == torch.int64
     out, (rows, heads, dim), shared = torch.empty_like(q), q.shape, keys.shape[1]
     call("decode_attention", q.dtype, q, keys, values, out, pieces.prompt, pieces.prompt_length, pieces.answer,
          pieces.length, None if sinks is None else sinks.float(), rows, shared, heads // shared, dim, scale,
@@ -173,6 +176,7 @@ def gather(
     logits: Tensor, tokens: Tensor, first: int, temperature: float, top: Tensor, total: Tensor, chosen: Tensor,
     weighted: Tensor | None, squared: Tensor | None,
 ) -> None:  # fmt: skip
+    assert tokens.dtype == torch.int64
     call("gather", logits.dtype, logits, tokens, top, total, chosen, weighted, squared, *logits.shape, first,
          1.0 / temperature)  # fmt: skip
 
@@ -181,6 +185,7 @@ def gradient(
     logits: Tensor, tokens: Tensor, first: int, temperature: float, normaliser: Tensor, entropy: Tensor, outer: Tensor,
     slope: Tensor | None, softcap: float | None, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
+    assert tokens.dtype == torch.int64
     out = torch.empty(logits.shape, dtype=dtype)
     call("gradient", dtype, logits, tokens, normaliser, entropy, outer, slope, out, *logits.shape, first,
          1.0 / temperature, temperature / softcap if softcap else 0.0)  # fmt: skip

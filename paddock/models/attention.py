@@ -96,7 +96,7 @@ class Packed:
         ends = accumulate(self.lengths)
         return Families([[slice(end - length, end)] for end, length in zip(ends, self.lengths, strict=True)])
 
-    def by_blocks(
+    def without_flash(
         self, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None, softcap: float | None
     ) -> Tensor:
         """Where flash attention cannot: ``q [T, H, D]``, ``k, v [T, K, D] -> [T, H, D]``."""
@@ -124,7 +124,7 @@ class Packed:
         elif flash_can(q, v, window, softcap):
             packed = flash_attention(q, k, v, self.cu_seqlens, self.lengths, scaling, window)
         else:
-            packed = self.by_blocks(q, k, v, scaling, window, softcap)
+            packed = self.without_flash(q, k, v, scaling, window, softcap)
         return packed.unsqueeze(0)
 
 

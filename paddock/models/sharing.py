@@ -102,7 +102,7 @@ class SharedPrompts(Packed):
                 q, keys, values, self.cu_seqlens, self.lengths, scaling, window, self.key_ends, self.key_lengths
             )
         else:
-            found = self.by_blocks(q, k, v, scaling, window, softcap)
+            found = self.without_flash(q, k, v, scaling, window, softcap)
         return found.unsqueeze(0)
 
 

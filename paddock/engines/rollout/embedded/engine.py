@@ -66,8 +66,7 @@ class EmbeddedEngine:
         self.max_model_len = max_model_len
         self.autocast = autocast
         self.dtype = autocast or model.dtype
-        self.pooled = kernels_for(next(model.parameters())) is not None and autocast is None
-        self.on_gpu = self.pooled and can_launch(next(model.parameters()))
+        self.on_gpu = can_launch(next(model.parameters())) and autocast is None
         self.records = self.on_gpu and can_record(model.device) and not enforce_eager
         self.keeps = self.on_gpu and not free_cache
         self.record_experts = record_experts
@@ -215,6 +214,11 @@ class EmbeddedEngine:
         elif pool.shapes:
             self.restore(pool)
         return pool
+
+    @property
+    def pooled(self) -> bool:
+        """Are there kernels for these weights? Those of a module that is filled for a rollout are not there before."""
+        return self.autocast is None and kernels_for(next(self.model.parameters())) is not None
 
     def restore(self, pool: TokenPool) -> None:
         if not self.address:
