@@ -1,0 +1,119 @@
+"""What a run left behind, as one document: its curves from metrics.jsonl, its accuracies from the answers it wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paddock.rewards.rules import compute_score
+from paddock.trainer.samples import Sample
+from paddock.trainer.validation_metrics import by_source, variable_metrics
+
+METHODS = {"strict": "strict", "lenient": "flexible"}
+"""Our name and the rule's: the number after `####`, or the last number of the answer."""
+CURVES = {
+    "reward": "critic/score/mean",
+    "length": "response_length/mean",
+    "cut": "response_length/clip_ratio",
+    "entropy": "actor/entropy",
+    "kl": "actor/reward_kl_penalty",
+    "gap": "training/rollout_probs_diff_mean",
+    "gradient": "actor/grad_norm",
+    "explained": "critic/vf_explained_var",
+    "step_seconds": "timing_s/step",
+    "rollout_seconds": "timing_s/gen",
+    "update_seconds": "timing_s/update_actor",
+    "memory_gib": "perf/max_memory_allocated_gb",
+}
+"""Our name of a curve and the metric. `cut` is the share of answers that reached the longest length; `gap` the mean
+difference of a token's probability between rollout and trainer. A run without a KL or a critic lacks their curves."""
+VALIDATION = "timing_s/testing"
+DIGITS = 5
+
+Curve = list[float]
+
+
+def curves(metrics: Path) -> dict[str, Curve]:
+    """One list per curve, one entry per step. Step times leave validation out; `seconds` is their running sum."""
+    steps = [line for line in lines_of(metrics) if line["step"] > 0]
+    for line in steps:
+        line["timing_s/step"] -= line.get(VALIDATION, 0.0)
+    found = {
+        name: [shortened(line[metric]) for line in steps]
+        for name, metric in CURVES.items()
+        if steps and metric in steps[0]
+    }
+    total, seconds = 0.0, []
+    for line in steps:
+        total += line["timing_s/step"]
+        seconds.append(shortened(total))
+    return {"step": [line["step"] for line in steps], "seconds": seconds, **found}
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    """Those that are whole: the last one may be in the middle of being written."""
+    text = file.read_text() if file.is_file() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def shortened(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+class HeldOut:
+    """Accuracies of a run's validations. Each file of answers is read once, when it has appeared."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.found: dict[int, dict[str, float]] = {}
+
+    def read(self) -> dict[str, list[float]]:
+        for path in self.folder.glob("*.jsonl"):
+            if int(path.stem) not in self.found:
+                samples = samples_of(path)
+                greedy = {name: next(iter(values.values())) for name, values in accuracies(samples).items()}
+                length = sum(sample.length for sample in samples) / len(samples)
+                self.found[int(path.stem)] = {**greedy, "length": shortened(length)}
+        steps = sorted(self.found)
+        names = (*METHODS, "length") if steps else ()
+        return {"step": list(steps), **{name: [self.found[step][name] for step in steps] for name in names}}
+
+
+def samples_of(file: Path) -> list[Sample]:
+    records = (json.loads(line) for line in file.read_text().splitlines())
+    return [Sample(**{name: value for name, value in record.items() if name != "step"}) for record in records]
+
+
+def accuracies(samples: Iterable[Sample]) -> dict[str, dict[str, float]]:
+    """By method: mean@n of n answers per prompt, and pass@k for each k up to n if there are several."""
+    found = {}
+    for name, method in METHODS.items():
+        scored = [replace(sample, score=score_of(sample, method)) for sample in samples]
+        (prompts,) = by_source(scored).values()
+        metrics = variable_metrics(prompts, "reward")
+        wanted = (metric for metric in metrics if metric.startswith(("mean@", "pass@")) and metric != "pass@1")
+        found[name] = {metric: round(metrics[metric], 6) for metric in wanted}
+    return found
+
+
+def score_of(sample: Sample, method: str) -> float:
+    return float(compute_score(sample.data_source, sample.answer, sample.ground_truth, method=method))
+
+
+def write(document: Mapping[str, Any], file: Path) -> None:
+    """Replaces the file at once: whoever copies it away meanwhile gets a whole one."""
+    lines = ",\n".join(f' "{name}": {compact(value)}' for name, value in document.items())
+    writing = file.with_suffix(".writing")
+    writing.write_text(f"{{\n{lines}\n}}\n")
+    writing.rename(file)
+
+
+def compact(value: Any) -> str:
+    """A curve on one line, a group of curves on one line each."""
+    if isinstance(value, dict) and any(isinstance(entry, list | dict) for entry in value.values()):
+        inner = ",\n".join(f'  "{name}": {json.dumps(entry)}' for name, entry in value.items())
+        return f"{{\n{inner}\n }}"
+    return json.dumps(value)
