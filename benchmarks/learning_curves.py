@@ -138,19 +138,21 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: steps to the right, a share from 0 to 100 % upwards."""
+    """One pair of axes: steps to the right, a share from 0 to `top` upwards."""
 
     left: float
     right: float
     steps: int
     title: str
+    top: float = 1.0
 
     def at(self, step: float, share: float) -> Point:
-        return self.left + (self.right - self.left) * step / self.steps, BOTTOM - (BOTTOM - TOP) * share
+        across, up = step / self.steps, share / self.top
+        return self.left + (self.right - self.left) * across, BOTTOM - (BOTTOM - TOP) * up
 
     def axes(self) -> list[str]:
         parts = [text(self.left, TOP - 16, self.title, size=14, weight=600)]
-        for percent in range(0, 101, 20):
+        for percent in range(0, round(100 * self.top) + 1, 20 if self.top > 0.5 else 10):
             _, y = self.at(0, percent / 100)
             parts.append(line(self.left, y, self.right, y, GREY if percent == 0 else GRID))
             parts.append(text(self.left - 10, y + 4, f"{percent}%", anchor="end", fill=GREY))
@@ -217,6 +219,10 @@ def draw(document: dict[str, Any]) -> str:
         parts += reward_curve(left, found, COLOUR[name])
     for name, found in shown.items():
         parts += held_out(right, found, COLOUR[name])
+    return page(parts)
+
+
+def page(parts: list[str]) -> str:
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     paper = f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="{PAPER}"/>'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}">'

@@ -1,0 +1,119 @@
+"""Draw the committed runs: reward of the training samples, and accuracy on held-out problems, step by step.
+
+    python -m benchmarks.results.pictures [--curves docs/curves/results] [--out docs/images]
+
+Runs of one experiment that differ by their seed are one line, their mean, inside a band that spans them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.learning_curves import (
+    COLOUR,
+    DOTTED,
+    GREY,
+    ROOT,
+    WIDTH,
+    Panel,
+    dot,
+    line,
+    over_seeds,
+    page,
+    smooth,
+    text,
+)
+
+CURVES, IMAGES = ROOT / "docs/curves/results", ROOT / "docs/images"
+SHOWN = {"ppo-0.5b": COLOUR["ppo"], "grpo-0.5b": COLOUR["grpo"], "rloo-0.5b": COLOUR["rloo"]}
+"""Experiments in the picture of the 0.5B model, and their colours."""
+FILE = "results_gsm8k.svg"
+TOP = 0.5  # of both panels, as a share
+
+Run = dict[str, Any]
+
+
+def read(folder: Path = CURVES) -> dict[str, list[Run]]:
+    """Experiment -> its runs, by seed."""
+    found: dict[str, list[Run]] = {}
+    for path in sorted(folder.glob("*.json")):
+        run = json.loads(path.read_text())
+        if "curves" in run:
+            found.setdefault(run["experiment"], []).append(run)
+    return found
+
+
+def draw(runs: dict[str, list[Run]]) -> str:
+    shown = {name: runs[name] for name in SHOWN if name in runs}
+    steps = max(run["steps"] for found in shown.values() for run in found)
+    left = Panel(62, 462, steps, "Reward of the training samples, 5-step means", TOP)
+    right = Panel(540, 940, steps, "Accuracy on the 1,319 test problems, greedy", TOP)
+    parts = [
+        text(20, 34, "Three algorithms teach a 0.5B model GSM8K", size=19, weight=600),
+        text(
+            20, 57, "Qwen2.5-Coder-0.5B-Instruct, one H200, 1,024 answers a step; bands span seeds.", size=13, fill=GREY
+        ),
+        *legend(shown),
+        *left.axes(),
+        *right.axes(),
+    ]
+    for name, found in shown.items():
+        parts += [*reward(left, found, SHOWN[name]), *held_out(right, found, SHOWN[name])]
+    return page(parts)
+
+
+def legend(shown: dict[str, list[Run]]) -> list[str]:
+    parts = []
+    for place, (name, found) in enumerate(shown.items()):
+        x, label = (
+            WIDTH - 6 - 130 * (len(shown) - place),
+            f"{found[0]['title']}, {len(found)} {'seeds' if len(found) > 1 else 'seed'}",
+        )
+        parts.append(line(x, 30, x + 26, 30, SHOWN[name], 'stroke-width="3" stroke-linecap="round"'))
+        parts.append(text(x + 34, 34.5, label, size=12, weight=600))
+    for x, hollow, label in ((WIDTH - 269, False, "strict"), (WIDTH - 177, True, "lenient")):
+        parts += [dot(x, 53, GREY, hollow), text(x + 13, 57, label, fill=GREY)]
+    return parts
+
+
+def reward(panel: Panel, runs: list[Run], colour: str) -> list[str]:
+    low, middle, high = over_seeds(cut([smooth(run["curves"]["reward"]) for run in runs]))
+    steps = list(range(1, len(middle) + 1))
+    return [panel.band(steps, low, high, colour), panel.curve(steps, middle, colour)]
+
+
+def held_out(panel: Panel, runs: list[Run], colour: str) -> list[str]:
+    low, middle, high = over_seeds(cut([run["held_out"]["strict"] for run in runs]))
+    _, lenient, _ = over_seeds(cut([run["held_out"]["lenient"] for run in runs]))
+    steps = runs[0]["held_out"]["step"][: len(middle)]
+    return [
+        panel.band(steps, low, high, colour),
+        panel.curve(steps, lenient, colour, DOTTED),
+        panel.curve(steps, middle, colour),
+        *panel.dots(steps, lenient, colour, hollow=True),
+        *panel.dots(steps, middle, colour, hollow=False),
+    ]
+
+
+def cut(rows: list[list[float]]) -> list[list[float]]:
+    """As far as every seed has come."""
+    length = min(map(len, rows))
+    return [row[:length] for row in rows]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--curves", type=Path, default=CURVES)
+    parser.add_argument("--out", type=Path, default=IMAGES)
+    options = parser.parse_args()
+    (options.out / FILE).write_text(draw(read(options.curves)))
+    print(options.out / FILE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
