@@ -70,7 +70,7 @@ def legend(shown: dict[str, list[Run]]) -> list[str]:
     parts = []
     for place, (name, found) in enumerate(shown.items()):
         x, label = (
-            WIDTH - 6 - 130 * (len(shown) - place),
+            WIDTH - 2 - 139 * (len(shown) - place),
             f"{found[0]['title']}, {len(found)} {'seeds' if len(found) > 1 else 'seed'}",
         )
         parts.append(line(x, 30, x + 26, 30, SHOWN[name], 'stroke-width="3" stroke-linecap="round"'))

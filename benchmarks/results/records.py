@@ -25,11 +25,15 @@ CURVES = {
     "explained": "critic/vf_explained_var",
     "step_seconds": "timing_s/step",
     "rollout_seconds": "timing_s/gen",
+    "reference_seconds": "timing_s/ref",
+    "values_seconds": "timing_s/values",
+    "critic_seconds": "timing_s/update_critic",
     "update_seconds": "timing_s/update_actor",
     "memory_gib": "perf/max_memory_allocated_gb",
 }
 """Our name of a curve and the metric. `cut` is the share of answers that reached the longest length; `gap` the mean
-difference of a token's probability between rollout and trainer. A run without a KL or a critic lacks their curves."""
+difference of a token's probability between rollout and trainer. A run without a reference or a critic lacks
+their curves."""
 VALIDATION = "timing_s/testing"
 DIGITS = 5
 

@@ -1,0 +1,199 @@
+"""Runs of real models: their files load, documents say what a run left behind, and the pages say what documents say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from math import sqrt
+from statistics import median
+
+import pytest
+from conftest import ROOT
+from tiny_models import save_tiny
+
+from benchmarks.results import experiment, pictures, records, tables
+from paddock.config.load import load
+from paddock.data.prepare.gsm8k import SOURCE
+from paddock.trainer.commands import EVAL
+from paddock.trainer.samples import Sample, dump_samples
+
+PAGES = [ROOT / "docs" / language / "results.md" for language in ("en", "zh")]
+RUNS = pictures.read()
+FINISHED = [run for runs in RUNS.values() for run in runs if run["finished"]]
+GRPO = RUNS["grpo-0.5b"]
+
+
+@pytest.mark.parametrize("name", experiment.names())
+def test_an_experiment_trains_and_evaluates_by_keys_that_exist(name):
+    found = experiment.load(name)
+    own = [f"actor_rollout_ref.model.path={found.model}", f"trainer.total_training_steps={found.steps}"]
+    trained = load([*found.training(), *own])
+    assert trained.config.data.max_response_length == found.settings["data.max_response_length"]
+    evaluated = EVAL.load([f"model={found.model}", "data=test.parquet", *found.sampling()])
+    assert [warning for warning in evaluated.warnings if "no effect" in warning] == []
+    assert evaluated.config.actor_rollout_ref.rollout.val_kwargs.n == 8
+
+
+def test_an_experiment_adds_to_the_one_that_it_is_like():
+    base, kin = experiment.load("rloo-0.5b"), experiment.load("rloo-no-kl-0.5b")
+    changed = {key for key in base.settings if base.settings[key] != kin.settings.get(key)}
+    assert changed == {"actor_rollout_ref.ref.fsdp_config.param_offload"}, "null leaves a key out"
+    assert set(kin.settings) - set(base.settings) == {"algorithm.use_kl_in_reward"}
+    assert (kin.model, kin.steps, kin.seeds) == (base.model, base.steps, (1,))
+
+
+def test_curves_leave_validation_out_of_a_step_and_a_line_that_is_half_written(tmp_path):
+    lines = [
+        {"step": 0, "val-core/x": 0.0},
+        {"step": 1, "critic/score/mean": 0.25, "timing_s/step": 3.0},
+        {"step": 2, "critic/score/mean": 0.5, "timing_s/step": 5.5, "timing_s/testing": 1.5},
+    ]
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "cri')
+    expected = {"step": [1, 2], "seconds": [3.0, 7.0], "reward": [0.25, 0.5], "step_seconds": [3.0, 4.0]}
+    assert records.curves(file) == expected
+    assert records.curves(tmp_path / "nowhere") == {"step": [], "seconds": []}
+
+
+def answered(*answers: str, group: int) -> list[Sample]:
+    return [Sample("?", answer, 0.0, len(answer), group, data_source=SOURCE, ground_truth="72") for answer in answers]
+
+
+def test_answers_are_counted_strictly_and_leniently():
+    samples = [*answered("#### 72", r"\boxed{72}", group=0), *answered("#### 7", "72 or 71", group=1)]
+    assert records.accuracies(samples) == {
+        "strict": {"mean@2": 0.25, "pass@2": 0.5},
+        "lenient": {"mean@2": 0.5, "pass@2": 0.5},
+    }
+
+
+def test_each_validation_of_a_run_is_an_entry(tmp_path):
+    held_out = records.HeldOut(tmp_path)
+    assert held_out.read() == {"step": []}
+    for step, answers in ((0, ("72", "8")), (20, ("#### 72", "#### 72"))):
+        rows = [sample for group, answer in enumerate(answers) for sample in answered(answer, group=group)]
+        dump_samples(tmp_path, step, rows, "trainer.validation_data_dir")
+    expected = {"step": [0, 20], "strict": [0.0, 1.0], "lenient": [0.5, 1.0], "length": [1.5, 7.0]}
+    assert held_out.read() == expected
+
+
+def test_a_document_is_read_back_as_it_was_written(tmp_path):
+    document = {"seed": 1, "curves": {"step": [1, 2], "reward": [0.5, 0.25]}, "weights": {"tied": True}, "commit": None}
+    records.write(document, tmp_path / "run.json")
+    assert json.loads((tmp_path / "run.json").read_text()) == document
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_cell_has_mean_and_range_of_the_seeds_and_a_dash_for_what_was_not_reached():
+    assert tables.cell([1.0, 2.0, 6.0]) == "3.0 (1.0-6.0)"
+    assert tables.cell([1.04, 1.0]) == "1.0"
+    assert tables.cell([None]) == "-"
+
+
+@pytest.mark.parametrize("run", FINISHED, ids=lambda run: f"{run['experiment']}-{run['seed']}")
+def test_a_committed_run_learnt_more_than_the_format(run):
+    """By far more than chance: five standard errors of the difference of two accuracies over 1,319 problems."""
+    noise = 5 * sqrt(2 * 0.25 / 1319)
+    greedy, sampled = run["held_out"], run["sampled"]
+    for name in records.METHODS:
+        assert greedy[name][-1] - greedy[name][0] > noise
+        assert sampled["after"][name]["pass@8"] - sampled["before"][name]["pass@8"] > noise
+    assert len(run["curves"]["reward"]) == run["steps"]
+
+
+def test_the_committed_runs_of_grpo_are_its_experiment_with_every_seed():
+    found = experiment.load("grpo-0.5b")
+    assert tuple(run["seed"] for run in GRPO) == found.seeds
+    for run in GRPO:
+        assert set(found.training()) <= set(run["command"].split())
+
+
+def test_the_committed_picture_shows_the_committed_runs():
+    assert (ROOT / "docs/images" / pictures.FILE).read_text() == pictures.draw(RUNS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_the_tables_of_the_page_are_those_of_the_runs(page):
+    text = page.read_text()
+    for name, rows in tables.tables().items():
+        for row in rows:
+            assert (row.removeprefix("|") if name == "start" else row) in text, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_the_page_names_command_date_versions_and_weights_of_the_runs(page):
+    text = re.sub(r"\s*\\\n\s*", " ", page.read_text())
+    assert GRPO[0]["command"].replace("DATA/", "$HOME/data/gsm8k/") in text
+    for run in (run for runs in RUNS.values() for run in runs):
+        versions = {name: run["versions"][name] for name in ("torch", "transformers", "python")}
+        for fact in (run["date"], run["device"], run["weights"]["sha256"], *versions.values()):
+            assert fact in text, fact
+
+
+def test_what_the_page_says_of_seeds_and_noise_is_so():
+    text = PAGES[0].read_text()
+    ends = [100 * run["held_out"]["strict"][-1] for run in GRPO]
+    assert f"within {max(ends) - min(ends):.1f} points of each other" in text
+    assert f"by {100 * sqrt(0.39 * 0.61 / 1319):.1f} points (one standard error)" in text
+    gaps = [100 * abs(run["held_out"]["lenient"][-1] - run["held_out"]["strict"][-1]) for run in FINISHED]
+    assert f"differ by {max(gaps):.1f} points at most" in text
+    late = sorted(round(100 * (run["held_out"]["strict"][-1] - run["held_out"]["strict"][-2]), 1) for run in GRPO)
+    assert late == [-0.4, -0.2, 1.8] and "lost 0.2 and 0.4 points and one gained 1.8" in text
+    cut = [round(100 * run["curves"]["cut"][0]) for run in GRPO]
+    assert f"{min(cut)} to {max(cut)} % of the samples were cut" in text
+    assert f"by {max(max(run['curves']['gap']) for run in GRPO):.4f} at most" in text
+    (rloo,), (ppo,) = RUNS["rloo-0.5b"], RUNS["ppo-0.5b"]
+    assert f"reference of RLOO adds {median(rloo['curves']['reference_seconds']):.2f} s" in text
+    update, values = (median(ppo["curves"][name]) for name in ("critic_seconds", "values_seconds"))
+    assert f"critic of PPO {update:.2f} s for its update and {values:.2f} s for its values" in " ".join(text.split())
+    for runs in (RUNS["rloo-0.5b"], RUNS["ppo-0.5b"]):
+        for run in runs:
+            for place, value in enumerate(run["held_out"]["strict"]):
+                band = [other["held_out"]["strict"][place] for other in GRPO]
+                assert min(band) <= value <= max(band)
+
+
+def test_both_languages_hold_the_same_numbers_and_commands():
+    english, chinese = (page.read_text() for page in PAGES)
+    first, second = (Counter(re.findall(r"\d+(?:\.\d+)?", text)) for text in (english, chinese))
+    assert (first - second, second - first) == (Counter(), Counter())
+    commands = [re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S) for text in (english, chinese)]
+    assert commands[0] == commands[1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_every_link_of_the_page_leads_somewhere(page):
+    text = page.read_text()
+    headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", text, re.M)}
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        assert (page.parent / path).exists(), link
+        assert not anchor or path or anchor in headings, link
+
+
+@pytest.mark.slow
+def test_the_runner_trains_evaluates_and_writes_one_document(tmp_path):
+    from paddock.data.prepare.command import main as prepare
+
+    raw, data, out = tmp_path / "raw", tmp_path / "data", tmp_path / "out"
+    raw.mkdir()
+    problem = json.dumps({"question": "What is 70 + 2?", "answer": "It is 72.\n#### 72"}) + "\n"
+    for split in ("train", "test"):
+        (raw / f"{split}.jsonl").write_text(4 * problem)
+    prepare("gsm8k", ["--local_save_dir", str(data), "--local_dataset_path", str(raw)])
+    keys = ["trainer.device=cpu", "data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "actor_rollout_ref.rollout.n=2", "data.max_response_length=8"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.results", "grpo-0.5b", "--seed", "1", "--steps", "2", "--data", data,
+         "--out", out, "--model", save_tiny(tmp_path / "model"), "--set", *keys],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = json.loads((out / "grpo-0.5b-1.json").read_text())
+    assert run["finished"] and run["curves"]["step"] == [1, 2] and run["held_out"]["step"] == [0, 2]
+    assert run["sampled"]["after"].keys() == run["sampled"]["before"].keys() == records.METHODS.keys()
+    assert json.loads((out / "start-qwen2.5-coder-0.5b-instruct.json").read_text())["prompts"] == 4
