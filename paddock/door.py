@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -24,3 +25,11 @@ def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 141
+
+
+def say_last(text: str) -> None:
+    """Prints the last words of a command, whose exit code they must not change: the terminal may be closed by now."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails to flush them at its exit

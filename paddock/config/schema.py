@@ -274,7 +274,8 @@ class TrainerConfig:
     val_before_train: bool = key(True, "validate before the first step")
     val_only: bool = key(False, "validate and stop")
     test_freq: int = key(5, "validate every so many steps (not epochs); -1: never", low=-1)
-    save_freq: int = key(-1, "checkpoint every so many steps; -1: only on interruption", low=-1)
+    save_freq: int = key(-1, "checkpoint every so many steps; -1: only after the last, and when stopped", low=-1)
+    save_last: bool = key(True, "checkpoint after the last step, whatever save_freq says")
     critic_warmup: int = key(0, "the actor learns from this step on; before it the critic alone", low=0)
     balance_batch: bool = key(True, "give every rank the same amount of work")
     default_local_dir: str = key(

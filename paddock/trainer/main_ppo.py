@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 
-from paddock.door import INTERRUPTED, PLAN_ONLY, guarded
+from paddock.door import PLAN_ONLY, guarded
 
 
 def run(arguments: list[str]) -> int:
@@ -25,14 +25,11 @@ def run(arguments: list[str]) -> int:
     for warning in loaded.warnings:
         logging.getLogger(__name__).warning(warning)
 
+    from paddock.ending import after_training, conclude
     from paddock.trainer.run import train
 
-    folder = loaded.config.trainer.default_local_dir
-    if train(loaded.config):
-        print(f"Done. Metrics and checkpoints: {folder}")
-        return 0
-    print(f"Stopped, with a checkpoint in {folder}. The same command goes on from there.")
-    return INTERRUPTED
+    outcome = train(loaded.config)
+    return conclude(outcome, loaded.config, *after_training(outcome, loaded.config))
 
 
 def main() -> int:

@@ -100,7 +100,7 @@ def config_of(folder: Path, workers: int, *overrides: str) -> Config:
 
 
 def train(folder: Path, workers: int, *overrides: str) -> list[dict[str, float]]:
-    assert runs.train(config_of(folder, workers, *overrides))
+    assert runs.train(config_of(folder, workers, *overrides)).finished
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
