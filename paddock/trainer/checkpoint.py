@@ -74,7 +74,7 @@ class CheckpointStore:
             if refusal is None:
                 raise
             raise unwritable(self.root, KEY, refusal) from error
-        self._prune(step)
+        self.prune(step)
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint whose files are all as they were written. Broken ones are named and passed over."""
@@ -131,7 +131,8 @@ class CheckpointStore:
         with suppress(OSError):
             remove(replaced)
 
-    def _prune(self, newest: int) -> None:
+    def prune(self, newest: int) -> None:
+        """Removes all but `keep` checkpoints, counted from the newest."""
         if self.keep is None:
             return
         folders = [step for step in self._newest_first(newest) if os.path.isdir(self.folder(step))]
@@ -331,7 +332,10 @@ def resume_point(trainer: TrainerConfig, store: CheckpointStore) -> Checkpoint |
         return None
     if trainer.resume_mode == "auto":
         store.sweep()
-        return store.newest()
+        newest = store.newest()
+        if newest and newest.step == store.steps()[-1]:  # a run that was killed before it removed old ones
+            store.prune(newest.step)
+        return newest
     folder = Path(trainer.resume_from_path or "")
     name = NAME.fullmatch(folder.name)
     problem = "it is not the folder of a step" if name is None else find_damage(folder)
