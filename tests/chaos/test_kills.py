@@ -1,4 +1,4 @@
-"""Killed at any moment, a run that is started again ends as the run that nobody touched. `make test-chaos`: hundreds."""
+"""Killed at any moment, a run that is started again ends as the untouched one. `make test-chaos`: hundreds of kills."""
 
 from __future__ import annotations
 
