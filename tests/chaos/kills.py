@@ -34,6 +34,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from paddock import __version__
 from paddock.trainer import loop, rm, run, sft  # noqa: F401  imported once, here, for all runs
@@ -258,7 +259,11 @@ def compare(want: Path, got: Path) -> Iterator[str]:
         return
     for name in names[0]:
         one, other = want / name, got / name
-        if one.is_dir() or one.name == "manifest.json":
+        if one.name == "distributed":
+            if not same(whole_state(one), whole_state(other)):
+                yield name
+            continue
+        if one.is_dir() or one.name == "manifest.json" or "distributed" in one.parts:
             continue
         if not equal(one, other, want, got):
             yield name
@@ -272,6 +277,13 @@ def equal(one: Path, other: Path, want: Path, got: Path) -> bool:
     if one.name == "metrics.jsonl":
         return ledger(one) == ledger(other)
     return one.read_text().replace(str(want), "RUN") == other.read_text().replace(str(got), "RUN")
+
+
+def whole_state(folder: Path) -> Any:
+    """Returns what the ranks of an FSDP run saved together, with every tensor whole."""
+    with tempfile.TemporaryDirectory() as work:
+        dcp_to_torch_save(folder, Path(work, "whole.pt"))
+        return torch.load(Path(work, "whole.pt"), weights_only=True)
 
 
 def same(one: Any, other: Any) -> bool:

@@ -163,6 +163,34 @@ def test_a_checkpoint_of_two_workers_resumes_in_one_process_and_back(kept, tmp_p
     assert ledger(folder) == ledger(tmp_path / "straight")
 
 
+def test_a_scorer_that_raises_leaves_the_finished_steps_of_the_workers(kept, tmp_path):
+    flag, scorer = tmp_path / "broken", tmp_path / "scorer.py"
+    scorer.write_text(
+        "import pathlib\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        f"    assert not pathlib.Path({str(flag)!r}).exists(), 'the scorer is broken'\n"
+        "    return float(len(solution_str))\n"
+    )
+    common = ["algorithm.adv_estimator=grpo", f"custom_reward_function.path={scorer}", "trainer.save_freq=-1",
+              "trainer.total_training_steps=4"]  # fmt: skip
+    want = train(tmp_path / "whole", 2, *common)
+    folder = tmp_path / "failed"
+    step = runs.Trainer.step
+
+    def break_in_step_3(trainer: Any) -> Any:
+        if trainer.step_no == 3:
+            flag.touch()
+        return step(trainer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs.Trainer, "step", break_in_step_3)
+        with pytest.raises(UserError, match="the scorer is broken"):
+            train(folder, 2, *common)
+    assert [path.name for path in folder.glob("global_step_*")] == ["global_step_2"]
+    flag.unlink()
+    assert learnt(train(folder, 2, *common)) == learnt(want)
+
+
 def test_validation_and_greedy_baselines_run_on_workers(kept, tmp_path):
     options = ["algorithm.adv_estimator=remax", "trainer.test_freq=1", "trainer.total_training_steps=1",
                "actor_rollout_ref.rollout.name=hf"]  # fmt: skip

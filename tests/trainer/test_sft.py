@@ -200,6 +200,27 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(tmp_path
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
+def test_an_error_in_the_data_leaves_the_steps_before_it(tmp_path, config, monkeypatch, caplog):
+    settings = ("trainer.total_training_steps=4", "trainer.save_freq=-1")
+    fine_tune(config("whole", *settings))
+    with monkeypatch.context() as patch:
+        step = SupervisedTrainer.batch
+
+        def torn(self, rows):
+            if self.step_no == 3:
+                raise RuntimeError("a torn row")
+            return step(self, rows)
+
+        patch.setattr(SupervisedTrainer, "batch", torn)
+        with pytest.raises(RuntimeError, match="a torn row"):
+            fine_tune(config("cut", *settings))
+    assert "goes on after step 2" in caplog.text
+    assert fine_tune(config("cut", *settings)).trained == 2
+    whole, cut = final_weights(tmp_path / "whole"), final_weights(tmp_path / "cut")
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    assert [line["step"] for line in metrics_of(tmp_path / "cut")] == [1, 2, 3, 4]
+
+
 def test_validation_loss_is_over_tokens_whatever_the_batch(tmp_path, config):
     held_out = write_rows(
         tmp_path / "val.jsonl", [{"prompt": "1+1=", "answer": "2"}, {"prompt": "9+9=", "answer": "eighteen"}]
