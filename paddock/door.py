@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from paddock.errors import EXIT_CODE, UserError
 
@@ -25,6 +26,16 @@ def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 141
+
+
+def start_log(warnings: Iterable[str]) -> None:
+    """Sends messages of a run to stderr, first those about its settings; other libraries only report problems."""
+    logging.basicConfig(format="paddock: %(message)s", stream=sys.stderr)
+    log = logging.getLogger("paddock")
+    log.setLevel(logging.INFO)
+    for warning in warnings:
+        log.warning(warning)
+    log.info("importing torch and transformers")
 
 
 def say_last(text: str) -> None:

@@ -13,7 +13,7 @@ from paddock.config.engine import DTYPES, STRATEGIES, FSDPConfig, MegatronConfig
 from paddock.config.field import follows, key, section
 from paddock.config.roles import KL_KINDS, ROLLOUT_ENGINES, ActorRolloutRefConfig, CriticConfig
 
-LOGGERS = ("console", "tensorboard", "wandb", "mlflow", "swanlab", "trackio", "prometheus", "file")
+LOGGERS = ("console", "steps", "tensorboard", "wandb", "mlflow", "swanlab", "trackio", "prometheus", "file")
 REWARD_MANAGERS = ("naive", "batch", "prime", "dapo", "remote", "rate_limited", "gdpo")
 
 
@@ -267,7 +267,9 @@ class TrainerConfig:
     total_training_steps: int | None = key(None, "steps; unset: from total_epochs", low=1)
     project_name: str = key("paddock", "project shown by loggers")
     experiment_name: str = follows("algorithm.adv_estimator", "run shown by loggers")
-    logger: Any = key(None, "where metrics go; unset: console, and wandb where it is installed")
+    logger: Any = key(
+        None, "where metrics go (steps: every metric on one line); unset: console, and wandb where it is installed"
+    )
     log_val_generations: int = key(0, "validation answers shown by loggers", low=0)
     rollout_data_dir: str | None = key(None, "dump rollouts as jsonl here", path=True)
     validation_data_dir: str | None = key(None, "dump validation answers as jsonl here", path=True)

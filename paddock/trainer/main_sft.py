@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 
-from paddock.door import guarded
+from paddock.door import guarded, start_log
 
 
 def run(arguments: list[str]) -> int:
@@ -15,10 +14,7 @@ def run(arguments: list[str]) -> int:
 
     loaded = SFT.load(arguments)
     check(loaded.config)
-    logging.basicConfig(format="paddock: %(message)s", stream=sys.stderr)
-    logging.getLogger("paddock").setLevel(logging.INFO)
-    for warning in loaded.warnings:
-        print(f"paddock: {warning}", file=sys.stderr)
+    start_log(loaded.warnings)
     from paddock.ending import conclude
     from paddock.trainer.sft import EXPORT, fine_tune
 

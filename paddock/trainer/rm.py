@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from paddock.trainer.policy import open_tokenizer, require_one_device
 from paddock.trainer.sft import EXPORT, SupervisedTrainer, supervise
 from paddock.trainer.tracking import Tracker
 
+log = logging.getLogger(__name__)
+
 WANT = frozenset({"values"})
 
 
@@ -49,6 +52,7 @@ def open_trainer(config: Config, lock: FolderLock) -> RewardTrainer:
     loader = Loader.train(config.data, PairDataset.train(config.data, tokenizer))
     validation = PairDataset.validation(config.data, tokenizer) if config.data.val_files else None
     total_steps = config.trainer.total_training_steps or loader.steps_per_epoch * config.trainer.total_epochs
+    log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
     engine = open_engine(config, tokenizer, total_steps)
     return RewardTrainer(config, engine, loader, validation, lock, tokenizer, total_steps)
 

@@ -71,6 +71,7 @@ def attempt(config: Config, store: CheckpointStore, lock: FolderLock) -> Outcome
             model.custom_chat_template,
         )
         reader = ImageReader.of(config)
+        log.info("reading %s", config.data.train_files)
         dataset = PromptDataset.train(config.data, tokenizer, reader)
         loader = Loader.train(config.data, dataset)
         rewards = open_things.enter_context(RewardManager(config))
@@ -78,6 +79,7 @@ def attempt(config: Config, store: CheckpointStore, lock: FolderLock) -> Outcome
         rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.place)
                        for row in dataset.one_of_each_source() if row.style != MODEL])  # fmt: skip
         total_steps = config.trainer.total_training_steps or loader.steps_per_epoch * config.trainer.total_epochs
+        log.info("loading the weights of %s", model.path)
         roles = open_things.enter_context(closing(build(config, tokenizer, total_steps)))
         models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)
         if models:

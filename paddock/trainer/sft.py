@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from paddock.trainer.lock import FolderLock
 from paddock.trainer.performance import throughput_metrics, token_counts
 from paddock.trainer.policy import open_tokenizer, require_one_device
 from paddock.trainer.tracking import Tracker
+
+log = logging.getLogger(__name__)
 
 WANT = frozenset({"log_probs"})
 EXPORT = "huggingface"
@@ -56,6 +59,7 @@ def open_trainer(config: Config, lock: FolderLock) -> SupervisedTrainer:
     loader = Loader.train(config.data, AnswerDataset.train(config.data, tokenizer))
     validation = AnswerDataset.validation(config.data, tokenizer) if config.data.val_files else None
     total_steps = config.trainer.total_training_steps or loader.steps_per_epoch * config.trainer.total_epochs
+    log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
     engine = SingleEngine.for_actor(config, total_steps)
     return SupervisedTrainer(config, engine, loader, validation, lock, tokenizer, total_steps)
 

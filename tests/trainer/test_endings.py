@@ -315,3 +315,17 @@ def test_a_checkpoint_whose_validation_is_owed_is_validated_first(tmp_path, monk
     monkeypatch.setattr(Tracker, "log", seen)
     assert train(load(arguments(tmp_path, *common, "trainer.total_training_steps=3")).config).finished
     assert logged == [(2, True), (3, True)]
+
+
+def test_paddock_train_prints_no_wide_lines_into_a_pipe_and_the_module_of_launch_scripts_does(tmp_path):
+    keys = arguments(tmp_path, GRPO, "trainer.logger=[console]", "trainer.total_training_steps=1")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    said = {}
+    for module in ("paddock.cli train", "paddock.trainer.main_ppo"):
+        command = [sys.executable, "-m", *module.split(), *keys, "trainer.resume_mode=disable"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        said[module] = done.stdout
+        assert "paddock: importing torch" in done.stderr and "paddock: loading the weights of" in done.stderr
+    assert "step:1 - " not in said["paddock.cli train"] and "1/1  Actor Loss" in said["paddock.cli train"]
+    assert "step:1 - " in said["paddock.trainer.main_ppo"]
