@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test test-kernels test-slow test-gpu test-loggers test-ray test-vllm test-megatron models-table example-headers lint format clean
+.PHONY: quickstart test test-kernels test-slow test-gpu test-loggers test-ray test-chaos test-vllm test-megatron models-table example-headers lint format clean
 
 # The main job on the embedded default: GRPO teaches a tiny model to add; accuracy on held-out sums before and after.
 RUN := checkpoints/quickstart
@@ -40,6 +40,14 @@ test-ray: $(VENV)/.dev
 	@$(INSTALL) -e ".[dev,ray]"
 	$(BIN)/python -m pytest tests/distributed -m "slow or not slow"
 	$(BIN)/python -m pytest tests/engines/test_sglang.py -k ray -m "slow or not slow"
+
+# Attacks: runs killed at random moments and at named points, hostile programs, bad invocations. About half an hour;
+# their counts go to docs/reliability.
+test-chaos: $(VENV)/.dev
+	@$(INSTALL) -e ".[dev,ray]"
+	$(BIN)/python -m pytest tests/chaos -m "slow or not slow"
+	$(BIN)/python -m tests.chaos.kills --kills 220
+	$(BIN)/python -m tests.chaos.ray_kills --kills 24
 
 # A venv of its own: vLLM's CPU build brings pins of its own.
 test-vllm:

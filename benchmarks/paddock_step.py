@@ -40,7 +40,7 @@ def arguments(work: Work) -> list[str]:
         f"custom_reward_function.path={step_work.__file__}",
         "trainer.device=cpu",
         f"trainer.total_training_steps={work.warmup + work.steps}",
-        "trainer.logger=[file]",
+        *("trainer.logger=[file]", "trainer.save_last=False"),
         f"trainer.default_local_dir={work.folder}/paddock",
         *work.settings,
     ]

@@ -24,7 +24,7 @@ from paddock.workers import roles
 
 OPTIONS = [
     "algorithm.adv_estimator=gae", "actor_rollout_ref.rollout.n=8", "trainer.test_freq=-1", "trainer.device=cpu",
-    "trainer.val_before_train=False", "trainer.logger=[file]", "trainer.n_gpus_per_node=1",
+    "trainer.val_before_train=False", "trainer.logger=[file]", "trainer.n_gpus_per_node=1", "trainer.save_last=False",
 ]  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def seconds(folder: Path, prompts: int, steps: int, through_ray: bool) -> list[d
     sizes = [f"data.train_batch_size={prompts}", f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts // 2}"]
     config = load([*OPTIONS, *sizes, f"trainer.total_training_steps={steps + 1}",
                    f"trainer.default_local_dir={folder}"]).config  # fmt: skip
-    assert run.train(config)
+    assert run.train(config).finished
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k.removeprefix("timing_s/"): v for k, v in row.items() if k.startswith("timing_s/")} for row in rows[1:]]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from paddock.errors import EXIT_CODE, UserError
 
@@ -24,3 +26,21 @@ def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 141
+
+
+def start_log(warnings: Iterable[str]) -> None:
+    """Sends messages of a run to stderr, first those about its settings; other libraries only report problems."""
+    logging.basicConfig(format="paddock: %(message)s", stream=sys.stderr)
+    log = logging.getLogger("paddock")
+    log.setLevel(logging.INFO)
+    for warning in warnings:
+        log.warning(warning)
+    log.info("importing torch and transformers")
+
+
+def say_last(text: str) -> None:
+    """Prints the last words of a command, whose exit code they must not change: the terminal may be closed by now."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails to flush them at its exit

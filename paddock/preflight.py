@@ -13,6 +13,7 @@ from paddock.errors import UserError
 from paddock.facts.machine import Machine, this_machine
 from paddock.facts.models import shape_of
 from paddock.plan.arithmetic import require_files
+from paddock.trainer.lock import require_free
 
 ENGINE_PACKAGES = {"vllm": "vllm", "sglang": "sglang"}
 LOGGER_PACKAGES = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")
@@ -48,6 +49,7 @@ def check(config: Config, machine: Machine | None = None) -> None:
     _reward_model(config)
     _processes(config, machine)
     _devices(config, machine)
+    require_free(config.trainer.default_local_dir)
 
 
 def choose_threads(config: Config) -> None:

@@ -29,6 +29,7 @@ FLOORS = [
         "doctor",
         "dashboard",
         "export",
+        "ending",
         "trainer.main_ppo",
         "trainer.main_generation",
         "trainer.main_sft",

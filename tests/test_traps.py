@@ -54,7 +54,7 @@ def warm_up(folder: Path) -> list[dict[str, float]]:
         "actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.test_freq=1", "trainer.logger=[file]",
         "data.dataloader_num_workers=0", f"trainer.default_local_dir={folder}",
     ]).config  # fmt: skip
-    assert train(config)
+    assert train(config).finished
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -13,7 +13,7 @@ from paddock.config.engine import DTYPES, STRATEGIES, FSDPConfig, MegatronConfig
 from paddock.config.field import follows, key, section
 from paddock.config.roles import KL_KINDS, ROLLOUT_ENGINES, ActorRolloutRefConfig, CriticConfig
 
-LOGGERS = ("console", "tensorboard", "wandb", "mlflow", "swanlab", "trackio", "prometheus", "file")
+LOGGERS = ("console", "steps", "tensorboard", "wandb", "mlflow", "swanlab", "trackio", "prometheus", "file")
 REWARD_MANAGERS = ("naive", "batch", "prime", "dapo", "remote", "rate_limited", "gdpo")
 
 
@@ -267,14 +267,17 @@ class TrainerConfig:
     total_training_steps: int | None = key(None, "steps; unset: from total_epochs", low=1)
     project_name: str = key("paddock", "project shown by loggers")
     experiment_name: str = follows("algorithm.adv_estimator", "run shown by loggers")
-    logger: Any = key(None, "where metrics go; unset: console, and wandb where it is installed")
+    logger: Any = key(
+        None, "where metrics go (steps: every metric on one line); unset: console, and wandb where it is installed"
+    )
     log_val_generations: int = key(0, "validation answers shown by loggers", low=0)
     rollout_data_dir: str | None = key(None, "dump rollouts as jsonl here", path=True)
     validation_data_dir: str | None = key(None, "dump validation answers as jsonl here", path=True)
     val_before_train: bool = key(True, "validate before the first step")
     val_only: bool = key(False, "validate and stop")
     test_freq: int = key(5, "validate every so many steps (not epochs); -1: never", low=-1)
-    save_freq: int = key(-1, "checkpoint every so many steps; -1: only on interruption", low=-1)
+    save_freq: int = key(-1, "checkpoint every so many steps; -1: only after the last, and when stopped", low=-1)
+    save_last: bool = key(True, "checkpoint after the last step, whatever save_freq says")
     critic_warmup: int = key(0, "the actor learns from this step on; before it the critic alone", low=0)
     balance_batch: bool = key(True, "give every rank the same amount of work")
     default_local_dir: str = key(

@@ -19,10 +19,10 @@ import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeGuard
 
 from paddock import __version__
 from paddock.config import tree
@@ -33,8 +33,8 @@ from paddock.trainer.files import REFUSALS, replacing, sync_folder, unwritable
 log = logging.getLogger(__name__)
 
 KEY = "trainer.default_local_dir"
-NAME = re.compile(r"global_step_(\d+)")
-HIDDEN = re.compile(r"\.global_step_(\d+)\.(writing|replaced|removing)")
+NAME = re.compile(r"global_step_(0|[1-9][0-9]*)")
+HIDDEN = re.compile(r"\.global_step_(0|[1-9][0-9]*)\.(writing|replaced|removing)")
 LATEST = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -74,7 +74,7 @@ class CheckpointStore:
             if refusal is None:
                 raise
             raise unwritable(self.root, KEY, refusal) from error
-        self._prune(step)
+        self.prune(step)
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint whose files are all as they were written. Broken ones are named and passed over."""
@@ -107,52 +107,81 @@ class CheckpointStore:
         try:
             for entry in self._entries():
                 left = HIDDEN.fullmatch(entry.name)
-                if left and left[2] == "replaced" and not self.folder(int(left[1])).exists():
-                    entry.rename(self.folder(int(left[1])))
-                elif left:
-                    shutil.rmtree(entry)
-                elif entry.match(f".{LATEST}.*.tmp"):
-                    entry.unlink()
+                final = self.folder(int(left[1])) if left else None
+                if left and final and left[2] == "replaced" and entry.is_dir() and not os.path.lexists(final):
+                    entry.rename(final)
+                elif final or entry.match(f".{LATEST}.*.tmp"):
+                    if final and not entry.is_dir():
+                        log.warning("%s is no folder, and has the name of a half-written checkpoint: removed", entry)
+                    remove(entry)
+                elif entry.name == LATEST and entry.is_dir():
+                    raise IsADirectoryError(errno.EISDIR, f"{LATEST} is a folder")
         except OSError as error:
             raise unwritable(self.root, KEY, error) from error
 
     def _publish(self, step: int) -> None:
         final, replaced = self.folder(step), self._hidden(step, "replaced")
-        if final.exists():
+        if os.path.lexists(final):
             final.rename(replaced)
         self._hidden(step, "writing").rename(final)
         sync_folder(self.root)
         with replacing(self.root / LATEST, KEY) as file:
             file.write(str(step).encode())
         sync_folder(self.root)
-        shutil.rmtree(replaced, ignore_errors=True)
+        with suppress(OSError):
+            remove(replaced)
 
-    def _prune(self, newest: int) -> None:
+    def prune(self, newest: int) -> None:
+        """Removes all but `keep` checkpoints, counted from the newest."""
         if self.keep is None:
             return
-        for step in self._newest_first(newest)[max(self.keep, 1) :]:
+        folders = [step for step in self._newest_first(newest) if os.path.isdir(self.folder(step))]
+        for step in folders[max(self.keep, 1) :]:
             removing = self._hidden(step, "removing")
             try:
                 self.folder(step).rename(removing)
-                shutil.rmtree(removing)
+                remove(removing)
             except OSError as error:
                 log.warning("an old checkpoint stays, since it cannot be removed: %s", error)
 
     def _newest_first(self, latest: int | None) -> list[int]:
-        """By step, down; those beyond the latest come last: a run that went back has left them behind."""
-        return sorted(self.steps(), key=lambda step: (latest is not None and step > latest, -step))
+        """Steps in descending order. Steps beyond the latest come last: a run that went back has left them behind.
+        Entries that are no folders come first, so that a search always reports them."""
+        beyond = {step for step in self.steps() if latest is not None and step > latest}
+        return sorted(self.steps(), key=lambda step: (os.path.isdir(self.folder(step)), step in beyond, -step))
 
     def _latest(self) -> int | None:
+        """The step that the pointer file names; None if it names none. A pointer that does not help is reported."""
         try:
-            return int((self.root / LATEST).read_text())
-        except (OSError, ValueError):
+            text = (self.root / LATEST).read_text().strip()
+        except FileNotFoundError:
             return None
+        except (OSError, ValueError) as error:
+            text = f"({error})"
+        step = int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+        if step not in self.steps():
+            log.warning("%s names no checkpoint that is here: %.60s", self.root / LATEST, text)
+        return step
 
     def _hidden(self, step: int, state: str) -> Path:
         return self.root / f".global_step_{step}.{state}"
 
     def _entries(self) -> list[Path]:
-        return sorted(self.root.iterdir()) if self.root.is_dir() else []
+        try:
+            return sorted(self.root.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            reason, fix = f"cannot be read: {error.strerror}", f"make it readable, or set {KEY} to another folder"
+            raise UserError(reason, key=KEY, value=self.root, fix=fix) from error
+
+
+def remove(entry: Path) -> None:
+    """Removes a folder with its content, or a file. Of a symbolic link only the link goes."""
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink(missing_ok=True)
 
 
 def write_manifest(folder: Path, step: int) -> None:
@@ -178,27 +207,99 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+class Damaged(Exception):
+    """A checkpoint that differs from what was written; the text says in what."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """Size in bytes and SHA-256 of a file, as it was written."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a manifest.json says: the step, and every file under its path relative to the checkpoint's folder."""
+
+    step: int
+    files: dict[str, FileEntry]
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Raises Damaged unless the file is there and of the shape that `write_manifest` gives it."""
+        try:
+            values = json.loads((folder / MANIFEST).read_bytes())
+        except FileNotFoundError:
+            raise Damaged(f"there is no {MANIFEST}: it was not written by this program, or not to the end") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise Damaged(f"{MANIFEST} cannot be read: {error}") from None
+        if not isinstance(values, dict):
+            raise Damaged(f"{MANIFEST} holds {described(values)}, not an object")
+        version = values.get("format")
+        if not whole_number(version):
+            raise Damaged(f"{MANIFEST} has {described(version)} as format, not a number")
+        if version > FORMAT:
+            raise Damaged(f"it has format {version}, of a later version ({values.get('paddock')}); "
+                          f"this one reads {FORMAT}")  # fmt: skip
+        step, files = values.get("step"), values.get("files")
+        if not whole_number(step):
+            raise Damaged(f"{MANIFEST} has {described(step)} as step, not a number")
+        if not isinstance(files, dict) or not files:
+            raise Damaged(f"{MANIFEST} has {described(files)} as files, not an object with an entry for each file")
+        return cls(step, {name: file_entry(name, entry) for name, entry in files.items()})
+
+
+def file_entry(name: str, entry: Any) -> FileEntry:
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise Damaged(f"{MANIFEST} names {name!r:.80}, which is no file in this folder")
+    size, checksum = (entry.get("size"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
+    if not whole_number(size) or not isinstance(checksum, str):
+        raise Damaged(f"{MANIFEST} has {described(entry)} for {name!r:.80}, not its size and sha256")
+    return FileEntry(size, checksum)
+
+
+def whole_number(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def described(value: Any) -> str:
+    return "nothing" if value is None else f"{json.dumps(value):.60}"
+
+
 def find_damage(folder: Path) -> str | None:
     """The first thing in which a checkpoint differs from its manifest, in words."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        version, files = manifest["format"], manifest["files"]
-    except FileNotFoundError:
-        return f"there is no {MANIFEST}: it was not written by this program, or not to the end"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{MANIFEST} cannot be read: {error}"
-    if version > FORMAT:
-        return f"it has format {version}, of a later version ({manifest.get('paddock')}); this one reads {FORMAT}"
-    for name, entry in files.items():
+        if not folder.is_dir():
+            kind = "a symbolic link to no folder" if folder.is_symlink() else "a file, not a folder"
+            raise Damaged(f"it is {kind}" if os.path.lexists(folder) else "there is no such folder")
+        manifest = Manifest.read(folder)
+        name = NAME.fullmatch(folder.absolute().name)
+        if name and int(name[1]) != manifest.step:
+            raise Damaged(f"{MANIFEST} is that of step {manifest.step}")
+        compare(folder, manifest)
+    except Damaged as damage:
+        return str(damage)
+    except OSError as error:
+        return f"{error.filename or folder} cannot be read: {error.strerror or error}"
+    return None
+
+
+def compare(folder: Path, manifest: Manifest) -> None:
+    """Raises Damaged for the first file that is missing or has another size or content than was written."""
+    for name, entry in manifest.files.items():
         if not (folder / name).is_file():
-            return f"{name} is missing"
+            raise Damaged(f"{name} is missing")
         size = (folder / name).stat().st_size
-        if size != entry["size"]:
-            return f"{name} has {size} bytes, and had {entry['size']} when it was written"
+        if size != entry.size:
+            raise Damaged(f"{name} has {size} bytes, and had {entry.size} when it was written")
     with ThreadPoolExecutor() as pool:
-        found = pool.map(checksum, [folder / name for name in files])
-        wrong = [name for name, value in zip(files, found, strict=True) if value != files[name]["sha256"]]
-    return f"{wrong[0]} has the right size, but other content than was written" if wrong else None
+        found = pool.map(checksum, [folder / name for name in manifest.files])
+        for (name, entry), value in zip(manifest.files.items(), found, strict=True):
+            if value != entry.sha256:
+                raise Damaged(f"{name} has the right size, but other content than was written")
 
 
 def disk_refusal(error: BaseException) -> OSError | None:
@@ -231,11 +332,13 @@ def resume_point(trainer: TrainerConfig, store: CheckpointStore) -> Checkpoint |
         return None
     if trainer.resume_mode == "auto":
         store.sweep()
-        return store.newest()
+        newest = store.newest()
+        if newest and newest.step == store.steps()[-1]:  # a run that was killed before it removed old ones
+            store.prune(newest.step)
+        return newest
     folder = Path(trainer.resume_from_path or "")
     name = NAME.fullmatch(folder.name)
-    problem = "it is not the folder of a step" if name is None else None if folder.is_dir() else "no such folder"
-    problem = problem or find_damage(folder)
+    problem = "it is not the folder of a step" if name is None else find_damage(folder)
     if name is None or problem:
         beside = CheckpointStore(folder.parent if name else folder).steps()
         known = f"; steps there: {', '.join(map(str, beside))}" if beside else ""

@@ -79,7 +79,7 @@ SUPERVISED_READS = (
     *("data.train_*", "data.val_*", "data.validation_shuffle", "data.shuffle", "data.dataloader_num_workers"),
     *(f"{_M}.*", f"{_A}.optim.*", f"{_A}.fsdp_config.*", f"{_A}.strategy", f"{_A}.use_dynamic_bsz"),
     *(f"{_A}.ppo_micro_batch_size_per_gpu", f"{_A}.ppo_max_token_len_per_gpu", f"{_RO}.log_prob_*"),
-    *("trainer.total_*", "trainer.test_freq", "trainer.val_before_train", "trainer.save_freq", "trainer.resume_*"),
+    *("trainer.total_*", "trainer.test_freq", "trainer.val_before_train", "trainer.save_*", "trainer.resume_*"),
     *("trainer.default_local_dir", "trainer.max_actor_ckpt_to_keep", "trainer.max_nonfinite_steps"),
     *("trainer.project_name", "trainer.experiment_name", "trainer.logger"),
 )

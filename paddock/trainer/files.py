@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ def replacing(path: Path, key: str) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_left_behind(path)
         with temporary.open("wb") as file:
             yield file
             file.flush()
@@ -31,6 +33,14 @@ def replacing(path: Path, key: str) -> Iterator[BinaryIO]:
         raise unwritable(path.parent, key, error) from error
     finally:
         with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def remove_left_behind(path: Path) -> None:
+    """Removes unfinished files of this name whose writers were killed."""
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        writer = temporary.name.removesuffix(".tmp").rpartition(".")[2]
+        if writer.isdigit() and not Path("/proc", writer).exists() and Path("/proc/self").exists():
             temporary.unlink(missing_ok=True)
 
 

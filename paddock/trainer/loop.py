@@ -1,4 +1,4 @@
-"""The training loop. `Trainer.step` is the algorithm; `fit` decides when to validate, save and stop."""
+"""Reinforcement learning: `Trainer.step` is the algorithm. When it validates, saves and stops is in lifecycle.py."""
 
 from __future__ import annotations
 
@@ -14,28 +14,24 @@ from paddock.config import rollout_correction
 from paddock.config.recipes import recipe_of
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
-from paddock.core.timing import Timer
 from paddock.engines.train.base import EXPERT_COLUMNS
-from paddock.errors import UserError
 from paddock.models.adapters import MERGED
-from paddock.trainer.checkpoint import Checkpoint, CheckpointStore
+from paddock.trainer.checkpoint import CheckpointStore
 from paddock.trainer.experience import Experience
-from paddock.trainer.interruption import Interruption
+from paddock.trainer.lifecycle import Metrics, State, TrainingRun
+from paddock.trainer.lock import FolderLock
 from paddock.trainer.metrics import batch_metrics
 from paddock.trainer.performance import Performance
 from paddock.trainer.samples import Sample, dump_samples, samples_of
-from paddock.trainer.state import check_config, flat, load_state, restore_rng, rng_state, save_state
 from paddock.trainer.tracking import Tracker
 from paddock.trainer.validation import Validation
 from paddock.workers.roles import Roles
 
 log = logging.getLogger(__name__)
 
-Metrics = dict[str, float]
 
-
-class Trainer:
-    """One run: generate -> score -> advantage -> update, until its steps are done or someone stops it."""
+class Trainer(TrainingRun):
+    """Trains a policy: generate -> score -> advantage -> update."""
 
     def __init__(
         self,
@@ -44,12 +40,12 @@ class Trainer:
         experience: Experience,
         validation: Validation | None,
         store: CheckpointStore,
+        lock: FolderLock,
         total_steps: int,
     ):
-        self.config, self.roles, self.experience, self.validation = config, roles, experience, validation
-        self.store, self.total_steps = store, total_steps
-        self.step_no = 0
-        self.timer, self.performance = Timer(), Performance(config, roles)
+        super().__init__(config, experience.loader, store, total_steps, lock, validates=validation is not None)
+        self.roles, self.experience, self.validation = roles, experience, validation
+        self.performance = Performance(config, roles)
         self.kl = kl_controller(config.algorithm.kl_ctrl)
         self.correction = rollout_correction.parse(config.algorithm.rollout_correction)
         self.replays = config.actor_rollout_ref.actor.router_replay.mode
@@ -58,7 +54,6 @@ class Trainer:
         self.trusts_rollout = self.can_trust_rollout()
         if self.trusts_rollout:
             log.info("one update a step, and the actor samples: old log-probs are those of the rollout")
-        self.void_updates = 0  # in a row
 
     def step(self) -> tuple[Metrics, Batch]:
         """One policy improvement."""
@@ -82,15 +77,21 @@ class Trainer:
             if algorithm.use_pf_ppo:
                 batch = resample(batch, algorithm.pf_ppo, self.config.trainer.seed, self.step_no)
         metrics |= kl_metrics | correction_metrics
+        self.keep_rollouts(batch)
         if roles.critic:
-            with time("update_critic"):
+            with time("update_critic"), self.updating():
                 metrics |= roles.critic.update(batch, self.step_no)
         if self.step_no >= self.config.trainer.critic_warmup:
-            with time("update_actor"):
+            with time("update_actor"), self.updating():
                 metrics |= roles.actor.update(batch, self.step_no)
-            with time("update_weights"):
-                metrics |= roles.sync_weights()
         return metrics | self.describe(batch), batch
+
+    def publish(self) -> Metrics:
+        """Gives the rollout engines the new weights, if the actor was trained."""
+        if self.step_no < self.config.trainer.critic_warmup:
+            return {}
+        with self.timer("update_weights"):
+            return self.roles.sync_weights()
 
     def anchor(self, batch: Batch) -> Batch:
         """Log-probs of the policy that the update starts from: the engine's where they are as good, else computed."""
@@ -128,40 +129,9 @@ class Trainer:
         data = self.config.data
         if self.correction.bypass or self.trusts_rollout:
             batch = batch.with_(old_log_probs=None)
-        epoch = {"training/global_step": float(self.step_no), "training/epoch": float(self.experience.loader.epoch)}
+        epoch = {"training/global_step": float(self.step_no), "training/epoch": float(self.loader.epoch)}
         use_critic = self.roles.critic is not None
         return epoch | batch_metrics(batch, data.max_prompt_length, data.max_response_length, use_critic)
-
-    def fit(self, tracker: Tracker) -> bool:
-        """All steps that are left; False if it was interrupted, with a checkpoint of where it stands."""
-        trainer = self.config.trainer
-        if self.step_no == 0 and self.validation and (trainer.val_before_train or trainer.val_only):
-            tracker.log(0, self.validate(tracker))
-            self.timer.reset()
-        if trainer.val_only:
-            return True
-        with Interruption() as interruption:
-            while self.step_no < self.total_steps and not interruption.asked:
-                self.step_no += 1
-                self.advance(tracker, last=self.step_no == self.total_steps or interruption.asked)
-        if interruption.asked and self.step_no < self.total_steps:
-            self.save(tracker)
-            return False
-        return True
-
-    def advance(self, tracker: Tracker, last: bool) -> None:
-        """One step, and what its number calls for."""
-        trainer = self.config.trainer
-        with self.timer("step"):
-            metrics, batch = self.step()
-            self.keep_rollouts(batch)
-            self.stop_if_void(metrics, batch)
-            if self.validation and trainer.test_freq > 0 and (last or self.step_no % trainer.test_freq == 0):
-                metrics |= self.validate(tracker)
-        tracker.log(self.step_no, metrics | self.performance.metrics(batch, self.timer))
-        self.timer.reset()
-        if trainer.save_freq > 0 and (last or self.step_no % trainer.save_freq == 0):
-            self.save(tracker)
 
     def validate(self, tracker: Tracker) -> Metrics:
         assert self.validation is not None
@@ -180,53 +150,32 @@ class Trainer:
         tokenizer = self.experience.tokenizer
         return samples_of(batch, lambda tokens: tokenizer.batch_decode(tokens, skip_special_tokens=True))
 
-    def stop_if_void(self, metrics: Metrics, batch: Batch) -> None:
-        """An update with a NaN or an infinity in it is skipped; several in a row end the run, with their rows saved."""
-        void = max(metrics.get("actor/skipped", 0.0), metrics.get("critic/skipped", 0.0)) > 0
-        self.void_updates = self.void_updates + 1 if void else 0
-        if not void:
-            return
-        log.warning("step %d: loss or gradient was not finite; that update is skipped", self.step_no)
-        if self.void_updates >= self.config.trainer.max_nonfinite_steps:
-            folder = Path(self.config.trainer.default_local_dir) / "nonfinite"
-            path = dump_samples(folder, self.step_no, self.samples(batch), "trainer.default_local_dir")
-            raise UserError(
-                f"{self.void_updates} updates in a row were not finite; the rows of the last are in {path}",
-                fix="look at the rows and scores; lower actor_rollout_ref.actor.optim.lr, or use fp32",
-            )
+    def rows_of(self, batch: Batch) -> str:
+        folder = Path(self.config.trainer.default_local_dir) / "nonfinite"
+        path = dump_samples(folder, self.step_no, self.samples(batch), "trainer.default_local_dir")
+        return f"the rows of the last are in {path}"
 
-    def save(self, tracker: Tracker) -> None:
-        """Everything that the rest of the run depends on. The step is logged before, so that no line of it is lost; how
-        long this takes is said with the next one."""
-        with self.timer("save_checkpoint"), self.store.write(self.step_no) as folder:
-            for name, role in self.trained().items():
-                (folder / name).mkdir()
-                role.save(folder / name)
-            for place in (folder / "actor", folder / "actor" / MERGED):
-                if place.is_dir():
-                    self.experience.loader.dataset.prompts.save(place)
-            save_state(folder, {
-                "step": self.step_no,
-                "loader": self.experience.loader.state_dict(),
-                "kl": self.kl.state_dict(),
-                "rng": rng_state(),
-                "void_updates": self.void_updates,
-                "loggers": tracker.state_dict(),
-                "config": flat(self.config),
-            })  # fmt: skip
+    def cost(self, batch: Batch) -> Metrics:
+        return self.performance.metrics(batch, self.timer)
 
-    def restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Back to the state after the checkpoint's step; returns what loggers need to go on."""
-        state = load_state(checkpoint.folder)
-        check_config(state["config"], self.config)
-        for name, role in self.trained().items():
-            role.load(checkpoint.folder / name)
-        self.experience.loader.load_state_dict(state["loader"])
+    def state(self) -> State:
+        return super().state() | {"kl": self.kl.state_dict()}
+
+    def load_state(self, state: State) -> None:
+        super().load_state(state)
         self.kl.load_state_dict(state["kl"])
-        restore_rng(state["rng"])
-        self.step_no, self.void_updates = state["step"], state["void_updates"]
-        log.info("going on after step %d, from %s", self.step_no, checkpoint.folder)
-        return state["loggers"]
+
+    def save_weights(self, folder: Path) -> None:
+        for name, role in self.trained().items():
+            (folder / name).mkdir()
+            role.save(folder / name)
+        for place in (folder / "actor", folder / "actor" / MERGED):
+            if place.is_dir():
+                self.loader.dataset.prompts.save(place)
+
+    def load_weights(self, folder: Path) -> None:
+        for name, role in self.trained().items():
+            role.load(folder / name)
 
     def trained(self) -> dict[str, Any]:
         roles = {"actor": self.roles.actor, "critic": self.roles.critic}

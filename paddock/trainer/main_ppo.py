@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 
-from paddock.door import INTERRUPTED, PLAN_ONLY, guarded
+from paddock.door import PLAN_ONLY, guarded, start_log
 
 
-def run(arguments: list[str]) -> int:
-    """Everything that can be refused is refused before torch is imported."""
+def run(arguments: list[str], wide: bool = False) -> int:
+    """Refuses what can be refused before torch is imported; then trains.
+
+    `wide`: in a file or a pipe each step is also one long line with every metric, as readers of launch scripts' logs
+    expect (the logger `steps`).
+    """
     from paddock.config.load import load
     from paddock.plan import report
     from paddock.preflight import check
@@ -19,24 +22,18 @@ def run(arguments: list[str]) -> int:
         return report.run(arguments, strict=False)  # a script's data may be on another machine
     loaded = load(arguments)
     check(loaded.config)
-    logging.basicConfig(level=logging.INFO, format="paddock: %(message)s", stream=sys.stderr)
-    for name in ("httpx", "transformers", "datasets"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    for warning in loaded.warnings:
-        logging.getLogger(__name__).warning(warning)
-
+    if wide and "console" in loaded.config.trainer.logger and not sys.stdout.isatty():
+        loaded.config.trainer.logger = list(dict.fromkeys([*loaded.config.trainer.logger, "steps"]))
+    start_log(loaded.warnings)
+    from paddock.ending import after_training, conclude
     from paddock.trainer.run import train
 
-    folder = loaded.config.trainer.default_local_dir
-    if train(loaded.config):
-        print(f"Done. Metrics and checkpoints: {folder}")
-        return 0
-    print(f"Stopped, with a checkpoint in {folder}. The same command goes on from there.")
-    return INTERRUPTED
+    outcome = train(loaded.config)
+    return conclude(outcome, loaded.config, *after_training(outcome, loaded.config))
 
 
 def main() -> int:
-    return guarded(run, sys.argv[1:])
+    return guarded(lambda arguments: run(arguments, wide=True), sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import sys
+from pathlib import Path
 
-from paddock.door import INTERRUPTED, guarded
+from paddock.door import guarded, start_log
 
 
 def run(arguments: list[str]) -> int:
@@ -14,20 +14,15 @@ def run(arguments: list[str]) -> int:
 
     loaded = RM.load(arguments)
     check(loaded.config)
-    logging.basicConfig(format="paddock: %(message)s", stream=sys.stderr)
-    logging.getLogger("paddock").setLevel(logging.INFO)
-    for warning in loaded.warnings:
-        print(f"paddock: {warning}", file=sys.stderr)
+    start_log(loaded.warnings)
+    from paddock.ending import conclude
     from paddock.trainer.rm import train_reward_model
+    from paddock.trainer.sft import EXPORT
 
-    folder = train_reward_model(loaded.config)
-    if folder is None:
-        place = loaded.config.trainer.default_local_dir
-        print(f"Stopped, with a checkpoint in {place}. The same command goes on from there.")
-        return INTERRUPTED
-    print(f"The reward model is in {folder}.")
-    print(f"Next: paddock train reward_model.enable=True reward_model.model.path={folder}")
-    return 0
+    outcome = train_reward_model(loaded.config)
+    model = Path(loaded.config.trainer.default_local_dir) / EXPORT
+    use = f"paddock train reward_model.enable=True reward_model.model.path={model}"
+    return conclude(outcome, loaded.config, model, [use])
 
 
 def main() -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import sys
+from pathlib import Path
 
-from paddock.door import INTERRUPTED, guarded
+from paddock.door import guarded, start_log
 
 
 def run(arguments: list[str]) -> int:
@@ -14,19 +14,13 @@ def run(arguments: list[str]) -> int:
 
     loaded = SFT.load(arguments)
     check(loaded.config)
-    logging.basicConfig(format="paddock: %(message)s", stream=sys.stderr)
-    logging.getLogger("paddock").setLevel(logging.INFO)
-    for warning in loaded.warnings:
-        print(f"paddock: {warning}", file=sys.stderr)
-    from paddock.trainer.sft import fine_tune
+    start_log(loaded.warnings)
+    from paddock.ending import conclude
+    from paddock.trainer.sft import EXPORT, fine_tune
 
-    folder = fine_tune(loaded.config)
-    if folder is None:
-        place = loaded.config.trainer.default_local_dir
-        print(f"Stopped, with a checkpoint in {place}. The same command goes on from there.")
-        return INTERRUPTED
-    print(f"The model is in {folder}. Next: paddock train actor_rollout_ref.model.path={folder}")
-    return 0
+    outcome = fine_tune(loaded.config)
+    model = Path(loaded.config.trainer.default_local_dir) / EXPORT
+    return conclude(outcome, loaded.config, model, [f"paddock train actor_rollout_ref.model.path={model}"])
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,29 +27,34 @@ from paddock.models.adapters import Lora, attach
 from paddock.models.packing import sequence_lengths
 from paddock.models.reward_head import RewardModel, load_reward_model, save_classifier, scored_batch, sequence_scores
 from paddock.models.save import whole_folder
-from paddock.trainer.checkpoint import KEY, checkpoint_store, resume_point
+from paddock.trainer.checkpoint import KEY
+from paddock.trainer.lifecycle import Metrics, Outcome
+from paddock.trainer.lock import FolderLock
 from paddock.trainer.policy import open_tokenizer, require_one_device
-from paddock.trainer.sft import EXPORT, Metrics, SupervisedTrainer
+from paddock.trainer.sft import EXPORT, SupervisedTrainer, supervise
 from paddock.trainer.tracking import Tracker
+
+log = logging.getLogger(__name__)
 
 WANT = frozenset({"values"})
 
 
-def train_reward_model(config: Config) -> Path | None:
-    """The folder of the finished model; None when it was interrupted and a checkpoint waits."""
+def train_reward_model(config: Config) -> Outcome:
+    """Trains on preference pairs; a finished run leaves its model in the folder `EXPORT`."""
+    with FolderLock(config.trainer.default_local_dir) as lock:
+        return supervise(open_trainer(config, lock))
+
+
+def open_trainer(config: Config, lock: FolderLock) -> RewardTrainer:
     require_one_device(config)
     seed_all(config.trainer.seed)
     tokenizer = open_tokenizer(config)
     loader = Loader.train(config.data, PairDataset.train(config.data, tokenizer))
     validation = PairDataset.validation(config.data, tokenizer) if config.data.val_files else None
     total_steps = config.trainer.total_training_steps or loader.steps_per_epoch * config.trainer.total_epochs
+    log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
     engine = open_engine(config, tokenizer, total_steps)
-    store = checkpoint_store(config)
-    trainer = RewardTrainer(config, engine, loader, validation, store, tokenizer, total_steps)
-    checkpoint = resume_point(config.trainer, store)
-    state = trainer.restore(checkpoint) if checkpoint else None
-    with Tracker(config, total_steps, checkpoint.step if checkpoint else None, state) as tracker:
-        return trainer.export() if trainer.fit(tracker) else None
+    return RewardTrainer(config, engine, loader, validation, lock, tokenizer, total_steps)
 
 
 def open_engine(config: Config, tokenizer: Any, total_steps: int) -> SingleEngine:
@@ -72,7 +78,8 @@ class RewardTrainer(SupervisedTrainer):
         batch = self.batch(self.loader.next_prompts())
         with self.timer("update_reward_model"):
             micro_batches = [batch.rows(rows) for rows in whole_pairs(batch, self.engine.settings.budget)]
-            found = self.engine.train_step(micro_batches, preference(len(batch) // 2), WANT)
+            with self.updating():
+                found = self.engine.train_step(micro_batches, preference(len(batch) // 2), WANT)
         metrics = {name if "/" in name else f"train/{name}": value for name, value in found.items()}
         return metrics, batch.with_(lengths=batch.need("lengths") - 1)  # the place behind each answer is no token
 
@@ -84,7 +91,7 @@ class RewardTrainer(SupervisedTrainer):
         assert isinstance(self.engine.model, RewardModel)
         return self.engine.model
 
-    def validate(self) -> Metrics:
+    def validate(self, tracker: Tracker) -> Metrics:
         """Over all validation pairs: how often the preferred answer scores higher, by how much, and the loss."""
         assert self.validation is not None
         data, margins = self.config.data, list[PerRow]()

@@ -19,6 +19,8 @@ from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.trainer.checkpoint import CheckpointStore, checkpoint_store, resume_point
 from paddock.trainer.experience import Experience
+from paddock.trainer.lifecycle import Outcome
+from paddock.trainer.lock import FolderLock
 from paddock.trainer.loop import Trainer
 from paddock.trainer.model_rewards import open_models, training_styles, validation_styles
 from paddock.trainer.tracking import Tracker
@@ -29,21 +31,21 @@ from paddock.workers.roles import build
 log = logging.getLogger(__name__)
 
 
-def train(config: Config) -> bool:
-    """True when all steps are done; False when it was interrupted and a checkpoint waits.
+def train(config: Config) -> Outcome:
+    """Trains by reinforcement learning, from the newest checkpoint to the last step.
 
     When a worker dies, the run begins again at its last checkpoint, `trainer.max_restarts` times: what came after that
     checkpoint never was, so every sample counts once.
     """
     store = checkpoint_store(config)
-    with ExitStack() as open_things:
+    with FolderLock(config.trainer.default_local_dir) as lock, ExitStack() as open_things:
         if not in_one_process(config):
             from paddock.workers.ray import cluster
 
             open_things.enter_context(cluster(config))
         for restarts in itertools.count():
             try:
-                return attempt(config, store)
+                return attempt(config, store, lock)
             except WorkerLost as loss:
                 if restarts == config.trainer.max_restarts:
                     raise UserError(
@@ -56,7 +58,7 @@ def train(config: Config) -> bool:
     raise AssertionError("unreachable")
 
 
-def attempt(config: Config, store: CheckpointStore) -> bool:
+def attempt(config: Config, store: CheckpointStore, lock: FolderLock) -> Outcome:
     """From the newest checkpoint to the end, unless a worker is lost."""
     model = config.actor_rollout_ref.model
     if model.external_lib:
@@ -69,6 +71,7 @@ def attempt(config: Config, store: CheckpointStore) -> bool:
             model.custom_chat_template,
         )
         reader = ImageReader.of(config)
+        log.info("reading %s", config.data.train_files)
         dataset = PromptDataset.train(config.data, tokenizer, reader)
         loader = Loader.train(config.data, dataset)
         rewards = open_things.enter_context(RewardManager(config))
@@ -76,6 +79,7 @@ def attempt(config: Config, store: CheckpointStore) -> bool:
         rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.place)
                        for row in dataset.one_of_each_source() if row.style != MODEL])  # fmt: skip
         total_steps = config.trainer.total_training_steps or loader.steps_per_epoch * config.trainer.total_epochs
+        log.info("loading the weights of %s", model.path)
         roles = open_things.enter_context(closing(build(config, tokenizer, total_steps)))
         models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)
         if models:
@@ -86,7 +90,7 @@ def attempt(config: Config, store: CheckpointStore) -> bool:
             held_out = PromptDataset.validation(config.data, tokenizer, reader)
             held_out.scored_by = validation_styles(config.reward_model)
             validation = Validation(experience, held_out, roles.stop_tokens)
-        trainer = Trainer(config, roles, experience, validation, store, total_steps)
+        trainer = Trainer(config, roles, experience, validation, store, lock, total_steps)
         checkpoint = store.newest() if store.wrote else resume_point(config.trainer, store)
         loggers = trainer.restore(checkpoint) if checkpoint else None
         tracker = open_things.enter_context(

@@ -100,7 +100,7 @@ def config_of(folder: Path, workers: int, *overrides: str) -> Config:
 
 
 def train(folder: Path, workers: int, *overrides: str) -> list[dict[str, float]]:
-    assert runs.train(config_of(folder, workers, *overrides))
+    assert runs.train(config_of(folder, workers, *overrides)).finished
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -161,6 +161,34 @@ def test_a_checkpoint_of_two_workers_resumes_in_one_process_and_back(kept, tmp_p
         rows = train(folder, workers, *common[:-1], f"trainer.total_training_steps={steps}")
     assert_same_numbers(rows, straight)
     assert ledger(folder) == ledger(tmp_path / "straight")
+
+
+def test_a_scorer_that_raises_leaves_the_finished_steps_of_the_workers(kept, tmp_path):
+    flag, scorer = tmp_path / "broken", tmp_path / "scorer.py"
+    scorer.write_text(
+        "import pathlib\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        f"    assert not pathlib.Path({str(flag)!r}).exists(), 'the scorer is broken'\n"
+        "    return float(len(solution_str))\n"
+    )
+    common = ["algorithm.adv_estimator=grpo", f"custom_reward_function.path={scorer}", "trainer.save_freq=-1",
+              "trainer.total_training_steps=4"]  # fmt: skip
+    want = train(tmp_path / "whole", 2, *common)
+    folder = tmp_path / "failed"
+    step = runs.Trainer.step
+
+    def break_in_step_3(trainer: Any) -> Any:
+        if trainer.step_no == 3:
+            flag.touch()
+        return step(trainer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs.Trainer, "step", break_in_step_3)
+        with pytest.raises(UserError, match="the scorer is broken"):
+            train(folder, 2, *common)
+    assert [path.name for path in folder.glob("global_step_*")] == ["global_step_2"]
+    flag.unlink()
+    assert learnt(train(folder, 2, *common)) == learnt(want)
 
 
 def test_validation_and_greedy_baselines_run_on_workers(kept, tmp_path):

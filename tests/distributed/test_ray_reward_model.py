@@ -49,7 +49,7 @@ def train(folder: Path, reward_model: Path, *settings: str) -> list[dict[str, fl
     where = [f"trainer.default_local_dir={folder}", f"reward_model.model.path={reward_model}"]
     config = load([*SMALL, *where, *settings]).config
     check(config)
-    assert runs.train(config)
+    assert runs.train(config).finished
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

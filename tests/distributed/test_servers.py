@@ -175,7 +175,7 @@ def test_under_lora_engines_get_merged_weights(tmp_path, monkeypatch):
 
 def train(config: Config) -> list[dict[str, float]]:
     check(config)
-    assert runs.train(config)
+    assert runs.train(config).finished
     return [
         json.loads(line) for line in Path(config.trainer.default_local_dir, "metrics.jsonl").read_text().splitlines()
     ]

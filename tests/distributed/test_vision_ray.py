@@ -76,7 +76,7 @@ def test_two_workers_learn_what_one_process_learns(folder, tmp_path):
             f"custom_reward_function.path={tmp_path}/score.py", "data.dataloader_num_workers=0",
             "++actor_rollout_ref.actor.optim.override_optimizer_config.eps=1e-3",
         ]).config  # fmt: skip
-        assert runs.train(config)
+        assert runs.train(config).finished
     one, two = (load_file(tmp_path / ranks / "global_step_2" / "actor" / "model.safetensors") for ranks in ("1", "2"))
     start = load_file(folder / "model.safetensors")
     for name, tensor in one.items():

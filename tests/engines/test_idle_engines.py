@@ -249,7 +249,7 @@ SMALL = [
 
 
 def run(folder: Path) -> list[dict[str, float]]:
-    assert train(load([*SMALL, f"trainer.default_local_dir={folder}"]).config)
+    assert train(load([*SMALL, f"trainer.default_local_dir={folder}"]).config).finished
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     timed = ("timing", "perf/", "throughput")
     return [{name: value for name, value in line.items() if not name.startswith(timed)} for line in lines]

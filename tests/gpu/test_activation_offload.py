@@ -105,4 +105,4 @@ def test_training_takes_the_key(tmp_path):
             "actor_rollout_ref.model.enable_activation_offload=True"]  # fmt: skip
     config = load(keys).config
     preflight.check(config)
-    assert train(config)
+    assert train(config).finished

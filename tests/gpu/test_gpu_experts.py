@@ -167,7 +167,7 @@ def test_a_run_with_replay_learns(family, tmp_path):
             f"trainer.default_local_dir={tmp_path / 'run'}"]  # fmt: skip
     if family == "qwen3_moe":  # the other one's config has no such field
         keys.append("++actor_rollout_ref.model.override_config.router_aux_loss_coef=0.01")
-    assert train(load(keys).config)
+    assert train(load(keys).config).finished
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     rewards = [line["critic/score/mean"] for line in lines]
     assert mean(rewards[-3:]) > mean(rewards[:3]) + 0.15, rewards

@@ -170,7 +170,7 @@ def test_a_run_learns_to_name_colours(family, place, tmp_path):
             f"trainer.default_local_dir={tmp_path}", "trainer.save_freq=-1", "trainer.test_freq=-1",
             "trainer.val_before_train=False", f"custom_reward_function.path={place}/score.py",
             "trainer.total_epochs=100"]  # fmt: skip
-    assert train(load(keys).config)
+    assert train(load(keys).config).finished
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     rewards = [line["critic/score/mean"] for line in lines]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.15, rewards

@@ -187,7 +187,7 @@ def run(folder: Path, away: bool) -> list[dict[str, float]]:
         f"{section}.actor.fsdp_config.param_offload={away}", f"{section}.actor.fsdp_config.optimizer_offload={away}",
         f"{section}.ref.fsdp_config.param_offload={away}", f"trainer.default_local_dir={folder}",
     ]  # fmt: skip
-    assert train(load(keys).config)
+    assert train(load(keys).config).finished
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -97,7 +97,7 @@ def test_a_run_learns_addition(tmp_path, estimator):
     keys = ["--config-name=ppo_megatron_trainer", f"algorithm.adv_estimator={estimator}", "trainer.device=cuda",
             "trainer.total_training_steps=30", "trainer.logger=[file]", "trainer.test_freq=30",
             "actor_rollout_ref.rollout.name=embedded", f"trainer.default_local_dir={tmp_path}"]  # fmt: skip
-    assert train(load(keys).config)
+    assert train(load(keys).config).finished
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     scores = [row["reward/score/mean"] for row in rows if "reward/score/mean" in row]
     assert sum(scores[-5:]) / 5 > sum(scores[:5]) / 5 + 0.05

@@ -41,7 +41,7 @@ def run(folder: Path, *keys: str) -> list[dict[str, Any]]:
     config = load([*SMALL, f"trainer.default_local_dir={folder}", *keys]).config
     if in_one_process(config):
         check(config)
-    assert runs.train(config)
+    assert runs.train(config).finished
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -135,7 +135,7 @@ def test_both_ways_train_alike(tmp_path, engine):
             *("trainer.logger=[file]", "data.dataloader_num_workers=0", f"trainer.default_local_dir={folder}"),
             f"reward_model.launch_reward_fn_async={early}",
         ]
-        assert train(load(arguments).config)
+        assert train(load(arguments).config).finished
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         logged.append(
             [

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import errno
+import io
 import json
 import logging
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,7 +112,66 @@ DAMAGE = {
     "there is no manifest.json": lambda f: (f / MANIFEST).unlink(),
     "manifest.json cannot be read": lambda f: (f / MANIFEST).write_text("{"),
     "of a later version": lambda f: (f / MANIFEST).write_text('{"format": 99, "files": {}}'),
+    "it is a file, not a folder": lambda f: (shutil.rmtree(f), f.write_text("x")),
+    "it is a symbolic link to no folder": lambda f: (shutil.rmtree(f), f.symlink_to("nowhere")),
+    "manifest.json is that of step 10": lambda f: shutil.copytree(f.with_name("global_step_10"), f, dirs_exist_ok=True),
 }
+
+
+def edited(**changes):
+    """Writes values of another shape into a manifest that is right otherwise."""
+
+    def edit(folder: Path) -> None:
+        values = json.loads((folder / MANIFEST).read_text())
+        (folder / MANIFEST).write_text(json.dumps(values | changes))
+
+    return edit
+
+
+def entry(value):
+    return edited(files={"note.txt": value})
+
+
+RIGHT = {"size": 7, "sha256": "0" * 64}
+SHAPES = {
+    "a list at top level": ("holds [], not an object", lambda f: (f / MANIFEST).write_text("[]")),
+    "a text at top level": ("not an object", lambda f: (f / MANIFEST).write_text('"x"')),
+    "null at top level": ("holds nothing", lambda f: (f / MANIFEST).write_text("null")),
+    "nested a million deep": ("cannot be read", lambda f: (f / MANIFEST).write_text("[" * 10**6)),
+    "bytes that are no text": ("cannot be read", lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe\x00")),
+    "a folder in its place": ("cannot be read", lambda f: ((f / MANIFEST).unlink(), (f / MANIFEST).mkdir())),
+    "files as a list": ("has [] as files", edited(files=[])),
+    "files as a text": ("as files", edited(files="note.txt")),
+    "no files": ("has {} as files", edited(files={})),
+    "files null": ("has nothing as files", edited(files=None)),
+    "format as a text": ('has "1" as format', edited(format="1")),
+    "format as a list": ("as format", edited(format=[1])),
+    "format true": ("has true as format", edited(format=True)),
+    "format null": ("has nothing as format", edited(format=None)),
+    "step as a text": ("as step", edited(step="20")),
+    "an entry that is a list": ("not its size and sha256", entry([7, "0" * 64])),
+    "an entry that is null": ("not its size and sha256", entry(None)),
+    "an entry without a checksum": ("not its size and sha256", entry({"size": 7})),
+    "a size that is a text": ("not its size and sha256", entry(RIGHT | {"size": "7"})),
+    "a negative size": ("not its size and sha256", entry(RIGHT | {"size": -7})),
+    "a checksum that is a number": ("not its size and sha256", entry(RIGHT | {"sha256": 7})),
+    "a name that climbs out": ("which is no file in this folder", edited(files={"../global_step_10/note.txt": RIGHT})),
+    "an absolute name": ("which is no file in this folder", edited(files={"/etc/passwd": RIGHT})),
+    "an empty name": ("which is no file in this folder", edited(files={"": RIGHT})),
+    "a name with a null byte": ("which is no file in this folder", edited(files={"a\0b": RIGHT})),
+    "a name too long for a file": ("cannot be read", edited(files={"x" * 5000: RIGHT})),
+    "the name of a folder": ("actor is missing", edited(files={"actor": RIGHT})),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_manifest_of_another_shape_is_named_and_the_checkpoint_before_is_used(tmp_path, caplog, shape):
+    store = CheckpointStore(tmp_path)
+    save(store, 10)
+    message, damage = SHAPES[shape]
+    damage(save(store, 20))
+    assert store.newest().step == 10
+    assert message in caplog.text and "global_step_20" in caplog.text and "global_step_10 instead" in caplog.text
 
 
 @pytest.mark.parametrize("message", DAMAGE)
@@ -129,8 +191,8 @@ def test_a_store_without_a_whole_checkpoint_does_not_start_afresh_in_silence(tmp
     assert "resume_mode=disable" in error.value.fix
 
 
-@pytest.mark.parametrize("text", [None, "", "twenty"])
-def test_the_newest_is_found_without_the_pointer_file(tmp_path, text):
+@pytest.mark.parametrize("text", [None, "", "twenty", "-1", "1e1", "9" * 5000, "9" * 12, "0x0a", "9 10"])
+def test_the_newest_is_found_without_the_pointer_file(tmp_path, text, caplog):
     store = CheckpointStore(tmp_path)
     for step in (9, 10):
         save(store, step)
@@ -138,6 +200,120 @@ def test_the_newest_is_found_without_the_pointer_file(tmp_path, text):
     if text is not None:
         (tmp_path / LATEST).write_text(text)
     assert store.newest().step == 10
+    assert (f"{LATEST} names no checkpoint" in caplog.text) == (text is not None)
+
+
+def test_a_pointer_file_of_bytes_or_in_the_form_of_a_folder_is_reported(tmp_path, caplog):
+    store = CheckpointStore(tmp_path)
+    save(store, 10)
+    (tmp_path / LATEST).write_bytes(b"\xff\xfe")
+    assert store.newest().step == 10 and f"{LATEST} names no checkpoint" in caplog.text
+    (tmp_path / LATEST).unlink()
+    (tmp_path / LATEST).mkdir()
+    caplog.clear()
+    assert store.newest().step == 10 and "Is a directory" in caplog.text
+    with pytest.raises(UserError, match=f"{LATEST} is a folder"):  # when a run begins, not when it first saves
+        resume_point(config("trainer.resume_mode=auto").trainer, store)
+
+
+# What does not belong there
+
+
+def stray_file(path: Path) -> None:
+    path.write_text("not a checkpoint")
+
+
+def stray_link(path: Path) -> None:
+    path.symlink_to(path.parent / "elsewhere")
+
+
+def dangling_link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("make", [stray_file, stray_link, dangling_link])
+@pytest.mark.parametrize("name", [".global_step_3.writing", ".global_step_3.replaced", ".global_step_9.removing"])
+def test_strays_with_the_name_of_a_half_written_checkpoint_are_removed(tmp_path, caplog, make, name):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "precious").write_text("of somebody else")
+    store = CheckpointStore(tmp_path)
+    save(store, 2)
+    make(tmp_path / name)
+    assert resume_point(config("trainer.resume_mode=auto").trainer, store).step == 2
+    assert name in caplog.text or make is stray_link  # which is a folder
+    assert not os.path.lexists(tmp_path / name)
+    save(store, 3)
+    assert store.newest().step == 3 and not (tmp_path / "global_step_3").is_symlink()
+    assert (tmp_path / "elsewhere" / "precious").is_file()
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
+@pytest.mark.parametrize("make", [stray_file, stray_link, dangling_link])
+def test_strays_with_the_name_of_a_checkpoint_are_reported_and_give_way_to_it(tmp_path, caplog, make):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "precious").write_text("of somebody else")
+    store = CheckpointStore(tmp_path, keep=1)
+    save(store, 2)
+    make(tmp_path / "global_step_7")
+    assert store.newest().step == 2
+    assert "global_step_7 is damaged" in caplog.text or make is stray_link  # which is a folder beyond the latest step
+    for step in (7, 8):
+        save(store, step)
+        assert store.newest().step == step
+    assert (tmp_path / "elsewhere" / "precious").is_file()
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "global_step_8", LATEST]
+
+
+def test_a_stray_file_alone_does_not_start_a_run_afresh_in_silence(tmp_path):
+    stray_file(tmp_path / "global_step_7")
+    with pytest.raises(UserError, match="it is a file, not a folder"):
+        CheckpointStore(tmp_path).newest()
+
+
+def test_names_that_only_look_like_a_checkpoints_are_left_alone(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    for name in (
+        "global_step_",
+        "global_step_007",
+        "global_step_-1",
+        "global_step_٣",
+        "global_step_1.bak",
+        "GLOBAL_STEP_9",
+    ):
+        (tmp_path / name).mkdir()
+    assert store.newest() is None
+    save(store, 1), save(store, 2)
+    assert store.steps() == [2] and (tmp_path / "global_step_007").is_dir()
+
+
+@pytest.mark.parametrize("closed", ["root", "step", "part", "file"])
+def test_what_may_not_be_read_is_an_error_in_words(tmp_path, closed, monkeypatch, caplog):
+    """Refusals of the operating system are raised by hand: root may read whatever its permissions say."""
+    store = CheckpointStore(tmp_path)
+    save(store, 10)
+    folder = save(store, 20)
+    barred = {"root": tmp_path, "step": folder, "part": folder / "actor", "file": folder / "note.txt"}[closed]
+    stat, opened, listed = os.stat, open, os.listdir
+
+    def refusing(function, exact):
+        def call(path, *arguments, **options):
+            inside = Path(str(path)) == barred if exact else Path(str(path)).is_relative_to(barred)
+            if not isinstance(path, int) and inside and (exact or Path(str(path)) != barred or closed == "file"):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return function(path, *arguments, **options)
+
+        return call
+
+    if closed != "file":
+        monkeypatch.setattr(os, "stat", refusing(stat, False))
+    monkeypatch.setattr(os, "listdir", refusing(listed, True))
+    monkeypatch.setattr(io, "open", refusing(opened, False))
+    if closed == "root":
+        with pytest.raises(UserError, match="cannot be read: Permission denied"):
+            store.newest()
+    else:
+        assert store.newest().step == 10
+        assert "Permission denied" in caplog.text and "global_step_10 instead" in caplog.text
 
 
 # Killing

@@ -25,7 +25,7 @@ SMALL = [
 def actor(request, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     keys = [f"{ACTOR}.checkpoint.save_contents={request.param}", f"trainer.default_local_dir={folder}"]
-    assert train(load([*SMALL, *keys]).config)
+    assert train(load([*SMALL, *keys]).config).finished
     return folder / "global_step_1" / "actor"
 
 

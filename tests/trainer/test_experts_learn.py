@@ -37,7 +37,7 @@ COMMON = [
 
 def run(folder: Path, model: Path, *overrides: str) -> list[dict[str, float]]:
     arguments = [*COMMON, *EXPERTS, f"{M}.path={model}", f"trainer.default_local_dir={folder}", *overrides]
-    assert train(load(arguments).config)
+    assert train(load(arguments).config).finished
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -38,7 +38,7 @@ def arguments(folder: Path, *overrides: str) -> list[str]:
 
 
 def run(folder: Path, *overrides: str) -> list[dict[str, float]]:
-    assert train(load(arguments(folder, *overrides)).config)
+    assert train(load(arguments(folder, *overrides)).config).finished
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -52,7 +52,7 @@ FP32 = ["actor_rollout_ref.actor.fsdp_config.dtype=float32", "critic.model.fsdp_
 def run(folder: Path, *overrides: str) -> list[dict[str, float]]:
     config = load([*SMALL, f"trainer.default_local_dir={folder}", *overrides]).config
     check(config)
-    assert train(config)
+    assert train(config).finished
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -60,7 +60,7 @@ def loaded(*overrides):
 
 def run(folder, *overrides):
     config = loaded(f"trainer.default_local_dir={folder}", f"trainer.rollout_data_dir={folder}/rollouts", *overrides)
-    assert train(config)
+    assert train(config).finished
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rollouts = [json.loads(line) for line in (folder / "rollouts" / "1.jsonl").read_text().splitlines()]
     return lines, rollouts

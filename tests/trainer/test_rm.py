@@ -175,7 +175,7 @@ def final_weights(folder):
 
 
 def test_a_run_learns_its_pairs_from_indifference_and_leaves_a_classifier(tmp_path, config):
-    folder = train_reward_model(
+    outcome = train_reward_model(
         config(
             "run",
             "trainer.total_training_steps=24",
@@ -183,6 +183,8 @@ def test_a_run_learns_its_pairs_from_indifference_and_leaves_a_classifier(tmp_pa
             "trainer.test_freq=24",
         )
     )
+    assert outcome.finished and outcome.trained == 24
+    folder = tmp_path / "run" / "huggingface"
     lines = metrics_of(tmp_path / "run")
     assert lines[0]["val/loss"] == pytest.approx(math.log(2)) and lines[0]["val/margin"] == 0
     assert lines[1]["train/loss"] == pytest.approx(math.log(2))
@@ -204,7 +206,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, config
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
     for gone in ("global_step_6", "global_step_4", "huggingface"):
         shutil.rmtree(tmp_path / "again" / gone)
-    assert train_reward_model(config("again", *settings)) == tmp_path / "again" / "huggingface"
+    assert train_reward_model(config("again", *settings)).finished
     whole, again = final_weights(tmp_path / "whole"), final_weights(tmp_path / "again")
     assert all(torch.equal(whole[name], again[name]) for name in whole) and whole.keys() == again.keys()
     losses = [[line["train/loss"] for line in metrics_of(tmp_path / name)] for name in ("whole", "again")]
@@ -222,7 +224,7 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(tmp_path
         return step(self)
 
     monkeypatch.setattr(RewardTrainer, "step", interrupted)
-    assert train_reward_model(config("cut", *settings)) is None
+    assert not train_reward_model(config("cut", *settings)).finished
     assert (tmp_path / "cut" / "global_step_2" / "reward_model" / "tokenizer.json").is_file()
     monkeypatch.setattr(RewardTrainer, "step", step)
     train_reward_model(config("cut", *settings))

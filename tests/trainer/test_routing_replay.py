@@ -53,7 +53,7 @@ SMALL = [
 
 def run(folder: Path, model: Path, *overrides: str) -> list[dict[str, float]]:
     arguments = [*SMALL, f"actor_rollout_ref.model.path={model}", f"trainer.default_local_dir={folder}", *overrides]
-    assert train(load(arguments).config)
+    assert train(load(arguments).config).finished
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

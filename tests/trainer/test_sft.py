@@ -173,7 +173,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, config
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
     for gone in ("global_step_6", "global_step_4", "huggingface"):
         shutil.rmtree(tmp_path / "again" / gone)
-    assert fine_tune(config("again", *settings)) == tmp_path / "again" / "huggingface"
+    assert fine_tune(config("again", *settings)).finished
     whole, again = final_weights(tmp_path / "whole"), final_weights(tmp_path / "again")
     assert all(torch.equal(whole[name], again[name]) for name in whole) and whole.keys() == again.keys()
     losses = [[line["train/loss"] for line in metrics_of(tmp_path / name)] for name in ("whole", "again")]
@@ -192,12 +192,33 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(tmp_path
         return step(self)
 
     monkeypatch.setattr(SupervisedTrainer, "step", interrupted)
-    assert fine_tune(config("cut", *settings)) is None
+    assert not fine_tune(config("cut", *settings)).finished
     assert (tmp_path / "cut" / "global_step_2" / "actor" / "tokenizer.json").is_file()
     monkeypatch.setattr(SupervisedTrainer, "step", step)
     fine_tune(config("cut", *settings))
     whole, cut = final_weights(tmp_path / "whole"), final_weights(tmp_path / "cut")
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def test_an_error_in_the_data_leaves_the_steps_before_it(tmp_path, config, monkeypatch, caplog):
+    settings = ("trainer.total_training_steps=4", "trainer.save_freq=-1")
+    fine_tune(config("whole", *settings))
+    with monkeypatch.context() as patch:
+        step = SupervisedTrainer.batch
+
+        def torn(self, rows):
+            if self.step_no == 3:
+                raise RuntimeError("a torn row")
+            return step(self, rows)
+
+        patch.setattr(SupervisedTrainer, "batch", torn)
+        with pytest.raises(RuntimeError, match="a torn row"):
+            fine_tune(config("cut", *settings))
+    assert "goes on after step 2" in caplog.text
+    assert fine_tune(config("cut", *settings)).trained == 2
+    whole, cut = final_weights(tmp_path / "whole"), final_weights(tmp_path / "cut")
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    assert [line["step"] for line in metrics_of(tmp_path / "cut")] == [1, 2, 3, 4]
 
 
 def test_validation_loss_is_over_tokens_whatever_the_batch(tmp_path, config):

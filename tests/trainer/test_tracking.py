@@ -23,7 +23,7 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.trainer.samples import Sample, dump_samples, samples_of
-from paddock.trainer.tracking.console import ConsoleLog, highlights, validation
+from paddock.trainer.tracking.console import ConsoleLog, StepLines, highlights, validation
 from paddock.trainer.tracking.jsonl import MetricsFile
 from paddock.trainer.tracking.run import Run
 from paddock.trainer.tracking.tracker import LOGGERS, Tracker
@@ -150,11 +150,22 @@ def test_the_highlights_of_a_step_read_as_in_the_guide():
     assert line == "Actor Loss: 0.234, KL: 0.0123, Reward: 0.456, Length: 132, 2,500 tokens/s"
 
 
-def test_a_log_file_gets_the_highlights_the_time_left_and_the_whole_step_on_one_line(tmp_path):
+def test_a_log_file_gets_one_compact_line_a_step_with_the_time_left(tmp_path):
     text = shown(tmp_path, False, (0, ACCURACY), (12, STEP | ACCURACY))
     assert re.search(r"^12/60  Actor Loss: 0\.234, .* tokens/s, ETA 0:00:0\d$", text, re.M)
     assert "Validation Accuracy: 45.2%\n" in text
-    whole = next(line for line in text.splitlines() if line.startswith("step:12 - "))
+    assert "step:" not in text and "\x1b" not in text
+
+
+def test_the_logger_steps_writes_every_metric_of_a_step_on_one_line(tmp_path):
+    screen = Console(file=io.StringIO(), force_terminal=False, width=160, color_system=None)
+    lines = StepLines(run(tmp_path), screen)
+    lines.log(12, STEP | ACCURACY)
+    lines.generations(12, [sample()])
+    lines.close()
+    text = screen.file.getvalue()
+    (whole,) = text.splitlines()
+    assert whole.startswith("step:12 - ")
     parsed = dict(part.rsplit(":", 1) for part in whole.split(" - "))
     assert {name: float(value) for name, value in parsed.items() if name != "step"} == STEP | ACCURACY
     assert parsed["perf/total_num_tokens"] == "5000"

@@ -106,7 +106,7 @@ def learn(place: Path, out: Path, steps: int, family: str) -> tuple[list[float],
         "actor_rollout_ref.actor.entropy_coeff=0.005", f"trainer.total_training_steps={steps}",
         f"data.val_files={place}/test.parquet", "trainer.val_before_train=True", f"trainer.test_freq={steps}",
     ]  # fmt: skip
-    assert runs.train(config_of(place, out, *settings, family=family))
+    assert runs.train(config_of(place, out, *settings, family=family)).finished
     return metrics(out, "critic/score/mean"), metrics(out, "val-core/colours/reward/mean@1")
 
 
@@ -126,14 +126,14 @@ def test_every_family_learns_to_name_colours(family, place, tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rollout_and_trainer_agree_in_a_run(family, place, tmp_path):
-    assert runs.train(config_of(place, tmp_path, "trainer.save_freq=-1", family=family))
+    assert runs.train(config_of(place, tmp_path, "trainer.save_freq=-1", family=family)).finished
     assert max(metrics(tmp_path, "training/rollout_probs_diff_max")) < 1e-5
 
 
 @pytest.mark.parametrize("engine", ["embedded", "hf"])
 def test_a_frozen_tower_stays_and_the_language_model_moves(engine, place, tmp_path):
     frozen = ["actor_rollout_ref.actor.freeze_vision_tower=True", f"actor_rollout_ref.rollout.name={engine}"]
-    assert runs.train(config_of(place, tmp_path, *frozen, "actor_rollout_ref.actor.fsdp_config.dtype=float32"))
+    assert runs.train(config_of(place, tmp_path, *frozen, "actor_rollout_ref.actor.fsdp_config.dtype=float32")).finished
     before, after = load_file(place / "qwen2_5_vl" / "model.safetensors"), weights(tmp_path)
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved and not any("visual" in name for name in moved)
@@ -141,7 +141,7 @@ def test_a_frozen_tower_stays_and_the_language_model_moves(engine, place, tmp_pa
 
 def test_ppo_with_a_critic_that_sees(place, tmp_path):
     ppo = ["algorithm.adv_estimator=gae", f"critic.model.path={place / 'qwen3_vl'}", "critic.ppo_mini_batch_size=2"]
-    assert runs.train(config_of(place, tmp_path, *ppo, "actor_rollout_ref.rollout.n=1", family="qwen3_vl"))
+    assert runs.train(config_of(place, tmp_path, *ppo, "actor_rollout_ref.rollout.n=1", family="qwen3_vl")).finished
     critic = load_file(tmp_path / "global_step_2" / "critic" / "model.safetensors")
     assert any("visual" in name for name in critic)
     assert metrics(tmp_path, "critic/vf_loss")
@@ -152,22 +152,22 @@ def test_a_run_with_a_reference_and_micro_batches_of_rows(place, tmp_path):
             "actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=3",
             "actor_rollout_ref.model.use_remove_padding=False",
             "actor_rollout_ref.model.enable_gradient_checkpointing=True"]  # fmt: skip
-    assert runs.train(config_of(place, tmp_path, *more))
+    assert runs.train(config_of(place, tmp_path, *more)).finished
     first, second = metrics(tmp_path, "actor/kl_loss")
     assert first == pytest.approx(0.0, abs=1e-4) and second > 1e-3
 
 
 def test_a_run_goes_on_bit_for_bit(place, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert runs.train(config_of(place, whole, "trainer.total_training_steps=4"))
+    assert runs.train(config_of(place, whole, "trainer.total_training_steps=4")).finished
     for steps in (2, 4):
-        assert runs.train(config_of(place, parts, f"trainer.total_training_steps={steps}"))
+        assert runs.train(config_of(place, parts, f"trainer.total_training_steps={steps}")).finished
     one, other = weights(whole, 4), weights(parts, 4)
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_an_exported_model_is_read_again_with_its_processor(place, tmp_path):
-    assert runs.train(config_of(place, tmp_path / "run"))
+    assert runs.train(config_of(place, tmp_path / "run")).finished
     export(tmp_path / "run", tmp_path / "model", "fp32")
     assert (tmp_path / "model" / "preprocessor_config.json").is_file()
     stored, trained = load_file(tmp_path / "model" / "model.safetensors"), weights(tmp_path / "run")
@@ -175,7 +175,7 @@ def test_an_exported_model_is_read_again_with_its_processor(place, tmp_path):
     again = config_of(place, tmp_path / "again", f"actor_rollout_ref.model.path={tmp_path / 'model'}")
     picture, reader = painted(), ImageReader.of(again)
     assert reader.read([reader.token], [picture])[1].pixels.shape[0] == 16
-    assert runs.train(again)
+    assert runs.train(again).finished
 
 
 def test_answers_are_scored_by_the_evaluation_and_written_by_the_generation(place, tmp_path):
@@ -220,7 +220,7 @@ def test_geometry_problems_are_answered_and_scored_by_their_own_rule(place, tmp_
         "data.max_prompt_length=160",
         "custom_reward_function.path=null",
     ]
-    assert runs.train(config_of(place, tmp_path / "out", *longer, "trainer.save_freq=-1"))
+    assert runs.train(config_of(place, tmp_path / "out", *longer, "trainer.save_freq=-1")).finished
     assert metrics(tmp_path / "out", "critic/score/mean") == [0.0, 0.0]  # random words box nothing
 
 
@@ -229,7 +229,7 @@ def test_a_vision_model_also_learns_from_texts(place, tmp_path):
     for row in rows[:8]:
         row |= colour_rows(1, 4)[0]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "mixed.parquet")
-    assert runs.train(config_of(place, tmp_path / "out", f"data.train_files={tmp_path}/mixed.parquet"))
+    assert runs.train(config_of(place, tmp_path / "out", f"data.train_files={tmp_path}/mixed.parquet")).finished
 
 
 def test_a_text_model_has_no_tower_to_freeze(place, tmp_path):
@@ -244,7 +244,9 @@ def test_a_text_model_has_no_tower_to_freeze(place, tmp_path):
 
 
 def test_dumped_rollouts_hold_words_and_no_pixels(place, tmp_path):
-    assert runs.train(config_of(place, tmp_path, f"trainer.rollout_data_dir={tmp_path}/dump", "trainer.save_freq=-1"))
+    assert runs.train(
+        config_of(place, tmp_path, f"trainer.rollout_data_dir={tmp_path}/dump", "trainer.save_freq=-1")
+    ).finished
     lines = (tmp_path / "dump" / "1.jsonl").read_text().splitlines()
     assert len(lines) == 16 and all("images" not in json.loads(line)["extras"] for line in lines)
 

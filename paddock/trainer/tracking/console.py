@@ -1,11 +1,10 @@
-"""Progress for people and for log parsers.
+"""Progress for people (`console`) and for log parsers (`steps`).
 
-On a terminal: a live bar with the time left, and above it one line a step,
-    12/60  Actor Loss: 0.234, KL: 0.012, Reward: 0.456, Length: 132, 1,234 tokens/s
+`console` prints one line per step; on a terminal a live bar shows the time left, elsewhere the line ends with it,
+    12/60  Actor Loss: 0.234, KL: 0.012, Reward: 0.456, Length: 132, 1,234 tokens/s, ETA 0:01:12
     Validation Accuracy: 45.2%
-Elsewhere (a file, a pipe, a batch system): the same lines with the time left, and after each the whole step on one,
+`steps` prints every metric of a step on one line, the form that scripts which read such logs expect,
     step:12 - actor/pg_loss:0.234 - actor/ppo_kl:0.012 - ...
-the form that scripts which read such logs expect.
 """
 
 from __future__ import annotations
@@ -67,8 +66,6 @@ class ConsoleLog:
             self.write(f"{step}/{self.run.total_steps}  " + ", ".join(parts))
         if found := validation(metrics):
             self.write(found)
-        if not self.screen.is_terminal:
-            self.write(" - ".join([f"step:{step}", *(f"{name}:{number(value)}" for name, value in metrics.items())]))
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         table = Table("prompt", "answer", "score", title=f"validation answers at step {step}")
@@ -90,6 +87,25 @@ class ConsoleLog:
             return "-"
         pace = (time.monotonic() - self.started) / done
         return str(timedelta(seconds=round(pace * (self.run.total_steps - step))))
+
+
+class StepLines:
+    """Prints every metric of a step on one line."""
+
+    run_id: str | None = None
+
+    def __init__(self, run: Run, screen: Console | None = None):
+        self.screen = screen or Console()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        line = " - ".join([f"step:{step}", *(f"{name}:{number(value)}" for name, value in metrics.items())])
+        self.screen.print(line, soft_wrap=True, markup=False, emoji=False, highlight=False)
+
+    def generations(self, step: int, samples: Sequence[Sample]) -> None:
+        """Prints nothing: a parser reads numbers."""
+
+    def close(self) -> None:
+        """Nothing is held open."""
 
 
 def highlights(metrics: Mapping[str, float]) -> list[str]:

@@ -13,7 +13,7 @@ from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.trainer.samples import Sample
 from paddock.trainer.tracking.adapters import MLflow, SwanLab, TensorBoard, Trackio, WandB
-from paddock.trainer.tracking.console import ConsoleLog
+from paddock.trainer.tracking.console import ConsoleLog, StepLines
 from paddock.trainer.tracking.jsonl import MetricsFile
 from paddock.trainer.tracking.prometheus import Prometheus
 from paddock.trainer.tracking.run import Logger, Run
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 LOGGERS: dict[str, Callable[[Run], Logger]] = {
     "console": ConsoleLog,
+    "steps": StepLines,
     "tensorboard": TensorBoard,
     "wandb": WandB,
     "mlflow": MLflow,

@@ -118,7 +118,7 @@ class RayPPOTrainer:
         from paddock.trainer.run import train
 
         check(self.config)
-        return train(self.config)
+        return train(self.config).finished
 
 
 def paddock_config(config: Any) -> Config:

@@ -1,0 +1,67 @@
+"""The last lines of a command that trains: how the run ended, where the model is, and what to type next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from paddock.config.schema import Config
+from paddock.door import INTERRUPTED, say_last
+from paddock.trainer.lifecycle import Outcome, resume_command
+
+
+def conclude(outcome: Outcome, config: Config, model: Path | None, next_commands: Sequence[str]) -> int:
+    """Prints how a run ended and returns the exit code of its command.
+
+    `model` is the folder of the trained model, None if none was saved; `next_commands` are for people who have it.
+    """
+    say_last("\n".join(last_lines(outcome, config, model, next_commands)))
+    return 0 if outcome.finished else INTERRUPTED
+
+
+def last_lines(outcome: Outcome, config: Config, model: Path | None, next_commands: Sequence[str]) -> list[str]:
+    folder = config.trainer.default_local_dir
+    if not outcome.finished and outcome.checkpoint is None:
+        return ["Stopped before the first step was done: there is nothing to save."]
+    if not outcome.finished:
+        return [f"Stopped, with a checkpoint in {folder}. {resume_command(config)} goes on from there."]
+    if config.trainer.val_only:
+        return [f"Validated; nothing was trained (trainer.val_only=True). Metrics: {folder}/metrics.jsonl"]
+    if outcome.trained == 0:
+        ended = nothing_trained(outcome, config)
+    else:
+        ended = f"Done: {outcome.trained:,} steps of {outcome.total:,}. Metrics: {folder}/metrics.jsonl"
+    if model is None:
+        return [ended, "No model was saved: trainer.save_last=False."]
+    return [ended, f"The model is in {model}", "Next: " + "\n      ".join(next_commands)]
+
+
+def nothing_trained(outcome: Outcome, config: Config) -> str:
+    """Says that the run was complete before this command, and which keys make it train."""
+    return (
+        f"Nothing was trained: {config.trainer.default_local_dir} holds step {outcome.total:,} of {outcome.total:,}.\n"
+        f"  to train further: trainer.total_training_steps={2 * outcome.total} (or more trainer.total_epochs)\n"
+        "  to train anew: another trainer.experiment_name, or trainer.resume_mode=disable"
+    )
+
+
+def after_training(outcome: Outcome, config: Config) -> tuple[Path | None, list[str]]:
+    """Returns the folder of a policy that reinforcement learning trained, and the commands that use it."""
+    if outcome.checkpoint is None:
+        return None, []
+    actor = outcome.checkpoint.folder / "actor"
+    commands = [f"paddock export {outcome.checkpoint.folder} FOLDER"]
+    if any(actor.glob("model*.safetensors")):
+        commands.insert(0, evaluation(actor, config))
+    return actor, commands
+
+
+def evaluation(model: Path, config: Config) -> str:
+    """Returns the command that evaluates the model on the run's validation data with its scorer."""
+    files = config.data.val_files or config.data.train_files
+    data = ",".join(map(str, files)) if isinstance(files, list) else str(files)
+    words = [f"model={model}", f"data={f'[{data}]' if ',' in data else data}"]
+    words.append(f"data.max_response_length={config.data.max_response_length}")
+    if config.custom_reward_function.path:
+        words.append(f"custom_reward_function.path={config.custom_reward_function.path}")
+    return " ".join(["paddock eval", *words])

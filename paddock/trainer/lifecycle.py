@@ -1,0 +1,247 @@
+"""The life of a training run, whatever it trains: when it validates, logs, saves and stops, and what an error leaves.
+
+    step -> validate -> log -> save, until all steps are done or someone stops the run
+
+`TrainingRun` is the base of `Trainer` (loop.py: reinforcement learning) and of `SupervisedTrainer` (sft.py). A step is
+logged before it is saved, so that a checkpoint never holds a step without its line in metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paddock.config.schema import Config
+from paddock.core.batch import Batch
+from paddock.core.timing import Timer
+from paddock.data.loader import Loader
+from paddock.errors import UserError
+from paddock.trainer.checkpoint import Checkpoint, CheckpointStore
+from paddock.trainer.interruption import Interruption
+from paddock.trainer.lock import FolderLock
+from paddock.trainer.state import check_config, flat, load_state, restore_rng, rng_state, save_state
+from paddock.trainer.tracking import Tracker
+from paddock.workers.group import WorkerLost
+
+log = logging.getLogger(__name__)
+
+Metrics = dict[str, float]
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call that trains ended."""
+
+    finished: bool
+    """False if the run was interrupted before its last step."""
+    trained: int
+    """Steps that this call trained; those before its checkpoint were trained by earlier calls."""
+    total: int
+    """Steps of the whole run."""
+    checkpoint: Checkpoint | None
+    """The newest one; None if the run saved none."""
+
+
+class TrainingRun(ABC):
+    """Trains until all steps are done or someone stops it. Subclasses define a step, a validation and the weights."""
+
+    def __init__(
+        self,
+        config: Config,
+        loader: Loader,
+        store: CheckpointStore,
+        total_steps: int,
+        lock: FolderLock,
+        validates: bool,
+    ):
+        self.config, self.loader, self.store, self.total_steps = config, loader, store, total_steps
+        self.validates, self.lock = validates, lock
+        self.step_no = 0
+        self.timer = Timer()
+        self.void_updates = 0  # in a row
+        self.saved: Checkpoint | None = None
+        """The newest checkpoint: of this run, or the one it went on from."""
+        self.finished: State = {"step": 0}
+        """All that the checkpoint of the last finished step holds beside weights."""
+        self.unlogged: tuple[Metrics, Batch] | None = None
+        """Metrics and rows of a finished step that no logger has seen yet."""
+        self.intact = True
+        """False while weights are neither those of the last finished step nor those of the next."""
+
+    @abstractmethod
+    def step(self) -> tuple[Metrics, Batch]:
+        """Trains step `step_no`; optimizer steps happen inside ``with self.updating()``."""
+
+    def publish(self) -> Metrics:
+        """Sends the new weights to those who sample with a copy of them."""
+        return {}
+
+    @abstractmethod
+    def validate(self, tracker: Tracker) -> Metrics:
+        """Returns the metrics of the current weights on held-out rows."""
+
+    @abstractmethod
+    def cost(self, batch: Batch) -> Metrics:
+        """Returns what the step took: seconds by phase, tokens per second, memory."""
+
+    @abstractmethod
+    def save_weights(self, folder: Path) -> None:
+        """Writes weights and optimizer of every trained model into a checkpoint."""
+
+    @abstractmethod
+    def load_weights(self, folder: Path) -> None:
+        """Reads what `save_weights` wrote."""
+
+    @abstractmethod
+    def rows_of(self, batch: Batch) -> str:
+        """Returns where the rows of a batch can be looked at, for an error message."""
+
+    def state(self) -> State:
+        """Returns all that the rest of the run depends on, beside weights and config."""
+        return {
+            "step": self.step_no,
+            "loader": self.loader.state_dict(),
+            "rng": rng_state(),
+            "void_updates": self.void_updates,
+        }
+
+    def load_state(self, state: State) -> None:
+        self.loader.load_state_dict(state["loader"])
+        restore_rng(state["rng"])
+        self.step_no, self.void_updates = state["step"], state["void_updates"]
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Marks optimizer steps: if one fails, the weights belong to no step and are not saved."""
+        self.intact = False
+        yield
+
+    def fit(self, tracker: Tracker) -> Outcome:
+        """Trains all steps that are left. A signal ends it after the current step, with a checkpoint."""
+        trainer, first = self.config.trainer, self.step_no
+        if first == 0 and self.validates and (trainer.val_before_train or trainer.val_only):
+            tracker.log(0, self.validate(tracker))
+        elif self.finished.get("validation_owed"):
+            tracker.log(first, self.validate(tracker))
+        self.timer.reset()
+        if trainer.val_only:
+            return Outcome(True, 0, self.total_steps, self.saved)
+        with Interruption() as interruption, self.keeping(tracker):
+            while self.step_no < self.total_steps and not interruption.asked:
+                self.advance(tracker)
+            if 0 < self.step_no < self.total_steps:
+                self.save(tracker)
+        return Outcome(self.step_no >= self.total_steps, self.step_no - first, self.total_steps, self.saved)
+
+    def advance(self, tracker: Tracker) -> None:
+        """Trains one step, and does what its number calls for."""
+        trainer = self.config.trainer
+        self.step_no += 1
+        last = self.step_no == self.total_steps
+        validation_due = self.validates and trainer.test_freq > 0 and (last or self.step_no % trainer.test_freq == 0)
+        with self.timer("step"):
+            metrics, batch = self.step()
+            self.intact, self.unlogged = True, (metrics, batch)
+            self.count_void_updates(metrics)
+            self.finished = self.state() | {"validation_owed": validation_due}
+            self.stop_if_void(batch)
+            metrics |= self.publish()
+            if validation_due:
+                metrics |= self.validate(tracker)
+        self.lock.require()  # nothing more is written once another run owns the folder
+        tracker.log(self.step_no, metrics | self.cost(batch))
+        self.unlogged, self.finished = None, self.state()
+        self.timer.reset()
+        if (last and trainer.save_last) or (trainer.save_freq > 0 and self.step_no % trainer.save_freq == 0):
+            self.save(tracker)
+
+    def count_void_updates(self, metrics: Metrics) -> None:
+        """Counts updates in a row that were skipped, because a loss or gradient was NaN or infinite."""
+        void = any(value > 0 for name, value in metrics.items() if name.endswith("/skipped"))
+        self.void_updates = self.void_updates + 1 if void else 0
+        if void:
+            log.warning("step %d: loss or gradient was not finite; that update is skipped", self.step_no)
+
+    def stop_if_void(self, batch: Batch) -> None:
+        limit = self.config.trainer.max_nonfinite_steps
+        if self.void_updates >= limit:
+            raise UserError(
+                f"{self.void_updates} updates in a row were not finite (loss or gradient); {self.rows_of(batch)}",
+                key="trainer.max_nonfinite_steps",
+                value=limit,
+                fix="look at the rows and scores; lower actor_rollout_ref.actor.optim.lr, or use fp32",
+            )
+
+    def save(self, tracker: Tracker) -> None:
+        """Writes a checkpoint of the last finished step, unless there is one."""
+        step = self.finished["step"]
+        if self.saved and self.saved.step == step and self.saved.folder == self.store.folder(step):
+            return
+        with self.timer("save_checkpoint"), self.store.write(step) as folder:
+            self.lock.require()
+            self.save_weights(folder)
+            save_state(folder, self.finished | {"loggers": tracker.state_dict(), "config": flat(self.config)})
+        self.saved = Checkpoint(step, self.store.folder(step))
+
+    def restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Goes back to the state after the checkpoint's step; returns what loggers need to go on."""
+        state = load_state(checkpoint.folder)
+        check_config(state["config"], self.config)
+        self.load_weights(checkpoint.folder)
+        self.load_state(state)
+        self.saved, self.finished = checkpoint, state
+        log.info("going on after step %d, from %s", self.step_no, checkpoint.folder)
+        return state["loggers"]
+
+    @contextmanager
+    def keeping(self, tracker: Tracker) -> Iterator[None]:
+        """Saves the last finished step when an error ends the block. A lost worker has taken its weights along."""
+        try:
+            yield
+        except WorkerLost:
+            raise
+        except (Exception, SystemExit) as error:
+            self.rescue(tracker, error)
+            raise
+
+    def rescue(self, tracker: Tracker, error: BaseException) -> None:
+        """Leaves a checkpoint of the last finished step, and says from where the same command goes on."""
+        done = self.finished["step"]
+        name = f"{type(error).__name__} in step {self.step_no}"
+        if not self.intact:
+            log.error("%s, inside an update: its weights belong to no step and are not saved. %s", name, self.way_on())
+            return
+        if done == 0:
+            log.error("%s, before any step was finished: there is nothing to save", name)
+            return
+        try:
+            self.lock.require()
+            if self.unlogged:
+                metrics, batch = self.unlogged
+                tracker.log(done, metrics | self.cost(batch))
+            self.save(tracker)
+        except Exception as second:
+            log.error("%s; a checkpoint of step %d could not be written: %s. %s", name, done, second, self.way_on())
+            return
+        log.error("%s; the %d steps before it are kept. %s", name, done, self.way_on())
+
+    def way_on(self) -> str:
+        """Says what the next run of this folder starts from, and with which keys."""
+        if self.saved is None:
+            return (
+                "There is no checkpoint: the same command begins at step 1 (trainer.save_freq sets how often to save)."
+            )
+        return f"{resume_command(self.config)} goes on after step {self.saved.step}, from {self.saved.folder}."
+
+
+def resume_command(config: Config) -> str:
+    """Names the command that resumes this run: with resume_mode=auto the same one."""
+    if config.trainer.resume_mode == "auto":
+        return "The same command"
+    return "The same command with trainer.resume_mode=auto"

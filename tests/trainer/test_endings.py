@@ -1,0 +1,331 @@
+"""However a run ends, its finished steps are kept: at its last step, by an error, by a closed terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from safetensors.torch import load_file
+from test_loop import arguments, start, wait_for, weights
+
+from paddock.cli import main
+from paddock.config.load import load
+from paddock.errors import UserError
+from paddock.trainer.checkpoint import CheckpointStore
+from paddock.trainer.loop import Trainer
+from paddock.trainer.run import train
+from paddock.trainer.tracking import Tracker
+
+GRPO = "algorithm.adv_estimator=grpo"
+SCORER = """
+import pathlib
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    if pathlib.Path({flag!r}).exists():
+        raise ValueError("the scorer is broken")
+    return float(len(solution_str))
+"""
+
+
+def ledger(folder: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(("timing", "perf"))} for row in rows]
+
+
+def steps(folder: Path) -> list[int]:
+    return CheckpointStore(folder).steps()
+
+
+def same_weights(one: Path, other: Path, step: int, role: str = "actor") -> bool:
+    first, second = weights(one, step, role), weights(other, step, role)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_last_step_is_saved_without_a_key_and_the_last_lines_say_what_to_do_next(tmp_path, capsys):
+    assert main(["train", *arguments(tmp_path, GRPO, "trainer.save_freq=-1")]) == 0
+    assert steps(tmp_path) == [2]
+    said = capsys.readouterr().out.splitlines()[-4:]
+    actor = tmp_path / "global_step_2" / "actor"
+    assert said[0].startswith("Done: 2 steps of 2.") and said[1] == f"The model is in {actor}"
+    assert said[2].startswith(f"Next: paddock eval model={actor} data=") and "paddock export" in said[3]
+    for command in (said[2].removeprefix("Next: "), said[3].strip().replace("FOLDER", str(tmp_path / "out"))):
+        assert main([*command.split()[1:], *(["data.val_max_samples=4"] if "eval" in command else [])]) == 0
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_a_key_turns_the_last_checkpoint_off_and_the_last_line_says_so(tmp_path, capsys):
+    assert main(["train", *arguments(tmp_path, GRPO, "trainer.save_freq=-1", "trainer.save_last=False")]) == 0
+    assert steps(tmp_path) == []
+    assert capsys.readouterr().out.splitlines()[-1] == "No model was saved: trainer.save_last=False."
+
+
+def test_a_run_that_was_complete_says_that_nothing_was_trained_and_what_to_change(tmp_path, capsys):
+    command = ["train", *arguments(tmp_path, GRPO)]
+    assert main(command) == 0
+    before = ledger(tmp_path)
+    capsys.readouterr()
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "Nothing was trained" in said and "Done" not in said
+    assert "trainer.total_training_steps=4" in said and "trainer.resume_mode=disable" in said
+    assert ledger(tmp_path) == before
+    assert main([*command, "trainer.total_training_steps=3"]) == 0
+    assert "Done: 1 steps of 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+def test_a_scorer_that_raises_in_step_3_leaves_steps_1_and_2(estimator, tmp_path, monkeypatch):
+    flag, scorer = tmp_path / "broken", tmp_path / "scorer.py"
+    scorer.write_text(SCORER.format(flag=str(flag)))
+    common = [f"algorithm.adv_estimator={estimator}", f"custom_reward_function.path={scorer}",
+              "trainer.total_training_steps=4", "trainer.save_freq=-1", "algorithm.kl_ctrl.type=adaptive"]  # fmt: skip
+    assert train(load(arguments(tmp_path / "whole", *common)).config).finished
+    step = Trainer.step
+
+    def break_in_step_3(self):
+        if self.step_no == 3:
+            flag.touch()
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "step", break_in_step_3)
+    folder = tmp_path / "broken_off"
+    with pytest.raises(UserError, match="the scorer is broken"):
+        train(load(arguments(folder, *common)).config)
+    assert steps(folder) == [2]
+    flag.unlink()
+    monkeypatch.setattr(Trainer, "step", step)
+    assert train(load(arguments(folder, *common)).config).finished
+    assert ledger(folder) == ledger(tmp_path / "whole")
+    for role in ["actor"] + ["critic"] * (estimator == "gae"):
+        assert same_weights(folder, tmp_path / "whole", 4, role)
+
+
+POINTS = {
+    "data": ("paddock.data.loader.Loader.next_prompts", 2),
+    "engine": ("paddock.engines.rollout.embedded.engine.EmbeddedEngine.generate", 2),
+    "advantages": ("paddock.trainer.loop.compute_advantages", 2),
+    "dump": ("paddock.trainer.loop.dump_samples", 2),
+    "publish": ("paddock.trainer.loop.Trainer.publish", 3),
+    "validation": ("paddock.trainer.validation.Validation.run", 3),
+    "cost": ("paddock.trainer.performance.Performance.metrics", 3),
+    "log": ("paddock.trainer.tracking.jsonl.MetricsFile.log", 3),
+}
+"""A function that fails in step 3, and the step whose checkpoint is left."""
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_an_error_outside_an_update_leaves_the_last_finished_step(point, tmp_path, monkeypatch, caplog):
+    name, kept = POINTS[point]
+    common = [GRPO, "trainer.total_training_steps=4", "trainer.save_freq=-1", "trainer.test_freq=3"]
+
+    def dumps(folder: Path) -> str:
+        return f"trainer.rollout_data_dir={folder / 'rollouts'}"
+
+    whole, folder = tmp_path / "whole", tmp_path / "failed"
+    assert train(load(arguments(whole, *common, dumps(whole))).config).finished
+    with monkeypatch.context() as patch:
+        failing = break_when_step_is(3, name, patch)
+        with pytest.raises(RuntimeError, match="a bug of ours"):
+            train(load(arguments(folder, *common, dumps(folder))).config)
+        assert failing.reached
+    assert steps(folder) == [kept]
+    assert f"goes on after step {kept}" in caplog.text
+    assert train(load(arguments(folder, *common, dumps(folder))).config).finished
+    assert same_weights(folder, whole, 4)
+    assert ledger(folder) == ledger(whole)
+    files = sorted(path.name for path in (whole / "rollouts").iterdir())
+    assert files == ["1.jsonl", "2.jsonl", "3.jsonl", "4.jsonl"]
+    assert all((folder / "rollouts" / file).read_text() == (whole / "rollouts" / file).read_text() for file in files)
+
+
+class Failing:
+    """A function that raises while the run is in a given step."""
+
+    def __init__(self, function):
+        self.function, self.armed, self.reached = function, False, False
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else lambda *args, **kwargs: self(instance, *args, **kwargs)
+
+    def __call__(self, *args, **kwargs):
+        if self.armed:
+            self.reached, self.armed = True, False
+            raise RuntimeError("a bug of ours")
+        return self.function(*args, **kwargs)
+
+
+def break_when_step_is(number: int, name: str, patch: pytest.MonkeyPatch) -> Failing:
+    import importlib
+
+    path, _, attribute = name.rpartition(".")
+    try:
+        owner = importlib.import_module(path)
+    except ModuleNotFoundError:
+        module, _, kind = path.rpartition(".")
+        owner = getattr(importlib.import_module(module), kind)
+    failing = Failing(getattr(owner, attribute))
+    patch.setattr(owner, attribute, failing)
+    step = Trainer.step
+
+    def arm(self):
+        failing.armed = self.step_no == number
+        return step(self)
+
+    patch.setattr(Trainer, "step", arm)
+    return failing
+
+
+def test_an_error_inside_an_update_saves_nothing_and_says_from_where_the_run_goes_on(tmp_path, monkeypatch, caplog):
+    common = [GRPO, "trainer.total_training_steps=4", "trainer.save_freq=1"]
+    with monkeypatch.context() as patch:
+        break_when_step_is(3, "paddock.engines.train.single.SingleEngine.train_step", patch)
+        with pytest.raises(RuntimeError, match="a bug of ours"):
+            train(load(arguments(tmp_path / "cut", *common)).config)
+    assert steps(tmp_path / "cut") == [1, 2]
+    assert "inside an update" in caplog.text and "goes on after step 2" in caplog.text
+    assert train(load(arguments(tmp_path / "cut", *common)).config).finished
+    assert train(load(arguments(tmp_path / "whole", *common)).config).finished
+    assert same_weights(tmp_path / "cut", tmp_path / "whole", 4)
+
+
+def test_an_error_hides_no_other_when_its_checkpoint_cannot_be_written(tmp_path, monkeypatch, caplog):
+    with monkeypatch.context() as patch:
+        break_when_step_is(2, "paddock.data.loader.Loader.next_prompts", patch)
+        patch.setattr(Trainer, "save_weights", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+        with pytest.raises(RuntimeError, match="a bug of ours"):
+            train(load(arguments(tmp_path, GRPO, "trainer.save_freq=-1")).config)
+    assert "a checkpoint of step 1 could not be written" in caplog.text and "begins at step 1" in caplog.text
+    assert steps(tmp_path) == []
+
+
+def test_updates_that_are_not_finite_end_the_run_with_a_checkpoint(tmp_path):
+    scorer = tmp_path / "scorer.py"
+    scorer.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 1e38 * len(solution_str)\n")  # fmt: skip  # noqa: E501
+    with pytest.raises(UserError, match="not finite"):
+        train(load(arguments(tmp_path, GRPO, f"custom_reward_function.path={scorer}", "trainer.save_freq=-1",
+                             "trainer.max_nonfinite_steps=2", "trainer.total_training_steps=5",
+                             "algorithm.norm_adv_by_std_in_grpo=False")).config)  # fmt: skip
+    assert steps(tmp_path) == [2] and [row["step"] for row in ledger(tmp_path)] == [1, 2]
+    before = load_file(ROOT / "paddock/assets/tiny/model.safetensors")
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(tmp_path, 2).items())
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_the_first_is_unharmed(tmp_path):
+    keys = (GRPO, "trainer.total_training_steps=5000", "trainer.save_freq=-1")
+    first = start(tmp_path, *keys)
+    wait_for(tmp_path / "metrics.jsonl", first)
+    second = start(tmp_path, *keys)
+    refused, _ = second.communicate(timeout=60)
+    first.send_signal(signal.SIGTERM)
+    said, _ = first.communicate(timeout=60)
+    assert second.returncode == 2 and "another run is writing here" in refused and f"process {first.pid}" in refused
+    assert "Traceback" not in refused
+    assert first.returncode == 130, said
+    (step,) = steps(tmp_path)
+    assert [row["step"] for row in ledger(tmp_path)] == list(range(1, step + 1))
+
+
+def test_a_closed_terminal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path):
+    """A real one: closing its other end sends SIGHUP, and every later write fails with EIO."""
+    ours, theirs = pty.openpty()
+    keys = arguments(tmp_path, GRPO, "trainer.total_training_steps=2000", "trainer.save_freq=1000",
+                     "trainer.logger=[console]")  # fmt: skip
+    command = [sys.executable, "-m", "paddock.trainer.main_ppo", *keys]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=env, stdin=theirs, stdout=theirs, stderr=theirs,
+                               preexec_fn=lambda: become_leader(theirs))  # fmt: skip
+    os.close(theirs)
+    deadline = time.monotonic() + 60
+    os.set_blocking(ours, False)
+    lines = tmp_path / "metrics.jsonl"
+    while not (lines.exists() and lines.stat().st_size) and time.monotonic() < deadline:
+        drain(ours)
+        time.sleep(0.02)
+    os.close(ours)
+    assert process.wait(timeout=60) == 130
+    (step,) = steps(tmp_path)
+    assert [row["step"] for row in ledger(tmp_path)] == list(range(1, step + 1))
+
+
+def become_leader(terminal: int) -> None:
+    """Makes the terminal the controlling one of a new session, as a terminal emulator does."""
+    import fcntl
+    import termios
+
+    os.setsid()
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+
+def drain(terminal: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        os.read(terminal, 65536)
+
+
+def test_nohup_outlives_its_terminal(tmp_path):
+    keys = arguments(tmp_path, GRPO, "trainer.total_training_steps=4")
+    code = f"import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); sys.argv = {['paddock', *keys]!r}; " \
+           "from paddock.trainer.main_ppo import main; sys.exit(main())"  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip  # noqa: E501
+    wait_for(tmp_path / "metrics.jsonl", process)
+    process.send_signal(signal.SIGHUP)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert steps(tmp_path)[-1] == 4
+
+
+@pytest.mark.parametrize("resume_mode", ["auto", "disable"])
+def test_how_to_go_on_is_true_for_the_resume_mode(resume_mode, tmp_path, capsys, monkeypatch):
+    step = Trainer.step
+
+    def interrupted(self):
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)  # the kernel's and the shell's
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    assert main(["train", *arguments(tmp_path, GRPO, f"trainer.resume_mode={resume_mode}")]) == 130
+    said = capsys.readouterr().out
+    assert ("with trainer.resume_mode=auto" in said) == (resume_mode == "disable") and steps(tmp_path) == [1]
+
+
+def test_a_checkpoint_whose_validation_is_owed_is_validated_first(tmp_path, monkeypatch):
+    """The step's line in the ledger is completed before the next step is trained."""
+    common = [GRPO, "trainer.test_freq=1", "trainer.save_freq=-1"]
+    logged: list[tuple[int, bool]] = []
+    with monkeypatch.context() as patch:
+        break_when_step_is(2, "paddock.trainer.validation.Validation.run", patch)
+        with pytest.raises(RuntimeError):
+            train(load(arguments(tmp_path, *common)).config)
+    log = Tracker.log
+
+    def seen(self, step, metrics):
+        logged.append((step, any(name.startswith("val-core") for name in metrics)))
+        log(self, step, metrics)
+
+    monkeypatch.setattr(Tracker, "log", seen)
+    assert train(load(arguments(tmp_path, *common, "trainer.total_training_steps=3")).config).finished
+    assert logged == [(2, True), (3, True)]
+
+
+def test_paddock_train_prints_no_wide_lines_into_a_pipe_and_the_module_of_launch_scripts_does(tmp_path):
+    keys = arguments(tmp_path, GRPO, "trainer.logger=[console]", "trainer.total_training_steps=1")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    said = {}
+    for module in ("paddock.cli train", "paddock.trainer.main_ppo"):
+        command = [sys.executable, "-m", *module.split(), *keys, "trainer.resume_mode=disable"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        said[module] = done.stdout
+        assert "paddock: importing torch" in done.stderr and "paddock: loading the weights of" in done.stderr
+    assert "step:1 - " not in said["paddock.cli train"] and "1/1  Actor Loss" in said["paddock.cli train"]
+    assert "step:1 - " in said["paddock.trainer.main_ppo"]
