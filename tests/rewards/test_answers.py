@@ -64,7 +64,7 @@ ONE_WAY = {
     ("equation", "2x=10"),  # `x = 5` solves it
     ("equation", "5=6"),
 }
-BOTH_WAYS = [row for row in TABLE if row[0] != "boxes" and (row[0], row[2]) not in ONE_WAY]
+BOTH_WAYS = [row for row in TABLE if row[0] not in ("boxes", "sum") and (row[0], row[2]) not in ONE_WAY]
 
 
 @pytest.mark.parametrize(("kind", "truth", "answer", "verdict"), BOTH_WAYS, ids=[f"{r[1]} | {r[2]}" for r in BOTH_WAYS])
@@ -202,9 +202,10 @@ def test_a_comparison_that_takes_too_long_is_given_up_once(monkeypatch):
     asked = []
     equal = library.equal
     monkeypatch.setattr(library, "equal", lambda *texts: (asked.append(texts), equal(*texts))[1])
+    monkeypatch.setattr(verdicts, "SECONDS", 0.5)
     begin = time.process_time()
     assert compared(HANGS, "2") == verdicts.Verdict(False, undecided=True)
-    assert time.process_time() - begin < 2 * SECONDS + 1 and len(asked) == 1
+    assert time.process_time() - begin < SECONDS and len(asked) == 1
     begin = time.process_time()
     assert compared(HANGS, "2").undecided and time.process_time() - begin < 0.1 and len(asked) == 1
     assert not compute_score("lighteval/MATH", rf"another text, the same \boxed{{{HANGS}}}", "2") and len(asked) == 1

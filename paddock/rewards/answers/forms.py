@@ -114,6 +114,7 @@ MEANINGS: dict[str, Form] = {
     **dict.fromkeys(
         ("all real numbers", "all reals", "all real", "real numbers", "reals", "any real number"), EVERYTHING
     ),
+    **{"infinity": Scalar("∞"), "positive infinity": Scalar("∞"), "negative infinity": Scalar("-∞")},
     **dict.fromkeys(("does not exist", "dne", "doesnt exist"), Words("does not exist")),
     **dict.fromkeys(("infinitely many", "infinite", "infinitely many solutions"), Words("infinitely many")),
 }
@@ -138,6 +139,7 @@ MODULUS = re.compile(
     r"(.*?)(?:\\pmod *\{?([^{}]+)\}?|\\bmod *(.+)|\( *(?:\\mod|\\text\{ *mod *\}|mod) *([^()]+)\)|\\mod *(.+))"
 )
 LABEL = re.compile(r"(?:\\text\{ *)?\( *([A-Ja-j]) *\)(?: *\}| +|$)(.*)|(?:\\text\{ *)?([A-E])[.):](?: *\}| +)(.*)")
+CONDITION = re.compile(r" *[A-Za-z] *(?:∈ *ℝ *)?[|:](.+)")
 CLOCK = re.compile(r"\s*(\d{1,2})(?:\s*:\s*(\d\d))?\s*([AaPp])\.?\s?[Mm]\.?\s*")
 PARAMETER = re.compile(
     r"(?:for |where |\\text\{[^{}]*\} *)*([a-zA-Z]) ?∈ ?[ℤℕ](?:\^[+*])?"
@@ -158,11 +160,7 @@ def form(text: str) -> Form:
         return Choice(found[1] or found[3], form(content) if content else None)
     if found := CLOCK.fullmatch(plain(text)):
         return Words(f"{int(found[1])}:{found[2] or '00'} {found[3].lower()}m")
-    if "±" in text or "∓" in text:
-        upper = text.replace("±", "+").replace("∓", "-")
-        lower = text.replace("±", "-").replace("∓", "+")
-        return Many((form(upper), form(lower)))
-    for reading in (_words, _residue, _assigned, _thousands, _listed, _related, _sets, _bracketed, _ratio, _numeral):
+    for reading in READINGS:
         found_form = reading(text)
         if found_form is not None:
             return found_form
@@ -188,6 +186,8 @@ def _words(text: str) -> Form | None:
     if text == "∅":
         return NOTHING
     said = plain(text)
+    if r"\text" in text and re.fullmatch(r"[A-Za-z]", TEXT.sub("", text).strip()):  # `x\text{ cm}`
+        return None
     if not re.fullmatch(r"[A-Za-z .'\"!?-]+", said) or re.search(r"\b(?:and|or)\b", said):
         return None
     words = re.sub(r"[^A-Za-z ]", " " if "-" in said else "", said).split()
@@ -291,8 +291,10 @@ def _listed(text: str) -> Form | None:
         for name in filter(None, (found[1] or found[2] for found in map(PARAMETER.fullmatch, pieces) if found)):
             kept = [re.sub(rf"(?<![\\A-Za-z]){name}(?![A-Za-z])", r"\\kappa ", piece) for piece in kept]
         return form(", ".join(kept))
-    members = tuple(form(piece) for piece in pieces)
-    return Many(members, joint="or" if "or" in joints else "and" if "and" in joints else ",")
+    members: list[Form] = []
+    for member in map(form, pieces):
+        members += member.members if isinstance(member, Many) and not member.braces else [member]  # `0, ±1`
+    return Many(tuple(members), joint="or" if "or" in joints else "and" if "and" in joints else ",")
 
 
 def _related(text: str) -> Form | None:
@@ -324,19 +326,35 @@ def _sets(text: str) -> Form | None:
     return Sets(tuple(map(form, parts)), tuple(signs)) if signs and all(part.strip() for part in parts) else None
 
 
-def _bracketed(text: str) -> Form | None:
-    """`(1, 2]`, `⦃1, 2⦄`, `⟨1, 2⟩`; brackets around one member only group, but a set stays one."""
-    opening, closing = text[0], text[-1]
-    if len(text) < 2 or opening not in "([⦃⟨" or closing not in ")]⦄⟩" or not _one_pair(text):
+def _braced(text: str) -> Form | None:
+    """`⦃1, 2⦄`; `⦃x | x > 2⦄` is what its condition says."""
+    if text[0] != "⦃" or not _one_pair(text):
         return None
     inside = text[1:-1]
-    if opening == "⦃":
-        if not inside.strip():
-            return NOTHING
-        if re.search(r"[|:]", inside):
-            raise Unread("a set by its property")
-        members = form(inside)
-        return Many(members.members if isinstance(members, Many) else (members,), braces=True)
+    if not inside.strip():
+        return NOTHING
+    if found := CONDITION.fullmatch(inside):
+        return form(found[1])
+    if re.search(r"[|:]", inside):
+        raise Unread("a set by its property")
+    members = form(inside)
+    return Many(members.members if isinstance(members, Many) else (members,), braces=True)
+
+
+def _plus_minus(text: str) -> Form | None:
+    if "±" not in text and "∓" not in text:
+        return None
+    upper = text.replace("±", "+").replace("∓", "-")
+    lower = text.replace("±", "-").replace("∓", "+")
+    return Many((form(upper), form(lower)))
+
+
+def _bracketed(text: str) -> Form | None:
+    """`(1, 2]`, `⟨1, 2⟩`; brackets around one member only group."""
+    opening, closing = text[0], text[-1]
+    if len(text) < 2 or opening not in "([⟨" or closing not in ")]⟩" or not _one_pair(text):
+        return None
+    inside = text[1:-1]
     pieces, _ = split_list(inside)
     if len(pieces) == 1:
         return None if opening in "([" and Scalar(text).tree is not None else form(inside)
@@ -375,6 +393,13 @@ def _numeral(text: str) -> Form | None:
     if base == 10:
         return Scalar(digits)
     return Numeral(digits.upper().lstrip("0") or "0", base)
+
+
+READINGS = (
+    *(_words, _residue, _assigned, _thousands, _listed, _related, _sets, _braced, _plus_minus, _bracketed),
+    *(_ratio, _numeral),
+)
+"""In this order: what separates most is read first."""
 
 
 def split(text: str, sign: str) -> list[str]:

@@ -82,7 +82,10 @@ UNICODE = str.maketrans(
 RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", "0123456789-n")
 SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+")
 TEXT = re.compile(r"\\(?:text(?:bf|it|rm|normal|sf|tt)?|mathrm|mbox|hbox|operatorname|mathsf)\*?\s*\{([^{}]*)\}")
-FONT = re.compile(r"\\(?:math(?:bf|it|cal|frak|scr)|boldsymbol|bm|vec|overrightarrow|hat)\s*(?=[{\\A-Za-z])")
+FONT = re.compile(
+    r"\\(?:math(?:bf|it|cal|frak|scr)|boldsymbol|bm|vec|overrightarrow|hat|underline)\s*(?=[{\\A-Za-z])"
+    r"|\\(?:text)?color\s*\{[^{}]*\}"
+)
 NUMBER_SET = re.compile(r"\\(?:mathbb|Bbb|mathbf)\s*\{?\s*([RZNQC])\s*\}?")
 NUMBER_SETS = dict(zip("RZNQC", "ℝℤℕℚℂ", strict=True))
 THIN = re.compile(r"(?<=\d)(?:\s*,\s*\\!\s*|\s*(?:\\[,!:;> ]|~)+\s*|\s*\{\s*,\s*\}\s*)(?=\d{3}(?!\d))")
@@ -91,8 +94,10 @@ DECIMAL_COMMA = re.compile(r"(?<=\d)\{\s*,\s*\}(?=\d)")
 SPACING = re.compile(r"\\[,:;> ]|~|\s+")
 ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?)?")
 PLAIN = re.compile(
-    r"(?<![\\A-Za-z])(sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|pi|infinity|infty|oo)(?![A-Za-z])"
+    r"(?<![\\A-Za-z])(sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|pi|(?:negative )?infinity|infty|oo)"
+    r"(?![A-Za-z])"
 )
+ENDLESS = {"infinity": "∞", "infty": "∞", "oo": "∞", "negative infinity": "-∞"}
 PLAIN_SIGNS = {"<=": "≤", ">=": "≥", "!=": "≠", "+/-": "±", "+-": "±", "~=": "≈", "**": "^", "==": "="}
 SIGNS = re.compile("|".join(map(re.escape, PLAIN_SIGNS)))
 DEGREE = re.compile(r"\^\s*(?:\{\s*°\s*\}|°)|(?<=\d)\s*°")
@@ -106,6 +111,9 @@ TIMES = {
     "dozen": "12",
 }
 LARGE = re.compile(rf"(?<=[\d}}])\s*(\\text\{{)?\s*({'|'.join(TIMES)})\b(?(1)([^{{}}]*)\}}|())", re.IGNORECASE)
+CHOSEN = re.compile(
+    r"(?:\{\s*\})?\s*[_^]\s*\{?\s*(\d+)\s*\}?\s*C\s*_\s*\{?\s*(\d+)\s*\}?|(?<![A-Za-z])C_\{?(\d+)\}?\^\{?(\d+)\}?"
+)
 BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}", re.DOTALL)
 DOUBLED = re.compile(r"\\\\(?=[A-Za-z])")  # a backslash that was escaped once too often
 ROW = "⏎"  # ends a matrix's row
@@ -124,6 +132,7 @@ def canonical(text: str) -> str:
     if "⟦" not in text and "matrix" not in text and "cases" not in text:
         text = DOUBLED.sub(r"\\", text)
     text = text.replace(r"\\", ROW)
+    text = CHOSEN.sub(_binomial, text)
     text = NUMBER_SET.sub(lambda found: NUMBER_SETS[found[1]], text)
     text = DECIMAL_COMMA.sub(".", THIN.sub("", text)).replace(r"\!", "")
     text = text.replace(r"\{", "⦃").replace(r"\}", "⦄").replace(r"\%", "%").replace(r"\|", "|")
@@ -135,6 +144,12 @@ def canonical(text: str) -> str:
     text = BLANKS.sub(lambda found: found[0].replace(" ", ""), text)
     text = ORDINAL.sub("", DEGREE.sub("°", LARGE.sub(_multiplied, text)))
     return text.strip(" ,;").rstrip(".").strip()
+
+
+def _binomial(found: re.Match[str]) -> str:
+    """`{}_{10}C_3`, `^{10}C_3` and `C_{10}^3`, which all are 10 over 3."""
+    above, below = (group for group in found.groups() if group)
+    return rf"\binom{{{above}}}{{{below}}}"
 
 
 def _multiplied(found: re.Match[str]) -> str:
@@ -184,7 +199,7 @@ def _signs(text: str) -> str:
     text = SPACING.sub(" ", text)
     text = SIGNS.sub(lambda found: PLAIN_SIGNS[found[0]], text)
     text = ROOT.sub(lambda found: rf"\sqrt{{{found[1]}}}" if found[1] else r"\sqrt", text)
-    return PLAIN.sub(lambda found: "∞" if found[1] in ("infinity", "infty", "oo") else rf"\{found[1]} ", text)
+    return PLAIN.sub(lambda found: ENDLESS.get(found[1], rf"\{found[1]} "), text)
 
 
 def _command(found: re.Match[str]) -> str:

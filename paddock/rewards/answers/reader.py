@@ -118,7 +118,7 @@ class Reader:
             elif self.skip("/"):
                 tree = Node("/", (tree, self.signed()))
             elif self.begins_factor():
-                if (self.peek().isdigit() or self.peek() == ".") and self.text[self.at - 1] != "!":
+                if (self.peek().isdigit() or self.peek() == ".") and not self.text[: self.at].rstrip().endswith("!"):
                     raise Unread("a number directly after a factor")  # `2 3`, `x2`, but `3!7!` is a product
                 tree = Node("*", (tree, self.power()))
             else:
@@ -249,6 +249,8 @@ class Reader:
         tree = letter(name)
         if tree.kind == "letter" and self.skip("_"):
             tree = Node("letter", name=f"{name}_{self.subscript()}")
+        if name == "C" and re.match(r" *\([^(),]+,[^(),]+\)", self.rest()):
+            return Node("binom", self.arguments().parts)
         if name in APPLIED and self.peek() == "(":
             return Node("apply", (self.arguments(),), name=tree.name)
         return tree
@@ -269,12 +271,14 @@ class Reader:
         return found[0]
 
     def arguments(self) -> Node:
-        """`(a, b)` after a function."""
-        self.expect("(")
+        """`(a, b)` after a function; `\\max⦃a, b⦄` as well."""
+        closing = "⦄" if self.skip("⦃") else ")"
+        if closing == ")":
+            self.expect("(")
         found = [self.sum()]
         while self.skip(","):
             found.append(self.sum())
-        self.expect(")")
+        self.expect(closing)
         return found[0] if len(found) == 1 else Node("list", tuple(found))
 
     def named(self) -> Node:
@@ -308,7 +312,7 @@ class Reader:
             exponent = self.argument(whole_number=True)
         if name == "log" and not base and self.skip("_"):
             base = (self.argument(),)
-        if self.peek() == "(":
+        if self.peek() in ("(", "⦃"):
             inside = self.arguments()
             while self.peek() == "!":
                 self.at += 1

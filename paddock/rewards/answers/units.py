@@ -43,7 +43,7 @@ NAMES = {
     "yuan": "yuan RMB",
     "degree": "degree deg",
     "radian": "radian rad",
-    "%": "percent percentage",
+    "%": "percent percentage pct",
     "N": "N newton",
     "J": "J joule",
     "W": "W watt",
@@ -61,13 +61,13 @@ SAME = {"mi/h": "mph", "m*m": "m^2"}
 SHORT = "mm|cm|dm|km|kg|mg|ft|mph|km/h|lbs|lb|oz|ml|mL|yd|hr|min|sec"
 SPACED = f"{SHORT}|m|g|mi|m/s|cm/s|in|s|h|L|ha"
 POWER = r"(?: ?\^ ?\{? ?([23]) ?\}?)?"
-AFTER_NUMBER = re.compile(rf"(-?[\d.,]+|\S.*[}})\d])(?: ?({SHORT})| ({SPACED})){POWER}")
+AFTER_NUMBER = re.compile(rf"(-?[\d.,]+|\S.*(?:[}})\d]|\\pi))(?: ?({SHORT})| ({SPACED})){POWER}")
 TEXT_UNIT = re.compile(
     rf"(.*[^\s+*/=<>^_(\[{{-])((?:\s*(?:/ ?|per )?\\text\{{[^{{}}]*\}}{POWER}\s*(?:/ ?[a-z]+{POWER})?)+)"
 )
-WORDS = re.compile(r"(.*[\d})\]A-Za-z!%°])\s((?:[A-Za-z][A-Za-z.-]*)(?: [A-Za-z.-]+)*)\s*" + POWER)
-SIGNS = {"%": "%", "°": "degree", "€": "euro", "£": "gbp", "¥": "yen"}
-MONEY = re.compile(r"(-?)\s*(?:\\\$|\$|(€|£|¥))\s*(.+)")
+WORDS = re.compile(r"(.*?[\d})\]A-Za-z!%°])\s((?:[A-Za-z][A-Za-z./-]*)(?: [A-Za-z./-]+)*)\s*" + POWER)
+SIGNS = {"%": "%", "°": "degree", "€": "euro", "£": "gbp", "¥": "yen", "Rs": "rupee", "Rs.": "rupee"}
+MONEY = re.compile(r"(-?)\s*(?:(?:\\\$|\$|US\\?\$|USD)|(€|£|¥|Rs\.?))\s*(.+)")
 TEMPERATURE = re.compile(r"(.*\d.*)°\s*(?:\\text\{)?\s*([CFK])\s*\}?")
 NOT_NOUNS = """and or to if sin cos tan log ln mod not but except plus minus times over divided point half third quarter
 than less more negative maybe perhaps possibly through until either neither"""
@@ -109,7 +109,9 @@ def canonical_unit(text: str) -> str | None:
     r"""` square meters`, `\text{ m}^2`, `sq. m` -> `m^2`; `\text{ km/h}`, `kilometers per hour` -> `km/h`."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"\ba\.\s?m\.?", "am", re.sub(r"\bp\.\s?m\.?", "pm", text, flags=re.I), flags=re.I)
-    text = text.replace("°", " degree ").replace("$", " dollar ").replace("%", " percent ")
+    text = (
+        text.replace("per cent", "percent").replace("°", " degree ").replace("$", " dollar ").replace("%", " percent ")
+    )
     text = (
         re.sub(r"\bper\b|\ban?\b(?= [a-z]+$)", "/", text)
         .replace("/", " / ")

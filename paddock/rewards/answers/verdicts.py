@@ -129,6 +129,7 @@ def _same_equation(truth: Form, answer: Form) -> bool:
 def _same_equations(truth: Equation, answer: Equation) -> bool:
     if truth.sign != answer.sign:
         return same(truth.rights[-1], answer.rights[-1]) and truth.left == answer.left
+    answer = _with_argument_of(truth, answer)
     named = is_name(truth.left), is_name(answer.left)
     if all(named) and _same_name(truth.left, answer.left):
         return all(same(truth.rights[-1], right) for right in answer.rights)
@@ -136,6 +137,21 @@ def _same_equations(truth: Equation, answer: Equation) -> bool:
     if None in sides or truth.sign != "=" or (named[0] and not letters_of(_tree(truth.rights[-1]))):
         return False  # `2x = 10` does not solve what `x = 5` solves
     return letters_of(sides[0]) == letters_of(sides[1]) and proportional(sides[0], sides[1], positive=False)  # type: ignore[arg-type]
+
+
+def _with_argument_of(truth: Equation, answer: Equation) -> Equation:
+    """`f(n) = 2n` with the letter of `f(x) = 2x`, for a function does not depend on the name of its argument."""
+    right = answer.rights[0]
+    if not (isinstance(truth.left, Scalar) and isinstance(answer.left, Scalar) and isinstance(right, Scalar)):
+        return answer
+    ours, theirs = truth.left.tree, answer.left.tree
+    if ours is None or theirs is None or len(answer.rights) > 1 or (ours.kind, ours.name) != (theirs.kind, theirs.name):
+        return answer
+    letters = [tree.parts[0].name for tree in (ours, theirs) if tree.kind == "apply" and tree.parts[0].kind == "letter"]
+    if len(letters) != 2 or letters[0] == letters[1] or right.tree is None or letters[0] in letters_of(right.tree):
+        return answer
+    pattern = rf"(?<![\\A-Za-z]){re.escape(letters[1])}(?![A-Za-z])"
+    return Equation(truth.left, (Scalar(re.sub(pattern, letters[0], right.text), right.unit),))
 
 
 def _same_name(one: Form | None, other: Form | None) -> bool:
