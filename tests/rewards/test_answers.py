@@ -61,6 +61,7 @@ def test_the_table_covers_every_kind_of_answer_on_both_sides():
 ONE_WAY = {
     ("equation", "4"),  # `x^2 + y^2 = 4` says `4` as an answer, and more than that as a truth
     ("equation", "a+b=7"),
+    ("integer", "m+n = 809"),
     ("equation", "2x=10"),  # `x = 5` solves it
     ("equation", "5=6"),
 }
@@ -188,6 +189,11 @@ def test_an_answer_that_is_too_much_for_a_parser_is_refused_within_a_second(answ
 @pytest.mark.parametrize("answer", LARGE, ids=lambda text: text[:24])
 def test_an_answer_that_was_given_up_is_undecided_not_wrong(answer):
     assert compared(answer, "x+1" if answer.startswith("-") else "7").undecided
+
+
+def test_a_mistake_in_the_comparison_is_undecided_and_ends_no_run(monkeypatch):
+    monkeypatch.setattr(verdicts, "form", lambda text: [][1])
+    assert compared("a mistake", "of ours") == verdicts.Verdict(False, undecided=True)
 
 
 def test_a_number_too_large_to_compute_equals_itself_as_it_is_written():

@@ -139,6 +139,8 @@ MODULUS = re.compile(
     r"(.*?)(?:\\pmod *\{?([^{}]+)\}?|\\bmod *(.+)|\( *(?:\\mod|\\text\{ *mod *\}|mod) *([^()]+)\)|\\mod *(.+))"
 )
 LABEL = re.compile(r"(?:\\text\{ *)?\( *([A-Ja-j]) *\)(?: *\}| +|$)(.*)|(?:\\text\{ *)?([A-E])[.):](?: *\}| +)(.*)")
+LEAD = re.compile(r"(?:\\text\{)?\s*(?:the )?(?:final )?answers?\s*(?:is|are|:)\s*:?\s*\}?\s*", re.IGNORECASE)
+POINT = re.compile(r"[ABD-Z]'? ?(?=\()")  # C(5, 2) is a binomial
 CONDITION = re.compile(r" *[A-Za-z] *(?:∈ *ℝ *)?[|:](.+)")
 CLOCK = re.compile(r"\s*(\d{1,2})(?:\s*:\s*(\d\d))?\s*([AaPp])\.?\s?[Mm]\.?\s*")
 PARAMETER = re.compile(
@@ -153,6 +155,7 @@ def form(text: str) -> Form:
     text = text.strip(" ,;").rstrip(".")
     if whole := TEXT.fullmatch(text):
         text = whole[1].strip(" ,;").rstrip(".")
+    text = LEAD.sub("", text, count=1) if LEAD.match(text) else text
     if not text:
         raise Unread("nothing")
     if found := LABEL.fullmatch(text):
@@ -170,9 +173,7 @@ def form(text: str) -> Form:
 def scalar(text: str) -> Scalar:
     bare, unit = without_unit(text)
     found = Scalar(bare, unit)
-    if found.tree is None and (unit or bare != text) and Scalar(text).tree is not None:
-        return Scalar(text)
-    return found
+    return found if found.tree is not None or bare == text else Scalar(text)  # the noun of `\\angle ABC` is its name
 
 
 def plain(text: str) -> str:
@@ -301,7 +302,7 @@ def _related(text: str) -> Form | None:
     parts, signs = split_signs(text, RELATIONS)
     if not signs:
         return None
-    if set(signs) <= {"="}:
+    if set(signs) <= {"=", "≡"}:
         return _equation(parts)
     if set(signs) <= {"=", "≈"}:
         return _approximated(parts, signs)
@@ -350,7 +351,9 @@ def _plus_minus(text: str) -> Form | None:
 
 
 def _bracketed(text: str) -> Form | None:
-    """`(1, 2]`, `⟨1, 2⟩`; brackets around one member only group."""
+    """`(1, 2]`, `⟨1, 2⟩`, a point `P(1, 2)`; brackets around one member only group."""
+    if (found := POINT.match(text)) and "," in text:
+        text = text[found.end() :]
     opening, closing = text[0], text[-1]
     if len(text) < 2 or opening not in "([⟨" or closing not in ")]⟩" or not _one_pair(text):
         return None
@@ -381,7 +384,7 @@ def _ratio(text: str) -> Form | None:
 
 
 def _numeral(text: str) -> Form | None:
-    found = NUMERAL.fullmatch(text)
+    found = NUMERAL.fullmatch(re.sub(r"^\\text\{([0-9A-Za-z]+)\}", r"\1", text))
     if not found:
         return None
     digits, name = found[1].replace(" ", ""), found[2] or found[3]

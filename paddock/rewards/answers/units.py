@@ -44,14 +44,13 @@ NAMES = {
     "degree": "degree deg",
     "radian": "radian rad",
     "%": "percent percentage pct",
+    "ohm": "ohm",
     "N": "N newton",
     "J": "J joule",
     "W": "W watt",
     "V": "V volt",
     "Hz": "Hz hertz",
     "Pa": "Pa pascal",
-    "am": "am",
-    "pm": "pm",
     "acre": "acre",
     "hectare": "hectare ha",
 }
@@ -59,7 +58,7 @@ UNIT_OF = {name: unit for unit, names in NAMES.items() for name in names.split()
 UNIT_OF |= {f"{name}s": unit for name, unit in UNIT_OF.items() if len(name) > 2}
 SAME = {"mi/h": "mph", "m*m": "m^2"}
 SHORT = "mm|cm|dm|km|kg|mg|ft|mph|km/h|lbs|lb|oz|ml|mL|yd|hr|min|sec"
-SPACED = f"{SHORT}|m|g|mi|m/s|cm/s|in|s|h|L|ha"
+SPACED = rf"{SHORT}|m|g|mi|(?:m|cm|km|ft) ?/ ?(?:s|h|min)|in|s|h|L|ha|\\Omega"
 POWER = r"(?: ?\^ ?\{? ?([23]) ?\}?)?"
 AFTER_NUMBER = re.compile(rf"(-?[\d.,]+|\S.*(?:[}})\d]|\\pi))(?: ?({SHORT})| ({SPACED})){POWER}")
 TEXT_UNIT = re.compile(
@@ -86,7 +85,8 @@ def without_unit(text: str) -> tuple[str, str | None]:
     if len(text) > 1 and text[-1] in SIGNS and not re.search(r"(?:sin|cos|tan|cot|sec|csc)", text):
         return text[:-1].strip(), SIGNS[text[-1]]
     if (found := TEXT_UNIT.fullmatch(text)) and r"\text" not in found[1] and _only_names(found[2]):
-        return found[1].strip(), canonical_unit(found[2])
+        unit = canonical_unit(found[2])
+        return (found[1].strip(), unit) if unit else without_unit(found[1])  # `20%\\text{ increase}`
     if found := AFTER_NUMBER.fullmatch(text):
         return found[1].strip(), canonical_unit(f"{found[2] or found[3]}^{found[4] or 1}")
     if (found := WORDS.fullmatch(text)) and _is_noun(found[2]):
@@ -108,18 +108,10 @@ def _only_names(words: str) -> bool:
 def canonical_unit(text: str) -> str | None:
     r"""` square meters`, `\text{ m}^2`, `sq. m` -> `m^2`; `\text{ km/h}`, `kilometers per hour` -> `km/h`."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
-    text = re.sub(r"\ba\.\s?m\.?", "am", re.sub(r"\bp\.\s?m\.?", "pm", text, flags=re.I), flags=re.I)
-    text = (
-        text.replace("per cent", "percent").replace("°", " degree ").replace("$", " dollar ").replace("%", " percent ")
-    )
-    text = (
-        re.sub(r"\bper\b|\ban?\b(?= [a-z]+$)", "/", text)
-        .replace("/", " / ")
-        .replace(".", " ")
-        .replace("{", "")
-        .replace("}", "")
-    )
-    text = re.sub(r"\s*\^\s*", "^", text)
+    for sign, name in (("per cent", "percent"), ("%", " percent "), ("°", " degree "), (r"\Omega", " ohm ")):
+        text = text.replace(sign, name)
+    text = re.sub(r"\bper\b|\ban?\b(?= [a-z]+$)", "/", text).replace("/", " / ")
+    text = re.sub(r"\s*\^\s*", "^", re.sub(r"[{}]", "", text.replace(".", " ")))
     spelled, power = "", ""
     for word in text.split():
         name, _, exponent = word.partition("^")

@@ -230,6 +230,8 @@ def multiplied(one: Value, other: Value, _: Sample) -> Value:
 
 
 def divided(one: Value, other: Value, sample: Sample) -> Value:
+    if is_matrix(other):
+        raise Unread("a matrix below a fraction")
     if is_matrix(one):
         return tuple(tuple(divided(each, other, sample) for each in row) for row in one)
     if isinstance(one, Fraction) and isinstance(other, Fraction):

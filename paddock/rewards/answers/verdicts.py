@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -31,6 +32,8 @@ from paddock.rewards.answers.notation import canonical
 from paddock.rewards.answers.reader import Node
 from paddock.rewards.answers.values import Sample, equal, letters_of, proportional, rounds_to, valued
 
+logger = logging.getLogger(__name__)
+
 SIGNIFICANT = 6  # digits that a decimal needs to stand for a number with endlessly many: 0.333333 is 1/3, 0.33 is not
 BLANK = re.compile(r"(?<!\d) +| +(?!\d)")  # not the one in `1 2`
 FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}
@@ -52,7 +55,10 @@ def compared(answer: str, truth: str) -> Verdict:
     try:
         with cpu_seconds(SECONDS):
             return Verdict(_equal(canonical(answer), canonical(truth)))
-    except (TooLarge, TooLong, RecursionError, OverflowError, MemoryError):
+    except (TooLarge, TooLong):
+        return Verdict(False, undecided=True)
+    except Exception:  # a mistake in here, or in SymPy: no answer may end a run
+        logger.debug("no verdict on %.100r for %.100r", answer, truth, exc_info=True)
         return Verdict(False, undecided=True)
 
 
@@ -118,12 +124,23 @@ def _same_equation(truth: Form, answer: Form) -> bool:
         if answer.left is None:
             return _same_equation(truth, answer.rights[-1]) and all(same(answer.rights[-1], x) for x in answer.rights)
         return _same_equation(truth.rights[-1], answer)
-    if isinstance(answer, Equation):  # `x = 5` for `5`, `x + y = 7` for `7`; every part of a chain must be right
-        return all(same(truth, right) for right in answer.rights)
+    if isinstance(answer, Equation):  # every part of a chain must be right
+        return _says_its_right_side(answer) and all(same(truth, right) for right in answer.rights)
     assert isinstance(truth, Equation)
     if not is_name(truth.left):  # `x^2 + y^2 = 4` is not `4`
         return False
     return same(truth.rights[-1], answer)
+
+
+def _says_its_right_side(answer: Equation) -> bool:
+    """`x = 5` says `5`, and `x + y = 7` says `7`; but `x + y - 7 = 0` does not say `0`, nor `2x = 10` `10`."""
+    if is_name(answer.left):
+        return True
+    return isinstance(answer.left, Scalar) and answer.left.tree is not None and not _has_numbers(answer.left.tree)
+
+
+def _has_numbers(tree: Node) -> bool:
+    return tree.value is not None or any(map(_has_numbers, tree.parts))
 
 
 def _same_equations(truth: Equation, answer: Equation) -> bool:
@@ -157,9 +174,11 @@ def _with_argument_of(truth: Equation, answer: Equation) -> Equation:
 def _same_name(one: Form | None, other: Form | None) -> bool:
     if one == other or one is None or other is None:
         return True
-    return (
-        isinstance(one, Scalar) and isinstance(other, Scalar) and BLANK.sub("", one.text) == BLANK.sub("", other.text)
-    )
+    if not isinstance(one, Scalar) or not isinstance(other, Scalar):
+        return False
+    if one.tree and other.tree and {one.tree.kind, other.tree.kind} == {"apply", "letter"}:  # `f` and `f(x)`
+        return one.tree.name == other.tree.name
+    return BLANK.sub("", one.text) == BLANK.sub("", other.text)
 
 
 def _difference(equation: Equation) -> Node | None:
@@ -221,9 +240,12 @@ def _same_sides(truth: tuple[Form, ...], answer: tuple[Form, ...], signs: tuple[
 def _same_many(truth: Form, answer: Form) -> bool:
     if isinstance(truth, Many) and isinstance(answer, Many):
         bare = _bare_assignments(truth), _bare_assignments(answer)
-        if bare[0] is None or bare[1] is None:  # only one side names what its members are assigned to
-            return _same_members(bare[0] or truth, bare[1] or answer)
-        return _same_members(truth, answer)
+        if (bare[0] is None) == (bare[1] is None):
+            return _same_members(truth, answer)
+        expected, given = bare[0] or truth, bare[1] or answer  # only one side says what its members are assigned to
+        if _several_names(truth) or _several_names(answer):  # `x = 1, y = 2` is not `2, 1`
+            return _in_order(expected.members, given.members)
+        return _same_members(expected, given)
     many, other = (truth, answer) if isinstance(truth, Many) else (answer, truth)
     assert isinstance(many, Many)
     if len(many.members) == 1:
@@ -234,6 +256,16 @@ def _same_many(truth: Form, answer: Form) -> bool:
     if len(many.members) > 1 and not many.braces:  # `±0`, `2, 2`
         return all(same(member, other) for member in many.members) and not isinstance(other, Words)
     return False
+
+
+def _several_names(many: Many) -> bool:
+    """`x = 1, y = 2`; but `x_1 = 1, x_2 = 2` are values of one unknown."""
+    lefts = [
+        member.left.text.strip()
+        for member in many.members
+        if isinstance(member, Equation) and isinstance(member.left, Scalar)
+    ]
+    return len({left.partition("_")[0] for left in lefts}) > 1
 
 
 def _bare_assignments(many: Many) -> Many | None:
@@ -290,6 +322,8 @@ def _same_group(truth: Form, answer: Form) -> bool:
         found = regions.region(group), regions.region(other)
         return None not in found and found[0] == found[1]
     if isinstance(other, Scalar) and other.tree is not None and other.tree.kind == "matrix":  # a column is a point
+        if (ROUND[group.opening], ROUND[group.closing]) != ("(", ")"):
+            return False
         rows = [row.parts for row in other.tree.parts]
         trees = [member.tree for member in group.members if isinstance(member, Scalar)]
         return (
