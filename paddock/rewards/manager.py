@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import torch
@@ -105,6 +106,8 @@ class RewardManager:
         }
         metrics["reward/timeouts"] = float(sum(score.timed_out for score in scores))
         metrics["reward/cache_hits"] = float(sum(score.cached for score in scores))
+        if any(scorer.limit < inf for scorer in self.scorers.values()):
+            metrics["reward/math_undecided"] = float(sum(score.undecided for score in scores))
         if self.config.reward_manager == "rate_limited":
             metrics["reward/retries"] = float(sum(score.retries for score in scores))
         return batch.with_(

@@ -57,6 +57,8 @@ class Job:
     target: Target
     request: ScoreRequest | tuple[ScoreRequest, ...]
     """A tuple: all that a batch function is called with."""
+    limit: float = inf
+    """Seconds for this job, if the pool's time limit is not less."""
     future: Future[Any] = field(default_factory=Future)
     deadline: float = inf
     started: bool = False
@@ -239,7 +241,7 @@ class Pool:
         elif kind == FAILED:
             worker.jobs.pop(number).future.set_exception(JobFailed(value))
         for job in itertools.islice(worker.jobs.values(), 1):  # the clock of a job starts when the one before is done
-            job.started, job.deadline = True, time.monotonic() + self.timeout
+            job.started, job.deadline = True, time.monotonic() + min(self.timeout, job.limit)
 
     def _cut_off(self, worker: Worker) -> None:
         """Kills a worker with a job whose time is up; jobs that are not late go to another."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from paddock.core.registry import suggest
@@ -31,6 +32,9 @@ class Scorer:
     back, about 60 microseconds."""
     failed: float = 0.0
     """The score of a response whose scoring was cut off."""
+    limit: float = inf
+    """Seconds for one response, if reward_model.timeout is not less. A scorer with a limit also gives up by itself, and
+    is then `undecided`."""
     pure: bool = False
     """Ground truth and response decide the score, and nothing else: equal ones need not be scored again."""
     options: frozenset[str] = frozenset()
@@ -135,9 +139,14 @@ def _sandbox(config: RewardModelConfig) -> dict[str, Any]:
     return {"sandbox": settings_of(config).as_argument()}
 
 
-_BOXED = _rule("boxed", "maths", pooled=True)
-_DAPO = _rule("answer_line", "maths", pooled=True, failed=-1.0)
-_STATED = _rule("stated", "maths", pooled=True)
+def _mathematics(name: str, failed: float = 0.0, options: str = "") -> Scorer:
+    """Gives up by itself (rewards/answers/limits.py). The limit here is for native code, which only a kill ends."""
+    return replace(_rule(name, "maths", pooled=True, failed=failed, options=options), limit=10.0)
+
+
+_BOXED = _mathematics("boxed")
+_DAPO = _mathematics("answer_line", failed=-1.0)
+_STATED = _mathematics("stated")
 _EXACT = _rule("exact_match", options="format_score")
 _CONTEST = _program("contest", options="continuous")
 _NUMINA = ("aops_forum", "synthetic_math", "amc_aime", "synthetic_amc", "cn_k12", "olympiads")
@@ -154,7 +163,7 @@ SCORERS: dict[str, Scorer] = {
     "math_dapo_reasoning": _DAPO,
     "aime*": _DAPO,
     **{f"numina_{name}": _STATED for name in _NUMINA},
-    "hiyouga/geometry3k": _rule("thought_and_boxed", "maths", pooled=True, options="format_score"),
+    "hiyouga/geometry3k": _mathematics("thought_and_boxed", options="format_score"),
     **{f"searchR1_{name}": _EXACT for name in _SEARCH},
     **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), _CONTEST),
     "openai/openai_humaneval": _program("humaneval"),

@@ -29,6 +29,8 @@ class Score:
     extras: Mapping[str, Any] = field(default_factory=dict)
     """What else the scorer returned."""
     timed_out: bool = False
+    undecided: bool = False
+    """The scorer itself gave up: it compares answers within limits of its own. `timed_out` is set as well."""
     cached: bool = False
     """Known from an equal answer to an equal question."""
     retries: int = 0
@@ -39,7 +41,10 @@ class BadScore(Exception):
 
 
 def checked(result: Any) -> Score:
-    """A finite number, or a dict with one under `score`; anything else is a mistake in the scorer, not a zero."""
+    """A finite number, or a dict with one under `score`; anything else is a mistake in the scorer, not a zero. A Score
+    was checked before."""
+    if isinstance(result, Score):
+        return result
     if not isinstance(result, Mapping):
         return Score(_number(result, "returned"))
     if "score" not in result:

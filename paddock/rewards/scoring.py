@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from paddock.errors import UserError
@@ -37,7 +38,8 @@ class Known:
         return found
 
     def put(self, key: bytes, found: Score | Future[Any] | None) -> None:
-        """None forgets one that was cut off: another time the machine may be less busy."""
+        """None forgets one that was cut off: another time the machine may be less busy. A scorer that gave up by itself
+        remembers that, and answers at once."""
         self.scores.pop(key, None)
         if found is not None:
             self.scores[key] = found
@@ -80,7 +82,7 @@ class Scoring:
             if not scorer.pooled:
                 self.here[place] = self._score_here(scorer, request)
             elif not self._is_known(place, scorer):
-                jobs.append(Job(scorer.target, request))
+                jobs.append(Job(scorer.target, request, scorer.limit))
                 self.away[place] = jobs[-1].future
                 jobs[-1].future.add_done_callback(self._look)
                 if place in self.keys:
@@ -94,7 +96,7 @@ class Scoring:
         """In the order of the places; a UserError names the first that has no score."""
         found = self._wait()
         for place, key in self.keys.items():
-            self.known.put(key, found[place])
+            self.known.put(key, None if found[place] is None or found[place].timed_out else found[place])
         scores = self.here | {place: self._score_of(place, score) for place, score in found.items()}
         return [scores[place] for place in sorted(scores)]
 
@@ -133,7 +135,8 @@ class Scoring:
 
     def _score_of(self, place: int, score: Score | None) -> Score:
         if score is None:
-            return Score(self.scorer_of(self.requests[place]).failed, timed_out=True)
+            scorer = self.scorer_of(self.requests[place])
+            return Score(scorer.failed, timed_out=True, undecided=scorer.limit < inf)
         return replace(score, cached=True) if place in self.shared else score
 
 

@@ -1,0 +1,131 @@
+r"""Units of measure at the end of an answer: `12\text{ cm}^2`, `5 square meters`, `\$18`, `50\%`, `90°`.
+
+A unit on one side only is forgiven: data sets drop it. Two units must be the same: `5 m` is not `5 kg`, and nothing is
+converted. Any other noun only says what was counted: `5 apples` is `5 oranges`, as `3 ways` is `3 possible ways`.
+"""
+
+from __future__ import annotations
+
+import re
+
+NAMES = {
+    "mm": "mm millimeter millimetre",
+    "cm": "cm centimeter centimetre",
+    "dm": "dm decimeter decimetre",
+    "m": "m meter metre",
+    "km": "km kilometer kilometre",
+    "in": "in inch inches",
+    "ft": "ft foot feet",
+    "yd": "yd yard",
+    "mi": "mi mile",
+    "mg": "mg milligram",
+    "g": "g gm gram",
+    "kg": "kg kilogram kilo",
+    "lb": "lb lbs pound",
+    "oz": "oz ounce",
+    "t": "tonne ton",
+    "ml": "ml mL milliliter millilitre",
+    "l": "l L liter litre",
+    "gal": "gal gallon",
+    "s": "s sec second",
+    "min": "min minute",
+    "h": "h hr hour",
+    "day": "day",
+    "week": "week",
+    "month": "month",
+    "year": "yr year",
+    "mph": "mph",
+    "km/h": "kmh kph kmph",
+    "dollar": "dollar usd USD buck",
+    "cent": "cent",
+    "euro": "euro EUR",
+    "rupee": "rupee rs Rs",
+    "yuan": "yuan RMB",
+    "degree": "degree deg",
+    "radian": "radian rad",
+    "%": "percent percentage pct",
+    "ohm": "ohm",
+    "N": "N newton",
+    "J": "J joule",
+    "W": "W watt",
+    "V": "V volt",
+    "Hz": "Hz hertz",
+    "Pa": "Pa pascal",
+    "acre": "acre",
+    "hectare": "hectare ha",
+}
+UNIT_OF = {name: unit for unit, names in NAMES.items() for name in names.split()}
+UNIT_OF |= {f"{name}s": unit for name, unit in UNIT_OF.items() if len(name) > 2}
+SAME = {"mi/h": "mph", "m*m": "m^2"}
+SHORT = "mm|cm|dm|km|kg|mg|ft|mph|km/h|lbs|lb|oz|ml|mL|yd|hr|min|sec"
+SPACED = rf"{SHORT}|m|g|mi|(?:m|cm|km|ft) ?/ ?(?:s|h|min)|in|s|h|L|ha|\\Omega"
+POWER = r"(?: ?\^ ?\{? ?([23]) ?\}?)?"
+AFTER_NUMBER = re.compile(rf"(-?[\d.,]+|\S.*(?:[}})\d]|\\pi))(?: ?({SHORT})| ({SPACED})){POWER}")
+TEXT_UNIT = re.compile(
+    rf"(.*[^\s+*/=<>^_(\[{{-])((?:\s*(?:/ ?|per )?\\text\{{[^{{}}]*\}}{POWER}\s*(?:/ ?[a-z]+{POWER})?)+)"
+)
+WORDS = re.compile(r"(.*?[\d})\]A-Za-z!%°])\s((?:[A-Za-z][A-Za-z./-]*)(?: [A-Za-z./-]+)*)\s*" + POWER)
+SIGNS = {"%": "%", "°": "degree", "€": "euro", "£": "gbp", "¥": "yen", "Rs": "rupee", "Rs.": "rupee"}
+MONEY = re.compile(r"(-?)\s*(?:(?:\\\$|\$|US\\?\$|USD)|(€|£|¥|Rs\.?))\s*(.+)")
+TEMPERATURE = re.compile(r"(.*\d.*)°\s*(?:\\text\{)?\s*([CFK])\s*\}?")
+NOT_NOUNS = """and or to if sin cos tan log ln mod not but except plus minus times over divided point half third quarter
+than less more negative maybe perhaps possibly through until either neither"""
+NEVER = frozenset(NOT_NOUNS.split())
+"""Words after which the number is not the answer: `5 or 6`, `5 and a half`, `5 less than x`."""
+
+
+def without_unit(text: str) -> tuple[str, str | None]:
+    """The expression, and its unit in one spelling; None if there is none, or only a noun."""
+    text = text.strip()
+    if found := MONEY.fullmatch(text):
+        rest, unit = without_unit(found[3])
+        return found[1] + rest, SIGNS[found[2]] if found[2] else unit if unit == "cent" else "dollar"
+    if found := TEMPERATURE.fullmatch(text):
+        return found[1].strip(), f"degree {found[2]}"
+    if len(text) > 1 and text[-1] in SIGNS and not re.search(r"(?:sin|cos|tan|cot|sec|csc)", text):
+        return text[:-1].strip(), SIGNS[text[-1]]
+    if (found := TEXT_UNIT.fullmatch(text)) and r"\text" not in found[1] and _only_names(found[2]):
+        unit = canonical_unit(found[2])
+        return (found[1].strip(), unit) if unit else without_unit(found[1])  # `20%\\text{ increase}`
+    if found := AFTER_NUMBER.fullmatch(text):
+        return found[1].strip(), canonical_unit(f"{found[2] or found[3]}^{found[4] or 1}")
+    if (found := WORDS.fullmatch(text)) and _is_noun(found[2]):
+        return found[1].strip(), canonical_unit(found[2] + (f"^{found[3]}" if found[3] else ""))
+    return text, None
+
+
+def _is_noun(words: str) -> bool:
+    """Words, not a product of letters: `5 x y` and `n a` are products."""
+    return max(map(len, words.split())) > 2 and _only_names(words)
+
+
+def _only_names(words: str) -> bool:
+    """Whether these words name a unit or what is counted, and say nothing else."""
+    said = re.sub(r"\^ ?\{? ?[23] ?\}?", "", words.replace(r"\text", " "))
+    return not re.search(r"[\d=<>+*]", said) and not NEVER & set(re.findall(r"[a-z]+", said.lower()))
+
+
+def canonical_unit(text: str) -> str | None:
+    r"""` square meters`, `\text{ m}^2`, `sq. m` -> `m^2`; `\text{ km/h}`, `kilometers per hour` -> `km/h`."""
+    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
+    for sign, name in (("per cent", "percent"), ("%", " percent "), ("°", " degree "), (r"\Omega", " ohm ")):
+        text = text.replace(sign, name)
+    text = re.sub(r"\bper\b|\ban?\b(?= [a-z]+$)", "/", text).replace("/", " / ")
+    text = re.sub(r"\s*\^\s*", "^", re.sub(r"[{}]", "", text.replace(".", " ")))
+    spelled, power = "", ""
+    for word in text.split():
+        name, _, exponent = word.partition("^")
+        if word == "/":
+            spelled += "/" if spelled else ""
+        elif name.lower() in ("square", "sq", "squared"):
+            power = "2"
+            if name.lower() == "squared" and spelled:
+                spelled, power = f"{spelled}^2", ""
+        elif name.lower() in ("cubic", "cu", "cubed"):
+            power = "3"
+        elif unit := UNIT_OF.get(name) or UNIT_OF.get(name.lower()):
+            times = power or (exponent if exponent not in ("", "1") else "")
+            spelled += unit + (f"^{times}" if times else "")
+            power = ""
+    spelled = spelled.strip("/")
+    return SAME.get(spelled, spelled) or None
