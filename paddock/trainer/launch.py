@@ -1,5 +1,6 @@
 """run.json: which command started a run, with which settings from where, and on what. Each (re)start adds an entry,
-unless it changes nothing: a run that was killed and resumed leaves the file of a run that was not.
+unless it changes nothing: a run that was killed and resumed leaves the file of a run that was not. Reading it imports
+no torch, so that `paddock report` answers at once.
 
     {"starts": [{"after_step": 0, "command": "train", "settings": {...}, "origins": {...}, "environment": {...}}, ...]}
 """
@@ -18,8 +19,6 @@ from paddock import __version__
 from paddock.config.schema import Config
 from paddock.facts.machine import GIB, this_machine
 from paddock.trainer.files import replacing
-from paddock.trainer.samples import plain
-from paddock.trainer.state import FREE, flat
 
 FILE, KEY = "run.json", "trainer.default_local_dir"
 PACKAGES = ("torch", "transformers", "ray", "peft", "vllm", "sglang", "megatron-core", "triton", "torch-npu")
@@ -36,6 +35,8 @@ class Launch:
 
 def record_launch(config: Config, launch: Launch, device: str, after_step: int) -> None:
     """Writes the start of a run, or of its continuation after step `after_step`, into run.json."""
+    from paddock.trainer.state import flat
+
     path = Path(config.trainer.default_local_dir) / FILE
     start = {
         "after_step": after_step,
@@ -44,7 +45,7 @@ def record_launch(config: Config, launch: Launch, device: str, after_step: int) 
         "origins": dict(launch.origins),
         "environment": environment(device),
     }
-    start = json.loads(json.dumps(start, default=plain))
+    start = json.loads(json.dumps(start, default=str))
     earlier = [entry for entry in starts(path.parent) if entry["after_step"] < after_step]
     if not earlier or differs(earlier[-1], start):
         earlier.append(start)
@@ -63,6 +64,8 @@ def starts(folder: Path) -> list[dict[str, Any]]:
 
 
 def differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    from paddock.trainer.state import FREE
+
     def essence(start: Mapping[str, Any]) -> dict[str, Any]:
         settings = {key: value for key, value in start.get("settings", {}).items() if key not in FREE}
         return {**start, "after_step": None, "origins": None, "settings": settings}

@@ -473,7 +473,15 @@ def test_a_run_without_samples_leaves_no_file_of_them(tmp_path):
 
 
 def test_kept_samples_are_bounded_and_hold_what_json_can(tmp_path):
-    extras = {"acc": True, "score": 1.5, "image": b"\xff", "extra_info": {"index": 3}, "bad": "\ud800"}
+    extras = {
+        "acc": True,
+        "format": 1.5,
+        "score": 1.0,
+        "index": 3,
+        "image": b"\xff",
+        "extra_info": {"index": 3},
+        "bad": "\ud800",
+    }
     truth = np.array([1, 2])
     long = Sample("p" * 10**6, "\ud800" + "a" * 10**6, 1.0, 7, 0, ground_truth=truth, extras=extras)
     SamplesFile(tmp_path).log(1, "rollout", [long])
@@ -481,4 +489,4 @@ def test_kept_samples_are_bounded_and_hold_what_json_can(tmp_path):
     (kept,) = line["samples"]
     assert len(kept["prompt"]) < 2100 and len(kept["answer"]) < 4100 and kept["answer"].endswith("a" * 1000)
     assert "characters left out" in kept["prompt"]
-    assert kept["ground_truth"] == "[1, 2]" and kept["extras"] == {"acc": True, "score": 1.5}
+    assert kept["ground_truth"] == "[1, 2]" and kept["extras"] == {"acc": True, "format": 1.5}

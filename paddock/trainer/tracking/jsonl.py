@@ -146,12 +146,13 @@ def evenly(samples: Sequence[Any], count: int) -> list[Any]:
 
 
 def shown(sample: Sample) -> dict[str, Any]:
-    """Returns a sample as samples.jsonl has it: long texts shortened, and of the extras the numbers."""
+    """Returns a sample as samples.jsonl has it: long texts shortened, and of the extras the scorer's numbers."""
     record = {**vars(sample), "ground_truth": None if sample.ground_truth is None else str(plain_text(sample))}
     for name, longest in LONGEST.items():
         if record[name] is not None:
             record[name] = shorten(record[name], longest)
-    record["extras"] = {name: value for name, value in sample.extras.items() if isinstance(value, int | float)}
+    kept = {name: value for name, value in sample.extras.items() if isinstance(value, int | float)}
+    record["extras"] = {name: value for name, value in kept.items() if name not in ("score", "index")}
     return record
 
 
