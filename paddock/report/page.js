@@ -55,7 +55,8 @@ function overview() {
     $("overview").append(el("div", { class: "cards" }, ...cards));
     return;
   }
-  const labels = [...new Set(data.headlines.flat().map((change) => change.label))];
+  const rank = (label) => label.startsWith("Held-out") ? 0 : label === "Reward" ? 1 : /^(Time|Tokens)/.test(label) ? 3 : 2;
+  const labels = [...new Set(data.headlines.flat().map((change) => change.label))].sort((a, b) => rank(a) - rank(b));
   const rows = data.curves.map((curve, i) => el("tr", {}, el("td", {}, curveName(i)),
     ...labels.map((label) => {
       const change = data.headlines[i].find((one) => one.label === label);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -45,6 +46,7 @@ CHARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Throughput", "tokens per second and device", ("perf/throughput",)),
 )  # fmt: skip
 """Title, meaning, and the metrics of which the first one that moves is drawn."""
+SECRET = re.compile(r"(api_?key|secret|password|passwd|credentials?|(access|auth)_token)$", re.IGNORECASE)
 ALWAYS = ("Reward", "Response length", "Entropy", "KL", "Training loss")
 """Charts that are drawn even if nothing in them moves."""
 SHARES = ("accuracy", "ratio", "clipfrac")
@@ -197,9 +199,8 @@ def phases(curve: Curve) -> dict[str, Any]:
             total[phase] = total.get(phase, 0.0) + seconds / len(curve.runs)
     width = math.ceil(len(rows) / BINS) or 1
     bins = [rows[i : i + width] for i in range(0, len(rows), width)]
-    means = [
-        {phase: sum(phase_seconds(row).get(phase, 0.0) for row in part) / len(part) for phase in total} for part in bins
-    ]
+    timed = [[phase_seconds(row) for row in part] for part in bins]
+    means = [{phase: sum(one.get(phase, 0.0) for one in part) / len(part) for phase in total} for part in timed]
     return {
         "total": [[phase, short(seconds)] for phase, seconds in total.items()],
         "steps": [[part[0]["step"], part[-1]["step"]] for part in bins],
@@ -224,17 +225,22 @@ def bounded(samples: list[dict[str, Any]], runs: int) -> list[dict[str, Any]]:
 
 def config(run: Run) -> dict[str, Any]:
     """Returns the settings of a run with their origins, and what its continuations changed."""
-    rows = {
-        key: [text(value), run.origins.get(key, "default" if run.origins else "")]
-        for key, value in run.settings.items()
-    }
+    unknown = "default" if run.origins else ""
+    rows = {key: [text(shown(key, value)), run.origins.get(key, unknown)] for key, value in run.settings.items()}
     changes = []
     for earlier, later in zip(run.starts, run.starts[1:], strict=False):
         old, new = earlier.get("settings", {}), later.get("settings", {})
         for key in new:
             if key in old and old[key] != new[key]:
-                changes.append([later["after_step"], key, text(old[key]), text(new[key])])
+                changes.append([later["after_step"], key, *(text(shown(key, value)) for value in (old[key], new[key]))])
     return {"run": run.name, "settings": rows, "changes": changes}
+
+
+def shown(key: str, value: Any) -> Any:
+    """Returns a setting for people who may be anyone: pages are passed on, so passwords and keys in them are hidden."""
+    if isinstance(value, Mapping):
+        return {name: shown(str(name), inner) for name, inner in value.items()}
+    return "(hidden)" if value and isinstance(value, str) and SECRET.search(key) else value
 
 
 def text(value: Any) -> str:

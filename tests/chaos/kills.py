@@ -100,6 +100,8 @@ POINTS: dict[str, Point] = {
     "a line of samples is half written": Point(
         "paddock.trainer.tracking.jsonl.SamplesFile.log", "half a line", REINFORCED
     ),
+    "the settings are being written": Point("paddock.trainer.launch.json.dumps", "after"),
+    "the report is being written": Point("paddock.report.write.render", "after"),
     "a rollout dump is half written": Point("paddock.trainer.samples.json.dumps", "after", REINFORCED),
     "the engine begins to generate": Point(
         "paddock.engines.rollout.embedded.engine.EmbeddedEngine.generate", "before", REINFORCED

@@ -147,7 +147,8 @@ def evenly(samples: Sequence[Any], count: int) -> list[Any]:
 
 def shown(sample: Sample) -> dict[str, Any]:
     """Returns a sample as samples.jsonl has it: long texts shortened, and of the extras the scorer's numbers."""
-    record = {**vars(sample), "ground_truth": None if sample.ground_truth is None else str(plain_text(sample))}
+    truth = sample.ground_truth
+    record = {**vars(sample), "ground_truth": truth if truth is None or isinstance(truth, str) else to_text(truth)}
     for name, longest in LONGEST.items():
         if record[name] is not None:
             record[name] = shorten(record[name], longest)
@@ -156,9 +157,8 @@ def shown(sample: Sample) -> dict[str, Any]:
     return record
 
 
-def plain_text(sample: Sample) -> Any:
-    truth = sample.ground_truth
-    return plain(truth) if isinstance(truth, bytes) or hasattr(truth, "tolist") else truth
+def to_text(value: Any) -> str:
+    return json.dumps(value, default=plain)
 
 
 def shorten(text: str, longest: int) -> str:
@@ -169,7 +169,7 @@ def shorten(text: str, longest: int) -> str:
 
 
 def to_line(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, default=plain).encode() + b"\n"
+    return to_text(record).encode() + b"\n"
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
