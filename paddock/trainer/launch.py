@@ -17,11 +17,11 @@ from typing import Any
 
 from paddock import __version__
 from paddock.config.schema import Config
-from paddock.facts.machine import GIB, this_machine
+from paddock.facts.machine import GIB, OPTIONAL_PACKAGES, this_machine
 from paddock.trainer.files import replacing
 
 FILE, KEY = "run.json", "trainer.default_local_dir"
-PACKAGES = ("torch", "transformers", "ray", "peft", "vllm", "sglang", "megatron-core", "triton", "torch-npu")
+PACKAGES = ("torch", "transformers", "triton", "megatron-core", *OPTIONAL_PACKAGES)
 
 
 @dataclass(frozen=True)
