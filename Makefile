@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test test-kernels test-slow test-gpu test-loggers test-ray test-chaos test-vllm test-megatron models-table example-headers lint format clean
+.PHONY: quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron models-table example-headers lint format clean
 
 # The main job on the embedded default: GRPO teaches a tiny model to add; accuracy on held-out sums before and after.
 RUN := checkpoints/quickstart
@@ -21,6 +21,7 @@ quickstart: $(VENV)/.core
 	@echo "After training:"
 	@$(BIN)/paddock eval $(TRAINED)
 	@$(BIN)/paddock eval $(TRAINED) $(SAMPLED)
+	@echo "Curves, samples and settings of the run, to open in a browser: $(CURDIR)/$(RUN)/report.html"
 
 test: $(VENV)/.dev lint test-kernels
 	$(BIN)/python -m pytest -n 2
@@ -76,6 +77,11 @@ example-headers: $(VENV)/.dev
 test-loggers: $(VENV)/.dev
 	@$(INSTALL) -e ".[loggers]"
 	$(BIN)/python -m pytest tests/trainer/test_tracking_real.py
+
+# report.html in a real browser: the distribution's Chromium (apt-get install chromium), driven by playwright.
+test-browser: $(VENV)/.dev
+	@$(INSTALL) playwright
+	$(BIN)/python -m pytest -rs tests/report/test_browser.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

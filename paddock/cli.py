@@ -25,6 +25,8 @@ paddock trains language models with reinforcement learning.
                                       accuracy, pass@k and maj@k of a model on a file
   paddock export CHECKPOINT OUT [--dtype bf16|fp32]
                                       a checkpoint as a folder that transformers loads
+  paddock report RUN [RUN ...] [--out FILE]
+                                      one self-contained page: curves, samples and settings of one or more runs
   paddock models list|get NAME [--out FOLDER]
                                       real models that need no hub: smollm2-135m-instruct
 
@@ -93,6 +95,12 @@ def _export(arguments: list[str]) -> int:
     return run(arguments)
 
 
+def _report(arguments: list[str]) -> int:
+    from paddock.report.command import run
+
+    return run(arguments)
+
+
 def _models(arguments: list[str]) -> int:
     from paddock.models.get import run
 
@@ -109,11 +117,12 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "generate": _generate,
     "eval": _eval,
     "export": _export,
+    "report": _report,
     "models": _models,
 }
 
 
-OWN_HELP = ("data", "export", "models")
+OWN_HELP = ("data", "export", "report", "models")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

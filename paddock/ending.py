@@ -1,4 +1,5 @@
-"""The last lines of a command that trains: how the run ended, where the model is, and what to type next."""
+"""The last lines of a command that trains: what the run achieved, its report, how it ended, where the model is, and
+what to type next."""
 
 from __future__ import annotations
 
@@ -7,16 +8,23 @@ from pathlib import Path
 
 from paddock.config.schema import Config
 from paddock.door import INTERRUPTED, say_last
+from paddock.report.write import conclude_run
 from paddock.trainer.lifecycle import Outcome, resume_command
 
 
 def conclude(outcome: Outcome, config: Config, model: Path | None, next_commands: Sequence[str]) -> int:
-    """Prints how a run ended and returns the exit code of its command.
+    """Writes the report of a run, prints its summary and how it ended, and returns the exit code of its command.
 
     `model` is the folder of the trained model, None if none was saved; `next_commands` are for people who have it.
     """
-    say_last("\n".join(last_lines(outcome, config, model, next_commands)))
+    summary = conclude_run(Path(config.trainer.default_local_dir)) if has_steps(outcome) else []
+    say_last("\n".join([*summary, *last_lines(outcome, config, model, next_commands)]))
     return 0 if outcome.finished else INTERRUPTED
+
+
+def has_steps(outcome: Outcome) -> bool:
+    """True unless the run was stopped before anything that a report could show."""
+    return outcome.finished or outcome.checkpoint is not None
 
 
 def last_lines(outcome: Outcome, config: Config, model: Path | None, next_commands: Sequence[str]) -> list[str]:

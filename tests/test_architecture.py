@@ -30,6 +30,7 @@ FLOORS = [
         "dashboard",
         "export",
         "ending",
+        "report",
         "trainer.main_ppo",
         "trainer.main_generation",
         "trainer.main_sft",

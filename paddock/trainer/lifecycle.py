@@ -102,6 +102,14 @@ class TrainingRun(ABC):
     def rows_of(self, batch: Batch) -> str:
         """Returns where the rows of a batch can be looked at, for an error message."""
 
+    @abstractmethod
+    def devices(self) -> str:
+        """Names the devices that train, and their number."""
+
+    def keep_samples(self, tracker: Tracker, batch: Batch) -> None:
+        """Shows the tracker a step's rows, if the policy wrote them."""
+        return None
+
     def state(self) -> State:
         """Returns all that the rest of the run depends on, beside weights and config."""
         return {
@@ -150,11 +158,13 @@ class TrainingRun(ABC):
             self.intact, self.unlogged = True, (metrics, batch)
             self.count_void_updates(metrics)
             self.finished = self.state() | {"validation_owed": validation_due}
+            self.lock.require()  # nothing more is written once another run owns the folder
+            self.keep_samples(tracker, batch)
             self.stop_if_void(batch)
             metrics |= self.publish()
             if validation_due:
                 metrics |= self.validate(tracker)
-        self.lock.require()  # nothing more is written once another run owns the folder
+        self.lock.require()
         tracker.log(self.step_no, metrics | self.cost(batch))
         self.unlogged, self.finished = None, self.state()
         self.timer.reset()

@@ -137,6 +137,7 @@ class Trainer(TrainingRun):
         assert self.validation is not None
         with self.roles.generating(self.timer):
             metrics, samples = self.validation.run(self.step_no, self.timer)
+        self.lock.require()
         tracker.generations(self.step_no, samples)
         return metrics
 
@@ -145,6 +146,12 @@ class Trainer(TrainingRun):
         if folder:
             with self.timer("dump_rollout_generations"):
                 dump_samples(folder, self.step_no, self.samples(batch), "trainer.rollout_data_dir")
+
+    def keep_samples(self, tracker: Tracker, batch: Batch) -> None:
+        tracker.rollouts(self.step_no, batch, self.samples)
+
+    def devices(self) -> str:
+        return f"{self.roles.devices} x {self.performance.device_name}"
 
     def samples(self, batch: Batch) -> list[Sample]:
         tokenizer = self.experience.tokenizer

@@ -26,9 +26,10 @@ def run(arguments: list[str], wide: bool = False) -> int:
         loaded.config.trainer.logger = list(dict.fromkeys([*loaded.config.trainer.logger, "steps"]))
     start_log(loaded.warnings)
     from paddock.ending import after_training, conclude
+    from paddock.trainer.launch import Launch
     from paddock.trainer.run import train
 
-    outcome = train(loaded.config)
+    outcome = train(loaded.config, Launch("train", loaded.origins))
     return conclude(outcome, loaded.config, *after_training(outcome, loaded.config))
 
 

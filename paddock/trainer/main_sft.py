@@ -16,9 +16,10 @@ def run(arguments: list[str]) -> int:
     check(loaded.config)
     start_log(loaded.warnings)
     from paddock.ending import conclude
+    from paddock.trainer.launch import Launch
     from paddock.trainer.sft import EXPORT, fine_tune
 
-    outcome = fine_tune(loaded.config)
+    outcome = fine_tune(loaded.config, Launch("sft", loaded.origins))
     model = Path(loaded.config.trainer.default_local_dir) / EXPORT
     return conclude(outcome, loaded.config, model, [f"paddock train actor_rollout_ref.model.path={model}"])
 

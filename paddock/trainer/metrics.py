@@ -21,10 +21,11 @@ def batch_metrics(batch: Batch, max_prompt: int, max_response: int, use_critic: 
     """What the step's rows look like. A row without response tokens is aborted and has no score."""
     mask = batch.need("mask") != 0
     lengths, prompt_lengths = batch.need("lengths"), batch.need("prompt_mask").sum(-1)
-    answered = lengths > 0
+    answered, scores = lengths > 0, batch.need("scores").sum(-1)
     everyone = torch.ones_like(answered)
     found = {
-        **summary("critic/score", batch.need("scores").sum(-1), answered),
+        **summary("critic/score", scores, answered),
+        "reward/std": variance(scores, answered).sqrt(),
         **summary("critic/rewards", batch.need("rewards").sum(-1), answered),
         **summary("critic/advantages", batch.need("advantages"), mask),
         **summary("critic/returns", batch.need("returns"), mask),

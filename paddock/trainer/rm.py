@@ -28,6 +28,7 @@ from paddock.models.packing import sequence_lengths
 from paddock.models.reward_head import RewardModel, load_reward_model, save_classifier, scored_batch, sequence_scores
 from paddock.models.save import whole_folder
 from paddock.trainer.checkpoint import KEY
+from paddock.trainer.launch import Launch
 from paddock.trainer.lifecycle import Metrics, Outcome
 from paddock.trainer.lock import FolderLock
 from paddock.trainer.policy import open_tokenizer, require_one_device
@@ -37,12 +38,13 @@ from paddock.trainer.tracking import Tracker
 log = logging.getLogger(__name__)
 
 WANT = frozenset({"values"})
+RM = Launch("rm train")
 
 
-def train_reward_model(config: Config) -> Outcome:
+def train_reward_model(config: Config, launch: Launch = RM) -> Outcome:
     """Trains on preference pairs; a finished run leaves its model in the folder `EXPORT`."""
     with FolderLock(config.trainer.default_local_dir) as lock:
-        return supervise(open_trainer(config, lock))
+        return supervise(open_trainer(config, lock), launch)
 
 
 def open_trainer(config: Config, lock: FolderLock) -> RewardTrainer:

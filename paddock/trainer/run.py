@@ -19,6 +19,7 @@ from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.trainer.checkpoint import CheckpointStore, checkpoint_store, resume_point
 from paddock.trainer.experience import Experience
+from paddock.trainer.launch import Launch, record_launch
 from paddock.trainer.lifecycle import Outcome
 from paddock.trainer.lock import FolderLock
 from paddock.trainer.loop import Trainer
@@ -30,8 +31,10 @@ from paddock.workers.roles import build
 
 log = logging.getLogger(__name__)
 
+TRAIN = Launch("train")
 
-def train(config: Config) -> Outcome:
+
+def train(config: Config, launch: Launch = TRAIN) -> Outcome:
     """Trains by reinforcement learning, from the newest checkpoint to the last step.
 
     When a worker dies, the run begins again at its last checkpoint, `trainer.max_restarts` times: what came after that
@@ -45,7 +48,7 @@ def train(config: Config) -> Outcome:
             open_things.enter_context(cluster(config))
         for restarts in itertools.count():
             try:
-                return attempt(config, store, lock)
+                return attempt(config, launch, store, lock)
             except WorkerLost as loss:
                 if restarts == config.trainer.max_restarts:
                     raise UserError(
@@ -58,7 +61,7 @@ def train(config: Config) -> Outcome:
     raise AssertionError("unreachable")
 
 
-def attempt(config: Config, store: CheckpointStore, lock: FolderLock) -> Outcome:
+def attempt(config: Config, launch: Launch, store: CheckpointStore, lock: FolderLock) -> Outcome:
     """From the newest checkpoint to the end, unless a worker is lost."""
     model = config.actor_rollout_ref.model
     if model.external_lib:
@@ -96,4 +99,5 @@ def attempt(config: Config, store: CheckpointStore, lock: FolderLock) -> Outcome
         tracker = open_things.enter_context(
             Tracker(config, total_steps, checkpoint.step if checkpoint else None, loggers)
         )
+        record_launch(config, launch, trainer.devices(), trainer.step_no)
         return trainer.fit(tracker)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
-from paddock.core.device import seed_all
+from paddock.core.device import device_name, seed_all
 from paddock.core.masked import Denominators, aggregate
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import Loader, prompt_batch, validation_batches
@@ -21,6 +21,7 @@ from paddock.engines.train.single import SingleEngine
 from paddock.models.save import whole_folder
 from paddock.trainer.checkpoint import KEY, checkpoint_store, resume_point
 from paddock.trainer.experience import with_responses
+from paddock.trainer.launch import Launch, record_launch
 from paddock.trainer.lifecycle import Metrics, Outcome, TrainingRun
 from paddock.trainer.lock import FolderLock
 from paddock.trainer.performance import throughput_metrics, token_counts
@@ -31,20 +32,22 @@ log = logging.getLogger(__name__)
 
 WANT = frozenset({"log_probs"})
 EXPORT = "huggingface"
+SFT = Launch("sft")
 
 
-def fine_tune(config: Config) -> Outcome:
+def fine_tune(config: Config, launch: Launch = SFT) -> Outcome:
     """Trains on prompt/answer rows; a finished run leaves its model in the folder `EXPORT`."""
     with FolderLock(config.trainer.default_local_dir) as lock:
-        return supervise(open_trainer(config, lock))
+        return supervise(open_trainer(config, lock), launch)
 
 
-def supervise(trainer: SupervisedTrainer) -> Outcome:
+def supervise(trainer: SupervisedTrainer, launch: Launch) -> Outcome:
     """Goes on from the newest checkpoint, trains to the last step, and exports the model."""
     config, store = trainer.config, trainer.store
     checkpoint = resume_point(config.trainer, store)
     state = trainer.restore(checkpoint) if checkpoint else None
     with Tracker(config, trainer.total_steps, checkpoint.step if checkpoint else None, state) as tracker:
+        record_launch(config, launch, trainer.devices(), trainer.step_no)
         outcome = trainer.fit(tracker)
         if outcome.finished:
             trainer.export()
@@ -105,6 +108,9 @@ class SupervisedTrainer(TrainingRun):
         position = {"training/global_step": float(self.step_no), "training/epoch": float(self.loader.epoch)}
         speed = throughput_metrics(tokens, self.timer.seconds["step"], 1)
         return position | self.timer.metrics(responses, tokens) | speed
+
+    def devices(self) -> str:
+        return f"1 x {device_name(self.engine.device)}"
 
     def rows_of(self, batch: Batch) -> str:
         return "rows of the last: " + ", ".join(batch.extras["place"][:8])

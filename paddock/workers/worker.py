@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from paddock.algorithms.losses import POLICY_LOSS, LossInputs, policy_loss_terms, value_loss
+from paddock.algorithms.rollout_gap import gap_metrics, gap_shares
 from paddock.config import rollout_correction
 from paddock.config.roles import ActorConfig, CriticConfig
 from paddock.config.schema import Config
 from paddock.core.batch import Batch, PerRow, PerToken
-from paddock.core.masked import Denominators, aggregate
+from paddock.core.masked import Denominators
 from paddock.core.rng import permutation
 from paddock.engines.train.base import LossFn, Outputs, TrainEngine, Want
 
@@ -121,7 +122,8 @@ class Worker:
             for mini in minis:
                 rows = batch.rows(mini.rows)
                 loss = loss_of(rows, mini.denominators)
-                metrics = self.engine.train_step(self.engine.micro_batches(rows), loss, want)
+                totals = self.engine.train_step(self.engine.micro_batches(rows), loss, want)
+                metrics = gap_metrics(totals, mini.denominators.tokens)
                 seen.add({name if "/" in name else f"{self.name}/{name}": value for name, value in metrics.items()})
         return seen.means()
 
@@ -166,10 +168,7 @@ class PolicyWorker(Worker):
             )
             total, metrics = policy_loss_terms(inputs, self.actor, denominators, outputs.entropy, micro.ref_log_probs)
             if micro.rollout_log_probs is not None and not anchored:
-                gap = (outputs.log_probs.detach().exp() - micro.rollout_log_probs.exp()).abs()
-                metrics["training/rollout_probs_diff_mean"] = aggregate(
-                    gap, micro.need("mask"), "token-mean", denominators
-                )
+                metrics |= gap_shares(outputs.log_probs, micro.rollout_log_probs, micro.need("mask"), denominators)
             return total, metrics
 
         return loss

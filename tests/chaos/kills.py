@@ -5,8 +5,9 @@
 
 A trial is one run folder: its run is killed several times, half of the times at a random moment and half at a named
 point (POINTS), until a last run reaches the end. Then everything that the run left must equal the untouched run:
-weights, optimizer tensors, trainer state, every line of metrics.jsonl but the timings, and the rollout dumps. Each run
-is the real command (`paddock.cli.main`) in a process of its own, forked from one that has imported torch.
+weights, optimizer tensors, trainer state, every line of metrics.jsonl but the timings, samples.jsonl, run.json and the
+rollout dumps; report.html, which shows the timings, must be there. Each run is the real command (`paddock.cli.main`) in
+a process of its own, forked from one that has imported torch.
 
 Ranks of Ray are killed by ray_kills.py.
 """
@@ -97,6 +98,11 @@ POINTS: dict[str, Point] = {
         f"{STORE}.shutil.rmtree", only=lambda path, *_, **__: str(path).endswith(".removing")
     ),
     "half of a line of the ledger is written": Point("paddock.trainer.tracking.jsonl.MetricsFile.log", "half a line"),
+    "a line of samples is half written": Point(
+        "paddock.trainer.tracking.jsonl.SamplesFile.log", "half a line", REINFORCED
+    ),
+    "the settings are being written": Point("paddock.trainer.launch.json.dumps", "after"),
+    "the report is being written": Point("paddock.report.write.render", "after"),
     "a rollout dump is half written": Point("paddock.trainer.samples.json.dumps", "after", REINFORCED),
     "the engine begins to generate": Point(
         "paddock.engines.rollout.embedded.engine.EmbeddedEngine.generate", "before", REINFORCED
@@ -126,8 +132,8 @@ def arm(point: Point, nth: int) -> None:
         if seen < nth or not point.only(*args, **kwargs):
             return function(*args, **kwargs)
         if point.when == "half a line":
-            file, _, metrics = args
-            os.write(file.file.fileno(), json.dumps(metrics).encode()[:100])
+            file, *_, metrics = args
+            os.write(file.file.fileno(), json.dumps({"step": 1, "half": str(metrics)}).encode()[:100])
         elif point.when == "after":
             function(*args, **kwargs)
         die()
@@ -246,8 +252,8 @@ class Chaos:
 
 
 TIMED = ("timing", "perf")
-ASIDE = re.compile(r"metrics\.\d+\.jsonl")
-"""The ledger of a run that was killed before its first checkpoint: the next one starts afresh and keeps it."""
+ASIDE = re.compile(r"(metrics|samples)\.\d+\.jsonl")
+"""Ledgers of a run that was killed before its first checkpoint: the next one starts afresh and keeps them."""
 
 
 def compare(want: Path, got: Path) -> Iterator[str]:
@@ -263,7 +269,7 @@ def compare(want: Path, got: Path) -> Iterator[str]:
             if not same(whole_state(one), whole_state(other)):
                 yield name
             continue
-        if one.is_dir() or one.name == "manifest.json" or "distributed" in one.parts:
+        if one.is_dir() or one.name in ("manifest.json", "report.html") or "distributed" in one.parts:
             continue
         if not equal(one, other, want, got):
             yield name

@@ -39,6 +39,7 @@ def test_data_metrics_have_the_values_worked_by_hand():
     found = utils.compute_data_metrics(proto())
     expected = {
         "critic/score/mean": -0.5, "critic/score/max": 1.0, "critic/score/min": -2.0,
+        "reward/std": 4.5**0.5,
         "critic/rewards/mean": -1.0, "critic/rewards/max": 0.5, "critic/rewards/min": -2.5,
         "critic/advantages/mean": 0.0, "critic/advantages/max": 3.0, "critic/advantages/min": -6.0,
         "critic/returns/mean": 2.0, "critic/returns/max": 3.0, "critic/returns/min": 1.0,

@@ -26,7 +26,15 @@ def test_the_embedded_model_learns_the_built_in_pairs_and_leaves_a_reward_model(
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert lines[0]["val/loss"] == pytest.approx(0.6931, abs=1e-4)
     assert lines[-1]["val/loss"] < lines[0]["val/loss"] and lines[-1]["val/accuracy"] > 0.55
-    assert sorted(entry.name for entry in folder.iterdir()) == ["huggingface", "metrics.jsonl"]
+    left = [
+        "global_step_30",
+        "huggingface",
+        "latest_checkpointed_iteration.txt",
+        "metrics.jsonl",
+        "report.html",
+        "run.json",
+    ]
+    assert sorted(entry.name for entry in folder.iterdir()) == left
 
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

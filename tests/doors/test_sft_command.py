@@ -34,7 +34,15 @@ def test_the_embedded_model_learns_the_warm_up_rows_and_leaves_a_model_that_tran
     model = AutoModelForCausalLM.from_pretrained(folder / "huggingface")
     prompt = tokenizer("12+34=", return_tensors="pt")
     assert model.generate(**prompt, max_new_tokens=4, do_sample=False).shape[1] > prompt["input_ids"].shape[1]
-    assert sorted(entry.name for entry in folder.iterdir()) == ["huggingface", "metrics.jsonl"]
+    left = [
+        "global_step_12",
+        "huggingface",
+        "latest_checkpointed_iteration.txt",
+        "metrics.jsonl",
+        "report.html",
+        "run.json",
+    ]
+    assert sorted(entry.name for entry in folder.iterdir()) == left
 
 
 def test_the_module_is_the_same_door(tmp_path):

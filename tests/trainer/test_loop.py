@@ -244,3 +244,19 @@ def test_rollouts_are_kept_as_jsonl(tmp_path):
     lines = (tmp_path / "rollouts" / "1.jsonl").read_text().splitlines()
     assert len(lines) == 32
     assert {"prompt", "answer", "score", "advantage", "length"} <= json.loads(lines[0]).keys()
+
+
+def test_a_step_logs_the_spread_of_rewards_and_the_gap_between_trainer_and_rollout(tmp_path):
+    """One update per step: the trainer's probabilities are known only inside the update."""
+    keys = ["algorithm.adv_estimator=grpo", "trainer.total_training_steps=1"]
+    (one,) = run(tmp_path / "one", *keys)
+    small = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
+    (many,) = run(tmp_path / "many", *keys, small)
+    (anew,) = run(tmp_path / "anew", *keys, "actor_rollout_ref.actor.ppo_mini_batch_size=4")
+    names = ("probs_diff_valid", "probs_diff_max", "probs_diff_mean", "probs_diff_std", "actor_probs_pearson_corr")
+    for line in (one, many, anew):
+        gap = {name: line[f"training/rollout_{name}"] for name in names}
+        assert gap["probs_diff_valid"] == 1.0 and gap["actor_probs_pearson_corr"] > 0.999999
+        assert 0 < gap["probs_diff_mean"] < gap["probs_diff_max"] < 1e-5 and 0 < gap["probs_diff_std"] < 1e-5
+        assert 0 < line["reward/std"] <= 1
+        assert not any(name.startswith("moment") or "/moment/" in name for name in line)

@@ -31,6 +31,7 @@ def test_batch_metrics_carry_the_known_names_and_values_worked_by_hand():
     found = metrics.batch_metrics(batch(), max_prompt=4, max_response=3, use_critic=False)
     assert found == {
         "critic/score/mean": -0.5, "critic/score/max": 1.0, "critic/score/min": -2.0,
+        "reward/std": math.sqrt(4.5),  # of 1 and -2: (1.5^2 + 1.5^2) / (2 - 1)
         "critic/rewards/mean": -1.0, "critic/rewards/max": 0.5, "critic/rewards/min": -2.5,
         "critic/advantages/mean": 0.0, "critic/advantages/max": 3.0, "critic/advantages/min": -6.0,
         "critic/returns/mean": 2.0, "critic/returns/max": 3.0, "critic/returns/min": 1.0,

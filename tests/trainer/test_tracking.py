@@ -24,7 +24,7 @@ from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.trainer.samples import Sample, dump_samples, samples_of
 from paddock.trainer.tracking.console import ConsoleLog, StepLines, highlights, validation
-from paddock.trainer.tracking.jsonl import MetricsFile
+from paddock.trainer.tracking.jsonl import MetricsFile, SamplesFile, worth_keeping
 from paddock.trainer.tracking.run import Run
 from paddock.trainer.tracking.tracker import LOGGERS, Tracker
 
@@ -102,7 +102,7 @@ def test_a_new_run_moves_the_metrics_of_an_older_one_aside(tmp_path):
 def test_a_killed_run_loses_no_more_than_the_line_it_was_writing(tmp_path):
     script = f"""
 from pathlib import Path
-from paddock.trainer.tracking.jsonl import MetricsFile
+from paddock.trainer.tracking.jsonl import MetricsFile, SamplesFile, worth_keeping
 file = MetricsFile(Path({str(tmp_path)!r}))
 for step in range(10**9):
     file.log(step, {{f"m{{i}}": i / 7 for i in range(100)}})
@@ -436,3 +436,68 @@ def test_a_dump_that_cannot_be_written_names_its_key(tmp_path):
     with pytest.raises(UserError) as error:
         dump_samples(tmp_path / "file", 1, [sample()], key="trainer.rollout_data_dir")
     assert error.value.key == "trainer.rollout_data_dir"
+
+
+# samples.jsonl
+
+
+def answers(count: int) -> list[Sample]:
+    return [sample(answer=f"answer {number}", group=number) for number in range(count)]
+
+
+def test_two_steps_of_each_doubling_are_worth_keeping():
+    assert [step for step in range(100) if worth_keeping(step)] == [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96]
+
+
+def test_samples_of_early_and_late_steps_are_kept_and_their_number_grows_like_the_logarithm(tmp_path):
+    with Tracker(config(tmp_path, "file", test_freq=10), total_steps=1000) as tracker:
+        for step in range(0, 1001, 10):
+            tracker.generations(step, answers(60))
+    kept = lines(tmp_path / "samples.jsonl")
+    assert [line["step"] for line in kept] == [0, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1000]
+    assert {line["source"] for line in kept} == {"validation"}
+    assert [row["answer"] for row in kept[0]["samples"]] == [f"answer {n}" for n in (0, 10, 20, 30, 40, 50)]
+    assert kept[0]["samples"] == kept[-1]["samples"]  # the same prompts each time
+
+
+def test_samples_beyond_the_checkpoint_are_dropped_and_a_repeated_validation_leaves_one_line(tmp_path):
+    file = SamplesFile(tmp_path)
+    for step in (0, 1, 2, 3, 4):
+        file.log(step, "rollout", answers(2))
+        file.log(step, "validation", answers(1))
+    file.close()
+    whole = file.path.read_bytes()
+    with file.path.open("ab") as torn:
+        torn.write(b'{"step": 5, "sou')
+    again = SamplesFile(tmp_path, resumed=2)
+    again.log(2, "validation", answers(1))
+    for step in (3, 4):
+        again.log(step, "rollout", answers(2))
+        again.log(step, "validation", answers(1))
+    assert file.path.read_bytes() == whole
+
+
+def test_a_run_without_samples_leaves_no_file_of_them(tmp_path):
+    with Tracker(config(tmp_path, "file"), total_steps=2) as tracker:
+        tracker.log(1, {"a": 1.0})
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_kept_samples_are_bounded_and_hold_what_json_can(tmp_path):
+    extras = {
+        "acc": True,
+        "format": 1.5,
+        "score": 1.0,
+        "index": 3,
+        "image": b"\xff",
+        "extra_info": {"index": 3},
+        "bad": "\ud800",
+    }
+    truth = np.array([1, 2])
+    long = Sample("p" * 10**6, "\ud800" + "a" * 10**6, 1.0, 7, 0, ground_truth=truth, extras=extras)
+    SamplesFile(tmp_path).log(1, "rollout", [long])
+    (line,) = lines(tmp_path / "samples.jsonl")
+    (kept,) = line["samples"]
+    assert len(kept["prompt"]) < 2100 and len(kept["answer"]) < 4100 and kept["answer"].endswith("a" * 1000)
+    assert "characters left out" in kept["prompt"]
+    assert kept["ground_truth"] == "[1, 2]" and kept["extras"] == {"acc": True, "format": 1.5}

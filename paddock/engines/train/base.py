@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from paddock.core.batch import Batch, PerToken
@@ -37,7 +38,14 @@ class Outputs:
 
 
 LossFn = Callable[[Batch, Outputs], tuple[Tensor, dict[str, Tensor]]]
-"""A micro-batch's share of the loss and of each metric: shares add up to the mini-batch's."""
+"""A micro-batch's share of the loss and of each metric: `join_shares` says how shares become the mini-batch's."""
+
+
+def join_shares(name: str, one: Any, other: Any) -> Any:
+    """Adds two shares of a metric; of one whose name ends in `_max` the larger counts. Numbers and tensors alike."""
+    if not name.endswith("_max"):
+        return one + other
+    return torch.maximum(one, other) if isinstance(one, Tensor) else max(one, other)
 
 
 class TrainEngine(Protocol):
@@ -48,7 +56,7 @@ class TrainEngine(Protocol):
     def train_step(self, micro_batches: list[Batch], loss: LossFn, want: Want) -> dict[str, float]:
         """One optimizer step: zero, forward and backward of each micro-batch, clip, step.
 
-        Sums the metrics' shares; adds `grad_norm`, `lr` and `skipped` (1.0 where a non-finite loss or gradient made
+        Joins the metrics' shares; adds `grad_norm`, `lr` and `skipped` (1.0 where a non-finite loss or gradient made
         the step void).
         """
         ...

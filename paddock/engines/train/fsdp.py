@@ -27,7 +27,7 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import DTYPES, device_of
 from paddock.core.processes import from_everyone, largest, subgroups
-from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, LossFn, Outputs, Want
+from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, LossFn, Outputs, Want, join_shares
 from paddock.engines.train.offload import at_home
 from paddock.engines.train.optim import Updater
 from paddock.engines.train.settings import Budget, Settings
@@ -244,7 +244,7 @@ class FSDPEngine(SingleEngine):
         total: dict[str, float] = {}
         for shares in self.everyones(super().numbers(sums)):
             for name, value in shares.items():
-                total[name] = total.get(name, 0.0) + value
+                total[name] = join_shares(name, total[name], value) if name in total else value
         return total | {"grad_norm": float(norm)}
 
     def inputs(self, batch: Batch) -> Inputs:

@@ -22,7 +22,7 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import Carrier, device_of, make_deterministic
 from paddock.engines.train.activations import Activations
-from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, LossFn, Outputs, Place, Want
+from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, LossFn, Outputs, Place, Want, join_shares
 from paddock.engines.train.offload import Offload, at_home
 from paddock.engines.train.optim import Updater
 from paddock.engines.train.routers import Routers
@@ -218,7 +218,7 @@ class SingleEngine:
     def add_up(self, sums: dict[str, Tensor], shares: dict[str, Tensor]) -> None:
         for name, value in shares.items():
             value = torch.as_tensor(value, dtype=torch.float64, device=self.device)
-            sums[name] = sums[name] + value if name in sums else value
+            sums[name] = join_shares(name, sums[name], value) if name in sums else value
 
     def share(self, micro: Batch, loss: LossFn, want: Want) -> tuple[Tensor, dict[str, Tensor]]:
         outputs = self.outputs(micro, want)

@@ -1,4 +1,4 @@
-"""Where the metrics of a run go: metrics.jsonl always, and the loggers that trainer.logger names."""
+"""Where the metrics of a run go: metrics.jsonl and samples.jsonl always, and the loggers that trainer.logger names."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from paddock.config.schema import Config
+from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.trainer.samples import Sample
 from paddock.trainer.tracking.adapters import MLflow, SwanLab, TensorBoard, Trackio, WandB
 from paddock.trainer.tracking.console import ConsoleLog, StepLines
-from paddock.trainer.tracking.jsonl import MetricsFile
+from paddock.trainer.tracking.jsonl import SHOWN, MetricsFile, SamplesFile, evenly, worth_keeping
 from paddock.trainer.tracking.prometheus import Prometheus
 from paddock.trainer.tracking.run import Logger, Run
 
@@ -49,7 +52,7 @@ class Tracker:
         state: Mapping[str, Any] | None = None,
     ):
         trainer = config.trainer
-        self.shown = trainer.log_val_generations
+        self.shown, self.every, self.total_steps = trainer.log_val_generations, trainer.test_freq, total_steps
         self.failed: set[str] = set()
         self.loggers: dict[str, Logger] = {}
         run = Run(
@@ -60,7 +63,7 @@ class Tracker:
             total_steps=total_steps,
             resumed=resumed,
         )
-        self.file = MetricsFile(run.folder, resumed)
+        self.file, self.samples = MetricsFile(run.folder, resumed), SamplesFile(run.folder, resumed)
         try:
             for name in [name for name in trainer.logger if name != FILE]:
                 self.loggers[name] = open_logger(name, dataclasses.replace(run, run_id=(state or {}).get(name)))
@@ -74,11 +77,17 @@ class Tracker:
         self._each(lambda logger: logger.log(step, numbers))
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
-        """trainer.log_val_generations of the samples, evenly spaced: the same prompts at every validation."""
-        count = min(self.shown, len(samples))
-        if count:
-            chosen = [samples[i * len(samples) // count] for i in range(count)]
+        """Shows loggers trainer.log_val_generations of the samples, evenly spaced: the same prompts each time."""
+        if self.every <= 0 or step % self.every or worth_keeping(step // self.every) or step == self.total_steps:
+            self.samples.log(step, "validation", evenly(samples, SHOWN))
+        if chosen := evenly(samples, self.shown):
             self._each(lambda logger: logger.generations(step, chosen))
+
+    def rollouts(self, step: int, batch: Batch, read: Callable[[Batch], list[Sample]]) -> None:
+        """Keeps a few rows of the step's batch in samples.jsonl, at steps that double; `read` turns rows into text."""
+        if worth_keeping(step) or step == self.total_steps:
+            rows = torch.tensor(evenly(range(len(batch)), SHOWN), dtype=torch.long)
+            self.samples.log(step, "rollout", read(batch.rows(rows)))
 
     def state_dict(self) -> dict[str, str]:
         return {name: logger.run_id for name, logger in self.loggers.items() if logger.run_id is not None}
@@ -86,6 +95,7 @@ class Tracker:
     def close(self) -> None:
         self._each(lambda logger: logger.close())
         self.file.close()
+        self.samples.close()
 
     def __enter__(self) -> Tracker:
         return self

@@ -26,7 +26,7 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import compute_dtype, device_of
 from paddock.core.processes import from_everyone, largest
-from paddock.engines.train.base import LossFn, Outputs, Want
+from paddock.engines.train.base import LossFn, Outputs, Want, join_shares
 from paddock.engines.train.megatron.decoder import Decoder
 from paddock.engines.train.megatron.layout import Layout
 from paddock.engines.train.megatron.lora import Adapters, attach
@@ -239,7 +239,7 @@ class MegatronEngine(SingleEngine):
         total: dict[str, float] = {}
         for shares in self.everyones(super().numbers(sums)):
             for name, value in shares.items():
-                total[name] = total.get(name, 0.0) + value
+                total[name] = join_shares(name, total[name], value) if name in total else value
         return total | {"grad_norm": float(norm)}
 
     def everyones(self, thing: Any) -> list[Any]:

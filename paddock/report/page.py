@@ -1,0 +1,249 @@
+"""Puts everything about some runs into one HTML file that opens without a server, a network or another file."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from paddock import __version__
+from paddock.config import tree
+from paddock.report.curves import Curve, Series, curves_of, metric_names, points_for, series_of, thinned
+from paddock.report.folder import Run
+from paddock.report.summary import HELD_OUT, duration, held_out, phase_seconds, speed, total_seconds, training
+
+HERE = Path(__file__).parent
+BINS = 80
+"""Bars of the chart of time by phase at most; each is the mean of equally many steps."""
+SAMPLE_BYTES = 1_000_000
+"""Of all samples on a page; steps between the first and the last are left out until they fit."""
+CHARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("Reward", "mean score of the step's responses", ("critic/score/mean",)),
+    ("Training loss", "negative log-likelihood, or preference loss", ("train/loss",)),
+    ("Training accuracy", "share of pairs whose preferred answer scores higher", ("train/accuracy",)),
+    ("Held-out accuracy", "of the validation pairs", ("val/accuracy",)),
+    ("Held-out loss", "on the validation rows", ("val/loss",)),
+    ("Response length", "mean tokens per response", ("response_length/mean",)),
+    ("Entropy", "mean over tokens, in nats", ("actor/entropy",)),
+    ("KL", "from the reference policy, or from the policy before the update",
+     ("actor/reward_kl_penalty", "actor/kl_loss", "rollout_corr/kl", "actor/ppo_kl")),
+    ("Spread of rewards", "standard deviation of the step's scores", ("reward/std",)),
+    ("Policy loss", "of the actor", ("actor/pg_loss",)),
+    ("Value loss", "of the critic", ("critic/vf_loss",)),
+    ("Explained variance", "of the returns by the critic", ("critic/vf_explained_var",)),
+    ("Gradient norm", "before clipping", ("actor/grad_norm", "train/grad_norm")),
+    ("Clipped tokens", "share of tokens whose ratio was clipped", ("actor/pg_clipfrac",)),
+    ("Cut responses", "share of responses that reached the length limit", ("response_length/clip_ratio",)),
+    ("Trainer and rollout", "mean difference of the sampled tokens' probabilities",
+     ("training/rollout_probs_diff_mean",)),
+    ("Learning rate", "of the optimizer", ("actor/lr", "train/lr")),
+    ("Throughput", "tokens per second and device", ("perf/throughput",)),
+)  # fmt: skip
+"""Title, meaning, and the metrics of which the first one that moves is drawn."""
+SECRET = re.compile(r"(api_?key|secret|password|passwd|credentials?|(access|auth)_token)$", re.IGNORECASE)
+ALWAYS = ("Reward", "Response length", "Entropy", "KL", "Training loss")
+"""Charts that are drawn even if nothing in them moves."""
+SHARES = ("accuracy", "ratio", "clipfrac")
+
+
+def render(runs: Sequence[Run]) -> str:
+    """Returns the page about these runs."""
+    curves = curves_of(runs)
+    title = curves[0].label if len(curves) == 1 else f"{len(runs)} runs"
+    data = {
+        "title": title,
+        "subtitle": subtitle(curves[0].runs[0]) if len(curves) == 1 else ", ".join(curve.label for curve in curves),
+        "written": time.strftime("%Y-%m-%d %H:%M"),
+        "version": __version__,
+        "curves": [{"label": curve.label, "runs": [run.name for run in curve.runs]} for curve in curves],
+        "headlines": [headlines(curve) for curve in curves],
+        **all_series(curves),
+        "charts": charts(curves),
+        "phases": [phases(curve) for curve in curves],
+        "samples": [{"run": run.name, "lines": bounded(run.samples, len(runs))} for run in runs if run.samples],
+        "configs": [config(run) for run in runs if run.settings],
+        "environments": [{"run": run.name, "facts": run.environment} for run in runs if run.environment],
+        "meanings": {key: leaf.metadata["meaning"] for key, leaf in tree.leaves().items()},
+    }
+    return fill((HERE / "page.html").read_text(encoding="utf-8"), title, data)
+
+
+def fill(template: str, title: str, data: Mapping[str, Any]) -> str:
+    """Puts texts into the template, each once: what a run wrote never becomes markup or script."""
+    parts = {
+        "TITLE": escape(title),
+        "STYLE": (HERE / "style.css").read_text(encoding="utf-8"),
+        "SCRIPT": "\n".join((HERE / name).read_text(encoding="utf-8") for name in ("charts.js", "page.js")),
+        "DATA": script_json(data),
+    }
+    page = []
+    for i, piece in enumerate(template.split("@@")):
+        page.append(parts[piece] if i % 2 else piece)
+    return "".join(page)
+
+
+def script_json(data: Any) -> str:
+    """Returns JSON that a <script> element can hold: no `<`, `>` or `&`, and no half of a surrogate pair."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text.encode(errors="replace").decode()
+
+
+def subtitle(run: Run) -> str:
+    """Returns one line about a run: how, what and how long it trained."""
+    settings, steps = run.settings, run.rows[-1]["step"]
+    model = settings.get("actor_rollout_ref.model.path")
+    command = run.starts[-1].get("command", "train") if run.starts else "train"
+    how = settings.get("algorithm.adv_estimator") if command == "train" else command
+    data = settings.get("data.train_files")
+    files = ", ".join(
+        "/".join(Path(str(each)).parts[-2:]) for each in (data if isinstance(data, list) else [data]) if each
+    )
+    parts = [how, Path(str(model)).name if model else None, files or None, f"{steps:,} steps"]
+    if total := total_seconds(run.rows):
+        parts.append(duration(sum(total.values())))
+    return " · ".join(str(part) for part in parts if part)
+
+
+def headlines(curve: Curve) -> list[dict[str, Any]]:
+    """Returns the numbers on top of the page; of several runs their means."""
+    per_run = [[*held_out(run), *training(run)] for run in curve.runs]
+    first = [asdict(change) for change in per_run[0]]
+    for entry in first if len(per_run) > 1 else ():
+        same = [change for changes in per_run for change in changes if change.metric == entry["metric"]]
+        before = [change.before for change in same if change.before is not None]
+        entry["before"] = sum(before) / len(before) if before else None
+        entry["after"] = sum(change.after for change in same) / len(same)
+        entry["note"] = f"mean of {len(same)} seeds"
+    seconds = [sum(total_seconds(run.rows).values()) for run in curve.runs]
+    found: list[dict[str, Any]] = first
+    if any(seconds):
+        mean = sum(seconds) / len(seconds)
+        each = duration(mean / max(1, len(curve.runs[0].values("timing_s/step"))))
+        found.append({"label": "Time of steps", "text": duration(mean), "note": f"{each} per step"})
+    speeds = [rate for run in curve.runs if (rate := speed(run))]
+    if speeds:
+        rate = sum(speeds) / len(speeds)
+        found.append(
+            {"label": "Tokens per second", "text": f"{rate:,.0f}", "note": "prompts and responses, all devices"}
+        )
+    return found
+
+
+def all_series(curves: Sequence[Curve]) -> dict[str, Any]:
+    """Returns every metric of every curve. Series name their steps by number, because most metrics share them."""
+    most, steps, numbered = points_for(len(curves)), list[list[int]](), dict[tuple[int, ...], int]()
+
+    def packed(series: Series | None) -> dict[str, Any] | None:
+        if series is None or not series.steps:
+            return None
+        series = thinned(series, most)
+        key = tuple(series.steps)
+        if key not in numbered:
+            numbered[key] = len(steps)
+            steps.append(series.steps)
+        columns = {"y": series.values, "lo": series.low, "hi": series.high}
+        return {"x": numbered[key]} | {name: list(map(short, c)) for name, c in columns.items() if c is not None}
+
+    names = metric_names(run for curve in curves for run in curve.runs)
+    metrics = {name: [packed(series_of(curve, name)) for curve in curves] for name in names}
+    return {"metrics": metrics, "steps": steps}
+
+
+def short(value: float | None) -> float | int | None:
+    """Returns a number with six digits: more than a chart can show, in half of the bytes."""
+    if value is None or not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.6g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+
+
+def charts(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+    runs = [run for curve in curves for run in curve.runs]
+    names = metric_names(runs)
+    validations = [name for name in names if HELD_OUT.fullmatch(name)]
+    found = [held_out_chart(name, names, len(validations) > 1) for name in validations]
+    for title, meaning, candidates in CHARTS:
+        there = [name for name in candidates if name in names]
+        moving = [name for name in there if any(len(set(run.values(name))) > 1 for run in runs)]
+        if moving or (there and title in ALWAYS):
+            chosen = (moving or there)[0]
+            percent = chosen.endswith(SHARES)
+            found.append({"title": title, "meaning": meaning, "metric": chosen, "percent": percent})
+    found.sort(key=lambda chart: chart["title"] != "Reward")
+    return found
+
+
+def held_out_chart(name: str, names: Sequence[str], several: bool) -> dict[str, Any]:
+    match = HELD_OUT.fullmatch(name)
+    assert match
+    percent = f"val-aux/{match['source']}/{match['variable']}/pass@1" in names
+    title = "Held-out accuracy" if percent else "Held-out reward"
+    meaning = f"on {match['source']}" if several else "mean over the validation prompts"
+    return {"title": title, "meaning": meaning, "metric": name, "percent": percent}
+
+
+def phases(curve: Curve) -> dict[str, Any]:
+    """Returns seconds per step by phase: in all, and in at most BINS stretches of the curve's first run."""
+    rows = [row for row in curve.runs[0].rows if row.get("timing_s/step")]
+    total: dict[str, float] = {}
+    for run in curve.runs:
+        for phase, seconds in total_seconds(run.rows).items():
+            total[phase] = total.get(phase, 0.0) + seconds / len(curve.runs)
+    width = math.ceil(len(rows) / BINS) or 1
+    bins = [rows[i : i + width] for i in range(0, len(rows), width)]
+    timed = [[phase_seconds(row) for row in part] for part in bins]
+    means = [{phase: sum(one.get(phase, 0.0) for one in part) / len(part) for phase in total} for part in timed]
+    return {
+        "total": [[phase, short(seconds)] for phase, seconds in total.items()],
+        "steps": [[part[0]["step"], part[-1]["step"]] for part in bins],
+        "seconds": {phase: [short(mean[phase]) for mean in means] for phase in total},
+    }
+
+
+def bounded(samples: list[dict[str, Any]], runs: int) -> list[dict[str, Any]]:
+    """Returns the lines of samples that fit the page: the first and the last of each source, then those between."""
+    kept = list(samples)
+    while len(json.dumps(kept, ensure_ascii=False).encode(errors="replace")) > SAMPLE_BYTES / runs:
+        by_source: dict[str, list[dict[str, Any]]] = {}
+        for line in kept:
+            by_source.setdefault(line["source"], []).append(line)
+        longest = max(by_source.values(), key=len)
+        if len(longest) <= 2:
+            return kept
+        dropped = {id(line) for line in longest[1:-1:2]}
+        kept = [line for line in kept if id(line) not in dropped]
+    return kept
+
+
+def config(run: Run) -> dict[str, Any]:
+    """Returns the settings of a run with their origins, and what its continuations changed."""
+    unknown = "default" if run.origins else ""
+    rows = {key: [text(shown(key, value)), run.origins.get(key, unknown)] for key, value in run.settings.items()}
+    changes = []
+    for earlier, later in zip(run.starts, run.starts[1:], strict=False):
+        old, new = earlier.get("settings", {}), later.get("settings", {})
+        for key in new:
+            if key in old and old[key] != new[key]:
+                changes.append([later["after_step"], key, *(text(shown(key, value)) for value in (old[key], new[key]))])
+    return {"run": run.name, "settings": rows, "changes": changes}
+
+
+def shown(key: str, value: Any) -> Any:
+    """Returns a setting for people who may be anyone: pages are passed on, so passwords and keys in them are hidden."""
+    if isinstance(value, Mapping):
+        return {name: shown(str(name), inner) for name, inner in value.items()}
+    return "(hidden)" if value and isinstance(value, str) and SECRET.search(key) else value
+
+
+def text(value: Any) -> str:
+    if value is None:
+        return "null"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
