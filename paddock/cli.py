@@ -143,7 +143,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
         fix = f"did you mean `paddock {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}; see paddock --help"
-        raise UserError("no such command", key=arguments[0], fix=fix)
+        raise UserError("no such command", key=arguments[0] or "''", fix=fix)
     if arguments[1:2] in (["-h"], ["--help"]) and arguments[0] not in OWN_HELP:
         print(USAGE, end="")
         return 0

@@ -6,15 +6,21 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 
 from paddock.errors import EXIT_CODE, UserError
 
 PLAN_ONLY = "PADDOCK_PLAN"  # set by `paddock run --plan`: the script's command plans instead of training
+CALLED = "PADDOCK_RUN_CALLED"  # set by `paddock run`: the file that a command of ours makes when it begins
 INTERRUPTED = 130
 
 
 def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     """What every door does with an error: what the user can mend is one message and exit code 2."""
+    if note := os.environ.get(CALLED):
+        with suppress(OSError):
+            Path(note).touch()
     try:
         return command(arguments)
     except UserError as error:

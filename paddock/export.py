@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
+import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paddock.config.paths import missing_folder
+from paddock.core.options import Options
 from paddock.errors import UserError
 
 ACTOR, CONFIG, KEY, OUT = "actor", "config.json", "CHECKPOINT", "OUT"
@@ -19,14 +22,17 @@ DTYPES = ("bf16", "fp32")
 
 
 def run(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="paddock export", allow_abbrev=False)
+    parser = Options(prog="paddock export")
     parser.add_argument(
         "checkpoint", type=Path, help="global_step_N, its actor folder, or a run (its newest checkpoint)"
     )
     parser.add_argument("out", type=Path, help="folder to write, which must not be there yet")
     parser.add_argument("--dtype", choices=DTYPES, help="type of the weights (default: the one the model computed in)")
     parser.add_argument(
-        "--max-shard-size", default="5GB", help="a larger model is cut into several files (default: 5GB)"
+        "--max-shard-size",
+        type=shard_size,
+        default="5GB",
+        help="a larger model is cut into several files (default: 5GB)",
     )
     parser.add_argument(
         "--adapter",
@@ -39,6 +45,12 @@ def run(argv: Sequence[str]) -> int:
     size = sum(file.stat().st_size for file in options.out.expanduser().iterdir())
     print(f"{source} -> {options.out} ({size / 1e6:,.1f} MB)")
     return 0
+
+
+def shard_size(text: str) -> str:
+    if not re.fullmatch(r"[1-9][0-9]*\s*([KMGT]B)?", text, re.IGNORECASE):
+        raise argparse.ArgumentTypeError("is no size, such as 500MB or 5GB")
+    return text
 
 
 def export(checkpoint: Path, out: Path, dtype: str | None = None, max_shard_size: str = "5GB") -> Path:
@@ -78,10 +90,15 @@ def export_adapter(checkpoint: Path, out: Path) -> Path:
 def base_model(actor: Path) -> dict[str, Any]:
     """Where the weights come from beside which an adapter stands, as arguments of the loaders."""
     from paddock.models.adapters import CONFIG_FILE
+    from paddock.models.files import read_json
 
-    config = run_config(actor)
+    config, adapter = run_config(actor), read_json(actor / CONFIG_FILE, str(actor), KEY)
+    base = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
+    if not isinstance(base, str) or not base:
+        reason = f"{CONFIG_FILE} has no base_model_name_or_path, the model that the adapter changes"
+        raise UserError(reason, key=KEY, value=actor, fix="write the path of its base model into it")
     return {
-        "path": json.loads((actor / CONFIG_FILE).read_text())["base_model_name_or_path"],
+        "path": base,
         "override_config": config.get(OVERRIDES),
         "trust_remote_code": bool(config.get(REMOTE_CODE)),
         "key": f"{KEY}: base_model_name_or_path",
@@ -98,14 +115,12 @@ def find_actor(folder: Path) -> Path:
     elif (folder / ACTOR / CONFIG).is_file() or (folder / ACTOR / CONFIG_FILE).is_file():
         step, actor = folder, folder / ACTOR
     else:
-        newest = CheckpointStore(folder).newest() if folder.is_dir() else None
+        fix = "name trainer.default_local_dir of a run, a global_step_N in it, or the actor folder of one"
+        if not os.path.isdir(folder):
+            raise missing_folder(KEY, str(folder), fix)
+        newest = CheckpointStore(folder).newest()
         if newest is None:
-            raise UserError(
-                "there is no checkpoint" if folder.is_dir() else "no such folder",
-                key=KEY,
-                value=folder,
-                fix="name trainer.default_local_dir of a run, a global_step_N in it, or the actor folder of one",
-            )
+            raise UserError("there is no checkpoint", key=KEY, value=folder, fix=fix)
         step, actor = newest.folder, newest.folder / ACTOR
     if NAME.fullmatch(step.absolute().name) and (problem := find_damage(step)):
         raise UserError(f"is damaged: {problem}", key=KEY, value=step, fix="export another step, or restore the files")
@@ -124,12 +139,11 @@ def require_policy(actor: Path) -> None:
 
 def save_readers(actor: Path, writing: Path) -> None:
     """The tokenizer, and what reads images, if the model does."""
-    from transformers import AutoTokenizer
-
     from paddock.models.image_reader import copy_processor
+    from paddock.models.load import read_tokenizer
 
     reads = tokenizer_folder(actor)
-    AutoTokenizer.from_pretrained(reads).save_pretrained(writing)
+    read_tokenizer(reads, str(reads), KEY).save_pretrained(writing)
     copy_processor(reads, writing)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from paddock.config import tree
-from paddock.config.paths import BUILTIN
+from paddock.config.paths import BUILTIN, missing_folder
 from paddock.config.schema import Config
 from paddock.config.topology import in_one_process, pool_size, pools, trains_adapters
 from paddock.errors import UserError
@@ -31,7 +32,10 @@ NOT_BUILT = (
 )  # fmt: skip
 """Keys that `plan` understands and training does not honour yet: refused unless they have their default."""
 
-_RO = "actor_rollout_ref.rollout"
+_M, _RO = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+MODEL_FOLDERS = (f"{_M}.path", f"{_M}.tokenizer_path", f"{_M}.lora_adapter_path", "data.tokenizer",
+                 "critic.model.path", "critic.model.tokenizer_path")  # fmt: skip
+OUTPUT_FOLDERS = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
 _NO_COPY_CHOICE = (
     f"{_RO}.enable_rollout_routing_replay",
     f"{_RO}.data_parallel_size", f"{_RO}.checkpoint_engine.backend", f"{_RO}.checkpoint_engine.engine_kwargs",
@@ -44,12 +48,40 @@ def check(config: Config, machine: Machine | None = None) -> None:
     _built(config)
     choose_threads(config)
     _packages(config, machine)
-    _folder("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)  # what the user named comes before
-    require_files(config)  # what a default asks for
+    check_paths(config)
     _reward_model(config)
     _processes(config, machine)
     _devices(config, machine)
     require_free(config.trainer.default_local_dir)
+
+
+def check_paths(config: Config, splits: Sequence[str] = ("train", "val")) -> None:
+    """Model folders, data files of these splits, and folders to write into."""
+    for key in MODEL_FOLDERS:  # what the user named comes before what a default asks for
+        _folder(key, tree.get(config, key))
+    require_files(config, splits)
+    for key in OUTPUT_FOLDERS:
+        path = tree.get(config, key)
+        if path is not None and not path.strip():
+            raise UserError("is empty; is a shell variable unset?", key=key, value="''", fix=f"{key}=FOLDER")
+        if path is not None:
+            require_writable(key, Path(path))
+
+
+def require_writable(key: str, folder: Path) -> None:
+    """Refuses a folder to write into that is a file, or that could not be made: known now, not after hours of work."""
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not os.path.isdir(there):
+        what = "is a file, not a folder" if there == folder else f"cannot be made: {there} is a file"
+        raise UserError(what, key=key, value=folder, fix="name another folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"{there} may not be written", key=key, value=folder, fix="make it writable, or name another")
+
+
+def require_writable_file(key: str, file: Path) -> None:
+    if os.path.isdir(file):
+        raise UserError("is a folder, not a file", key=key, value=file, fix=f"name a file: {key}={file}/FILE")
+    require_writable(key, file.absolute().parent)
 
 
 def choose_threads(config: Config) -> None:
@@ -191,9 +223,9 @@ def _devices(config: Config, machine: Machine) -> None:
 def _folder(key: str, path: str | None) -> None:
     """A model's, where its name is not one of the hub's."""
     path = path or ""
-    local = path.startswith(("/", ".", "~")) or path.count("/") > 1
-    if local and not path.startswith(BUILTIN) and not Path(path).is_dir():
-        raise UserError("no such folder", key=key, value=path, fix="check the path, or give a hub name")
+    local = path.startswith(("/", ".", "~")) or path.count("/") > 1 or os.path.isfile(path)
+    if local and not path.startswith(BUILTIN) and not os.path.isdir(path):
+        raise missing_folder(key, path, "check the path, or give a hub name")
 
 
 def _reward_model(config: Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -11,15 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import paddock
-from paddock.door import PLAN_ONLY
+from paddock.config.paths import missing_file
+from paddock.door import CALLED, PLAN_ONLY
 from paddock.errors import UserError
 
 OWN_ENVIRONMENT = "VERL_USE_UV"
 """Scripts that would build a Python environment of their own ask this variable; 0: they take the one they find."""
 
+OURS = re.compile(r"\b(verl|paddock)\b", re.IGNORECASE)
+
 # While a script is planned these stand before the programs of their names: training commands are planned, a short
 # question to Python is answered, and what would download, install, convert or start something is named and passed over.
-_PLANNED = 'touch "{folder}/planned"; exec "{python}"'
+_PLANNED = 'exec "{python}"'
 _PASSED_OVER = 'echo "paddock: not run while planning: $(basename "$0") $all" >&2\n'
 _PYTHON = (
     '[ "$1" = -u ] && shift\n'
@@ -40,24 +44,59 @@ def run(arguments: list[str]) -> int:
     """The script's exit code. It finds this Python first on PATH, and the package `verl` of compat/ on PYTHONPATH."""
     plan = arguments[:1] == ["--plan"]
     script, *rest = arguments[plan:] or [""]
-    if not Path(script).is_file():
-        raise UserError(
-            "no such script", key="paddock run", value=script or None, fix="paddock run [--plan] SCRIPT.sh [args]"
-        )
-    with programs(plan) as folder:
-        code = subprocess.run([*_interpreter(Path(script)), script, *rest], env=environment(plan, folder)).returncode
-        if plan and code == 0 and Path(script).suffix != ".py" and not (folder / "planned").exists():
-            raise UserError(
-                "starts no training that can be planned",
-                key="paddock run --plan",
-                value=script,
-                fix="python3 -m verl.trainer.main_ppo or paddock.trainer.main_ppo is what it must call",
-            )
+    if not script:
+        raise UserError("no script is named", key="paddock run", fix="paddock run [--plan] SCRIPT.sh [args]")
+    text = read_script(script)
+    with programs(plan) as folder, tempfile.TemporaryDirectory(prefix="paddock-run-") as notes:
+        called = Path(notes) / "called"
+        command = [*_interpreter(script), script, *rest]
+        code = subprocess.run(command, env=environment(plan, folder) | {CALLED: str(called)}).returncode
+        if code == 0 and not called.exists():
+            _started_nothing(script, text, plan)
         return code
 
 
-def _interpreter(script: Path) -> list[str]:
-    return [sys.executable] if script.suffix == ".py" else ["bash"]
+def _interpreter(script: str) -> list[str]:
+    return [sys.executable] if script.endswith(".py") else ["bash"]
+
+
+def read_script(script: str) -> str:
+    """The script's text. What no interpreter would run is refused before anything of it has run."""
+    if not os.path.isfile(script):
+        raise missing_file("paddock run", script, "paddock run [--plan] SCRIPT.sh [args]")
+    try:
+        content = Path(script).read_bytes()
+    except OSError as error:
+        raise _not_run(script, f"cannot be read: {error.strerror}", "make it readable") from error
+    if b"\0" in content:
+        raise _not_run(script, "is no script: it holds zero bytes", "name the launch script")
+    if script.endswith(".py"):
+        try:
+            compile(content, script, "exec")
+        except (SyntaxError, ValueError) as error:
+            raise _not_run(script, f"cannot be run: {type(error).__name__}: {error}", "mend the script") from error
+    else:
+        done = subprocess.run(["bash", "-n", script], capture_output=True, text=True, errors="replace")
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["bash gave no reason"])[0]
+            raise _not_run(script, f"cannot be run: {reason}", "mend the script")
+    return content.decode(errors="replace")
+
+
+def _not_run(script: str, reason: str, fix: str) -> UserError:
+    return UserError(reason, key="paddock run", value=script, fix=fix)
+
+
+def _started_nothing(script: str, text: str, plan: bool) -> None:
+    """A script that ended well without a command of ours is a mistake. One that names us may have called us elsewhere:
+    by ssh, in a container, as a job of a cluster."""
+    fix = "python3 -m verl.trainer.main_ppo or paddock.trainer.main_ppo is what it must call"
+    if plan:
+        key = "paddock run --plan"
+        raise UserError("starts no training that can be planned", key=key, value=script, fix=fix)
+    if not OURS.search(text):
+        raise _not_run(script, "starts nothing of Paddock's", fix)
+    print(f"paddock: {script} has ended, and started no command of Paddock's on this machine", file=sys.stderr)
 
 
 @contextmanager

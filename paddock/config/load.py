@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from paddock.config import legacy, recipes, resolve, rollout_correction, rules, tree
 from paddock.config.overrides import Setting, parse
-from paddock.config.paths import expand
+from paddock.config.paths import expanded
 from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.facts.machine import Machine, this_machine
@@ -125,6 +125,8 @@ def _assign(node: DictConfig, setting: Setting, origins: dict[str, str]) -> None
         raise UserError(
             "cannot be null", key=setting.key, value="null", fix=f"{setting.key}: {leaf.metadata['meaning']}"
         )
+    if leaf.type is bool and isinstance(value, int) and value not in (0, 1):  # OmegaConf would take it for True
+        raise _wrong_type(leaf, setting, ValueError("neither True nor False"))
     try:
         if setting.delete and leaf.key != setting.key:
             parent, _, name = setting.key.rpartition(".")
@@ -181,6 +183,6 @@ def _expand_paths(config: Config) -> None:
         if leaf.metadata.get("path"):
             value = tree.get(config, key)
             if isinstance(value, str):
-                tree.put(config, key, expand(value))
+                tree.put(config, key, expanded(key, value))
             elif isinstance(value, list):
-                tree.put(config, key, [expand(item) if isinstance(item, str) else item for item in value])
+                tree.put(config, key, [expanded(key, item) if isinstance(item, str) else item for item in value])

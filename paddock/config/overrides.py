@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -28,6 +30,9 @@ REFUSED_FLAGS = {
     "--info": "use `paddock plan`",
     "--hydra-help": "use `paddock --help`",
 }
+
+MOST_VALUES = 100_000  # in one file; a config has some hundreds
+KEY = re.compile(r"[A-Za-z0-9_]+([./@:-][A-Za-z0-9_]+)*")
 
 
 @dataclass(frozen=True)
@@ -81,10 +86,9 @@ def _parse_overrides(overrides: Sequence[str]) -> list[Override]:
             raise UserError("is neither a flag nor an override", key=repr(text), fix="write key=value, or ~key")
         try:
             override = parser.parse_override(text)
-        except (HydraException, OmegaConfBaseException, RecursionError) as error:
+        except (HydraException, OmegaConfBaseException, RecursionError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            fix = "write $HOME for ~" if "~/" in text else "quote values with special characters: 'key=\"value\"'"
-            raise UserError(f"cannot be read: {reason}", key=repr(text), fix=fix) from None
+            raise UserError(f"cannot be read: {reason}", key=f"{text!r:.200}", fix=_remedy(text)) from None
         if override.is_sweep_override():
             raise UserError(
                 "is a sweep, and one command is one run",
@@ -93,6 +97,14 @@ def _parse_overrides(overrides: Sequence[str]) -> list[Override]:
             )
         parsed.append(override)
     return parsed
+
+
+def _remedy(text: str) -> str:
+    """What helps an override that Hydra's grammar refuses."""
+    key, _, value = text.lstrip("+~").partition("=")
+    if not KEY.fullmatch(key):
+        return "a key is words of letters, digits and _, joined by dots: data.train_files=..."
+    return "write $HOME for ~" if "~/" in value else "quote values with special characters: 'key=\"value\"'"
 
 
 def _setting(override: Override) -> Setting:
@@ -173,12 +185,29 @@ def _named_default(path: Path, entry: str, trail: list[Path]) -> tuple[dict[str,
 def _yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
-        document = OmegaConf.to_container(OmegaConf.create(text)) if text.strip() else {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        written = yaml.compose(text, Loader=yaml.SafeLoader)
+        if written is None:
+            return {}
+        if not isinstance(written, yaml.MappingNode):
+            raise UserError("is not a mapping of keys", key=str(path), fix="write `section:` and keys below it")
+        if _values(written, {}) > MOST_VALUES:
+            reason = f"its aliases stand for more than {MOST_VALUES:,} values"
+            raise UserError(reason, key=str(path), fix="write the values out, without & and *")
+        document = cast(dict[Any, Any], OmegaConf.to_container(OmegaConf.create(text)))
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
         raise UserError(f"cannot be read: {error}", key=str(path), fix="write valid YAML in UTF-8") from None
-    if not isinstance(document, dict):
-        raise UserError("is not a mapping of keys", key=str(path), fix="write `section:` and keys below it")
     return {str(name): value for name, value in document.items()}
+
+
+def _values(node: yaml.Node, counted: dict[int, float]) -> float:
+    """How many values a YAML node stands for once aliases are written out; infinitely many if it holds itself."""
+    if id(node) not in counted:
+        counted[id(node)] = math.inf
+        inner = node.value if isinstance(node, yaml.SequenceNode) else []
+        if isinstance(node, yaml.MappingNode):
+            inner = [part for pair in node.value for part in pair]
+        counted[id(node)] = 1 + sum(_values(part, counted) for part in inner)
+    return counted[id(node)]
 
 
 def _flatten(node: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:

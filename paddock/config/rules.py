@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
 from typing import Any
 
 from paddock.config import recipes, rollout_correction, tree
@@ -41,8 +41,12 @@ def within_limits(leaf: tree.Leaf, value: Any) -> None:
     if value is None:
         return
     limits = leaf.metadata
-    if isinstance(value, float) and not math.isfinite(value):
+    numbers = value if isinstance(value, list) else [value]
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
         raise UserError("is not a number", key=leaf.key, value=value, fix=f"{leaf.key}: {limits['meaning']}")
+    if any(isinstance(number, int) and abs(number) >= 2**63 for number in numbers):
+        fix = f"{leaf.key}: {limits['meaning']}"
+        raise UserError("must be a whole number of at most 64 bits", key=leaf.key, value=f"{value!s:.40}", fix=fix)
     if "choices" in limits and value not in limits["choices"]:
         nearest = difflib.get_close_matches(str(value), map(str, limits["choices"]), n=1)
         hint = f"did you mean {nearest[0]}? " if nearest else ""
@@ -301,6 +305,13 @@ def frequencies_are_positive_or_off(config: Config) -> None:
             raise UserError("every 0 steps", key=f"trainer.{name}", value=0, fix="a number of steps, or -1 for never")
 
 
+def row_limits_are_positive_or_off(config: Config) -> None:
+    for name in ("train_max_samples", "val_max_samples"):
+        most = getattr(config.data, name)
+        if most < 1 and most != -1:
+            raise UserError("is not a number of rows", key=f"data.{name}", value=most, fix="-1 for all, or at least 1")
+
+
 def loggers_are_known(config: Config) -> None:
     value = config.trainer.logger
     for name in value if isinstance(value, list) else [value]:
@@ -433,7 +444,8 @@ def reward_settings_agree(config: Config) -> None:
 def data_files_are_named(config: Config) -> None:
     for key in ("data.train_files", "data.val_files"):
         value = tree.get(config, key)
-        if value is not None and not (isinstance(value, str) or all(isinstance(item, str) for item in value)):
+        paths = value if isinstance(value, list) else [value]
+        if value is not None and not all(isinstance(path, str) for path in paths):
             raise UserError(
                 "is not a path or a list of paths", key=key, value=value, fix=f"{key}=['a.parquet','b.parquet']"
             )
@@ -443,7 +455,7 @@ def plugin_files_exist(config: Config) -> None:
     """Python files that a run imports are looked for at once: a wrong path is the commonest mistake."""
     for key in ("custom_reward_function.path", "data.custom_cls.path", "data.sampler.class_path"):
         path = tree.get(config, key)
-        if path and not path.startswith("pkg://") and not Path(path).is_file():
+        if path and not path.startswith("pkg://") and not os.path.isfile(path):
             raise missing_file(key, path)
 
 
@@ -462,6 +474,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     replayed_experts_are_recorded,
     sampling_is_possible,
     frequencies_are_positive_or_off,
+    row_limits_are_positive_or_off,
     loggers_are_known,
     resume_path_is_a_step,
     checkpoints_are_whole,

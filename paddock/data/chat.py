@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paddock.data.tables import bad_row
+from paddock.data.templates import TOO_LONG, TimeLimit, Watch, try_template
 from paddock.errors import UserError
 
 Message = dict[str, Any]
@@ -15,6 +16,7 @@ Messages = str | list[Message]
 """A plain text, or the turns of a conversation."""
 
 
+REMEDY = "mend the tokenizer's chat_template, or set data.apply_chat_template_kwargs.chat_template"
 ONLY_TOKENS = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
 
 
@@ -28,7 +30,7 @@ class PromptEncoder:
 
     def encode(self, prompts: Sequence[Messages], places: Sequence[str], column: str) -> list[list[int]]:
         """Token ids of each prompt; `places` and `column` name a prompt that cannot be encoded."""
-        texts = [self.render(prompt, place, column) for prompt, place in zip(prompts, places, strict=True)]
+        texts = self.render(prompts, places, column)
         encoded: list[list[int]] = [[] for _ in prompts]
         for plain in (True, False):  # a chat template writes its special tokens itself
             chosen = [i for i, prompt in enumerate(prompts) if isinstance(prompt, str) is plain]
@@ -36,11 +38,31 @@ class PromptEncoder:
                 found = self.tokenizer([texts[i] for i in chosen], add_special_tokens=plain, **ONLY_TOKENS)["input_ids"]
                 for i, ids in zip(chosen, found, strict=True):
                     encoded[i] = ids
+        for ids, place in zip(encoded, places, strict=True):
+            if not ids:
+                raise bad_row(place, column, "becomes no tokens: there is nothing to answer", "write a prompt")
         return encoded
 
-    def render(self, prompt: Messages, place: str, column: str) -> str:
-        if isinstance(prompt, str):
-            return prompt
+    def render(self, prompts: Sequence[Messages], places: Sequence[str], column: str) -> list[str]:
+        """Each prompt as the text that is tokenised."""
+        asked = list(zip(prompts, places, strict=True))
+        chat = next(((prompt, place) for prompt, place in asked if not isinstance(prompt, str)), None)
+        if chat is None:
+            return [self._rendered(prompt, place, column) for prompt, place in asked]
+        self._require_template(chat, column)
+        texts, place = [], chat[1]
+        try:
+            with Watch() as watch:
+                for prompt, place in asked:
+                    watch.next()
+                    texts.append(self._rendered(prompt, place, column))
+        except TimeLimit as error:
+            raise bad_row(place, column, TOO_LONG, REMEDY) from error
+        return texts
+
+    def _require_template(self, chat: tuple[Messages, str], column: str) -> None:
+        """There is a chat template, and it ends: a first conversation is tried where it can do no harm."""
+        prompt, place = chat
         if self.tokenizer.chat_template is None and "chat_template" not in self.template_kwargs:
             raise bad_row(
                 place,
@@ -48,13 +70,24 @@ class PromptEncoder:
                 "holds messages, and the tokenizer has no chat template to write them with",
                 "use an instruct model, set data.apply_chat_template_kwargs.chat_template, or make prompts plain texts",
             )
+        arguments = {**self.tokenizer.special_tokens_map, "add_generation_prompt": True, **self.template_kwargs}
+        template = arguments.pop("chat_template", None) or self.tokenizer.get_chat_template()
+        if problem := try_template(template, prompt, arguments):
+            raise bad_row(place, column, problem, REMEDY)
+
+    def _rendered(self, prompt: Messages, place: str, column: str) -> str:
+        if isinstance(prompt, str):
+            return whole_text(prompt, place, column)
         try:
-            return self.tokenizer.apply_chat_template(
+            text = self.tokenizer.apply_chat_template(
                 prompt, tokenize=False, **{"add_generation_prompt": True, **self.template_kwargs}
             )
+        except TimeLimit:
+            raise
         except Exception as error:  # a template is a program of its own: it raises what it likes
             reason = f"the chat template refuses it: {type(error).__name__}: {error}"
             raise bad_row(place, column, reason, "mend the row's messages, or change the template") from error
+        return whole_text(text, place, column)
 
     def identity(self) -> bytes | None:
         """Equal where every prompt gets equal tokens; None where that cannot be told."""
@@ -72,6 +105,16 @@ class PromptEncoder:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
 
 
+def whole_text(text: str, place: str, column: str) -> str:
+    """The text, which must be Unicode: a row of JSON can hold half of a surrogate pair, and no tokenizer takes that."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        reason = f"holds half of a surrogate pair, {text[error.start]!r}, which is no character"
+        raise bad_row(place, column, reason, "write the row again, in UTF-8") from None
+    return text
+
+
 def messages_of(value: Any, place: str, column: str) -> Messages:
     """A row's prompt, checked. Keys that Arrow filled with null, because another row has them, are left out."""
     if isinstance(value, str) and value:
@@ -85,6 +128,8 @@ def messages_of(value: Any, place: str, column: str) -> Messages:
             raise bad_row(place, column, f"a message has no role: {message!r:.80}", fix)
         if message.get("content") is None and not message.get("tool_calls"):
             raise bad_row(place, column, f"a message has no content: {message!r:.80}", fix)
+        if not isinstance(message.get("content"), str | list | dict | None):
+            raise bad_row(place, column, f"the content of a message is no text: {message!r:.80}", fix)
     return [{"content": message.get("content")} | _present(message) for message in value]
 
 

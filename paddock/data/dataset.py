@@ -218,6 +218,8 @@ class PromptDataset:
                 if record.get(media) and (what == "videos" or self.prompts.reader is None):
                     why = "which are not read" if what == "videos" else "and what is trained here reads none"
                     raise bad_row(place, media, f"holds {what}, {why}", "remove the column")
+            if not isinstance(extra := record.get(EXTRA), dict | None):
+                raise bad_row(place, EXTRA, f"is {extra!r:.80}, not an object", "make it {...}, or leave it out")
         messages = [
             messages_of(record.get(column), place, column) for place, record in zip(places, records, strict=True)
         ]

@@ -8,6 +8,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,22 +46,26 @@ def table_of(path: str, rows: Any, prompt_key: str) -> Table:
     """Items are rows as a file has them: `{"prompt": [...], "data_source": ..., "reward_model": {...}, ...}`."""
 
     def row(index: int) -> Record:
-        record = rows[index]
+        with blaming(f"item {index}", f"{ROWS}.name", path):
+            record = rows[index]
         if not isinstance(record, dict):
-            raise UserError(f"item {index} is {record!r:.80}, not a dict", key=f"{ROWS}.name", value=path)
+            fix = 'an item is a row: {"prompt": [...], "data_source": ..., "reward_model": {...}}'
+            raise UserError(f"item {index} is {record!r:.80}, not a dict", key=f"{ROWS}.name", value=path, fix=fix)
         renamed = MESSAGES in record and prompt_key not in record
         return {**record, prompt_key: record[MESSAGES]} if renamed else record
 
     def records(names: Sequence[str]) -> Iterator[Record]:
-        return ({name: record.get(name) for name in names} for record in map(row, range(len(rows))))
+        return ({name: record.get(name) for name in names} for record in map(row, range(count)))
 
     def digest() -> bytes:
         found = hashlib.sha256()
-        for record in map(row, range(len(rows))):
+        for record in map(row, range(count)):
             found.update(json.dumps(record, sort_keys=True, default=str).encode())
         return found.digest()
 
-    return Table(path, sorted(row(0)) if len(rows) else [], len(rows), row, records, digest)
+    with blaming("len()", f"{ROWS}.name", path):
+        count = len(rows)
+    return Table(path, sorted(row(0)) if count else [], count, row, records, digest)
 
 
 class Order:
@@ -86,15 +91,29 @@ class Order:
 
     def __call__(self, epoch: int) -> list[int]:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed((self.seed << 20) + epoch)
-            if hasattr(self.sampler, "set_epoch"):
-                self.sampler.set_epoch(epoch)
-            found = [int(position) for position in self.sampler]
+            torch.manual_seed(((self.seed << 20) + epoch) % 2**63)
+            with blaming(f"epoch {epoch}", f"{ORDER}.class_name", self.name.split()[0]):
+                if hasattr(self.sampler, "set_epoch"):
+                    self.sampler.set_epoch(epoch)
+                found = [int(position) for position in self.sampler]
         wrong = next((position for position in found if not 0 <= position < self.count), None)
         if wrong is not None or not found:
             what = "no position" if not found else f"position {wrong}, and there are {self.count} prompts"
-            raise UserError(f"the sampler gave {what}", key=f"{ORDER}.class_name", value=self.name.split()[0])
+            fix = f"positions from 0 to {self.count - 1}"
+            raise UserError(f"the sampler gave {what}", key=f"{ORDER}.class_name", value=self.name.split()[0], fix=fix)
         return found
+
+
+@contextmanager
+def blaming(what: str, key: str, value: str) -> Iterator[None]:
+    """Whatever the user's class raises is an error in the class."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = f"{what} raised {type(error).__name__}: {error}"
+        raise UserError(reason, key=key, value=value, fix="mend the class") from error
 
 
 def class_at(path: str, name: str | None, section: str, last: str) -> type:
@@ -102,9 +121,12 @@ def class_at(path: str, name: str | None, section: str, last: str) -> type:
     key = f"{section}.{last}"
     try:
         module = module_at(path)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's file runs: SystemExit is as likely as SyntaxError
         where = f"{section}.{'class_path' if last == 'class_name' else 'path'}"
-        raise UserError(f"cannot be imported: {type(error).__name__}: {error}", key=where, value=path) from error
+        reason = f"cannot be imported: {type(error).__name__}: {error}"
+        raise UserError(reason, key=where, value=path, fix="mend the file: python must be able to run it") from error
     classes = {n: c for n, c in vars(module).items() if inspect.isclass(c) and c.__module__ == module.__name__}
     if name is None or name not in classes:
         fix = suggest(name or "", sorted(classes)) if classes else f"define one in {path}"

@@ -50,7 +50,7 @@ def _data_file(path: str | Path, key: str | None) -> Iterator[Path]:
         raise UserError(reason, key=name, value=path, fix="convert it, or correct the path")
     try:
         yield file
-    except (OSError, ValueError) as error:  # pyarrow and json raise kinds of both
+    except (OSError, ValueError, RecursionError) as error:  # pyarrow and json raise kinds of these
         reason = f"the file cannot be read: {next(iter(str(error).splitlines()), type(error).__name__)}"
         raise UserError(reason, key=name, value=path, fix=_remedy(path, "write the file again")) from error
 

@@ -96,7 +96,7 @@ def _parse(path: str, number: int, line: bytes) -> Record:
     place = f"{path} row {number}"
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"not JSON: {error}", key=place, fix="mend or remove it") from error
     if not isinstance(record, dict):
         raise UserError(f"a row must be a JSON object, not {record!r:.80}", key=place, fix="mend or remove it")

@@ -42,7 +42,7 @@ def closing(encoder: PromptEncoder) -> list[int]:
     """The tokens that a chat template writes behind an answer: the end of the turn, often with a line break."""
     turns: list[Message] = [{"role": "user", "content": MARK}, {"role": "assistant", "content": MARK}]
     whole = PromptEncoder(encoder.tokenizer, {**encoder.template_kwargs, "add_generation_prompt": False})
-    text = whole.render(turns, "a conversation", "prompt")
+    [text] = whole.render([turns], ["a conversation"], "prompt")
     return encoder.tokenizer(text.rpartition(MARK)[2], add_special_tokens=False, verbose=False)["input_ids"]
 
 

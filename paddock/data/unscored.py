@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from paddock.config.schema import DataConfig
-from paddock.data.chat import Messages, PromptEncoder, messages_of
+from paddock.data.chat import Messages, PromptEncoder, messages_of, whole_text
 from paddock.data.dataset import EXTRA, PromptDataset, PromptRow
 from paddock.data.images import ImagePrompts, ImageReader
 from paddock.data.lengths import prompt_lengths
@@ -170,4 +170,4 @@ def split(prompt: Messages, record: Record, place: str, column: str) -> tuple[Me
 def text_of(value: Any, place: str, column: str) -> str:
     if not isinstance(value, str) or not value:
         raise bad_row(place, column, f"is {value!r:.80}, not the text of an answer", "write the answer as a text")
-    return value
+    return whole_text(value, place, column)

@@ -235,7 +235,9 @@ def section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 class Config:
     """A config.json, flat or with a nested text_config, read with types checked."""
 
-    def __init__(self, values: Mapping[str, Any]):
+    def __init__(self, values: Mapping[str, Any], name: str = ""):
+        """`name` is the model's, for errors."""
+        self.name = name
         text = section(values, "text_config")
         self.model_type = str(values.get("model_type", ""))
         self.family = self.model_type.removesuffix("_text")
@@ -253,10 +255,12 @@ class Config:
             if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
                 return value
             if value is not None:
-                raise UserError("config.json must hold a whole number here", key=key, value=value)
+                place = f"{key} in config.json of {self.name or 'the model'}"
+                raise UserError("must be a whole number", key=place, value=value, fix="download the model again")
         if default is None:
             raise UserError(
                 f"config.json of model_type '{self.model_type}' has no '{keys[0]}', so its size is unknown",
+                key=self.name or None,
                 fix="give a decoder-only language model's config.json",
             )
         return default
@@ -272,7 +276,7 @@ class Config:
 
 def from_config(values: Mapping[str, Any], name: str = "") -> ModelShape:
     """The shape a Hugging Face config.json describes. A family that is not in FAMILIES is counted as a Llama."""
-    config = Config(values)
+    config = Config(values, name)
     family = FAMILIES.get(config.family, Family())
     number, flag = config.number, config.flag
     hidden, layers, heads = number("hidden_size"), number("num_hidden_layers"), number("num_attention_heads")
@@ -390,7 +394,7 @@ def shape_of(path: str) -> ModelShape | None:
     else:
         expanded = Path(os.path.expanduser(os.path.expandvars(path)))
     for file in (expanded / "config.json", cached_config(path)):
-        if file is not None and file.is_file():
+        if file is not None and os.path.isfile(file):
             return from_config(read_config(file), path)
     name = path if path in table() else short_names().get(expanded.name.lower())
     return None if name is None else from_config(table()[name], path)
@@ -400,9 +404,9 @@ def read_config(file: Path) -> Mapping[str, Any]:
     try:
         values = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read as JSON: {error}", fix="download the model again") from error
+        raise UserError(f"cannot be read as JSON: {error}", key=str(file), fix="download the model again") from error
     if not isinstance(values, dict):
-        raise UserError(f"{file} holds no JSON object", fix="download the model again")
+        raise UserError("holds no JSON object", key=str(file), fix="download the model again")
     return values
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,11 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.utils import logging
 
-from paddock.config.paths import BUILTIN
+from paddock.config.paths import BUILTIN, missing_folder, names_in
 from paddock.core.registry import suggest
 from paddock.errors import UserError
 from paddock.models.attention import NAME as PADDOCK_ATTENTION
+from paddock.models.files import PICKLED, check_json, check_weights
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 MODEL_KEY = "actor_rollout_ref.model.path"
@@ -39,10 +42,10 @@ def model_folder(path: str, key: str = MODEL_KEY) -> Path:
     if path.startswith(BUILTIN):
         return asset_folder(path.removeprefix(BUILTIN), key)
     folder = Path(path).expanduser()
-    if folder.is_dir():
-        if (folder / "config.json").is_file():
+    if os.path.isdir(folder):
+        if os.path.isfile(folder / "config.json"):
             return folder
-        held = ", ".join(sorted(entry.name for entry in folder.iterdir())) or "nothing"
+        held = ", ".join(names_in(folder)) or "nothing that may be read"
         if "adapter_config.json" in held:
             raise UserError(
                 "the folder holds a LoRA adapter, not a model",
@@ -57,10 +60,8 @@ def model_folder(path: str, key: str = MODEL_KEY) -> Path:
             value=path,
             fix="name the folder that holds config.json and the weights",
         )
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:
-        raise UserError(
-            "no such folder", key=key, value=path, fix="check the path, or give a hub name such as Qwen/Qwen3-0.6B"
-        )
+    if path.startswith((".", "/", "~")) or path.count("/") > 1 or os.path.isfile(folder):
+        raise missing_folder(key, path, "check the path, or give a hub name such as Qwen/Qwen3-0.6B")
     return hub_folder(path, key)
 
 
@@ -102,10 +103,10 @@ def load_config(
     key: str = MODEL_KEY,
 ) -> PreTrainedConfig:
     """The model's own config with the user's changes, and without dropout: sampling has none, nor may training."""
-    try:
-        config = AutoConfig.from_pretrained(model_folder(path, key), trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise unreadable(error, path, key) from None
+    folder = model_folder(path, key)
+    check_json(folder, ("config.json",), path, key)
+    with reading("config.json", path, key):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     place = f"{key.rpartition('.')[0]}.override_config"
     for name, value in (override_config or {}).items():
         if not hasattr(config, name):
@@ -165,17 +166,27 @@ def load_model(
     config = load_config(path, trust_remote_code, override_config, key)
     if auto is AutoModelForCausalLM and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         auto = AutoModelForImageTextToText if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else auto
-    try:
+    folder = model_folder(path, key)
+    files = check_weights(folder, path, key)
+    with reading(files[0].name, path, key):
         model, report = auto.from_pretrained(
-            model_folder(path, key),
+            folder,
             config=config,
             dtype=dtype,
             attn_implementation=attn,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are reported below, by name
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise unreadable(error, path, key) from None
+    if wrong := sorted(report["mismatched_keys"]):
+        name, stored, wanted = wrong[0]
+        raise UserError(
+            f"{len(wrong)} of its tensors have another shape than its config.json says: {name} has {tuple(stored)}, "
+            f"and {tuple(wanted)} is expected",
+            key=key,
+            value=path,
+            fix="config.json and weights must be those of one model: download both again",
+        )
     if missing := sorted(report["missing_keys"]):
         raise UserError(
             f"its weights lack {len(missing)} tensors that a {config.model_type} model needs: {', '.join(missing[:3])}",
@@ -195,25 +206,50 @@ def load_model(
     return model
 
 
-def unreadable(error: Exception, path: str, key: str) -> UserError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+@contextmanager
+def reading(file: str, path: str, key: str) -> Iterator[None]:
+    """Whatever transformers raises while it reads a user's `file` is an error in what the file holds."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise unreadable(error, file, path, key) from error
+
+
+def unreadable(error: Exception, file: str, path: str, key: str) -> UserError:
+    said = str(error).split("\n") or [""]
+    text = " ".join(part.strip() for part in said[: 2 if said[0].endswith(":") else 1])
+    reason = f"{file} cannot be used: {type(error).__name__}{f': {text}' if text else ''}"
     fix = "the folder must hold a model that transformers can load"
-    if "trust_remote_code" in str(error):
-        reason, fix = (
-            "it comes with code of its own",
-            f"{key.rpartition('.')[0]}.trust_remote_code=True, if you trust it",
-        )
+    if file.startswith(PICKLED.removesuffix(".bin")):
+        fix = "weights in safetensors: a pickle is read only if it holds tensors and runs no code"
+    if isinstance(error, ValueError) and "trust_remote_code" in str(error):
+        section = key.rpartition(".")[0] or MODEL_KEY.rpartition(".")[0]
+        reason, fix = "it comes with code of its own", f"{section}.trust_remote_code=True, if you trust it"
     return UserError(reason, key=key, value=path, fix=fix)
+
+
+def read_tokenizer(folder: Path, path: str, key: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder as it is. Of a folder without its files transformers makes one that knows no text."""
+    check_json(folder, ("tokenizer.json", "tokenizer_config.json"), path, key)
+    with reading("the tokenizer", path, key):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    if set(tokenizer.get_vocab()) <= {str(token) for token in tokenizer.all_special_tokens}:
+        raise UserError(
+            f"the folder has no tokenizer: it holds {', '.join(names_in(folder))}",
+            key=key,
+            value=path,
+            fix="copy tokenizer.json and tokenizer_config.json of the model into it",
+        )
+    return tokenizer
 
 
 def load_tokenizer(
     path: str, trust_remote_code: bool = False, chat_template: str | None = None, key: str = MODEL_KEY
 ) -> PreTrainedTokenizerBase:
     """Pads on the left; without a pad token of its own, with the end-of-sequence token."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model_folder(path, key), trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise unreadable(error, path, key) from None
+    tokenizer = read_tokenizer(model_folder(path, key), path, key, trust_remote_code)
     if tokenizer.eos_token_id is None:
         raise UserError(
             "its tokenizer has no end-of-sequence token, so no response could end",

@@ -29,7 +29,7 @@ def whole_folder(path: str | Path, key: str, *, replace: bool = False) -> Iterat
     try:
         for leftover in (writing, replaced):
             shutil.rmtree(leftover, ignore_errors=True)
-        writing.mkdir(parents=True)
+        make_folder(writing, key, target)
         yield writing
         settle(writing)
         if target.exists():
@@ -39,10 +39,21 @@ def whole_folder(path: str | Path, key: str, *, replace: bool = False) -> Iterat
     except (OSError, SafetensorError) as error:
         if isinstance(error, OSError) and error.errno not in REFUSALS:
             raise
-        reason = f"cannot be written: {getattr(error, 'strerror', None) or error}"
-        raise UserError(reason, key=key, value=target, fix="free space or name another folder") from error
+        raise unwritable(error, key, target) from error
     finally:
         shutil.rmtree(writing, ignore_errors=True)
+
+
+def make_folder(folder: Path, key: str, target: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:  # whatever the reason is, also one that elsewhere would be a bug: no such file
+        raise unwritable(error, key, target) from error
+
+
+def unwritable(error: Exception, key: str, target: Path) -> UserError:
+    reason = f"cannot be written: {getattr(error, 'strerror', None) or error}"
+    return UserError(reason, key=key, value=target, fix="free space or name another folder")
 
 
 def require_absent(target: Path, key: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from paddock.config.paths import BUILTIN, files_of, missing_file
@@ -61,7 +62,7 @@ def data_files(config: Config, split: str, strict: bool = True) -> list[DataFile
     key = f"data.{split}_files"
     if config.data.custom_cls.path:
         paths = files_of(getattr(config.data, f"{split}_files"))
-        return [DataFile(path, None, here=path.startswith(BUILTIN) or Path(path).exists()) for path in paths]
+        return [DataFile(path, None, here=path.startswith(BUILTIN) or os.path.exists(path)) for path in paths]
     return [
         _data_file(key, path, "train" if split == "train" else "test", strict)
         for path in files_of(getattr(config.data, f"{split}_files"))
@@ -71,9 +72,11 @@ def data_files(config: Config, split: str, strict: bool = True) -> list[DataFile
 def _data_file(key: str, path: str, split: str, strict: bool) -> DataFile:
     if path.startswith(BUILTIN):
         return DataFile(path, len(builtin_rows(path)), here=True)
-    if Path(path).is_file():
-        return DataFile(path, count_rows(path), here=True)
+    if os.path.isfile(path):
+        return DataFile(path, count_rows(path, key=key), here=True)
     known = known_dataset(path)
+    if os.path.isdir(path):
+        raise missing_file(key, path)
     if known is None and strict:
         raise missing_file(key, path, "check the path; to plan without the data, add --rows N")
     return DataFile(
@@ -81,9 +84,9 @@ def _data_file(key: str, path: str, split: str, strict: bool) -> DataFile:
     )
 
 
-def require_files(config: Config) -> None:
-    """Before training: every data file is here."""
-    for split in ("train", "val"):
+def require_files(config: Config, splits: Sequence[str] = ("train", "val")) -> None:
+    """Before a run: every data file is here."""
+    for split in splits:
         for file in data_files(config, split):
             if not file.here:
                 fix = f"make it: {file.prepare}" if file.prepare else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from typing import Any
 
@@ -32,14 +33,14 @@ def _flags(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
     given = iter(arguments)
     for argument in given:
         name, equals, value = argument.partition("=")
-        if name == "--json":
+        if argument == "--json":
             flags["json"] = True
         elif name in ("--gpu", "--rows"):
             flags[name[2:]] = value if equals else next(given, "")
         else:
             rest.append(argument)
     if flags["rows"] is not None:
-        if not flags["rows"].isdigit() or int(flags["rows"]) < 1:
+        if not re.fullmatch("0*[1-9][0-9]{0,17}", flags["rows"]):
             raise UserError("is not a number of rows", key="--rows", value=flags["rows"] or "''", fix="--rows 7473")
         flags["rows"] = int(flags["rows"])
     if flags["gpu"] is not None and flags["gpu"].lower() not in GPU_MEMORY_GIB:

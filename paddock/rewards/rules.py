@@ -66,8 +66,14 @@ def scorer_of(data_source: str) -> Scorer:
     )
 
 
-def addition(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    return float(solution_str.strip() == ground_truth)
+def addition(data_source: str, solution_str: str, ground_truth: str | int, extra_info: Any = None) -> float:
+    """1 if the answer is the true text; a truth that is a whole number is compared as a number."""
+    answer = solution_str.strip()
+    if isinstance(ground_truth, str):
+        return float(answer == ground_truth)
+    if isinstance(ground_truth, bool) or not isinstance(ground_truth, int):
+        raise ValueError(f"the ground truth {ground_truth!r:.80} is neither a text nor a whole number")
+    return float(bool(re.fullmatch("-?[0-9]{1,100}", answer)) and int(answer) == ground_truth)
 
 
 GSM8K = {"strict": r"####\s*({})", "flexible": r"({})"}

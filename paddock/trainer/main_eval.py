@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paddock.errors import UserError
-from paddock.preflight import choose_threads
+from paddock.preflight import check_paths, choose_threads, require_writable_file
 
 if TYPE_CHECKING:
     from paddock.trainer.evaluation import Evaluation
@@ -31,6 +31,9 @@ def run(arguments: list[str]) -> int:
     for warning in loaded.warnings:
         print(f"paddock: {warning}", file=sys.stderr)
     choose_threads(loaded.config)
+    check_paths(loaded.config, ("val",))
+    if file:
+        require_writable_file(FLAG, Path(file).expanduser())
     from paddock.trainer.evaluation import evaluate
     from paddock.trainer.files import replacing
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paddock.door import guarded
 from paddock.errors import UserError
-from paddock.preflight import choose_threads
+from paddock.preflight import check_paths, choose_threads, require_writable_file
 
 OUTPUT_NAMES = ("output", "data.output_path")
 FORMATS = (".jsonl", ".parquet")
@@ -26,6 +26,8 @@ def run(arguments: list[str]) -> int:
     for warning in loaded.warnings:
         print(f"paddock: {warning}", file=sys.stderr)
     choose_threads(loaded.config)
+    check_paths(loaded.config, ("val",))
+    require_writable_file("output", output)
     from paddock.trainer.generation import generate
 
     print(f"{output}: {generate(loaded.config, output)}")

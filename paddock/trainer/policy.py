@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 from paddock.config.schema import Config
 from paddock.config.topology import rolls_out_apart, world_size
 from paddock.core.device import compute_dtype, device_of
+from paddock.core.registry import import_plugin
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, RolloutEngine, Sampling
 from paddock.engines.train.settings import Settings, model_source
 from paddock.engines.train.single import SingleEngine
@@ -56,7 +56,7 @@ def open_tokenizer(config: Config) -> Any:
     """After the module that may register models and tokenizers of its own."""
     model = config.actor_rollout_ref.model
     if model.external_lib:
-        importlib.import_module(model.external_lib)
+        import_plugin(model.external_lib, "actor_rollout_ref.model.external_lib")
     path = config.data.tokenizer or model.tokenizer_path or model.path or ""
     return load_tokenizer(path, model.trust_remote_code, model.custom_chat_template)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import logging
 from contextlib import ExitStack, closing
@@ -10,6 +9,7 @@ from contextlib import ExitStack, closing
 from paddock.config.schema import Config
 from paddock.config.topology import in_one_process
 from paddock.core.device import seed_all
+from paddock.core.registry import import_plugin
 from paddock.data.dataset import MODEL, PromptDataset
 from paddock.data.loader import Loader
 from paddock.errors import UserError
@@ -65,7 +65,7 @@ def attempt(config: Config, launch: Launch, store: CheckpointStore, lock: Folder
     """From the newest checkpoint to the end, unless a worker is lost."""
     model = config.actor_rollout_ref.model
     if model.external_lib:
-        importlib.import_module(model.external_lib)
+        import_plugin(model.external_lib, "actor_rollout_ref.model.external_lib")
     seed_all(config.trainer.seed)
     with ExitStack() as open_things:
         tokenizer = load_tokenizer(

@@ -53,7 +53,16 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / READABLE).read_text()) | torch.load(folder / BINARY, weights_only=True)
+    """What `save_state` wrote into a checkpoint that is whole; another program's checkpoint has no such files."""
+    try:
+        return json.loads((folder / READABLE).read_text()) | torch.load(folder / BINARY, weights_only=True)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"is no checkpoint of a training run: there is no {Path(str(error.filename)).name}",
+            key="trainer.default_local_dir",
+            value=folder,
+            fix="another folder for this run; or trainer.resume_mode=disable",
+        ) from error
 
 
 def survives_json(value: Any) -> bool:

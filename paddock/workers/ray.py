@@ -6,7 +6,6 @@ never comes up is named, with its phase and its last sign of life.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import socket
@@ -30,6 +29,7 @@ from paddock.config.topology import Pool, pools
 from paddock.core.batch import Batch
 from paddock.core.device import RESOURCE, device_of, seed_all
 from paddock.core.processes import Place, join
+from paddock.core.registry import import_plugin
 from paddock.errors import UserError
 from paddock.models.packing import images_of
 from paddock.workers.crew import Crew, engines_of
@@ -104,7 +104,7 @@ class RankProcess:
             with self.pulse.during("joining the other ranks"):
                 join(place, device_of(config.trainer.device))
         if config.actor_rollout_ref.model.external_lib:
-            importlib.import_module(config.actor_rollout_ref.model.external_lib)
+            import_plugin(config.actor_rollout_ref.model.external_lib, "actor_rollout_ref.model.external_lib")
         seed_all(config.trainer.seed)
         with self.pulse.during("loading weights"):
             self.crew = Crew(config, total_steps, roles, engines_of(config, alone=place.size == 1))

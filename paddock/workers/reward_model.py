@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,6 +11,7 @@ import torch
 from paddock.config.schema import Config
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.device import compute_dtype, device_of
+from paddock.core.registry import import_plugin
 from paddock.data.chat import PromptEncoder
 from paddock.data.transcript import Transcriber, Transcript, same_tokens
 from paddock.engines.rollout.base import Prompt, RolloutEngine, Sampling
@@ -166,7 +166,7 @@ def open_reward_model(config: Config, tokenizer: Any, stops: frozenset[int]) -> 
     if not reward.enable:
         return None
     if reward.model.external_lib:
-        importlib.import_module(reward.model.external_lib)
+        import_plugin(reward.model.external_lib, "reward_model.model.external_lib")
     if reward.judge.source == "endpoint":
         return JudgeWorker(Judge(reward.judge, Endpoint(reward.judge, reward.rollout.response_length)))
     if reward.judge.source == "engine":

@@ -96,7 +96,7 @@ def test_rows_for_a_reward_model_need_no_answer(tmp_path, capsys):
         ({"prompt": [], "answer": "1"}, (), "line 2, column 'prompt': is empty"),
         ({"prompt": [{"role": "user", "content": [1]}], "answer": "1"}, (), "texts alone are taken"),
         ({"prompt": "x", "answer": "1"}, ("--test-share", "1"), "--test-share=1.0: is no share"),
-        ({"prompt": "x", "answer": "1"}, ("--test-file", "nowhere.jsonl"), "nowhere.jsonl: there is no such file"),
+        ({"prompt": "x", "answer": "1"}, ("--test-file", "nowhere.jsonl"), "nowhere.jsonl: no such file"),
     ],
 )
 def test_what_cannot_be_used_is_named_and_nothing_is_written(tmp_path, capsys, record, flags, message):

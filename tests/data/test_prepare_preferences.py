@@ -129,7 +129,6 @@ def test_a_transcript_in_which_nobody_asks_is_an_error_with_its_place(tmp_path, 
     assert "train.jsonl line 2, column 'prompt': does not end with a question" in capsys.readouterr().err
 
 
-def test_the_kind_must_be_named(tmp_path):
-    with pytest.raises(SystemExit) as stopped:
-        main("full_hh_rlhf", ["--local_dataset_path", str(tmp_path)])
-    assert stopped.value.code == 2
+def test_the_kind_must_be_named(tmp_path, capsys):
+    assert main("full_hh_rlhf", ["--local_dataset_path", str(tmp_path)]) == 2
+    assert "--split" in capsys.readouterr().err

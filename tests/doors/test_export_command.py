@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import save_tiny, tiny_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from paddock.cli import main
 from paddock.config.engine import OptimConfig
@@ -109,7 +109,8 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(run, tmp_path, ca
     (tmp_path / "mine" / "note").write_text("kept")
     assert main(["export", str(run), str(tmp_path / "mine")]) == 2
     assert f"OUT={tmp_path}/mine: is there already" in capsys.readouterr().err
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_: 1 / 0)  # after the weights are written
+    late = "save_pretrained"  # after the weights are written
+    monkeypatch.setattr(PreTrainedTokenizerBase, late, lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["export", str(run), str(tmp_path / "out")])
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["mine", "run"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from test_plan import shell
 
 from paddock.config import tree
@@ -189,3 +191,45 @@ def test_a_scripts_data_may_be_on_another_machine(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "the number of training rows is not known" in done.stdout
     assert "/mnt/own/rows.parquet is not on this machine" in done.stdout
+
+
+def launch(folder, name: str, text: str | bytes, *flags: str) -> subprocess.CompletedProcess[str]:
+    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    command = [sys.executable, "-m", "paddock.cli", "run", *flags, name]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=120)
+
+
+@pytest.mark.parametrize("name", ["s.sh", "s.py"])
+@pytest.mark.parametrize("text", ["", "# only words\n"])
+def test_a_script_that_starts_nothing_of_ours_is_a_mistake(tmp_path, name, text):
+    done = launch(tmp_path, name, text)
+    assert done.returncode == 2 and f"paddock run={name}: starts nothing of Paddock's" in done.stderr
+    planned = launch(tmp_path, name, text, "--plan")
+    assert planned.returncode == 2 and "starts no training that can be planned" in planned.stderr
+
+
+def test_a_script_that_calls_us_in_another_script_or_elsewhere_is_none(tmp_path):
+    (tmp_path / "inner.sh").write_text("python3 -m verl.trainer.main_ppo --help || true\n")
+    done = launch(tmp_path, "outer.sh", "bash inner.sh\n")
+    assert done.returncode == 0 and "started no command" not in done.stderr
+    far = launch(tmp_path, "far.sh", "true || ssh node python3 -m verl.trainer.main_ppo\n")
+    assert far.returncode == 0 and "far.sh has ended, and started no command of Paddock's" in far.stderr
+
+
+def test_a_scripts_own_exit_code_stays(tmp_path):
+    assert launch(tmp_path, "s.sh", "exit 7\n").returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("s.sh", "touch ran\nif then\n", "cannot be run: s.sh: line 2: syntax error"),
+        ("s.py", "open('ran', 'w')\ndef (:\n", "cannot be run: SyntaxError"),
+        ("s.sh", b"touch ran\n\x00\x01", "is no script: it holds zero bytes"),
+    ],
+)
+def test_what_no_interpreter_would_run_is_refused_before_it_begins(tmp_path, name, text, reason):
+    done = launch(tmp_path, name, text)
+    assert done.returncode == 2 and f"paddock run={name}: {reason}" in done.stderr and "fix:" in done.stderr
+    assert not (tmp_path / "ran").exists()

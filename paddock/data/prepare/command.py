@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from paddock.core.options import Options
 from paddock.data.prepare import from_jsonl, geometry3k, gsm8k, hh_rlhf, humaneval, math, mbpp
 from paddock.data.prepare.preparer import Preparer, Row
 from paddock.data.prepare.records import FLAG, SUFFIXES, Splits, from_hub, from_path, read_file, split_files
@@ -23,7 +24,7 @@ NAMES = (*PREPARERS, from_jsonl.NAME)
 
 
 def main(name: str, argv: Sequence[str]) -> int:
-    """Prepare the data set `name` and return the exit code. argparse answers --help and a wrong flag itself."""
+    """Prepare the data set `name` and return the exit code. argparse answers --help itself."""
     try:
         if name == from_jsonl.NAME:
             return from_jsonl.run(argv)
@@ -39,7 +40,7 @@ def main(name: str, argv: Sequence[str]) -> int:
         write_splits(target, rows, preparer.schema(), preparer.examples)
         print(_summary(preparer, raw, rows, target))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"paddock: {error}", file=sys.stderr)
         return EXIT_CODE
     return 0
 
@@ -65,10 +66,9 @@ def _preparer(name: str) -> Preparer:
 
 def _parser(preparer: Preparer) -> argparse.ArgumentParser:
     files = " and ".join(f"{split}.parquet" for split in preparer.splits)
-    parser = argparse.ArgumentParser(
+    parser = Options(
         prog=f"paddock data {preparer.name}",
         description=f"Write {preparer.title} ({preparer.hub}) as {files}, ready for training.",
-        allow_abbrev=False,
     )
     parser.add_argument("--local_save_dir", metavar="DIR", help=f"folder to write to (default: {preparer.folder})")
     parser.add_argument(FLAG, metavar="DIR", help="folder with a local copy of the raw data (default: ask the hub)")

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paddock.config.paths import missing_file
+from paddock.core.options import Options
 from paddock.data.prepare.preparer import Row, training_schema
 from paddock.data.prepare.records import SUFFIXES, Record, read_file
 from paddock.data.prepare.write import summary, write_splits
@@ -41,10 +43,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Options(
         prog=f"paddock data {NAME}",
         description="Write questions of your own as train.parquet and test.parquet, ready for training.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("file", metavar="FILE", help="one JSON object a line (.jsonl, .jsonl.gz), or a JSON list of them (.json)")
@@ -73,8 +74,8 @@ def _records(file: str | None) -> list[Record]:
     if file is None:
         return []
     path = Path(os.path.expanduser(file))
-    if not path.is_file():
-        raise UserError("there is no such file", key="FILE", value=file, fix="check the path")
+    if not os.path.isfile(path):
+        raise missing_file("FILE", str(path))
     if not path.name.endswith(SUFFIXES):
         raise UserError("is no JSON file by its name", key="FILE", value=file, fix=f"a name in {', '.join(SUFFIXES)}")
     found = list(read_file(path))

@@ -163,13 +163,17 @@ def _record_files(folder: Path) -> list[Path]:
 def _parse(text: str, place: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"not JSON: {error}", key=place, fix="mend this place, or download the file again") from error
 
 
 def _record(value: Any, place: str) -> Record:
     if not isinstance(value, dict):
         raise UserError(f"a record must be a JSON object, not {value!r:.80}", key=place, fix="mend or remove it")
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:  # JSON can hold half of a surrogate pair, which no parquet file takes
+        raise UserError(f"a text is no Unicode: {error}", key=place, fix="mend or remove it") from error
     return Record(value, place)
 
 

@@ -1,0 +1,92 @@
+"""The files of a model's folder, checked before transformers reads them: what is damaged is named, with the reason."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from paddock.errors import UserError
+
+WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
+INDEX = ".index.json"
+LONGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors format
+LARGE_FILE_POINTER = b"version https://git-lfs"
+AGAIN = "download the model again"
+
+
+def weight_files(folder: Path, path: str, key: str) -> list[Path]:
+    """The files that hold the weights, each known to be there. safetensors come before pickles, as in transformers."""
+    for name in (WEIGHTS, PICKLED):
+        if (folder / name).is_file():
+            return [folder / name]
+        if (folder / f"{name}{INDEX}").is_file():
+            return shards_of(folder / f"{name}{INDEX}", path, key)
+    held = ", ".join(sorted(entry.name for entry in folder.iterdir()))
+    raise UserError(
+        f"the folder has no weights ({WEIGHTS} or {PICKLED}): it holds {held}", key=key, value=path, fix=AGAIN
+    )
+
+
+def shards_of(index: Path, path: str, key: str) -> list[Path]:
+    """The files that an index names; they lie beside it."""
+    listed = read_json(index, path, key)
+    shards = listed.get("weight_map") if isinstance(listed, dict) else None
+    if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
+        raise UserError(f"{index.name} has no weight_map of file names", key=key, value=path, fix=AGAIN)
+    names = sorted(set(shards.values()))
+    for name in names:
+        if Path(name).name != name or not (index.parent / name).is_file():
+            raise UserError(f"{index.name} names {name}, which is not in the folder", key=key, value=path, fix=AGAIN)
+    if not isinstance(listed.get("metadata"), dict):
+        raise UserError(f"{index.name} has no metadata", key=key, value=path, fix=AGAIN)
+    return [index.parent / name for name in names]
+
+
+def check_weights(folder: Path, path: str, key: str) -> list[Path]:
+    """`weight_files`, of which those in safetensors have a header that describes the whole file."""
+    files = weight_files(folder, path, key)
+    for file in files:
+        if file.suffix == Path(WEIGHTS).suffix and (problem := damage_of(file)):
+            raise UserError(f"{file.name} is damaged: {problem}", key=key, value=path, fix=AGAIN)
+    return files
+
+
+def damage_of(file: Path) -> str | None:
+    """How a safetensors file differs from the format: 8 bytes of length, a JSON header, and the tensors it lists."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            first = stream.read(8)
+            if (first + stream.read(len(LARGE_FILE_POINTER) - 8)).startswith(LARGE_FILE_POINTER):
+                return "it is a pointer of git-lfs; `git lfs pull` brings the file itself"
+            length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
+            if not 2 <= length <= min(size - 8, LONGEST_HEADER):
+                return f"it has {size} bytes, and begins with no header of safetensors"
+            stream.seek(8)
+            header = json.loads(stream.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        wanted = 8 + length + max(ends, default=0)
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        return f"its header is no header of safetensors: {error}"
+    return None if size == wanted else f"it has {size} bytes, and its header describes {wanted}"
+
+
+def read_json(file: Path, path: str, key: str) -> Any:
+    try:
+        return json.loads(file.read_bytes())
+    except OSError as error:
+        reason = error.strerror
+    except (ValueError, RecursionError) as error:
+        reason = str(error)
+    raise UserError(f"{file.name} cannot be read as JSON: {reason}", key=key, value=path, fix=AGAIN)
+
+
+def check_json(folder: Path, names: tuple[str, ...], path: str, key: str) -> None:
+    """Each of these files that is there holds a JSON object."""
+    for file in (folder / name for name in names):
+        if file.is_file() and not isinstance(read_json(file, path, key), dict):
+            raise UserError(f"{file.name} holds no JSON object", key=key, value=path, fix=AGAIN)
