@@ -1,11 +1,14 @@
-"""The table of bad invocations: `python -m tests.chaos.invocations.invocation_table` tries all and prints it, in about
-twenty minutes; with `--count` it prints how many of each kind there are, and tries none."""
+"""The table of bad invocations: `python -m tests.chaos.invocations.invocation_table` tries all, prints the table and
+keeps its numbers in docs/reliability/invocations.json, in about twenty minutes; with `--count` it prints how many of
+each kind there are, and tries none."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from invocation import Answer, Case
 from invocation_catalogue import CASES, KINDS, alone, tried
 
+RECORD = Path(__file__).resolve().parents[3] / "docs" / "reliability" / "invocations.json"
 COLUMNS = ("in a process of their own", "exit code 2", "tracebacks", "hangs", "key, reason and fix named",
            "left something behind")  # fmt: skip
 
@@ -52,5 +56,22 @@ def written(found: dict[str, Counter[str]] | None = None) -> str:
     return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
 
 
+def record(found: dict[str, Counter[str]], seconds: float) -> None:
+    sizes = Counter(case.kind for case in CASES)
+    rows = {kind: {"invocations": sizes[kind]} | {column: found[kind][column] for column in COLUMNS} for kind in KINDS}
+    document = {"date": time.strftime("%Y-%m-%d"), "minutes": round(seconds / 60, 1), "kinds": rows}
+    RECORD.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def main() -> None:
+    if "--count" in sys.argv:
+        print(written())
+        return
+    began = time.monotonic()
+    found = measured()
+    record(found, time.monotonic() - began)
+    print(written(found))
+
+
 if __name__ == "__main__":
-    print(written() if "--count" in sys.argv else written(measured()))
+    main()
