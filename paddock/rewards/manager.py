@@ -57,7 +57,7 @@ class RewardManager:
         self.rule_pool = Pool(self.config.num_workers or 1, self.config.timeout)
         self.pool = self._pool()
         """Of functions: the same, unless their calls are limited."""
-        self.steps_done, self.total_steps = 0, config.trainer.total_training_steps or 0
+        self.steps_done, self.total_steps = 0, config.trainer.total_training_steps or 1
         """The run's progress, for functions of TRL's contract that ask for it."""
         if self.config.reward_kwargs.overlong_buffer_cfg.enable:
             self._overlong(torch.zeros(1))  # a wrong length is an error now, not after the first rollout
@@ -80,10 +80,13 @@ class RewardManager:
             from paddock.rewards.sandbox.runner import check
 
             check(settings_of(self.config))
+        requests = [replace(request, steps=(self.steps_done, self.total_steps)) for request in requests]
         columns = []
         for scoring in self._scorings():
-            scoring.add(dict(enumerate(requests)))
-            columns.append(scoring.collect())
+            # twice each for a function of whole batches: a list of one score would pass for one row
+            times = 2 if isinstance(scoring, BatchScoring) and self.columns else 1
+            scoring.add(dict(enumerate(requests * times)))
+            columns.append(scoring.collect()[: len(requests)])
             for request, score in zip(requests, columns[-1], strict=True):
                 if score.timed_out:
                     reason = f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"

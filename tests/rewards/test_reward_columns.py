@@ -236,9 +236,9 @@ def test_a_function_that_cannot_be_loaded_is_told_how_it_may_look(manager):
     assert "FILE.py:FUNCTION" in error.value.fix and "reward(prompts, completions, **columns)" in error.value.fix
 
 
-def test_a_check_tries_it_on_one_row_of_each_source(manager):
+def test_a_check_finds_a_wrong_length_with_a_single_row(manager):
     with pytest.raises(UserError, match=r"returned 1 scores for 2 rows, on 2 responses, the first of a.parquet row 0"):
-        manager("def reward(completions, **columns): return [1.0]").check([request(), request(row=1)])
+        manager("def reward(completions, **columns): return [1.0]").check([request()])
 
 
 def test_a_call_that_takes_too_long_is_killed_and_stops_the_run(manager):

@@ -11,6 +11,7 @@ from paddock.algorithms.advantages import compute_advantages
 from paddock.algorithms.selection import group_metric
 from paddock.config.load import load
 from paddock.config.rewards import reward_parts
+from paddock.config.schema import Config, CustomRewardConfig
 from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.rewards.manager import RewardManager
@@ -147,54 +148,61 @@ def test_one_function_of_ours_without_a_weight_is_the_score_itself(manager):
 # What the config says
 
 
-def parts_of(tmp_path, *settings: str) -> list[tuple[str, float, str | None, str]]:
-    for name in ("a.py", "b.py", "reward.py"):
-        (tmp_path / name).touch()
-    config = load([setting.replace("DIR", str(tmp_path)) for setting in settings]).config
-    return [
-        (part.name, part.weight, part.path and part.path.removeprefix(f"{tmp_path}/"), part.function)
-        for part in reward_parts(config)
-    ]
+def parts_of(reward=None, reward_weights=None, **custom) -> list[tuple[str, float, str | None, str]]:
+    config = Config(reward=reward, reward_weights=reward_weights, custom_reward_function=CustomRewardConfig(**custom))
+    return [(part.name, part.weight, part.path, part.function) for part in reward_parts(config)]
+
+
+OURS = "compute_score"
 
 
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        ([], []),
-        ([f"{PATH}.path=DIR/a.py"], [("compute_score", 1, "a.py", "compute_score")]),
-        ([f"{PATH}.path=DIR/a.py:f"], [("f", 1, "a.py", "f")]),
-        ([f"{PATH}.path=[DIR/a.py,DIR/b.py:fmt]", f"{PATH}.weights=[1,0.2]"],
-         [("compute_score", 1, "a.py", "compute_score"), ("fmt", 0.2, "b.py", "fmt")]),
-        ([f"{PATH}.path=[DIR/a.py,DIR/b.py]"],
-         [("a.compute_score", 1, "a.py", "compute_score"), ("b.compute_score", 1, "b.py", "compute_score")]),
-        ([f"{PATH}.path=DIR/a.py", f"{PATH}.name=[f,g]"], [("f", 1, "a.py", "f"), ("g", 1, "a.py", "g")]),
-        ([f"{PATH}.path=DIR/reward.py:reward"], [("reward.reward", 1, "reward.py", "reward")]),
-        ([f"{PATH}.path=pkg://package.module:f"], [("f", 1, "pkg://package.module", "f")]),
-        (["reward=[math,regex]", "reward_weights=[1,0.5]", f"{PATH}.path=DIR/a.py:math"],
-         [("math", 1, None, "math"), ("regex", 0.5, None, "regex"), ("a.math", 1, "a.py", "math")]),
+        ({}, []),
+        ({"path": "d/a.py"}, [(OURS, 1, "d/a.py", OURS)]),
+        ({"path": "d/a.py:f"}, [("f", 1, "d/a.py", "f")]),
+        ({"path": ["a.py", "b.py:fmt"], "weights": [1, 0.2]}, [(OURS, 1, "a.py", OURS), ("fmt", 0.2, "b.py", "fmt")]),
+        ({"path": ["a.py", "b.py"]}, [("a.compute_score", 1, "a.py", OURS), ("b.compute_score", 1, "b.py", OURS)]),
+        ({"path": ["a.py", "b.py:f"], "name": "g"}, [("g", 1, "a.py", "g"), ("f", 1, "b.py", "f")]),
+        ({"path": "a.py", "name": ["f", "g"]}, [("f", 1, "a.py", "f"), ("g", 1, "a.py", "g")]),
+        ({"path": "reward.py:reward"}, [("reward.reward", 1, "reward.py", "reward")]),
+        ({"path": "pkg://package.module:f"}, [("f", 1, "pkg://package.module", "f")]),
+        ({"path": "pkg://package.module"}, [(OURS, 1, "pkg://package.module", OURS)]),
+        (
+            {"reward": ["math", "regex"], "reward_weights": [1, 0.5], "path": "a.py:math"},
+            [("math", 1, None, "math"), ("regex", 0.5, None, "regex"), ("a.math", 1, "a.py", "math")],
+        ),
     ],
-)  # fmt: skip
-def test_the_config_names_parts(tmp_path, settings, parts):
-    assert parts_of(tmp_path, *settings) == parts
+)
+def test_the_config_names_parts(settings, parts):
+    assert parts_of(**settings) == parts
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ([f"{PATH}.path=[DIR/a.py,DIR/b.py:f]", f"{PATH}.weights=[1]"], r"2 functions and 1 weights\n  fix: .*\[1,1\]"),
-        ([f"{PATH}.path=[DIR/a.py,DIR/no.py]"], r"no.py: no such file"),
-        ([f"{PATH}.path=[DIR/a.py,3]"], "3 is not a name"),
-        ([f"{PATH}.path=[DIR/a.py:f,DIR/a.py:f]"], "two functions are both called a.f"),
-        ([f"{PATH}.path=[DIR/a.py,DIR/b.py]", f"{PATH}.name=[f,g]"], r"2 functions for 2 files\n  fix: .*:f,b.py:g"),
-        ([f"{PATH}.path=DIR/a.py:f", f"{PATH}.name=g"], "named in custom_reward_function.path already"),
-        ([f"{PATH}.path=DIR/a.py", f"{PATH}.weights=[x]"], "must be"),
-        ([f"{PATH}.path=DIR/a.py", f"{PATH}.name=[f,g]", f"{PATH}.reward_kwargs={{bonus: 1}}"],
-         r"reward_kwargs.bonus=1: 'bonus' is none of the functions f, g\n  fix: .*\{f: \{argument: value\}\}"),
+        ({"path": ["a.py", "b.py:f"], "weights": [1]}, r"2 functions and 1 weights\n  fix: .*\[1,1\]"),
+        ({"path": "a.py", "weights": [float("nan")]}, "nan is not a weight"),
+        ({"path": ["a.py", 3]}, "3 is not a name"),
+        ({"path": ["a.py:f", "a.py:f"]}, "two functions are both called a.f"),
+        ({"path": ["a.py", "b.py"], "name": ["f", "g"]}, r"2 functions for 2 files\n  fix: .*a.py:f,b.py:g"),
+        ({"path": "a.py:f", "name": "g"}, "named in custom_reward_function.path already"),
+        (
+            {"path": "a.py", "name": ["f", "g"], "reward_kwargs": {"bonus": 1}},
+            r"reward_kwargs.bonus=1: 'bonus' is none of the functions f, g\n  fix: .*\{f: \{argument: value\}\}",
+        ),
     ],
-)  # fmt: skip
-def test_what_cannot_be_meant_is_refused(tmp_path, settings, message):
+)
+def test_what_cannot_be_meant_is_refused(settings, message):
     with pytest.raises(UserError, match=message):
-        parts_of(tmp_path, *settings)
+        parts_of(**settings)
+
+
+def test_a_file_of_several_that_is_not_there_is_named(tmp_path):
+    (tmp_path / "a.py").touch()
+    with pytest.raises(UserError, match=r"no.py: no such file"):
+        load([f"{PATH}.path=[{tmp_path}/a.py,{tmp_path}/no.py:f]"])
 
 
 # Algorithms that look at parts
