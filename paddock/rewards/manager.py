@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -160,7 +161,8 @@ class RewardManager:
         if request is None or not self.columns:
             return request
         prompt = batch.extras["messages"][place] if "messages" in batch.extras else None
-        return replace(request, prompt=prompt, tokens=tokens, steps=(self.steps_done, self.total_steps))
+        packed = array("q", tokens)  # takes half as long as a list on its way to another process
+        return replace(request, prompt=prompt, tokens=packed, steps=(self.steps_done, self.total_steps))
 
     def finish(self, batch: Batch, scores: Sequence[Score]) -> tuple[Batch, dict[str, float]]:
         """The batch with `scores` and, as extras, `score` and whatever else the scorers returned; and their means.
