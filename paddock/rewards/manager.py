@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import statistics
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
-from statistics import pstdev
 from typing import Any
 
 import torch
@@ -106,20 +106,20 @@ class RewardManager:
             return [kind(self._scorer, self.pool, self.known, self._error)]
         return [
             (BatchScoring if self._takes_all(part) else Scoring)(
-                partial(chosen, part.scorer),
+                functools.partial(chosen, part.scorer),
                 self.rule_pool if part.rule else self.pool,
                 self.known,
-                partial(self._part_error, part),
+                functools.partial(self._part_error, part),
             )
             for part in self.components
         ]
 
-    @cached_property
+    @functools.cached_property
     def components(self) -> list[Component]:
         single = len(self.parts) == 1 and not self.parts[0].rule and not self.weighted
         return [] if single and not self.columns else self.parts
 
-    @cached_property
+    @functools.cached_property
     def columns(self) -> frozenset[str]:
         """Names of the functions of TRL's contract. A process imports each and looks: a user's file may do anything."""
         functions = [part for part in self.parts if not part.rule]
@@ -357,4 +357,4 @@ def mean_of(column: Sequence[Any]) -> float | None:
 def std_of(column: Sequence[float | None]) -> float:
     """Over the rows that have a value (population); 0 if none has."""
     numbers = [value for value in column if value is not None]
-    return pstdev(numbers) if numbers else 0.0
+    return statistics.pstdev(numbers) if numbers else 0.0
