@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from math import isclose
 from typing import Any
 
@@ -19,6 +20,7 @@ from paddock.rewards.sandbox.runner import runner_of
 
 FENCE = "```"
 PYTHON = ("python", "python3", "py")
+LINE, WORD = re.compile("[^\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]+"), re.compile(r"\S+")
 
 
 def contest(
@@ -127,14 +129,25 @@ def _body(text: str) -> str:
 
 
 def same_output(written: str, expected: str) -> bool:
-    """Line by line and word by word; words that are decimal fractions to six digits."""
-    lines, wanted = ([line.split() for line in text.splitlines() if line.strip()] for text in (written, expected))
-    return len(lines) == len(wanted) and all(map(_same_words, lines, wanted))
+    """Line by line and word by word; words that are decimal fractions to six digits.
+
+    Words are taken one at a time: a list of all would need many times the memory of what the program wrote.
+    """
+    return all(
+        line is not None and wanted is not None and _same_words(line, wanted)
+        for line, wanted in zip_longest(_lines(written), _lines(expected))
+    )
 
 
-def _same_words(words: Sequence[str], wanted: Sequence[str]) -> bool:
-    return len(words) == len(wanted) and all(
-        word == other or _close(word, other) for word, other in zip(words, wanted, strict=True)
+def _lines(text: str) -> Iterator[str]:
+    """Those that have words, as `str.splitlines` takes lines."""
+    return (found.group() for found in LINE.finditer(text) if not found.group().isspace())
+
+
+def _same_words(line: str, wanted: str) -> bool:
+    words = zip_longest((found.group() for found in WORD.finditer(line)), wanted.split())
+    return all(
+        word is not None and other is not None and (word == other or _close(word, other)) for word, other in words
     )
 
 
