@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
-from math import isclose
+from math import isclose, isfinite
 from typing import Any
 
 from paddock.rewards.sandbox.program import CAUSES, Program, Settings, settings_from
@@ -105,9 +105,9 @@ def completed(prompt: str, entry: str, answer: str) -> str:
 
     Nothing of the answer is parsed here: a parser can be brought down.
     """
-    code = code_of(answer)
-    if re.search(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(entry)}\b", code, re.MULTILINE):
-        return f"{prompt}\n\n{code}"
+    code, name = code_of(answer), entry.rpartition(".")[2]  # `Solution().name` is how LeetCode's rows call a method
+    if re.search(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", code, re.MULTILINE):
+        return f"{_closed(prompt)}\n\n{code}"
     return prompt + _body(code)
 
 
@@ -199,7 +199,21 @@ def _call(given: Any, expected: Any) -> str:
     if isinstance(expected, str):
         with suppress(ValueError):
             wanted.append(json.loads(expected))
-    return f"output = candidate(*{_arguments(given)!r})\nassert any(accepted(output, one) for one in {wanted!r})"
+    call, ways = f"output = candidate(*{_literal(_arguments(given))})", _literal(wanted)
+    return f"{call}\nassert any(accepted(marked(output), marked(one)) for one in {ways})"
+
+
+def _literal(value: Any) -> str:
+    """As `repr`, but what is no literal of Python can be read too: inf and nan."""
+    if isinstance(value, float) and not isfinite(value):
+        return f"float('{value}')"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    if isinstance(value, tuple):
+        return "(" + "".join(f"{_literal(item)}, " for item in value) + ")"
+    return repr(value)
 
 
 def _arguments(given: Any) -> list[Any]:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from paddock.rewards.sandbox.cgroup import Group, made_group
 from paddock.rewards.sandbox.inside import seccomp
 from paddock.rewards.sandbox.inside.program import OUT_OF_MEMORY, OUT_OF_PROCESSES
+from paddock.rewards.sandbox.oracle import guarded
 from paddock.rewards.sandbox.program import CAUSES, Program, Result, Settings
 
 INSIDE = Path(__file__).parent / "inside"
@@ -74,7 +75,8 @@ class Cell:
     def run(self, program: Program, seconds: float) -> Result:
         """Takes no longer than `seconds` and SLACK."""
         with ExitStack() as stack:
-            tests = {"setup": program.setup, "checks": program.checks, "entry": program.entry}
+            checks = guarded(program.checks, program.setup)
+            tests = {"setup": program.setup, "checks": checks, "entry": program.entry}
             texts = (program.code, program.stdin, "", "", "", json.dumps(tests))
             files = [stack.enter_context(_memory_file(text)) for text in texts]
             job = {
@@ -84,6 +86,7 @@ class Cell:
                 "output_mb": OUTPUT_MB,
                 "command": list(self.settings.command),
                 "checked": bool(program.checks),
+                "bounded": self.group is not None,
             }
             kills = self.group.kills() if self.group else 0
             try:
@@ -177,6 +180,7 @@ def plan_of(isolation: str, settings: Settings) -> dict[str, Any]:
         "links": links,
         "tmp_mb": TMP_MB,
         "send_buffer": _send_buffer(),
+        "command": bool(settings.command),
     }
 
 

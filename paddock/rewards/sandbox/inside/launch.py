@@ -52,6 +52,7 @@ def main() -> None:
     descriptor, plan, parent = int(sys.argv[1]), json.loads(sys.argv[2]), os.getppid()
     control = socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    devnull = os.open(os.devnull, os.O_RDWR)  # now: the child changes the root that it shares with this process
     if plan["group"]:
         with suppress(OSError):  # then the group stays empty, and whoever made it sees that
             kernel.write(plan["group"], "0")
@@ -61,7 +62,6 @@ def main() -> None:
         control.send(json.dumps({"failed": _described(error)}).encode())
         return
     control.close()
-    devnull = os.open(os.devnull, os.O_RDWR)
     os.dup2(devnull, 2)
     _wait(cell, parent)
     if plan["isolation"] == "unsafe":
@@ -198,6 +198,7 @@ def _start(plan: dict[str, Any], control: socket.socket, before: Sequence[str] =
         "unsafe": plan["isolation"] == "unsafe",
         "shown_in_tmp": shown_in_tmp,
         "send_buffer": plan["send_buffer"],
+        "command": plan["command"],
         "proc": plan.get("proc"),
     }
     if facts["proc"] is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 AF_UNIX = 1
 NAMESPACES = 0x7E020000  # every CLONE_NEW* flag of clone
@@ -23,7 +23,7 @@ SHARED_ANONYMOUS = 0x21  # flags of mmap
 SEND_BUFFERS = (7, 32)  # SO_SNDBUF, SO_SNDBUFFORCE of setsockopt
 DENIED_FCNTL = (36, 37, 38, 1024, 1026, 1031)
 """F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW, whose locks /proc does not attribute; F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ."""
-DENIED_PRCTL = (22, 35)  # PR_SET_SECCOMP, PR_SET_MM
+SET_FILTER, SET_MAPPING = 22, 35  # PR_SET_SECCOMP, PR_SET_MM
 LAST_PRCTL, NAME_MAPPING = 61, 0x53564D41  # later options allocate per process; PR_SET_VMA is one that libraries use
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 ABSENCE, DENIAL, REFUSAL = 0x50000 | 38, 0x50000 | 13, 0x50000 | 1  # ENOSYS, EACCES, EPERM
@@ -91,11 +91,17 @@ OWN_PROCESS_SECOND = {"setpriority": 0, "ioprio_set": 1}
 """Their first argument says what the second is: allowed is PRIO_PROCESS or IOPRIO_WHO_PROCESS, and 0."""
 BY_ARGUMENT = ("socket", "socketpair", "clone", "mmap", "setsockopt", "fcntl", "prctl", *OWN_PROCESS,
                *OWN_PROCESS_SECOND)  # fmt: skip
+FOR_WALLS = ("unshare", "mount")
+"""Forbidden to programs, but not yet to the one that builds their walls."""
 FORBIDDEN = tuple(name for name in NUMBERS["x86_64"] if name not in (*ABSENT, *BY_ARGUMENT))
 
 
 def assembled(socket: int = KILL, machine: str | None = None) -> bytes:
-    """The filter for this machine, or for the named one. `socket` answers who opens one to the outside."""
+    """The filter of a cell, for this machine or the named one. `socket` answers who opens one to the outside.
+
+    It allows what is needed to build the walls of a program: `assembled_last` is installed beside it once they stand.
+    The kernel translates a filter when it is installed, which takes longer than all else here; this one is inherited.
+    """
     machine = machine or os.uname().machine
     numbers = NUMBERS[machine]
     code = [
@@ -107,12 +113,28 @@ def assembled(socket: int = KILL, machine: str | None = None) -> bytes:
     ]
     for names, answer in ((FORBIDDEN, KILL), (ABSENT, ABSENCE)):
         for name in names:
-            if name in numbers:
+            if name in numbers and name not in FOR_WALLS:
                 code += _when(EQUAL, numbers[name], answer)
-    for name, test in _tests(socket).items():
+    return b"".join([*code, *_by_argument(_tests(socket), numbers), _word(RETURN, ALLOW)])
+
+
+def assembled_last(machine: str | None = None) -> bytes:
+    """The filter of a program, beside that of its cell: the kernel does what the stricter of both says."""
+    machine = machine or os.uname().machine
+    numbers = NUMBERS[machine]
+    code = [_word(LOAD, NUMBER)]
+    for name in FOR_WALLS:
+        code += _when(EQUAL, numbers[name], KILL)
+    filters = {"prctl": [_argument(0), *_when(EQUAL, SET_FILTER, REFUSAL)]}
+    return b"".join([*code, *_by_argument(filters, numbers), _word(RETURN, ALLOW)])
+
+
+def _by_argument(tests: Mapping[str, list[bytes]], numbers: Mapping[str, int]) -> list[bytes]:
+    code: list[bytes] = []
+    for name, test in tests.items():
         body = [*test, _word(RETURN, ALLOW)]
         code += [_word(EQUAL, numbers[name], 0, len(body)), *body]
-    return b"".join([*code, _word(RETURN, ALLOW)])
+    return code
 
 
 def _tests(socket: int) -> dict[str, list[bytes]]:
@@ -127,7 +149,7 @@ def _tests(socket: int) -> dict[str, list[bytes]]:
         "fcntl": [_argument(1), *_when_any(DENIED_FCNTL, REFUSAL)],
         "prctl": [
             _argument(0),
-            *_when_any(DENIED_PRCTL, REFUSAL),
+            *_when(EQUAL, SET_MAPPING, REFUSAL),
             *_when(EQUAL, NAME_MAPPING, ALLOW),
             *_when(ABOVE, LAST_PRCTL, REFUSAL),
         ],

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from . import checks, kernel, program, seccomp
 
 FILES, SIGNALS = 256, 1024
+LAST_FILTER = seccomp.assembled_last()
 PATIENCE = 1.0  # seconds for a program to end once all is asked
 GRACE = 0.2  # seconds for processes that a program started to follow it
 FIRST_TO_GO = "1000"  # where memory runs out the kernel ends the program, and not who guards it
@@ -111,8 +112,7 @@ def _lock(job: dict[str, Any], walls: Walls) -> None:
         kernel.limit(kind, value)
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    # Some virtual machines open a socket when they start, only to see whether they can.
-    kernel.install_filter(seccomp.assembled(seccomp.DENIAL if job["command"] else seccomp.KILL))
+    kernel.install_filter(LAST_FILTER)
 
 
 def _left_running() -> bool:

@@ -9,6 +9,7 @@ is read; else each is counted as exactly as it can be. What cannot be counted at
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -22,12 +23,14 @@ TASK = 64 << 10  # bytes of kernel memory per thread: its stack, its record, its
 MAPPING, MOST_MAPPINGS = 320, 65530  # bytes per mapping, and how many a process has by default at most
 INODE = 2 << 10  # bytes per file in a folder of memory: inode, name, attributes
 LOCK, WATCH = 256, 256  # bytes per file lock, and per watch of an epoll instance
+MOST_LOCKS, LOCKS_READ = 4096, 1 << 20  # locks that a program may have, and bytes that are read to count them
 NUMBERS = 256  # watches that an epoll instance can have per open file: one for each number that it ever had
 FILE = 1 << 10  # bytes per open file
 READ = 1 << 16
 UNKNOWN = 1 << 62  # more than was read: beyond every limit
 FASTEST = 4 << 30  # bytes per second that one processor can fill
-SHORTEST, LONGEST = 0.001, 0.02  # seconds between two looks
+SHORTEST, LONGEST = 0.001, 0.05  # seconds between two looks
+FIELDS = re.compile(r"^(Threads|VmSize|VmRSS|VmPTE|VmSwap|HugetlbPages):\s+(\d+)", re.MULTILINE)
 
 
 class Process(NamedTuple):
@@ -53,8 +56,6 @@ class World:
         self.proc, self.folders, self.streams, self.send_buffer = proc, folders, streams, send_buffer
         self.own = os.readlink("self", dir_fd=proc) if crowded else None
         self.others = {*self._names(), str(os.getpid())} if self.own is None else set()
-        self.foldered = {folder: 0 for folder in folders}
-        self.foldered = {folder: self._in_folder(folder) for folder in folders}
         self.held = 0
         """Bytes, as far as the last look had to count."""
 
@@ -67,7 +68,7 @@ class World:
         if tasks > limits["processes"] + 1:  # the judge is one
             return "processes"
         most = limits["memory_mb"] << 20
-        files = self._in_files() + self._in_locks() + tasks * TASK
+        files = self._in_files() + self._in_locks(own) + tasks * TASK
         for count in (self._at_most, self._resident, self._shared):
             self.held = files + count(own)
             if self.held <= most:
@@ -76,6 +77,8 @@ class World:
 
     def pause(self, limits: dict[str, Any]) -> float:
         """Seconds in which the program cannot have gone from what it held to its limit."""
+        if limits["bounded"]:  # by the kernel too
+            return LONGEST
         left = (limits["memory_mb"] << 20) - self.held
         speed = FASTEST * min(os.cpu_count() or 1, limits["processes"])
         return min(max(left / speed, SHORTEST), LONGEST)
@@ -111,13 +114,11 @@ class World:
         return found
 
     def _process(self, name: str) -> Process | None:
-        numbers = dict.fromkeys(("Threads", "VmSize", "VmRSS", "VmPTE", "VmSwap", "HugetlbPages"), 0)
-        for line in self._read(f"{name}/status").splitlines():
-            key, _, value = line.partition(":")
-            if key in numbers:
-                numbers[key] = int(value.split()[0])
-        threads, size, resident, *beside = numbers.values()
-        return Process(name, threads, size << 10, resident << 10, sum(beside) << 10) if threads else None
+        found = {key: int(value) for key, value in FIELDS.findall(self._read(f"{name}/status"))}
+        if not found:
+            return None
+        threads, size, resident = (found.pop(key, 0) for key in ("Threads", "VmSize", "VmRSS"))
+        return Process(name, threads, size << 10, resident << 10, sum(found.values()) << 10)
 
     def _share(self, process: Process) -> int:
         lines = self._read(f"{process.name}/smaps_rollup").splitlines()
@@ -172,12 +173,14 @@ class World:
         messages = sum(DATAGRAMS if kind == "0002" else SENT for kind in kinds)
         return messages * self.send_buffer
 
-    def _in_locks(self) -> int:
-        """Locks of open files, which are denied, would be shown whoever has them."""
-        text = self._read("locks", READ + 1)
-        if len(text) > READ:
-            return UNKNOWN
-        return LOCK * sum(" OFDLCK " not in line for line in text.splitlines())
+    def _in_locks(self, own: Sequence[Process]) -> int:
+        """A /proc that shows the whole machine shows all its locks."""
+        text = self._read("locks", LOCKS_READ)
+        if not text:
+            return 0
+        processes = {process.name for process in own}
+        count = sum(not processes.isdisjoint(line.split()[4:6]) for line in text.splitlines())
+        return UNKNOWN if count > MOST_LOCKS else count * LOCK
 
     def _in_files(self) -> int:
         written = sum(os.fstat(stream).st_blocks * 512 for stream in self.streams)
@@ -185,8 +188,7 @@ class World:
 
     def _in_folder(self, folder: str) -> int:
         found = os.statvfs(folder)
-        used = (found.f_blocks - found.f_bfree) * found.f_frsize + (found.f_files - found.f_ffree) * INODE
-        return used - self.foldered[folder]
+        return (found.f_blocks - found.f_bfree) * found.f_frsize + (found.f_files - found.f_ffree) * INODE
 
     def _listed(self, path: str) -> list[str] | None:
         """None if this may not be seen, or has ended."""

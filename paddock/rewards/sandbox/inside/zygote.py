@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from . import kernel, warden
+from . import kernel, seccomp, warden
 from .launch import USER, WRITABLE
 from .warden import Walls
 from .watch import World
@@ -48,6 +48,9 @@ def main() -> None:
         if os.geteuid() == 0:
             kernel.become_nobody()
         kernel.drop_capabilities()
+    # Some virtual machines open a socket when they start, only to see whether they can.
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.install_filter(seccomp.assembled(seccomp.DENIAL if facts.pop("command") else seccomp.KILL))
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     _preload()
     cell = Cell(control, **facts)
