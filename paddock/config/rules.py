@@ -460,7 +460,7 @@ def data_files_are_named(config: Config) -> None:
 def plugin_files_exist(config: Config) -> None:
     """Python files that a run imports are looked for at once: a wrong path is the commonest mistake."""
     for path in function_files(config):
-        if not Path(path).is_file():
+        if not os.path.isfile(path):
             raise missing_file("custom_reward_function.path", path)
     for key in ("data.custom_cls.path", "data.sampler.class_path"):
         path = tree.get(config, key)
