@@ -3,13 +3,19 @@ what to type next."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from paddock.config import tree
 from paddock.config.schema import Config
 from paddock.door import INTERRUPTED, say_last
 from paddock.report.write import conclude_run
 from paddock.trainer.lifecycle import Outcome, resume_command
+
+SCORERS = frozenset({"custom_reward_function", "reward", "reward_kwargs", "reward_weights"})
 
 
 def conclude(outcome: Outcome, config: Config, model: Path | None, next_commands: Sequence[str]) -> int:
@@ -70,6 +76,22 @@ def evaluation(model: Path, config: Config) -> str:
     data = ",".join(map(str, files)) if isinstance(files, list) else str(files)
     words = [f"model={model}", f"data={f'[{data}]' if ',' in data else data}"]
     words.append(f"data.max_response_length={config.data.max_response_length}")
-    if config.custom_reward_function.path:
-        words.append(f"custom_reward_function.path={config.custom_reward_function.path}")
-    return " ".join(["paddock eval", *words])
+    return " ".join(["paddock eval", *words, *scorer_words(config)])
+
+
+def scorer_words(config: Config) -> list[str]:
+    """Returns the settings that name the run's rules and functions, as a shell takes them."""
+    chosen = [key for key in tree.leaves() if key.partition(".")[0] in SCORERS]
+    given = {key: tree.get(config, key) for key in chosen if tree.get(config, key) != tree.get(Config(), key)}
+    return [shlex.quote(f"{key}={written(value)}") for key, value in given.items()]
+
+
+def written(value: Any) -> str:
+    """Returns a value in the grammar of overrides."""
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{name}:{written(item)}' for name, item in value.items())}}}"
+    if isinstance(value, str) and not re.fullmatch(r"[\w./:-]+", value):
+        return "'" + value.replace("'", "\\'") + "'"
+    return "null" if value is None else str(value)

@@ -55,12 +55,15 @@ def check(config: Config, machine: Machine | None = None) -> None:
     require_free(config.trainer.default_local_dir)
 
 
-def check_paths(config: Config, splits: Sequence[str] = ("train", "val")) -> None:
-    """Model folders, data files of these splits, and folders to write into."""
+def check_paths(
+    config: Config, splits: Sequence[str] = ("train", "val"), outputs: Sequence[str] = OUTPUT_FOLDERS
+) -> None:
+    """Model folders, data files of these splits, and the folders that these keys name to write into."""
     for key in MODEL_FOLDERS:  # what the user named comes before what a default asks for
-        _folder(key, tree.get(config, key))
+        if config.critic.enable or not key.startswith("critic."):
+            _folder(key, tree.get(config, key))
     require_files(config, splits)
-    for key in OUTPUT_FOLDERS:
+    for key in outputs:
         path = tree.get(config, key)
         if path is not None and not path.strip():
             raise UserError("is empty; is a shell variable unset?", key=key, value="''", fix=f"{key}=FOLDER")

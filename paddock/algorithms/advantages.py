@@ -302,11 +302,11 @@ def gdpo_advantage(components: Iterable[PerRow], weights: Iterable[float], group
 def gdpo(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
     """``A = W(sum_k w_k GRPO(R^(k)))``: each reward component normalised in its group by itself.  arXiv:2601.05242
 
-    R^(k) is ``batch.extras[key]``, a number per row, for each key of ``algorithm.gdpo_reward_keys``.
+    R^(k) is ``batch.extras[key]``, a number per row (None counts as 0), for each key of ``algorithm.gdpo_reward_keys``.
     """
     mask = batch.need("mask")
     keys = config.gdpo_reward_keys
-    components = [torch.as_tensor(batch.extras[key], dtype=torch.float32, device=mask.device) for key in keys]
+    components = [batch.numbers(key).to(mask.device) for key in keys]
     weights = config.gdpo_reward_weights or [1.0] * len(keys)
     advantage = gdpo_advantage(components, weights, batch.group, config.norm_adv_by_std_in_grpo)
     tokens = whitened(spread(advantage, mask), mask)

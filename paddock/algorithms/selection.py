@@ -23,7 +23,7 @@ def group_metric(batch: Batch, name: str) -> PerRow:
     if name not in batch.extras:
         known = suggest(name, ["seq_reward", "seq_final_reward", *batch.extras])
         raise UserError("the scorer gave no such value", key="algorithm.filter_groups.metric", value=name, fix=known)
-    return torch.as_tensor(batch.extras[name], dtype=torch.float32)
+    return batch.numbers(name)
 
 
 def informative_groups(batch: Batch, metric: PerRow) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 from paddock.config import recipes, tree
 from paddock.config.paths import files_of
+from paddock.config.rewards import reward_parts
 from paddock.config.schema import Config
 from paddock.config.topology import rolls_out_apart
 from paddock.facts.datasets import known_dataset
@@ -42,6 +43,7 @@ def resolve(config: Config, origins: dict[str, str], machine: Machine) -> list[s
     _rollout_engine(config, fill, machine)
     _batches(config, fill, origins)
     _roles(config, fill)
+    _reward_components(config, origins)
     _seeds_and_loggers(config, fill, machine)
     return _validation_files(config, fill) + _unused_row_counts(config, origins)
 
@@ -144,6 +146,20 @@ def _roles(config: Config, fill: _Filler) -> None:
     recipe = recipes.recipe_of(config.algorithm.adv_estimator)
     needs_critic = recipe is not None and "critic" in recipe.needs
     fill("critic.enable", needs_critic, f"algorithm.adv_estimator={config.algorithm.adv_estimator}")
+
+
+def _reward_components(config: Config, origins: dict[str, str]) -> None:
+    """An estimator that normalises each reward by itself takes the named rules and functions, with their weights."""
+    algorithm, recipe = config.algorithm, recipes.recipe_of(config.algorithm.adv_estimator)
+    wanted = recipe is not None and "reward_components" in recipe.needs and not algorithm.gdpo_reward_keys
+    parts = reward_parts(config) if wanted else []
+    if len(parts) < 2:  # a single function may return components in its dict, and only the user knows their names
+        return
+    algorithm.gdpo_reward_keys = [part.name for part in parts]
+    origins["algorithm.gdpo_reward_keys"] = "rules and functions"
+    if algorithm.gdpo_reward_weights is None:
+        algorithm.gdpo_reward_weights = [part.weight for part in parts]
+        origins["algorithm.gdpo_reward_weights"] = "reward_weights and custom_reward_function.weights"
 
 
 def _seeds_and_loggers(config: Config, fill: _Filler, machine: Machine) -> None:

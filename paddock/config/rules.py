@@ -10,6 +10,7 @@ from typing import Any
 
 from paddock.config import recipes, rollout_correction, tree
 from paddock.config.paths import missing_file
+from paddock.config.rewards import function_files, reward_parts
 from paddock.config.roles import POLICY_LOSSES
 from paddock.config.schema import LOGGERS, Config
 from paddock.config.topology import (
@@ -38,6 +39,10 @@ def check(config: Config, origins: dict[str, str]) -> list[str]:
 
 def within_limits(leaf: tree.Leaf, value: Any) -> None:
     """The schema's own limits: choices, low <= value <= high, value > above."""
+    if isinstance(value, list) and "choices" in leaf.metadata:
+        for item in value:
+            within_limits(leaf, item)
+        return
     if value is None:
         return
     limits = leaf.metadata
@@ -104,7 +109,8 @@ def estimator_gets_its_components(config: Config) -> None:
             "gdpo normalises reward components, and none is named",
             key="algorithm.gdpo_reward_keys",
             value=keys,
-            fix="algorithm.gdpo_reward_keys=[accuracy,format]: keys of the dict that your scorer returns",
+            fix="algorithm.gdpo_reward_keys=[accuracy,format]: keys of the dict that your scorer returns; or several "
+            "functions, each of which is a component: custom_reward_function.path=[a.py,b.py]",
         )
     if weights is not None and len(weights) != len(keys):
         raise UserError(
@@ -453,10 +459,32 @@ def data_files_are_named(config: Config) -> None:
 
 def plugin_files_exist(config: Config) -> None:
     """Python files that a run imports are looked for at once: a wrong path is the commonest mistake."""
-    for key in ("custom_reward_function.path", "data.custom_cls.path", "data.sampler.class_path"):
+    for path in function_files(config):
+        if not os.path.isfile(path):
+            raise missing_file("custom_reward_function.path", path)
+    for key in ("data.custom_cls.path", "data.sampler.class_path"):
         path = tree.get(config, key)
         if path and not path.startswith("pkg://") and not os.path.isfile(path):
             raise missing_file(key, path)
+
+
+def rewards_have_names_and_weights(config: Config) -> None:
+    if reward_parts(config) and config.reward_model.compute_score_kwargs:
+        rules = config.reward is not None
+        raise UserError(
+            f"its arguments are for rules that data_source picks, and {'`reward`' if rules else 'your own function'} "
+            "scores every row",
+            key="reward_model.compute_score_kwargs",
+            value=dict(config.reward_model.compute_score_kwargs),
+            fix="reward_kwargs" if rules else "custom_reward_function.reward_kwargs",
+        )
+    if config.reward_kwargs and config.reward is None:
+        raise UserError(
+            "its arguments are for the rules of `reward`, and none is named",
+            key="reward_kwargs",
+            value=dict(config.reward_kwargs),
+            fix="reward=regex, or reward_model.compute_score_kwargs for the rules that data_source picks",
+        )
 
 
 RULES: tuple[Callable[[Config], None], ...] = (
@@ -484,6 +512,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     reward_settings_agree,
     data_files_are_named,
     plugin_files_exist,
+    rewards_have_names_and_weights,
 )
 
 

@@ -15,6 +15,7 @@ from paddock.config.roles import KL_KINDS, ROLLOUT_ENGINES, ActorRolloutRefConfi
 
 LOGGERS = ("console", "steps", "tensorboard", "wandb", "mlflow", "swanlab", "trackio", "prometheus", "file")
 REWARD_MANAGERS = ("naive", "batch", "prime", "dapo", "remote", "rate_limited", "gdpo")
+REWARD_RULES = ("exact_match", "contains", "regex", "json_schema", "math", "code")
 
 
 @dataclass
@@ -109,8 +110,12 @@ class AlgorithmConfig:
     pf_ppo: PFPPOConfig = section(PFPPOConfig)
     filter_groups: FilterGroupsConfig = section(FilterGroupsConfig)
     rollout_correction: RolloutCorrectionConfig = section(RolloutCorrectionConfig)
-    gdpo_reward_keys: list[str] = key([], "gdpo: components that the scorer returns")
-    gdpo_reward_weights: list[float] | None = key(None, "gdpo: their weights; unset: 1 each")
+    gdpo_reward_keys: list[str] = key(
+        [], "gdpo: components that the scorer returns; unset: all named rules and functions"
+    )
+    gdpo_reward_weights: list[float] | None = key(
+        None, "gdpo: their weights; unset: those of rules and functions, or 1"
+    )
 
 
 @dataclass
@@ -252,9 +257,12 @@ class RewardModelConfig:
 
 @dataclass
 class CustomRewardConfig:
-    path: str | None = key(None, "Python file of a scorer", path=True)
-    name: str = key("compute_score", "function in that file")
-    reward_kwargs: dict[str, Any] = key({}, "further arguments of that function")
+    path: Any = key(
+        None, "Python file of a scorer: FILE or FILE:FUNCTION; a list: the score is the sum of all functions", path=True
+    )
+    name: Any = key("compute_score", "function in that file; a list: several functions of one file")
+    reward_kwargs: dict[str, Any] = key({}, "further arguments of that function; of several: {FUNCTION: {name: value}}")
+    weights: list[float] | None = key(None, "weight of each function in the sum; unset: 1 each")
 
 
 @dataclass
@@ -319,6 +327,13 @@ class Config:
     critic: CriticConfig = section(CriticConfig)
     reward_model: RewardModelConfig = section(RewardModelConfig)
     custom_reward_function: CustomRewardConfig = section(CustomRewardConfig)
+    reward: Any = key(
+        None,
+        "rule that scores every row, whatever its data_source; a list: the sum of all; unset: data_source decides",
+        choices=REWARD_RULES,
+    )
+    reward_kwargs: dict[str, Any] = key({}, "arguments of the rules in `reward`, e.g. {pattern: ...} of regex")
+    reward_weights: list[float] | None = key(None, "weight of each rule in `reward`; unset: 1 each")
     algorithm: AlgorithmConfig = section(AlgorithmConfig)
     trainer: TrainerConfig = section(TrainerConfig)
     global_profiler: GlobalProfilerConfig = section(GlobalProfilerConfig)

@@ -83,6 +83,10 @@ class Batch:
             raise ValueError(f"batch has no {column!r}: the phase that fills it has not run")
         return value
 
+    def numbers(self, extra: str) -> PerRow:
+        """An extra as numbers. None, which a scorer gives for a row that it does not apply to, counts as 0."""
+        return torch.tensor([0.0 if value is None else float(value) for value in self.extras[extra]])
+
     def with_(self, **columns: Any) -> Batch:
         """A batch with these columns filled or replaced; the others are shared, not copied."""
         unknown = sorted(set(columns) - {*COLUMNS, "extras"})

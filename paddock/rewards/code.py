@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from math import isclose
+from itertools import zip_longest
+from math import isclose, isfinite
 from typing import Any
 
 from paddock.rewards.sandbox.program import CAUSES, Program, Settings, settings_from
@@ -19,6 +20,7 @@ from paddock.rewards.sandbox.runner import runner_of
 
 FENCE = "```"
 PYTHON = ("python", "python3", "py")
+LINE, WORD = re.compile("[^\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]+"), re.compile(r"\S+")
 
 
 def contest(
@@ -103,9 +105,9 @@ def completed(prompt: str, entry: str, answer: str) -> str:
 
     Nothing of the answer is parsed here: a parser can be brought down.
     """
-    code = code_of(answer)
-    if re.search(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(entry)}\b", code, re.MULTILINE):
-        return f"{prompt}\n\n{code}"
+    code, name = code_of(answer), entry.rpartition(".")[2]  # `Solution().name` is how LeetCode's rows call a method
+    if re.search(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", code, re.MULTILINE):
+        return f"{_closed(prompt)}\n\n{code}"
     return prompt + _body(code)
 
 
@@ -127,14 +129,25 @@ def _body(text: str) -> str:
 
 
 def same_output(written: str, expected: str) -> bool:
-    """Line by line and word by word; words that are decimal fractions to six digits."""
-    lines, wanted = ([line.split() for line in text.splitlines() if line.strip()] for text in (written, expected))
-    return len(lines) == len(wanted) and all(map(_same_words, lines, wanted))
+    """Line by line and word by word; words that are decimal fractions to six digits.
+
+    Words are taken one at a time: a list of all would need many times the memory of what the program wrote.
+    """
+    return all(
+        line is not None and wanted is not None and _same_words(line, wanted)
+        for line, wanted in zip_longest(_lines(written), _lines(expected))
+    )
 
 
-def _same_words(words: Sequence[str], wanted: Sequence[str]) -> bool:
-    return len(words) == len(wanted) and all(
-        word == other or _close(word, other) for word, other in zip(words, wanted, strict=True)
+def _lines(text: str) -> Iterator[str]:
+    """Those that have words, as `str.splitlines` takes lines."""
+    return (found.group() for found in LINE.finditer(text) if not found.group().isspace())
+
+
+def _same_words(line: str, wanted: str) -> bool:
+    words = zip_longest((found.group() for found in WORD.finditer(line)), wanted.split())
+    return all(
+        word is not None and other is not None and (word == other or _close(word, other)) for word, other in words
     )
 
 
@@ -186,7 +199,21 @@ def _call(given: Any, expected: Any) -> str:
     if isinstance(expected, str):
         with suppress(ValueError):
             wanted.append(json.loads(expected))
-    return f"output = candidate(*{_arguments(given)!r})\nassert any(accepted(output, one) for one in {wanted!r})"
+    call, ways = f"output = candidate(*{_literal(_arguments(given))})", _literal(wanted)
+    return f"{call}\nassert any(accepted(marked(output), marked(one)) for one in {ways})"
+
+
+def _literal(value: Any) -> str:
+    """As `repr`, but what is no literal of Python can be read too: inf and nan."""
+    if isinstance(value, float) and not isfinite(value):
+        return f"float('{value}')"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    if isinstance(value, tuple):
+        return "(" + "".join(f"{_literal(item)}, " for item in value) + ")"
+    return repr(value)
 
 
 def _arguments(given: Any) -> list[Any]:

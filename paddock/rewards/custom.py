@@ -53,7 +53,7 @@ def load(target: Target) -> Callable[[ScoreRequest], Score]:
 
     def score(request: ScoreRequest) -> Score:
         with blaming(target):
-            return checked(_finished(call(function, target, request)))
+            return checked(finished(call(function, target, request)))
 
     return score
 
@@ -65,7 +65,7 @@ def load_batch(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Score]
 
     def scores(requests: Sequence[ScoreRequest]) -> list[Score]:
         with blaming(target):
-            found = _finished(
+            found = finished(
                 function(
                     data_sources=[request.data_source for request in requests],
                     solution_strs=[request.solution for request in requests],
@@ -74,7 +74,7 @@ def load_batch(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Score]
                     **target.kwargs,
                 )
             )
-            results = _listed(found, len(requests))
+            results = listed(found, len(requests))
         for row, result in enumerate(results):
             with blaming(target, row):
                 results[row] = checked(result)
@@ -112,8 +112,35 @@ ROW = ("data_source", "solution_str", "ground_truth", "extra_info")
 BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
 
+WHOLE = frozenset({"prompts", "completions", "completion_ids"})
+"""Arguments of a function of TRL's contract (columns.py), at least one of which it names."""
+
+
+def takes_columns(function: Callable[..., Any]) -> bool:
+    """True for a function of TRL's contract; its signature tells."""
+    try:
+        names = inspect.signature(function).parameters.keys()
+    except ValueError:  # written in C, without a signature
+        return False
+    return bool(names & WHOLE) and not names & {*ROW, *BATCH} - {"data_source", "ground_truth", "extra_info"}
+
+
 def function_at(target: Target, arguments: tuple[str, ...]) -> Callable[..., Any]:
     """The function, which must take these arguments and the target's own by name."""
+    function = function_of(target)
+    try:
+        inspect.signature(function).bind(**dict.fromkeys(arguments), **target.kwargs)
+    except TypeError as error:
+        reason = f"cannot be called: TypeError: {error}; it is given {', '.join(arguments)}"
+        if takes_columns(function):
+            reason += ". It takes a whole batch, and reward_model.reward_manager=rate_limited calls it for one response"
+        raise Failed(reason) from error
+    except ValueError:  # written in C, without a signature
+        pass
+    return function
+
+
+def function_of(target: Target) -> Callable[..., Any]:
     try:
         module = _module(target.path)
     except BaseException as error:  # a user's file runs: SystemExit is as likely as SyntaxError
@@ -126,16 +153,10 @@ def function_at(target: Target, arguments: tuple[str, ...]) -> Callable[..., Any
             if inspect.isfunction(value) and value.__module__ == module.__name__
         ]
         raise Failed(f"has no function {target.name!r}; {suggest(target.name, here) if here else 'it defines none'}")
-    try:
-        inspect.signature(function).bind(**dict.fromkeys(arguments), **target.kwargs)
-    except TypeError as error:
-        raise Failed(f"cannot be called: TypeError: {error}; it is given {', '.join(arguments)}") from error
-    except ValueError:  # written in C, without a signature
-        pass
     return function
 
 
-def _listed(results: Any, count: int) -> list[Any]:
+def listed(results: Any, count: int) -> list[Any]:
     """One result for each row. A mapping or a text has a length too, and is not meant."""
     results = results.tolist() if hasattr(results, "tolist") else results
     if not isinstance(results, list | tuple):
@@ -182,7 +203,7 @@ def _file(path: str) -> str:
 _loop: Any = None
 
 
-def _finished(result: Any) -> Any:
+def finished(result: Any) -> Any:
     """One event loop serves the process, so that a client which a function keeps stays usable."""
     global _loop
     if not inspect.isawaitable(result):

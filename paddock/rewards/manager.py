@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import statistics
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
@@ -10,13 +13,16 @@ from typing import Any
 import torch
 
 from paddock.algorithms.selection import overlong_penalty
+from paddock.config.rewards import Part, reward_parts
 from paddock.config.schema import Config
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.registry import suggest
 from paddock.errors import UserError
 from paddock.rewards.custom import Target
+from paddock.rewards.joint import Component, JointScoring, combined
 from paddock.rewards.limited import LimitedPool
-from paddock.rewards.pool import Pool
+from paddock.rewards.named import NAMED, prepared
+from paddock.rewards.pool import Job, JobFailed, Pool
 from paddock.rewards.rules import SCORERS, Scorer, scorer_of
 from paddock.rewards.score import Score, ScoreRequest
 from paddock.rewards.scoring import BatchScoring, Known, Scoring
@@ -25,27 +31,36 @@ from paddock.rewards.scoring import BatchScoring, Known, Scoring
 class RewardManager:
     """Scores responses. A context manager: its processes end with it.
 
-    Every manager but `batch` calls the scorer for each response, in processes; `rate_limited` several at a time.
+    Every manager but `batch` calls the scorer for each response, in processes; `rate_limited` several at a time. A
+    function of TRL's contract is called once with all responses.
+
+    Rules by name and functions are components: each is a column and a metric, and the score is their weighted sum. One
+    function in our own form, without a weight, is the score itself and no component.
 
     >>> with RewardManager(config) as rewards:
     ...     rewards.check(requests)                       # before training: one response of each source
     ...     batch, metrics = rewards.fill(batch, texts)
     ...
     ...     scoring = rewards.begin()                     # or, while responses are still generated
-    ...     scoring.add({place: request})
+    ...     scoring.add({place: rewards.request(batch, place, text, tokens)})
     ...     batch, metrics = rewards.finish(batch, scoring.collect())
     """
 
     def __init__(self, config: Config):
         self.config = config.reward_model
-        custom = config.custom_reward_function
-        self.custom = Scorer(Target(custom.path, custom.name, custom.reward_kwargs)) if custom.path else None
-        self._require_a_use_for_arguments()
+        self.parts = [component_of(part, config) for part in reward_parts(config)]
+        """All that the config names; empty if each row's data_source picks a rule."""
+        self.weighted = config.custom_reward_function.weights is not None
+        self._require_a_use_for_arguments(config)
         self.scorers: dict[str, Scorer] = {}
         self.names: dict[str, None] = {}
         """What scorers returned so far beside the score. Every batch gets all these columns: batches can be joined."""
         self.known = Known()
+        self.rule_pool = Pool(self.config.num_workers or 1, self.config.timeout)
         self.pool = self._pool()
+        """Of functions: the same, unless their calls are limited."""
+        self.steps_done, self.total_steps = 0, config.trainer.total_training_steps or 1
+        """The run's progress, for functions of TRL's contract that ask for it."""
         if self.config.reward_kwargs.overlong_buffer_cfg.enable:
             self._overlong(torch.zeros(1))  # a wrong length is an error now, not after the first rollout
 
@@ -57,24 +72,77 @@ class RewardManager:
 
     def close(self) -> None:
         self.pool.close()
+        self.rule_pool.close()
 
     def check(self, requests: Sequence[ScoreRequest]) -> None:
         """Tries every scorer that these will need, so that a missing or broken one stops the run before it begins."""
-        if any(self._scorer(request).settings is not None for request in requests):
+        scorers = [part.scorer for part in self.parts] or [self._scorer(request) for request in requests]
+        if any(scorer.settings is not None for scorer in scorers):
             from paddock.rewards.sandbox.program import settings_of
             from paddock.rewards.sandbox.runner import check
 
             check(settings_of(self.config))
-        scores = self.score(requests)
-        for request, score in zip(requests, scores, strict=True):
-            if score.timed_out:
-                raise self._error(request, f"took longer than {self.pool.timeout:g} s (reward_model.timeout)")
-        self._remember_names(scores)
+        requests = [replace(request, steps=(self.steps_done, self.total_steps)) for request in requests]
+        columns = []
+        for scoring in self._scorings():
+            # twice each for a function of whole batches: a list of one score would pass for one row
+            times = 2 if isinstance(scoring, BatchScoring) and self.columns else 1
+            scoring.add(dict(enumerate(requests * times)))
+            columns.append(scoring.collect()[: len(requests)])
+            for request, score in zip(requests, columns[-1], strict=True):
+                if score.timed_out:
+                    reason = f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"
+                    raise scoring.blame(request, reason)
+        self._remember_names(combined(self.components, columns) if self.components else columns[0])
 
-    def begin(self) -> Scoring:
+    def begin(self) -> Scoring | JointScoring:
         """Takes responses as they come, and scores them meanwhile."""
-        kind = BatchScoring if self.custom and self.config.reward_manager == "batch" else Scoring
-        return kind(self._scorer, self.pool, self.known, self._error)
+        scorings = self._scorings()
+        return JointScoring(self.components, scorings) if self.components else scorings[0]
+
+    def _scorings(self) -> list[Scoring]:
+        """One for each component; without components one for all rows."""
+        if not self.components:
+            kind = BatchScoring if self.parts and self.config.reward_manager == "batch" else Scoring
+            return [kind(self._scorer, self.pool, self.known, self._error)]
+        return [
+            (BatchScoring if self._takes_all(part) else Scoring)(
+                functools.partial(chosen, part.scorer),
+                self.rule_pool if part.rule else self.pool,
+                self.known,
+                functools.partial(self._part_error, part),
+            )
+            for part in self.components
+        ]
+
+    @functools.cached_property
+    def components(self) -> list[Component]:
+        single = len(self.parts) == 1 and not self.parts[0].rule and not self.weighted
+        return [] if single and not self.columns else self.parts
+
+    @functools.cached_property
+    def columns(self) -> frozenset[str]:
+        """Names of the functions of TRL's contract. A process imports each and looks: a user's file may do anything."""
+        functions = [part for part in self.parts if not part.rule]
+        if not functions or self.config.reward_manager == "rate_limited":  # calls for one response are what it limits
+            return frozenset()
+        jobs = [Job(part.scorer.target, ()) for part in functions]
+        self.pool.submit(jobs)
+        try:
+            found = self.pool.results([job.future for job in jobs])
+        except JobFailed as error:
+            target = functions[error.job].scorer.target
+            raise UserError(
+                f"{target.name} {error.failure.reason}",
+                key="custom_reward_function.path",
+                value=target.path,
+                fix=SHAPES,
+            ) from None
+        return frozenset(part.name for part, columns in zip(functions, found, strict=True) if columns)
+
+    def _takes_all(self, part: Component) -> bool:
+        """True for a function that is called once with all responses."""
+        return part.name in self.columns or (self.config.reward_manager == "batch" and not part.rule)
 
     def score(self, requests: Sequence[ScoreRequest | None]) -> list[Score]:
         """One score for each request, 0 for None; a UserError names the first that gave none."""
@@ -84,7 +152,18 @@ class RewardManager:
 
     def fill(self, batch: Batch, texts: Sequence[str]) -> tuple[Batch, dict[str, float]]:
         """`finish` with the scores of `texts`, the decoded responses."""
-        return self.finish(batch, self.score(requests_of(batch, texts)))
+        tokens = answers_of(batch) if self.columns else [()] * len(batch)
+        asked = [self.request(batch, *row) for row in zip(range(len(batch)), texts, tokens, strict=True)]
+        return self.finish(batch, self.score(asked))
+
+    def request(self, batch: Batch, place: int, text: str, tokens: Sequence[int] = ()) -> ScoreRequest | None:
+        """What the scorers of this row are asked, once its response is there; None if a reward model scores the row."""
+        request = request_of(batch, place, text)
+        if request is None or not self.columns:
+            return request
+        prompt = batch.extras["messages"][place] if "messages" in batch.extras else None
+        packed = array("q", tokens)  # takes half as long as a list on its way to another process
+        return replace(request, prompt=prompt, tokens=packed, steps=(self.steps_done, self.total_steps))
 
     def finish(self, batch: Batch, scores: Sequence[Score]) -> tuple[Batch, dict[str, float]]:
         """The batch with `scores` and, as extras, `score` and whatever else the scorers returned; and their means.
@@ -104,6 +183,10 @@ class RewardManager:
         metrics = {
             f"reward/{name}/mean": mean for name, column in columns.items() if (mean := mean_of(column)) is not None
         }
+        for part in self.components:
+            metrics[f"reward/{part.name}/std"] = std_of(columns.get(part.name, ()))
+        if self.columns:
+            metrics["reward/unscored"] = float(sum(not score.applies for score in scores))
         metrics["reward/timeouts"] = float(sum(score.timed_out for score in scores))
         metrics["reward/cache_hits"] = float(sum(score.cached for score in scores))
         if any(scorer.limit < inf for scorer in self.scorers.values()):
@@ -119,10 +202,9 @@ class RewardManager:
 
     def _pool(self) -> Pool:
         config = self.config
-        processes = config.num_workers or 1
         if config.reward_manager != "rate_limited":
-            return Pool(processes, config.timeout)
-        if not self.custom:
+            return self.rule_pool
+        if all(part.rule for part in self.parts):
             raise UserError(
                 "limits the calls of a function of your own, and none is named",
                 key="reward_model.reward_manager",
@@ -130,7 +212,7 @@ class RewardManager:
                 fix="custom_reward_function.path=my_reward.py, or reward_model.reward_manager=naive",
             )
         return LimitedPool(
-            processes,
+            config.num_workers or 1,
             config.timeout,
             concurrent=config.max_concurrent,
             per_minute=config.max_rpm,
@@ -140,8 +222,8 @@ class RewardManager:
         )
 
     def _scorer(self, request: ScoreRequest) -> Scorer:
-        if self.custom:
-            return self.custom
+        if self.parts:
+            return self.parts[0].scorer
         source = request.data_source
         if source not in self.scorers:
             scorer, given = scorer_of(source), self.config.compute_score_kwargs
@@ -152,29 +234,41 @@ class RewardManager:
         return self.scorers[source]
 
     def _error(self, request: ScoreRequest, reason: str) -> UserError:
+        """Of the one scorer of this row."""
+        if self.parts:
+            return self._part_error(self.parts[0], request, reason)
         target = self._scorer(request).target
+        fix = "mend the row, or score with a function of your own: custom_reward_function.path=my_reward.py"
+        return UserError(f"{target.name} {reason}, {where(request)}", key="reward", value=target.path, fix=fix)
+
+    def _part_error(self, part: Component, request: ScoreRequest, reason: str) -> UserError:
+        target = part.scorer.target
+        if part.rule:
+            fix = f"mend the row, or choose another rule: {', '.join(NAMED)}"
+            return UserError(f"{target.name} {reason}, {where(request)}", key="reward", value=part.name, fix=fix)
         return UserError(
-            f"{target.name} {reason}, on {request.place} (data_source={request.data_source}, "
-            f"ground_truth={request.ground_truth!r:.60}, response {request.solution!r:.120})",
-            key="custom_reward_function.path" if self.custom else "reward",
+            f"{target.name} {reason}, {where(request)}",
+            key="custom_reward_function.path",
             value=target.path,
-            fix="mend the function: it returns a finite number, or a dict with one under 'score'"
-            if self.custom
-            else "mend the row, or score with a function of your own: custom_reward_function.path=my_reward.py",
+            fix="mend the function: it returns a list with a finite number, or None, for each completion"
+            if part.name in self.columns
+            else "mend the function: it returns a finite number, or a dict with one under 'score'",
         )
 
-    def _require_a_use_for_arguments(self) -> None:
-        """Arguments of built-in scorers that none of them takes, or that none is there to take."""
-        given = self.config.compute_score_kwargs
-        options = sorted({name for scorer in SCORERS.values() for name in scorer.options})
-        unknown = [name for name in given if name not in options]
-        if unknown or (given and self.custom):
-            raise UserError(
-                "your own function scores every row" if self.custom else f"no built-in scorer takes {unknown[0]!r}",
-                key="reward_model.compute_score_kwargs",
-                value=dict(given),
-                fix="custom_reward_function.reward_kwargs" if self.custom else suggest(unknown[0], options),
-            )
+    def _require_a_use_for_arguments(self, config: Config) -> None:
+        """Refuses an argument that no rule takes."""
+        known = {"reward_model.compute_score_kwargs": SCORERS, "reward_kwargs": rules_of(self.parts)}
+        given = {
+            "reward_model.compute_score_kwargs": self.config.compute_score_kwargs,
+            "reward_kwargs": config.reward_kwargs,
+        }
+        for key, scorers in known.items():
+            options = sorted({name for scorer in scorers.values() for name in scorer.options})
+            for name in given[key]:
+                if name not in options:
+                    what = "no built-in scorer takes" if scorers is SCORERS else f"{' and '.join(scorers)} takes no"
+                    fix = suggest(name, options) if options else "leave it out: there are no arguments"
+                    raise UserError(f"{what} {name!r}", key=key, value=dict(given[key]), fix=fix)
 
     def _overlong(self, lengths: PerRow) -> PerRow:
         kwargs = self.config.reward_kwargs
@@ -182,8 +276,46 @@ class RewardManager:
         return overlong_penalty(lengths, kwargs.max_resp_len, buffer.len, buffer.penalty_factor)
 
 
-def requests_of(batch: Batch, texts: Sequence[str]) -> list[ScoreRequest | None]:
-    return [request_of(batch, place, text) for place, text in zip(range(len(batch)), texts, strict=True)]
+SHAPES = (
+    "name a function in it, custom_reward_function.path=FILE.py:FUNCTION, that is written as "
+    "compute_score(data_source, solution_str, ground_truth, extra_info), or as TRL's "
+    "reward(prompts, completions, **columns)"
+)
+
+
+def component_of(part: Part, config: Config) -> Component:
+    """The rule or function with its arguments: those of a rule follow from `reward_kwargs` and from other keys."""
+    if part.path is not None:
+        return Component(part.name, part.weight, Scorer(Target(part.path, part.function, part.kwargs)), rule=False)
+    scorer = NAMED[part.function]
+    given = {name: value for name, value in config.reward_kwargs.items() if name in scorer.options}
+    kwargs = prepared(part.function, given)
+    if scorer.settings:
+        kwargs |= scorer.settings(config.reward_model)
+    target = replace(scorer.target, kwargs={**scorer.target.kwargs, **kwargs})
+    return Component(part.name, part.weight, replace(scorer, target=target), rule=True)
+
+
+def rules_of(parts: Sequence[Component]) -> dict[str, Scorer]:
+    return {part.name: part.scorer for part in parts if part.rule}
+
+
+def chosen(scorer: Scorer, request: ScoreRequest) -> Scorer:
+    """A component scores every row."""
+    return scorer
+
+
+def where(request: ScoreRequest) -> str:
+    return (
+        f"on {request.place} (data_source={request.data_source}, ground_truth={request.ground_truth!r:.60}, "
+        f"response {request.solution!r:.120})"
+    )
+
+
+def answers_of(batch: Batch) -> list[list[int]]:
+    """Token ids of the responses, without padding."""
+    lengths = batch.need("lengths").tolist()
+    return [row[:length] for row, length in zip(batch.need("responses").tolist(), lengths, strict=True)]
 
 
 def request_of(batch: Batch, place: int, text: str) -> ScoreRequest | None:
@@ -223,3 +355,9 @@ def columns_of(scores: Sequence[Score], names: Iterable[str], every_row_has_acc:
 def mean_of(column: Sequence[Any]) -> float | None:
     numbers = [float(value) for value in column if isinstance(value, bool | int | float)]
     return sum(numbers) / len(numbers) if numbers else None
+
+
+def std_of(column: Sequence[float | None]) -> float:
+    """Over the rows that have a value (population); 0 if none has."""
+    numbers = [value for value in column if value is not None]
+    return statistics.pstdev(numbers) if numbers else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +21,18 @@ class ScoreRequest:
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     place: str = "a row"
     """The row's file and number, or its id: what an error message names."""
+    prompt: str | Sequence[Mapping[str, Any]] | None = None
+    """A plain text or messages. This and what follows is filled for functions of TRL's contract alone."""
+    tokens: Sequence[int] = ()
+    """Token ids of the response."""
+    steps: tuple[int, int] = (0, 0)
+    """Training steps that are done, and all that there will be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
     value: float
+    """0 if the scorer does not apply to the row."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     """What else the scorer returned."""
     timed_out: bool = False
@@ -34,6 +41,8 @@ class Score:
     cached: bool = False
     """Known from an equal answer to an equal question."""
     retries: int = 0
+    applies: bool = True
+    """False if a function returned None for the row: its mean leaves the row out."""
 
 
 class BadScore(Exception):

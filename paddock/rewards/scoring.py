@@ -92,6 +92,9 @@ class Scoring:
         if self.broken:
             self._wait()
 
+    def start(self) -> None:
+        """Begins what waits for the last response; here nothing does."""
+
     def collect(self) -> list[Score]:
         """In the order of the places; a UserError names the first that has no score."""
         found = self._wait()
@@ -143,6 +146,8 @@ class Scoring:
 class BatchScoring(Scoring):
     """One call with lists, when all responses are there."""
 
+    job: Job | None = None
+
     def add(self, requests: Mapping[int, ScoreRequest | None]) -> None:
         for place, request in requests.items():
             if request is None:
@@ -150,16 +155,21 @@ class BatchScoring(Scoring):
             else:
                 self.requests[place] = request
 
+    def start(self) -> None:
+        if self.job is None and self.requests:
+            requests = tuple(self.requests[place] for place in sorted(self.requests))
+            self.job = Job(self.scorer_of(requests[0]).target, requests)
+            self.pool.submit([self.job])
+
     def _wait(self) -> dict[int, Any]:
-        if not self.requests:
+        self.start()
+        if self.job is None:
             return {}
         places = sorted(self.requests)
-        requests = tuple(self.requests[place] for place in places)
-        job = Job(self.scorer_of(requests[0]).target, requests)
-        self.pool.submit([job])
+        requests = [self.requests[place] for place in places]
         whole = replace(requests[0], place=f"{len(requests)} responses, the first of {requests[0].place}")
         try:
-            (scores,) = self.pool.results([job.future])
+            (scores,) = self.pool.results([self.job.future])
         except JobFailed as error:
             row, reason = error.failure.row, error.failure.reason
             raise self.blame(whole if row is None else requests[row], reason) from None

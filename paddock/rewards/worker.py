@@ -1,6 +1,7 @@
 """The process that runs scorers: reads calls from a socket, answers each as soon as it has its score.
 
-In: (target, seconds, [(number, request), ...]); a request is one response, or a tuple of all for a batch function.
+In: (target, seconds, [(number, request), ...]); a request is one response, or a tuple of all for a batch function. An
+empty tuple asks whether the function is of TRL's contract.
 Out: (READY, first number, whether the function can be interrupted), then for each number (SCORED, number, score),
 (FAILED, number, failure) or (TIMED_OUT, number, None). If the target cannot be loaded, FAILED for each.
 """
@@ -14,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from paddock.rewards.custom import ROW, Failed, Target, blaming, call, function_at, load, load_batch
+from paddock.rewards.columns import load_whole
+from paddock.rewards.custom import ROW, Failed, Target, blaming, call, function_at, load
 from paddock.rewards.score import ScoreRequest, checked
 
 READY, SCORED, FAILED, TIMED_OUT = "ready", "scored", "failed", "timed out"
@@ -51,7 +53,7 @@ def serve(connection: Connection) -> None:
 def answer(connection: Connection, target: Target, calls: list[tuple[int, Any]]) -> None:
     first, request = calls[0]
     try:
-        score: Callable[[Any], Any] = load_batch(target) if isinstance(request, tuple) else load(target)
+        score: Callable[[Any], Any] = load_whole(target) if isinstance(request, tuple) else load(target)
     except Failed as error:
         for number, _ in calls:
             connection.send((FAILED, number, failure(error)))

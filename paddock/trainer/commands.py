@@ -133,7 +133,7 @@ EVAL = Command(
         *PROMPTS,
         *MACHINE,
         *("data.val_*", "data.validation_shuffle", f"{_M}.*", f"{_RO}.*", "trainer.validation_data_dir"),
-        *("reward_model.*", "custom_reward_function.*"),
+        *("reward_model.*", "custom_reward_function.*", "reward", "reward_kwargs", "reward_weights"),
     ),
     names={"model": f"{_M}.path", "model.": f"{_M}.", "data": "data.val_files", "rollout.": f"{_RO}."},
     defaults=NO_ESTIMATOR,

@@ -19,7 +19,8 @@ from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
 from paddock.data.loader import Loader, prompt_batch
 from paddock.engines.rollout.base import Completion, Prompt, RolloutEngine, Sampling
-from paddock.rewards.manager import RewardManager, request_of
+from paddock.rewards.joint import JointScoring
+from paddock.rewards.manager import RewardManager, answers_of
 from paddock.rewards.scoring import Scoring
 from paddock.trainer.model_rewards import ModelRewards
 
@@ -72,6 +73,7 @@ class Experience:
         self, rows: list[PromptRow], step: int, time: Timer, generated: Callable[[], None] = lambda: None
     ) -> tuple[Batch, Metrics]:
         """One round: responses to these prompts, and their scores."""
+        self.rewards.steps_done = step - 1
         with time("gen"):
             batch, scoring = self.respond(rows, self.samples, replace(self.sampling, step=step))
         if not self.needs_greedy_baseline:
@@ -83,7 +85,7 @@ class Experience:
             generated()
         return batch, metrics
 
-    def respond(self, rows: list[PromptRow], samples: int, sampling: Sampling) -> tuple[Batch, Scoring]:
+    def respond(self, rows: list[PromptRow], samples: int, sampling: Sampling) -> tuple[Batch, Scoring | JointScoring]:
         """Responses, and what is known of their scores: those that ended early are being scored already."""
         batch, scoring = prompt_batch(rows, samples, self.tokenizer.pad_token_id), self.rewards.begin()
         places = {row: place for place, row in enumerate(batch.row.tolist())}
@@ -92,27 +94,26 @@ class Experience:
 
         def ended(completions: list[Completion]) -> None:
             texts = self.decode([completion.tokens for completion in completions])
-            ended_places = [places[completion.row] for completion in completions]
-            scoring.add({p: request_of(batch, p, text) for p, text in zip(ended_places, texts, strict=True)})
+            rows = [(places[c.row], text, c.tokens) for c, text in zip(completions, texts, strict=True)]
+            scoring.add({row[0]: self.rewards.request(batch, *row) for row in rows})
 
         early = self.config.reward_model.launch_reward_fn_async
         completions = self.engine.generate(prompts, sampling, ended if early else None)
         return with_responses(batch, completions, self.tokenizer.pad_token_id), scoring
 
-    def score(self, batch: Batch, scoring: Scoring, validation: bool = False) -> tuple[Batch, Metrics]:
+    def score(self, batch: Batch, scoring: Scoring | JointScoring, validation: bool = False) -> tuple[Batch, Metrics]:
         """The batch with its scores, once all are there: those of rules, and a reward model's."""
-        left = [place for place in range(len(batch)) if place not in scoring]
-        texts = self.texts(batch.rows(torch.tensor(left))) if left else []
-        scoring.add({place: request_of(batch, place, text) for place, text in zip(left, texts, strict=True)})
+        if left := [place for place in range(len(batch)) if place not in scoring]:
+            answers = answers_of(batch.rows(torch.tensor(left)))
+            rows = zip(left, self.decode(answers), answers, strict=True)
+            scoring.add({row[0]: self.rewards.request(batch, *row) for row in rows})
         batch, metrics = self.rewards.finish(batch, scoring.collect())
         if self.models is None:
             return batch, metrics
         return self.models.add(batch, self.texts(batch), metrics, everywhere=validation)
 
     def texts(self, batch: Batch) -> list[str]:
-        lengths = batch.need("lengths").tolist()
-        answers = [row[:length] for row, length in zip(batch.need("responses").tolist(), lengths, strict=True)]
-        return self.decode(answers)
+        return self.decode(answers_of(batch))
 
     def decode(self, answers: list[list[int]]) -> list[str]:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)

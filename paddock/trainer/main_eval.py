@@ -31,7 +31,7 @@ def run(arguments: list[str]) -> int:
     for warning in loaded.warnings:
         print(f"paddock: {warning}", file=sys.stderr)
     choose_threads(loaded.config)
-    check_paths(loaded.config, ("val",))
+    check_paths(loaded.config, ("val",), ("trainer.validation_data_dir",))
     if file:
         require_writable_file(FLAG, Path(file).expanduser())
     from paddock.trainer.evaluation import evaluate

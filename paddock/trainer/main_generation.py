@@ -26,7 +26,7 @@ def run(arguments: list[str]) -> int:
     for warning in loaded.warnings:
         print(f"paddock: {warning}", file=sys.stderr)
     choose_threads(loaded.config)
-    check_paths(loaded.config, ("val",))
+    check_paths(loaded.config, ("val",), ())
     require_writable_file("output", output)
     from paddock.trainer.generation import generate
 

@@ -19,6 +19,7 @@ class Validation:
         self.sampling = validation_sampling(self.config, stops)
 
     def run(self, step: int, time: Timer) -> tuple[Metrics, list[Sample]]:
+        self.experience.rewards.steps_done = step
         with time("testing"):
             samples, returned = self.answer()
         folder = self.config.trainer.validation_data_dir

@@ -127,7 +127,7 @@ def test_the_example_script_plans_what_the_guide_says(tmp_path):
         (["plan", "--gpu", "potato"], "one of:"),
         (["plan", "--rows", "-3"], "--rows"),
         (["pln"], "did you mean `paddock plan`?"),
-        (["run", "nothing.sh"], "no such script"),
+        (["run", "nothing.sh"], "nothing.sh: no such file"),
         (["data"], "which data set?"),
     ],
 )

@@ -9,24 +9,34 @@ from pathlib import Path
 import pytest
 
 from paddock.rewards.sandbox.inside import seccomp
-from paddock.rewards.sandbox.inside.seccomp import ABSENCE, ALLOW, FORBIDDEN, KILL, MACHINES, NUMBERS
+from paddock.rewards.sandbox.inside.seccomp import ABSENCE, ALLOW, FORBIDDEN, KILL, MACHINES, NUMBERS, REFUSAL
 
+ERRORS = (ABSENCE, REFUSAL, seccomp.DENIAL)
 HEADERS = {
     "x86_64": ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm/unistd_64.h"),
     "aarch64": ("/usr/include/asm-generic/unistd.h",),
 }
 
 
-def answer(machine: str, number: int, first: int = 0, arch: int | None = None, socket: int = KILL) -> int:
-    """What the kernel would do: struct seccomp_data is the number, the machine, the address, and six arguments."""
-    data = struct.pack("<IIQ6Q", number, MACHINES[machine] if arch is None else arch, 0, first, 0, 0, 0, 0, 0)
-    code = [struct.unpack("<HBBI", word) for word in re.findall(b"(?s).{8}", seccomp.assembled(socket, machine))]
+def answer(machine: str, number: int, *arguments: int, arch: int | None = None, socket: int = KILL) -> int:
+    """What the kernel would do: the stricter answer of both filters. struct seccomp_data is the number, the machine,
+    the address, and six arguments."""
+    six = (*arguments, 0, 0, 0, 0, 0, 0)[:6]
+    data = struct.pack("<IIQ6Q", number, MACHINES[machine] if arch is None else arch, 0, *six)
+    both = seccomp.assembled(socket, machine), seccomp.assembled_last(machine)
+    return min((run(program, data) for program in both), key=[KILL, *ERRORS, ALLOW].index)
+
+
+def run(program: bytes, data: bytes) -> int:
+    code = [struct.unpack("<HBBI", word) for word in re.findall(b"(?s).{8}", program)]
     place = held = 0
     while True:
         operation, if_true, if_false, value = code[place]
         place += 1
         if operation == 0x20:  # load a word
             (held,) = struct.unpack_from("<I", data, value)
+        elif operation == 0x54:
+            held &= value
         elif operation == 0x06:
             return value
         else:
@@ -57,6 +67,42 @@ def test_sockets_of_this_machine_alone_and_children_without_namespaces_are_allow
     assert answer(machine, clone, 0x003D0F00) == ALLOW  # a thread
     for flag in (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000):
         assert answer(machine, clone, flag | 17) == KILL
+
+
+@pytest.mark.parametrize("machine", list(MACHINES))
+def test_pairs_of_sockets_are_of_this_machine_too(machine):
+    pair = NUMBERS[machine]["socketpair"]
+    assert (answer(machine, pair, 1), answer(machine, pair, 30)) == (ALLOW, KILL)
+
+
+@pytest.mark.parametrize("machine", list(MACHINES))
+def test_another_process_cannot_be_limited_or_scheduled(machine):
+    numbers = NUMBERS[machine]
+    for name in seccomp.OWN_PROCESS:
+        assert answer(machine, numbers[name], 0) == ALLOW
+        assert {answer(machine, numbers[name], pid) for pid in (1, 2, 77, 0xFFFFFFFF)} == {REFUSAL}, name
+    for name, process in (("setpriority", 0), ("ioprio_set", 1)):
+        assert answer(machine, numbers[name], process, 0) == ALLOW
+        assert answer(machine, numbers[name], process, 1) == REFUSAL
+        assert {answer(machine, numbers[name], kind, 0) for kind in range(4) if kind != process} == {REFUSAL}
+
+
+@pytest.mark.parametrize("machine", list(MACHINES))
+def test_memory_that_no_process_has_cannot_be_made(machine):
+    numbers = NUMBERS[machine]
+    private, shared, validated, anonymous = 2, 1, 3, 0x20
+    for flags in (private, shared, validated, private | anonymous, private | anonymous | 0x4000):
+        assert answer(machine, numbers["mmap"], 0, 4096, 3, flags) == ALLOW
+    for flags in (shared | anonymous, validated | anonymous, shared | anonymous | 0x8000, 0x100000021):
+        assert answer(machine, numbers["mmap"], 0, 4096, 3, flags) == REFUSAL
+    for option, expected in ((7, REFUSAL), (32, REFUSAL), (2, ALLOW), (8, ALLOW)):
+        assert answer(machine, numbers["setsockopt"], 5, 1, option) == expected
+    for command, expected in ((1031, REFUSAL), (37, REFUSAL), (38, REFUSAL), (6, ALLOW), (2, ALLOW), (1030, ALLOW)):
+        assert answer(machine, numbers["fcntl"], 5, command) == expected
+    for option in (22, 35, 62, 78):
+        assert answer(machine, numbers["prctl"], option) == REFUSAL
+    for option in (4, 15, 38, 0x53564D41):
+        assert answer(machine, numbers["prctl"], option) == ALLOW
 
 
 def test_the_calls_of_another_processor_are_not_judged_by_this_ones_numbers():

@@ -12,14 +12,16 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from paddock.rewards.sandbox.cgroup import Group, made_group
 from paddock.rewards.sandbox.inside import seccomp
 from paddock.rewards.sandbox.inside.program import OUT_OF_MEMORY, OUT_OF_PROCESSES
-from paddock.rewards.sandbox.program import Program, Result, Settings
+from paddock.rewards.sandbox.oracle import guarded
+from paddock.rewards.sandbox.program import CAUSES, Program, Result, Settings
 
 INSIDE = Path(__file__).parent / "inside"
 PACKAGES = Path(__file__).parents[3]
@@ -30,7 +32,7 @@ BOOT = "import sys; sys.path.append(sys.argv[3]); from paddock.rewards.sandbox.i
 TMP_MB, OUTPUT_MB = 64, 16
 STARTING = 60.0  # seconds
 SLACK = 5.0  # seconds beyond a program's limit, in which the guard must have answered
-SIGNALS = {signal.SIGXCPU: "timeout", signal.SIGXFSZ: "output", signal.SIGSYS: "forbidden"}
+SIGNALS: dict[int, str] = {signal.SIGXCPU: "timeout", signal.SIGXFSZ: "output", signal.SIGSYS: "forbidden"}
 EXITS = {0: "ok", OUT_OF_MEMORY: "memory", OUT_OF_PROCESSES: "processes"}
 
 
@@ -46,8 +48,10 @@ class Cell:
     """Started when made. Not for two threads at a time."""
 
     def __init__(self, isolation: str, settings: Settings):
-        self.settings = settings
+        self.isolation, self.settings = isolation, settings
         plan = plan_of(isolation, settings)
+        self.group = None if isolation == "unsafe" else made_group()
+        plan["group"] = str(self.group.members) if self.group else None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
@@ -61,15 +65,18 @@ class Cell:
                 start_new_session=True,
             )
         self.control = ours
-        self._end = weakref.finalize(self, _end, self.control, self.process, os.getpid())
-        self.reusable = bool(self._hello()["nested"])
+        self._end = weakref.finalize(self, _end, self.control, self.process, self.group, os.getpid())
+        hello = self._hello()
+        self.group = self._bounded(self.group)
+        self.reusable = bool(hello["nested"])
         """Each program has walls of its own. Where the system does not allow walls within walls, the cell's are all
         there is, and it serves one program."""
 
     def run(self, program: Program, seconds: float) -> Result:
         """Takes no longer than `seconds` and SLACK."""
         with ExitStack() as stack:
-            tests = {"setup": program.setup, "checks": program.checks, "entry": program.entry}
+            checks = guarded(program.checks, program.setup)
+            tests = {"setup": program.setup, "checks": checks, "entry": program.entry}
             texts = (program.code, program.stdin, "", "", "", json.dumps(tests))
             files = [stack.enter_context(_memory_file(text)) for text in texts]
             job = {
@@ -79,7 +86,9 @@ class Cell:
                 "output_mb": OUTPUT_MB,
                 "command": list(self.settings.command),
                 "checked": bool(program.checks),
+                "bounded": self.group is not None,
             }
+            kills = self.group.kills() if self.group else 0
             try:
                 socket.send_fds(self.control, [json.dumps(job).encode()], [file.fileno() for file in files])
                 answer = self._receive(seconds + SLACK)
@@ -87,10 +96,12 @@ class Cell:
                 raise CellLost(f"the cell has ended: {error}") from error
             _, _, stdout, stderr, report, _ = (_content(file.fileno()) for file in files)
         if "lost" in answer:
-            raise CellLost(answer["lost"])
+            raise CellLost(str(answer["lost"]))
         if "broken" in answer:
-            raise CellFailed(answer["broken"])
-        return result_of(answer, [json.loads(line) for line in report.splitlines()], stdout, stderr, program)
+            raise CellFailed(str(answer["broken"]))
+        if self.group and self.group.kills() > kills:
+            answer["ended_by"] = "memory"
+        return result_of(answer, report, stdout, stderr, program)
 
     def close(self) -> None:
         """Nothing that ran in it is left when this returns."""
@@ -114,6 +125,18 @@ class Cell:
         self.close()
         raise CellFailed(reason)
 
+    def _bounded(self, group: Group | None) -> Group | None:
+        """The group with its limit, once the cell itself is in it; None if the kernel did not let it in."""
+        if group is None:
+            return None
+        try:
+            if group.has_members():
+                group.allow(self.settings.memory_limit_mb << 20)
+                return group
+        except (OSError, ValueError):
+            pass
+        return None
+
     def _receive(self, seconds: float) -> dict[str, Any]:
         ready, _, _ = select.select([self.control], [], [], seconds)
         if not ready:
@@ -121,9 +144,11 @@ class Cell:
         message = self.control.recv(1 << 16)
         if not message:
             raise ConnectionResetError("no answer")
-        answer = json.loads(message)
-        assert isinstance(answer, dict)
-        return answer
+        with suppress(ValueError, RecursionError):
+            answer = json.loads(message)
+            if isinstance(answer, dict):
+                return answer
+        raise ConnectionResetError("an answer that cannot be read")
 
 
 def plan_of(isolation: str, settings: Settings) -> dict[str, Any]:
@@ -154,40 +179,92 @@ def plan_of(isolation: str, settings: Settings) -> dict[str, Any]:
         "binds": binds,
         "links": links,
         "tmp_mb": TMP_MB,
+        "send_buffer": _send_buffer(),
+        "command": bool(settings.command),
     }
 
 
-def result_of(
-    answer: Mapping[str, Any], report: Sequence[Mapping[str, Any]], stdout: bytes, stderr: bytes, program: Program
-) -> Result:
+def _send_buffer() -> int:
+    """Bytes of messages that a socket may have on their way. Inside the walls this cannot be read any more."""
+    with socket.socket(socket.AF_UNIX) as any_socket:
+        return any_socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+
+class Report(NamedTuple):
+    """What the warden saw, line by line."""
+
+    checks: tuple[str, ...] = ()
+    detail: str = ""
+    broken: str = ""
+    status: int | None = None
+    left_running: bool = False
+
+
+def report_of(written: bytes, checks: int) -> Report | None:
+    """None if it cannot be read, or has more than a warden writes: then it does not tell how the program ended."""
+    lines = written.splitlines()
+    if (written and not written.endswith(b"\n")) or len(lines) > checks + 2:
+        return None
+    merged: dict[str, Any] = {}
+    found: list[str] = []
+    for line in lines:
+        try:
+            facts = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(facts, dict) or not _known(facts) or "status" in merged:
+            return None
+        found += [facts.pop("check")] if "check" in facts else []
+        merged |= facts
+    return Report(tuple(found), **merged) if len(found) <= checks else None
+
+
+def _known(facts: Mapping[str, Any]) -> bool:
+    """Whether these are what a warden writes. `True` is an int too, but no status."""
+    kinds = {"check": str, "detail": str, "broken": str, "status": int, "left_running": bool}
+    return all(name in kinds and type(value) is kinds[name] for name, value in facts.items()) and (
+        facts.get("check", "ok") in CAUSES
+    )
+
+
+def result_of(answer: Mapping[str, Any], written: bytes, stdout: bytes, stderr: bytes, program: Program) -> Result:
     """The guard saw limits passed; the warden saw the rest."""
-    if broken := next((line["broken"] for line in report if "broken" in line), None):
-        raise CellFailed(broken)
-    found = [line["check"] for line in report if "check" in line]
-    if program.checks and len(found) == len(program.checks):
+    report = report_of(written, len(program.checks))
+    texts = stdout.decode("utf-8", errors="replace"), stderr.decode("utf-8", errors="replace")
+    seconds = float(answer.get("seconds", 0.0))
+    if report is None:
+        cause = answer.get("ended_by") or "killed"
+        return Result(cause, *texts, seconds, (cause,) * len(program.checks), "the report of its end cannot be read")
+    if report.broken:
+        raise CellFailed(report.broken)
+    found, ended_by = report.checks, answer.get("ended_by")
+    complete = report.status is not None or ended_by == "timeout"  # it may be slow to end after the last check
+    if program.checks and len(found) == len(program.checks) and complete and ended_by in (None, "timeout"):
         cause = next((check for check in found if check != "ok"), "ok")
     else:
         cause = _ending(answer, report, stdout, stderr)
         if program.checks and cause == "ok":  # it ended itself before all was asked
             cause = "error"
-    if cause == "ok" and any(line.get("left_running") for line in report):
-        cause, found = "left_running", []
-    checks = [*found, *[cause] * len(program.checks)][: len(program.checks)]
-    detail = next((line["detail"] for line in report if "detail" in line), "")
-    written, complained = (text.decode("utf-8", errors="replace") for text in (stdout, stderr))
-    return Result(cause, written, complained, answer["seconds"], tuple(checks), detail)
+        if program.checks and len(found) == len(program.checks):
+            found = ()
+    if cause == "ok" and report.left_running:
+        cause, found = "left_running", ()
+    checks = (*found, *[cause] * len(program.checks))[: len(program.checks)]
+    return Result(cause, *texts, seconds, checks, report.detail)
 
 
-def _ending(answer: Mapping[str, Any], report: Sequence[Mapping[str, Any]], stdout: bytes, stderr: bytes) -> str:
-    if answer["ended_by"]:
+def _ending(answer: Mapping[str, Any], report: Report, stdout: bytes, stderr: bytes) -> str:
+    if answer.get("ended_by"):
         return str(answer["ended_by"])
     if max(len(stdout), len(stderr)) >= OUTPUT_MB << 20:
         return "output"
-    status = next((line["status"] for line in report if "status" in line), None)
-    if status is None:
+    if report.status is None:
         return "killed"
-    code = os.waitstatus_to_exitcode(status)
-    return SIGNALS.get(signal.Signals(-code), "killed") if code < 0 else EXITS.get(code, "error")
+    try:
+        code = os.waitstatus_to_exitcode(report.status)
+    except ValueError:
+        return "killed"
+    return SIGNALS.get(-code, "killed") if code < 0 else EXITS.get(code, "error")
 
 
 class _memory_file:
@@ -214,7 +291,7 @@ def _content(descriptor: int) -> bytes:
     return os.pread(descriptor, OUTPUT_MB << 20, 0)
 
 
-def _end(control: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
+def _end(control: socket.socket, process: subprocess.Popen[bytes], group: Group | None, owner: int) -> None:
     control.close()
     if os.getpid() != owner:  # in a fork of the trainer
         return
@@ -225,3 +302,5 @@ def _end(control: socket.socket, process: subprocess.Popen[bytes], owner: int) -
         process.wait()
     if process.stderr:
         process.stderr.close()
+    if group:
+        group.remove()

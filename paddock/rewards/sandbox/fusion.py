@@ -8,13 +8,13 @@ import secrets
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
 from paddock.errors import UserError
-from paddock.rewards.sandbox.inside import checks
+from paddock.rewards.sandbox.inside import checks, wire
 from paddock.rewards.sandbox.program import Program, Result, SandboxBroken, Settings
 
 PATH = "/run_code"
@@ -23,6 +23,7 @@ ANSWERING = 10.0  # seconds beyond the program's own, for the service to take an
 BUSY = (429, 500, 502, 503, 504)
 
 ANNOTATIONS = "from __future__ import annotations"
+HELPERS: tuple[Callable[..., Any], ...] = (checks.same, checks.accepted, checks.marked)
 WITH_CHECKS = """\
 space = {{"__name__": {module!r}}}
 exec(compile({setup!r}, "setup", "exec"), space)
@@ -151,11 +152,11 @@ def _ending(steps: Sequence[Mapping[str, Any]], stderr: str) -> str:
 
 def _text(program: Program, mark: str) -> str:
     return WITH_CHECKS.format(
-        module=checks.MODULE,
+        module=wire.MODULE,
         setup=program.setup,
         code=program.code,
-        helpers="\n".join([ANNOTATIONS, *map(inspect.getsource, (checks.same, checks.accepted))]),
-        entry=program.entry,
+        helpers="\n".join([ANNOTATIONS, *map(inspect.getsource, HELPERS)]),
+        entry=program.entry and program.entry.rpartition(".")[2],
         checks=list(program.checks),
         mark=mark,
     )

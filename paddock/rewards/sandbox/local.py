@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import queue
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from paddock.errors import UserError
-from paddock.rewards.sandbox.cell import Cell, CellFailed, CellLost
+from paddock.rewards.sandbox.cell import Cell, CellFailed
 from paddock.rewards.sandbox.program import Program, Result, SandboxBroken, Settings
 
 KEY = "reward_model.sandbox.isolation"
@@ -22,6 +23,7 @@ SWITCHES = {
 """Settings of Linux that forbid ordinary users what the walls are made of: the value that forbids, and one that does
 not."""
 TRIES = 2
+PAUSES = (0.0, 0.5, 1.5, 3.0)  # seconds before an honest program is tried, which tells a broken machine from a busy one
 
 
 class LocalSandbox:
@@ -35,6 +37,8 @@ class LocalSandbox:
     def __init__(self, settings: Settings, size: int = 1):
         self.settings, self.at_once = settings, size
         self.isolation, first = _first_cell(settings)
+        self.guard = _guard(first)
+        """What bounds the memory of a program, in words."""
         self._idle: queue.LifoQueue[Cell | None] = queue.LifoQueue()
         for place in range(size):
             self._idle.put(first if place == 0 else None)
@@ -57,17 +61,17 @@ class LocalSandbox:
         """Any thread may call it; it waits for a free cell."""
         seconds = self.settings.timeout if seconds is None else seconds
         cell = self._idle.get()
-        failure = CellFailed()
         try:
             for _ in range(TRIES):
-                cell = cell or self._new_cell()
                 try:
+                    cell = cell or Cell(self.isolation, self.settings)
                     return cell.run(program, seconds)
                 except CellFailed as error:
                     failure = error
-                    cell.close()
+                    if cell:
+                        cell.close()
                     cell = None
-            if not isinstance(failure, CellLost) or not self._works():
+            if not self._works():
                 raise SandboxBroken(str(failure)) from failure
             return Result("killed", checks=("killed",) * len(program.checks), detail=str(failure))
         finally:
@@ -76,21 +80,22 @@ class LocalSandbox:
                 cell = None
             self._idle.put(cell)
 
-    def _new_cell(self) -> Cell:
-        try:
-            return Cell(self.isolation, self.settings)
-        except CellFailed as error:
-            raise SandboxBroken(str(error)) from error
-
     def _works(self) -> bool:
-        """Whether an honest program runs. Then one that takes its cells with it is to blame, and not the machine."""
-        cell = self._new_cell()
-        try:
-            return cell.run(Program(""), self.settings.timeout).passed or bool(self.settings.command)
-        except CellFailed:
-            return False
-        finally:
-            cell.close()
+        """Whether an honest program runs. Then the one that took its cells with it is to blame, and not the machine."""
+        for pause in PAUSES:
+            time.sleep(pause)
+            try:
+                cell = Cell(self.isolation, self.settings)
+            except CellFailed:
+                continue
+            try:
+                if cell.run(Program(""), self.settings.timeout).passed or self.settings.command:
+                    return True
+            except CellFailed:
+                continue
+            finally:
+                cell.close()
+        return False
 
     def run_all(self, programs: Sequence[Program], seconds: float | None = None) -> list[Result]:
         if self.at_once == 1:
@@ -112,6 +117,13 @@ def _first_cell(settings: Settings) -> tuple[str, Cell]:
         value=settings.isolation,
         fix="; ".join(_ways_out()),
     )
+
+
+def _guard(cell: Cell) -> str:
+    if cell.isolation == "unsafe":
+        return "the address space of each process alone"
+    watch = "a watch over its processes and what the kernel holds for them"
+    return f"a control group (version {cell.group.version}), and {watch}" if cell.group else watch
 
 
 def _ways_out() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from functools import cache
@@ -10,6 +11,8 @@ from typing import Protocol
 from paddock.rewards.sandbox.fusion import FusionClient
 from paddock.rewards.sandbox.local import LocalSandbox
 from paddock.rewards.sandbox.program import Program, Result, Settings
+
+log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
@@ -33,5 +36,9 @@ def _runner(settings: Settings, process: int) -> Runner:
 
 def check(settings: Settings) -> None:
     """A UserError, before training, where programs could not be run as the config wants it."""
-    runner: Runner = FusionClient(settings) if settings.url else LocalSandbox(settings)
-    runner.close()
+    if settings.url:
+        FusionClient(settings).close()
+        return
+    with LocalSandbox(settings) as sandbox:
+        log.info("programs run behind %s; %d MB of memory are guarded by %s", sandbox.isolation,
+                 settings.memory_limit_mb, sandbox.guard)  # fmt: skip

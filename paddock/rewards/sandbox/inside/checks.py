@@ -6,66 +6,16 @@ its end here.
 
 from __future__ import annotations
 
-import ast
 import builtins
-import io
-import json
 import socket
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
-from .wire import Question, read
-
-MODULE = "solution"
-"""The module's name on both sides. Not `__main__`: what stands under `if __name__ == "__main__"` is no part of it."""
-
-
-ENDINGS = (StopIteration, StopAsyncIteration)
-
-
-class Gone(Exception):
-    """The program has ended, or talks nonsense."""
-
-
-class Line:
-    """Questions to the program."""
-
-    def __init__(self, link: socket.socket):
-        self.reader, self.writer = link.makefile("rb"), link.makefile("wb")
-
-    def ask(self, *question: Any) -> Any:
-        whole = io.BytesIO()
-        Question(whole).dump(question)
-        try:
-            self.writer.write(whole.getbuffer())
-            self.writer.flush()
-        except OSError as error:
-            raise Gone from error
-        return self.answer()
-
-    def answer(self) -> Any:
-        try:
-            kind, value = json.loads(self.reader.readline())
-            value = read(value, self)
-        except Exception as error:
-            raise Gone from error
-        if kind == "raised":
-            raise _error(value)
-        return value
-
-
-def _error(raised: Any) -> Exception:
-    """As the program raised it. But not what ends a loop: `all(map(candidate, ...))` would take it for the end."""
-    name, text = raised if isinstance(raised, tuple) and len(raised) == 2 else ("RuntimeError", raised)
-    kind = getattr(builtins, str(name), None)
-    if not isinstance(kind, type) or not issubclass(kind, Exception) or issubclass(kind, ENDINGS):
-        kind = RuntimeError
-    try:
-        return kind(text)
-    except TypeError:  # it wants more than a text
-        return RuntimeError(f"{name}: {text}")
+from .line import EXPECTED, Gone, Line
+from .remote import named
+from .wire import MODULE
 
 
 def run(link: socket.socket, tests: dict[str, Any], tell: Callable[..., None]) -> None:
@@ -74,42 +24,55 @@ def run(link: socket.socket, tests: dict[str, Any], tell: Callable[..., None]) -
     module = ModuleType(MODULE)
     sys.modules[MODULE] = module
     space = module.__dict__
-    space |= {"same": same, "accepted": accepted}
+    space |= {"same": same, "accepted": accepted, "marked": marked, EXPECTED: line.expected}
     try:
         exec(compile(tests["setup"], "setup", "exec", dont_inherit=True), space)
-        names = line.answer()
-        for name, function in _asked(tests, names, space).items():
-            space[name] = _proxy(line, function)
-        for check in tests["checks"]:
-            tell(check=_cause(check, space))
+        line.shared = set(space)
+        codes = [compile(check, "check", "exec", dont_inherit=True) for check in tests["checks"]]
+        _bind(line, set().union(*map(_used, codes)), tests["entry"], space)
+        for code in codes:
+            tell(check=_cause(code, space, line))
     except Gone:
         return
     except BaseException as error:
         tell(check=_named(error), detail=_text(error))
 
 
-def _asked(tests: dict[str, Any], names: list[str], space: dict[str, Any]) -> dict[str, str]:
-    """Names in the checks -> functions of the program. None that Python or the setup has: those are not its own to
-    define."""
-    entry = tests["entry"]
+def _bind(line: Line, used: set[str], entry: str | None, space: dict[str, Any]) -> None:
+    """Gives the checks what they use of the program's. Nothing that Python or the setup has: those are not the
+    program's to define."""
+    names = line.names()
+    for name in names:
+        if name in used and name not in space and not hasattr(builtins, name):
+            space[name] = named(line.bound(name), name)
     if entry:
-        return {"candidate": entry, entry: entry}
-    used = {node.id for check in tests["checks"] for node in ast.walk(ast.parse(check)) if isinstance(node, ast.Name)}
-    return {name: name for name in names if name in used and name not in space and not hasattr(builtins, name)}
+        method = entry not in names
+        space["candidate"] = space[entry] = _method(line, entry) if method else line.bound(entry)
 
 
-def _proxy(line: Line, function: str) -> Callable[..., Any]:
-    return lambda *args, **kwargs: line.ask("call", function, args, kwargs)
+def _method(line: Line, name: str) -> Callable[..., Any]:
+    """Of a class `Solution`, made anew for each call."""
+    return lambda *args, **kwargs: line.call(name, args, kwargs)
 
 
-def _cause(check: str, space: dict[str, Any]) -> str:
+def _used(code: CodeType) -> set[str]:
+    """Names that a check may mean something of the program's by; attributes too, which do no harm."""
+    inner = [_used(part) for part in code.co_consts if isinstance(part, CodeType)]
+    return {*code.co_names}.union(*inner)
+
+
+def _cause(check: CodeType, space: dict[str, Any], line: Line) -> str:
     try:
-        exec(compile(check, "check", "exec", dont_inherit=True), space)
+        exec(check, space)
     except Gone:
         raise
     except BaseException as error:
-        return _named(error)
-    return "ok"
+        cause = _named(error)
+    else:
+        cause = "ok"
+    if line.gone:  # the check may have hidden it
+        raise Gone
+    return cause
 
 
 def _named(error: BaseException) -> str:
@@ -141,3 +104,12 @@ def same(output: Any, expected: Any) -> bool:
 def accepted(output: Any, expected: Any) -> bool:
     """Some data sets wrap what is expected in a list of one."""
     return same(output, expected) or (isinstance(expected, list) and len(expected) == 1 and same(output, expected[0]))
+
+
+def marked(value: Any) -> Any:
+    """The value with a text in the place of each NaN, which equals nothing: a row that expects one means it."""
+    if isinstance(value, float) and value != value:
+        return "\0NaN"
+    if isinstance(value, list | tuple):
+        return [marked(item) for item in value]
+    return {key: marked(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -30,7 +30,9 @@ NAMESPACES = (
     | kernel.CLONE_NEWUTS
     | kernel.CLONE_NEWCGROUP
 )
-DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = {"null": "null", "zero": "full", "full": "full", "random": "random", "urandom": "urandom"}
+"""What programs see -> the device it is. Zeros can be read from `full` too, but it cannot be mapped: pages of a shared
+mapping of `zero` would belong to no process."""
 WRITABLE = ("/tmp", "/dev/shm")
 HOME = "/paddock"  # where this folder is seen inside
 BOOT = "import sys; sys.path.append({home!r}); from inside.zygote import main; main()"
@@ -50,13 +52,16 @@ def main() -> None:
     descriptor, plan, parent = int(sys.argv[1]), json.loads(sys.argv[2]), os.getppid()
     control = socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    devnull = os.open(os.devnull, os.O_RDWR)  # now: the child changes the root that it shares with this process
+    if plan["group"]:
+        with suppress(OSError):  # then the group stays empty, and whoever made it sees that
+            kernel.write(plan["group"], "0")
     try:
         cell = {"bubblewrap": _bubblewrap, "unshare": _unshare, "unsafe": _nothing}[plan["isolation"]](plan, control)
     except OSError as error:
         control.send(json.dumps({"failed": _described(error)}).encode())
         return
     control.close()
-    devnull = os.open(os.devnull, os.O_RDWR)
     os.dup2(devnull, 2)
     _wait(cell, parent)
     if plan["isolation"] == "unsafe":
@@ -116,8 +121,8 @@ def _build(plan: dict[str, Any]) -> None:
         kernel.mount_empty(f"/new{folder}", plan["tmp_mb"])
     for link, target in plan["links"].items():
         os.symlink(target, f"/new{link}")
-    for device in DEVICES:
-        _bind(f"/old/dev/{device}", f"/new/dev/{device}")
+    for name, device in DEVICES.items():
+        _bind(f"/old/dev/{device}", f"/new/dev/{name}")
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{target}", f"/new/dev/{name}")
     for target, source in plan["binds"].items():
@@ -125,8 +130,10 @@ def _build(plan: dict[str, Any]) -> None:
     for target in _mounts("/new/"):
         if target.removeprefix("/new") not in WRITABLE and not target.startswith("/new/dev/"):
             kernel.make_read_only(target)
-    with suppress(PermissionError):  # where parts of /proc are hidden, as in a container, none is allowed
+    try:
         kernel.mount("proc", "/new/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    except PermissionError:  # where parts of /proc are hidden, as in a container, none is allowed
+        plan["proc"] = os.open("/old/proc", os.O_RDONLY | os.O_DIRECTORY)
     kernel.make_read_only("/new")
     kernel.pivot_root("/new", ".")
 
@@ -159,7 +166,7 @@ def _bubblewrap(plan: dict[str, Any], control: socket.socket) -> int:
         walls += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
     else:
         walls += ["--unshare-user", "--uid", str(USER), "--gid", str(USER)]
-    view = ["--proc", "/proc", "--dev", "/dev"]
+    view = ["--proc", "/proc", "--dev", "/dev", "--dev-bind", "/dev/full", "/dev/zero"]
     view += ["--perms", "1777", "--size", str(plan["tmp_mb"] << 20), "--tmpfs", "/tmp"]
     for link, target in plan["links"].items():
         view += ["--symlink", target, link]
@@ -186,7 +193,16 @@ def _start(plan: dict[str, Any], control: socket.socket, before: Sequence[str] =
     """The interpreter anew, so that nothing of this one's memory is inside."""
     control.set_inheritable(True)
     shown_in_tmp = [path for path in plan["binds"] if path.startswith("/tmp/")]
-    facts = {"tmp_mb": plan["tmp_mb"], "unsafe": plan["isolation"] == "unsafe", "shown_in_tmp": shown_in_tmp}
+    facts = {
+        "tmp_mb": plan["tmp_mb"],
+        "unsafe": plan["isolation"] == "unsafe",
+        "shown_in_tmp": shown_in_tmp,
+        "send_buffer": plan["send_buffer"],
+        "command": plan["command"],
+        "proc": plan.get("proc"),
+    }
+    if facts["proc"] is not None:
+        os.set_inheritable(facts["proc"], True)
     arguments = [str(control.fileno()), json.dumps(facts)]
     command = [*before, *plan["python"], "-c", BOOT.format(home=home), *arguments]
     os.execve(command[0], command, ENVIRONMENT)

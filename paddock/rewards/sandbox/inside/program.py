@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import errno
-import json
 import os
 import resource
 import signal
@@ -17,9 +16,8 @@ from contextlib import suppress
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from . import kernel
-from .checks import MODULE
-from .wire import QuestionReader, written
+from . import kernel, serve
+from .wire import MODULE
 
 OUT_OF_MEMORY, OUT_OF_PROCESSES = 120, 121
 """Exit codes. A program may lie with them about the cause of its failure, and about nothing else."""
@@ -120,53 +118,11 @@ def _end(code: int) -> NoReturn:
 
 
 def _serve(source: str, link: socket.socket) -> int:
-    """Loads the program, tells the names of its functions, and answers until the checks are through."""
-    own, kept = os.getpid(), list[Any]()
-    reader, writer = link.makefile("rb"), link.makefile("wb")
-
-    def send(kind: str, value: Any) -> None:
-        if os.getpid() != own:  # a child that the program forked
-            os._exit(0)
-        writer.write(json.dumps([kind, written(value, kept)]).encode() + b"\n")
-        writer.flush()
-
+    """Loads the program, and answers for it until the checks are through."""
     module = ModuleType(MODULE)
 
     def load() -> None:
         nonlocal module
         module = _module(source, MODULE)
 
-    if code := _exit_code(load):
-        return code
-    functions = {name: value for name, value in vars(module).items() if callable(value)}
-    send("names", list(functions))
-    while True:
-        try:
-            kind, subject, *arguments = QuestionReader(reader, kept).load()
-        except EOFError:
-            return 0
-        try:
-            send("value", _answer(kind, subject, arguments, functions))
-            continue
-        except Exception as error:
-            raised = type(error).__name__, str(error)[:500]
-        send("raised", raised)  # out here the error is gone, and the memory that its frames held
-
-
-def _answer(kind: str, subject: Any, arguments: list[Any], functions: dict[str, Any]) -> Any:
-    if kind == "items":
-        return list(subject)
-    if kind == "length":
-        return len(subject)
-    function = _function(subject, functions) if isinstance(subject, str) else subject
-    args, kwargs = arguments
-    return function(*args, **kwargs)
-
-
-def _function(name: str, functions: dict[str, Any]) -> Any:
-    """A function of the program, or a method of its class `Solution` as some sites want it."""
-    if name not in functions and "Solution" in functions:
-        return getattr(functions["Solution"](), name)
-    if name not in functions:
-        raise NameError(f"name {name!r} is not defined")
-    return functions[name]
+    return _exit_code(load) or serve.run(link, vars(module))

@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 
 from . import checks, kernel, program, seccomp
 
-FILES = 256
+FILES, SIGNALS = 256, 1024
+LAST_FILTER = seccomp.assembled_last()
 PATIENCE = 1.0  # seconds for a program to end once all is asked
 GRACE = 0.2  # seconds for processes that a program started to follow it
+FIRST_TO_GO = "1000"  # where memory runs out the kernel ends the program, and not who guards it
 RDONLY_PROC = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 
 
@@ -63,6 +65,8 @@ def main(job: dict[str, Any], descriptors: list[int], walls: Walls) -> None:
 def _prepare(job: dict[str, Any], walls: Walls) -> None:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # as process 1 is anyway
+    with suppress(OSError):
+        kernel.write("/proc/self/oom_score_adj", FIRST_TO_GO)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     if walls.proc:
@@ -99,6 +103,8 @@ def _lock(job: dict[str, Any], walls: Walls) -> None:
         resource.RLIMIT_NOFILE: FILES,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: SIGNALS,  # also of timers, each of which reserves one
     }
     if walls.nested and kernel.counts_processes_by_namespace():
         limits[resource.RLIMIT_NPROC] = job["processes"] + 2  # the guard and this one
@@ -106,8 +112,7 @@ def _lock(job: dict[str, Any], walls: Walls) -> None:
         kernel.limit(kind, value)
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    # Some virtual machines open a socket when they start, only to see whether they can.
-    kernel.install_filter(seccomp.assembled(seccomp.DENIAL if job["command"] else seccomp.KILL))
+    kernel.install_filter(LAST_FILTER)
 
 
 def _left_running() -> bool:

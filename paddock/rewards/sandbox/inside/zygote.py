@@ -25,13 +25,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from . import kernel, warden
+from . import kernel, seccomp, warden
 from .launch import USER, WRITABLE
 from .warden import Walls
+from .watch import World
 
 OWN_NAMESPACES = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC
-LOOK = 0.02  # seconds between looks at a program's memory
-PAGE = os.sysconf("SC_PAGE_SIZE")
 LONGEST_MESSAGE, MOST_DESCRIPTORS = 1 << 16, 8
 PRELOADED = (
     "array", "bisect", "cmath", "collections", "copy", "ctypes", "dataclasses", "datetime", "decimal", "enum",
@@ -49,6 +48,9 @@ def main() -> None:
         if os.geteuid() == 0:
             kernel.become_nobody()
         kernel.drop_capabilities()
+    # Some virtual machines open a socket when they start, only to see whether they can.
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.install_filter(seccomp.assembled(seccomp.DENIAL if facts.pop("command") else seccomp.KILL))
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     _preload()
     cell = Cell(control, **facts)
@@ -70,8 +72,18 @@ def _preload() -> None:
 class Cell:
     """What guards are forked with."""
 
-    def __init__(self, control: socket.socket, tmp_mb: int, unsafe: bool, shown_in_tmp: list[str]):
+    def __init__(
+        self,
+        control: socket.socket,
+        tmp_mb: int,
+        unsafe: bool,
+        shown_in_tmp: list[str],
+        send_buffer: int,
+        proc: int | None,
+    ):
+        """`proc` is a descriptor of the machine's /proc, if this cell could not be given one of its own."""
         self.control, self.tmp_mb, self.unsafe, self.shown_in_tmp = control, tmp_mb, unsafe, shown_in_tmp
+        self.send_buffer, self.machines_proc = send_buffer, proc
         self.nested = not unsafe and self._works(lambda: None)
         self.proc = self.nested and self._works(warden.mount_proc)  # tried once: the kernel logs every refusal
 
@@ -125,9 +137,9 @@ class Cell:
 
     def _guard(self, job: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         """Lets a program run, ends it where it goes beyond a limit, and says how it ended."""
-        world = World("/proc" if not self.unsafe else None)
         if self.nested:
             self._enter()
+        world = self._world(descriptors[1:4])
         folder = tempfile.mkdtemp(prefix="paddock-unsafe-") if self.unsafe else "/tmp"
         start = time.monotonic()
         living, alive = os.pipe()
@@ -135,7 +147,8 @@ class Cell:
         if child == 0:
             os.close(living)
             self._warden(job, descriptors, folder)
-        for descriptor in (alive, *descriptors):
+        code, *_, report, tests = descriptors
+        for descriptor in (alive, code, report, tests):
             os.close(descriptor)
         ended_by = self._watch(job, world, living, start)
         seconds = time.monotonic() - start
@@ -158,53 +171,15 @@ class Cell:
         poll.register(self.control, select.POLLIN)
         deadline = start + job["timeout"]
         while (left := deadline - time.monotonic()) > 0:
-            if poll.poll(math.ceil(1000 * min(left, LOOK))):
+            if poll.poll(math.ceil(1000 * min(left, world.pause(job)))):
                 return None  # or nobody waits for the answer any more
             if limit := world.passed(job):
                 return limit
         return "timeout"
 
-
-class World:
-    """The processes that came after it, as the cell's /proc shows them; without one it sees none."""
-
-    def __init__(self, proc: str | None):
-        self.proc = os.open(proc, os.O_RDONLY | os.O_DIRECTORY) if proc else None
-        self.others = set(self._processes()) | {str(os.getpid())}
-
-    def passed(self, job: dict[str, Any]) -> str | None:
-        """The limit that all processes together are beyond."""
-        own = [process for process in self._processes() if process not in self.others]
-        if len(own) > job["processes"] + 1:  # the warden is one
-            return "processes"
-        most = job["memory_mb"] << 20
-        if sum(self._resident(process) for process in own) <= most:
-            return None
-        # What they share counts for each of them so far; the exact share takes longer to find.
-        return "memory" if sum(self._share(process) for process in own) > most else None
-
-    def _processes(self) -> list[str]:
-        if self.proc is None:
-            return []
-        return [name for name in os.listdir(self.proc) if name.isdigit()]
-
-    def _resident(self, process: str) -> int:
-        numbers = self._read(f"{process}/statm").split()
-        return int(numbers[1]) * PAGE if numbers else 0
-
-    def _share(self, process: str) -> int:
-        lines = self._read(f"{process}/smaps_rollup").splitlines()
-        share = next((line for line in lines if line.startswith("Pss:")), None)
-        return int(share.split()[1]) * 1024 if share else self._resident(process)
-
-    def _read(self, path: str) -> str:
-        try:
-            descriptor = os.open(path, os.O_RDONLY, dir_fd=self.proc)
-        except OSError:  # it has ended
-            return ""
-        try:
-            return os.read(descriptor, 1 << 16).decode()
-        except OSError:
-            return ""
-        finally:
-            os.close(descriptor)
+    def _world(self, streams: list[int]) -> World:
+        if self.unsafe:
+            return World(None, (), (), 0, crowded=False)
+        crowded = self.machines_proc is not None
+        proc = self.machines_proc if crowded else os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        return World(proc, WRITABLE, streams, self.send_buffer, crowded)

@@ -1,0 +1,118 @@
+"""Reward functions of TRL's contract: one call for a whole batch, every argument a list with one entry per response.
+
+    def reward(prompts, completions, **columns) -> list[float | None]
+
+`prompts` and `completions` are texts for a row whose prompt is a text, and lists of messages for a row whose prompt is
+one. Columns are `data_source`, `ground_truth` (also as `answer` and `solution`), `extra_info` and each of its fields by
+its own name. `completion_ids`, `trainer_state`, `log_extra` and `log_metric` are there for who names them. A function
+that has no `**columns` is given what it names.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from paddock.rewards.custom import Failed, Target, blaming, finished, function_of, listed, load_batch, takes_columns
+from paddock.rewards.score import Score, ScoreRequest, checked
+
+DOES_NOT_APPLY = Score(0.0, applies=False)
+TRUTHS = ("answer", "solution")
+"""Names under which data sets of others have the ground truth."""
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What TRL's `trainer_state` says of a run's progress."""
+
+    global_step: int
+    """Training steps that are done."""
+    max_steps: int
+
+
+def load_whole(target: Target) -> Callable[[Sequence[ScoreRequest]], Any]:
+    """Returns the function that scores a batch; asked about no response, it tells whether it is of TRL's contract."""
+    columns = takes_columns(function_of(target))
+
+    def answer(requests: Sequence[ScoreRequest]) -> Any:
+        if not requests:
+            return columns
+        return (load_columns if columns else load_batch)(target)(requests)
+
+    return answer
+
+
+@lru_cache(maxsize=128)
+def load_columns(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Score]]:
+    function = function_of(target)
+
+    def scores(requests: Sequence[ScoreRequest]) -> list[Score]:
+        logged: dict[str, list[Any]] = {}
+        given = taken(function, arguments_of(requests) | logging_into(logged, len(requests)) | dict(target.kwargs))
+        with blaming(target):
+            results = listed(finished(function(**given)), len(requests))
+        for row, result in enumerate(results):
+            with blaming(target, row):
+                score = DOES_NOT_APPLY if result is None else checked(result)
+                extras = checked({"score": 0.0, **{name: values[row] for name, values in logged.items()}}).extras
+                results[row] = replace(score, extras={**score.extras, **extras})
+        return results
+
+    return scores
+
+
+def arguments_of(requests: Sequence[ScoreRequest]) -> dict[str, Any]:
+    """A row without a field that another row has gives None there."""
+    fields = dict.fromkeys(name for request in requests for name in request.extra_info)
+    truths = [request.ground_truth for request in requests]
+    return {
+        **dict.fromkeys(TRUTHS, truths),
+        **{name: [request.extra_info.get(name) for request in requests] for name in fields},
+        "data_source": [request.data_source for request in requests],
+        "ground_truth": truths,
+        "extra_info": [request.extra_info for request in requests],
+        "prompts": [request.prompt for request in requests],
+        "completions": [completion_of(request) for request in requests],
+        "completion_ids": [list(request.tokens) for request in requests],
+        "trainer_state": TrainerState(*requests[0].steps),
+    }
+
+
+def completion_of(request: ScoreRequest) -> Any:
+    """The response as TRL has it: a text after a text, else one message of the assistant."""
+    if isinstance(request.prompt, str):
+        return request.solution
+    return [{"role": "assistant", "content": request.solution}]
+
+
+def logging_into(logged: dict[str, list[Any]], count: int) -> dict[str, Callable[..., None]]:
+    """`log_extra(column, values)` makes a column of samples and dumps; `log_metric(name, value)` one with equal rows,
+    whose mean is the value."""
+
+    def log_extra(column: str, values: Sequence[Any]) -> None:
+        if len(values) != count:
+            raise ValueError(f"log_extra({column!r}) has {len(values)} values for {count} completions")
+        logged[column] = list(values)
+
+    def log_metric(name: str, value: float) -> None:
+        logged[name] = [value] * count
+
+    return {"log_extra": log_extra, "log_metric": log_metric}
+
+
+def taken(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+    """What of `given` the function takes: all of it, or what it names."""
+    parameters = inspect.signature(function).parameters.values()
+    needed = [
+        p.name for p in parameters if p.default is p.empty and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if missing := [name for name in needed if name not in given]:
+        columns = sorted(given.keys() - {"log_extra", "log_metric", "trainer_state"})
+        raise Failed(f"takes {missing[0]!r}, and the rows have no such column: they have {', '.join(columns)}")
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return given
+    named = {p.name for p in parameters}
+    return {name: value for name, value in given.items() if name in named}
