@@ -1,4 +1,4 @@
-"""The walls that root builds, an ordinary user builds too."""
+"""The walls that root builds, an ordinary user builds too; where nobody can, training does not begin."""
 
 from __future__ import annotations
 
@@ -10,39 +10,140 @@ from conftest import ROOT
 from test_sandbox import MISSING, needs_root
 
 ORDINARY = 65534
-AS_ORDINARY = """
+RUN = """
 import os, sys
-sys.path.insert(0, sys.argv[1])
+from dataclasses import replace
 from paddock.rewards.sandbox.local import LocalSandbox
 from paddock.rewards.sandbox.program import Program, Settings
 settings = Settings(isolation=sys.argv[2], timeout=1.0, total_timeout=20.0, processes=16, memory_limit_mb=256,
                     command=(), readable=(), url=None, max_concurrent=1)
+SOCKETS = '''
+import socket
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("\\\\0x")
+listener.listen(4096)
+while True:
+    caller = socket.socket(socket.AF_UNIX)
+    caller.connect("\\\\0x")
+    caller.setblocking(False)
+    try:
+        while True:
+            caller.send(bytes(65536))
+    except BlockingIOError:
+        caller.close()
+'''
+FORKS = '''
+import os, time
+for _ in range(8):
+    if os.fork() == 0:
+        x = b"x" * (100 << 20)
+        time.sleep(9)
+time.sleep(9)
+'''
+OWN = '''
+class P:
+    def __init__(self, x):
+        self.x = x
+    def __eq__(self, other):
+        return self.x == other.x
+'''
 print(os.geteuid())
 with LocalSandbox(settings) as box:
     for code in ("while True: pass", "import os\\nwhile True: os.fork()", "x = bytearray(10 << 30)",
                  "open('/usr/x', 'w')", "while True: print('x' * 1000000)", "import socket; socket.socket()",
-                 "import os; os.kill(0, 9)", "print(42)"):
+                 "import os; os.kill(0, 9)", "print(42)", SOCKETS, FORKS):
         print(box.run(Program(code)).cause)
+    print(box.run(Program("import resource; resource.prlimit(1, resource.RLIMIT_FSIZE, (5, 5))")).cause)
+    print(box.run(Program(OWN, checks=("assert P(1) == P(1)", "assert P(2).x == 2"))).cause)
+    print("watch" in box.guard)
 """
+BEFORE = "import sys\nsys.path.insert(0, sys.argv[1])\n"
+WITH_PARTS_OF_PROC_HIDDEN = """
+import os
+from paddock.rewards.sandbox.inside import kernel
+kernel.unshare(kernel.CLONE_NEWNS)
+kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+kernel.mount("tmpfs", "/proc/tty", "tmpfs", 0)
+kernel.become_nobody()
+"""
+CAUSES = [
+    "timeout",
+    "processes",
+    "memory",
+    "error",
+    "output",
+    "forbidden",
+    "killed",
+    "ok",
+    "memory",
+    "memory",
+    "error",
+    "ok",
+]
 
 
-@needs_root
-@pytest.mark.parametrize("isolation", list(MISSING))
-def test_an_ordinary_user_gets_the_same_walls(isolation):
-    """With an interpreter that this user can reach: root's own may lie in root's home."""
+def run(before: str, isolation: str, **user) -> subprocess.CompletedProcess[str]:
+    """With an interpreter that an ordinary user can reach: root's own may lie in root's home."""
     if MISSING[isolation]:
         pytest.skip(MISSING[isolation])
     python = next((path for path in (sys.executable, "/usr/bin/python3") if _reachable(path)), None)
     if python is None:
         pytest.skip("no Python 3.11 that an ordinary user can start")
-    done = subprocess.run(
-        [python, "-B", "-c", AS_ORDINARY, str(ROOT), isolation],
-        user=ORDINARY, group=ORDINARY, extra_groups=[], capture_output=True, text=True, cwd="/", timeout=60,
-    )  # fmt: skip
+    command = [python, "-B", "-c", BEFORE + before + RUN, str(ROOT), isolation]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=120, **user)
     if "Operation not permitted" in done.stderr or "Permission denied" in done.stderr:
         pytest.skip(f"ordinary users have no namespaces here: {done.stderr.splitlines()[-2:]}")
-    causes = ["timeout", "processes", "memory", "error", "output", "forbidden", "killed", "ok"]
-    assert done.stdout.split() == [str(ORDINARY), *causes], done.stderr
+    return done
+
+
+@needs_root
+@pytest.mark.parametrize("isolation", list(MISSING))
+def test_an_ordinary_user_gets_the_same_walls(isolation):
+    done = run("", isolation, user=ORDINARY, group=ORDINARY, extra_groups=[])
+    assert done.stdout.split() == [str(ORDINARY), *CAUSES, "True"], done.stderr
+
+
+@needs_root
+@pytest.mark.slow
+def test_an_ordinary_user_in_a_container_gets_them_too():
+    """There parts of /proc are hidden, and the kernel allows no other: memory is counted by the machine's own."""
+    done = run(WITH_PARTS_OF_PROC_HIDDEN, "unshare")
+    assert done.stdout.split() == [str(ORDINARY), *CAUSES, "True"], done.stderr
+
+
+REFUSED = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from paddock.rewards.sandbox.inside import kernel, seccomp
+number = seccomp.NUMBERS[os.uname().machine]["unshare"]
+code = [seccomp._word(seccomp.LOAD, seccomp.NUMBER), *seccomp._when(seccomp.EQUAL, number, seccomp.REFUSAL),
+        seccomp._word(seccomp.RETURN, seccomp.ALLOW)]
+kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+kernel.install_filter(b"".join(code))
+os.environ["PATH"] = "/nowhere"
+from paddock.config.load import load
+from paddock.errors import UserError
+from paddock.rewards.manager import RewardManager
+from paddock.rewards.score import ScoreRequest
+truth = {"inputs": ["1"], "outputs": ["1"]}
+with RewardManager(load([]).config) as rewards:
+    try:
+        rewards.check([ScoreRequest("apps", "", truth)])
+    except UserError as error:
+        print(error.key, error.value)
+        print(error)
+"""
+
+
+def test_training_does_not_begin_where_no_walls_can_be_built():
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED, str(ROOT)], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+    first, *rest = done.stdout.splitlines()
+    assert first == "reward_model.sandbox.isolation auto", done.stderr
+    text = "\n".join(rest)
+    assert "unshare: Operation not permitted" in text and "bwrap is not installed" in text
+    assert "reward_model.sandbox_fusion.url" in text and "reward_model.sandbox.isolation=unsafe" in text
 
 
 def _reachable(python: str) -> bool:
