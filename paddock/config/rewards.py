@@ -8,6 +8,7 @@ custom_reward_function.path=a.py custom_reward_function.name=[f,g]   several fun
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,9 +75,10 @@ def reward_parts(config: Config) -> list[Part]:
     ]
 
 
-def function_files(config: Config) -> list[str]:
-    """Returns the files of all functions; a function of an installed module has none."""
-    return [path for path, _ in _functions(config) if not path.startswith(MODULE)]
+def absent_files(config: Config) -> list[str]:
+    """Returns the files of functions that are not there; a function of an installed module has none."""
+    paths = [path for path, _ in _functions(config) if not path.startswith(MODULE)]
+    return [path for path in paths if not os.path.isfile(path)]
 
 
 def _functions(config: Config) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from paddock.config import recipes, rollout_correction, tree
 from paddock.config.paths import missing_file
-from paddock.config.rewards import function_files, reward_parts
+from paddock.config.rewards import absent_files, reward_parts
 from paddock.config.roles import POLICY_LOSSES
 from paddock.config.schema import LOGGERS, Config
 from paddock.config.topology import (
@@ -459,9 +459,8 @@ def data_files_are_named(config: Config) -> None:
 
 def plugin_files_exist(config: Config) -> None:
     """Python files that a run imports are looked for at once: a wrong path is the commonest mistake."""
-    for path in function_files(config):
-        if not os.path.isfile(path):
-            raise missing_file("custom_reward_function.path", path)
+    for path in absent_files(config):
+        raise missing_file("custom_reward_function.path", path)
     for key in ("data.custom_cls.path", "data.sampler.class_path"):
         path = tree.get(config, key)
         if path and not path.startswith("pkg://") and not os.path.isfile(path):
