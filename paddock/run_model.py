@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from paddock.config.paths import expand
 from paddock.errors import UserError
@@ -26,12 +28,20 @@ def with_run(command: Command, arguments: Sequence[str]) -> list[str]:
     if not path or not Path(path).is_dir() or (Path(path) / CONFIG).is_file():
         return overrides
     found = {key: value for key, value in policy(path).items() if key not in named or key == MODEL}
-    return [*overrides, *(f"++{key}={quoted(value)}" for key, value in found.items())]
+    return [*overrides, *(f"++{key}={written(value)}" for key, value in found.items())]
 
 
-def policy(path: str) -> dict[str, str]:
+def policy(path: str) -> dict[str, Any]:
     """Settings with which the policy of a run is loaded: where the weights are, and what reads and changes them."""
-    from paddock.export import base_model, find_actor, tokenizer_folder
+    from paddock.export import (
+        OVERRIDES,
+        REMOTE_CODE,
+        TOKENIZER_KEYS,
+        base_model,
+        find_actor,
+        run_config,
+        tokenizer_folder,
+    )
 
     try:
         actor = find_actor(Path(path))
@@ -41,10 +51,23 @@ def policy(path: str) -> dict[str, str]:
         raise UserError(error.reason, key=MODEL, value=error.value, fix=fix) from None
     if (actor / CONFIG).is_file():
         return {MODEL: str(actor), TOKENIZER: str(tokenizer_folder(actor))}
-    return {MODEL: str(base_model(actor)["path"]), ADAPTER: str(actor), TOKENIZER: str(tokenizer_folder(actor))}
+    base, config = base_model(actor), run_config(actor)
+    tokenizer = next((config[key] for key in TOKENIZER_KEYS if key != MODEL and config.get(key)), None)
+    return {
+        MODEL: base["path"],
+        ADAPTER: str(actor),
+        REMOTE_CODE: base["trust_remote_code"],
+        **({TOKENIZER: tokenizer} if tokenizer else {}),
+        **{f"{OVERRIDES}.{name}": value for name, value in (base["override_config"] or {}).items()},
+    }
 
 
-def quoted(path: str) -> str:
-    """A path as Hydra's grammar takes it, whatever is in it."""
-    escaped = path.replace("'", "\\'")
+def written(value: Any) -> str:
+    """A value as Hydra's grammar takes it."""
+    return quoted(value) if isinstance(value, str) else json.dumps(value)
+
+
+def quoted(text: str) -> str:
+    """A text as Hydra's grammar takes it, whatever is in it."""
+    escaped = text.replace("'", "\\'")
     return f"'{escaped}'"

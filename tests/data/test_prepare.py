@@ -39,7 +39,7 @@ def refusal(capsys: pytest.CaptureFixture[str], code: int) -> str:
     out, err = capsys.readouterr()
     assert code == 2
     assert out == ""
-    assert err.startswith("error: ") and "\n  fix: " in err
+    assert err.startswith("paddock: ") and "\n  fix: " in err
     return err
 
 
