@@ -31,6 +31,7 @@ DECLARING = ("config.schema", "config.roles", "config.engine", "config.field", "
 """These declare keys, or treat every key alike; `help` and `doctor` only show them."""
 WHOLE = {"vars", "asdict", "astuple"}
 LEARNING = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.comprehension, ast.withitem)
+LOOKUP = "tree.get("
 DUCK_TYPED, DUCK = "algorithms", "config"
 Types = frozenset[str]
 NONE: Types = frozenset()
@@ -62,13 +63,13 @@ def fields_of_schema() -> tuple[dict[str, dict[str, Types]], dict[tuple[str, str
 
 def readers() -> dict[str, list[str]]:
     """Of each key the modules that read it, sorted; an empty list if none does."""
-    sources = {module_of(path): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
-    chosen = {name: source for name, source in sources.items() if counts(name)}
+    texts = {module_of(path): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+    chosen = {name: ast.parse(text) for name, text in texts.items() if counts(name)}
     program = Program(chosen.values())
     found: dict[str, set[str]] = {key: set() for key in tree.leaves()}
     _, keys = fields_of_schema()
     for name, source in chosen.items():
-        reads = Reads(program, source)
+        reads = Reads(program, source, LOOKUP in texts[name])
         endings = set(duck_reads(source)) if name.startswith(f"{DUCK_TYPED}.") else set()
         for key in found:
             if any(key.endswith(f".{ending}") for ending in endings):
@@ -156,13 +157,15 @@ def is_property(node: ast.FunctionDef) -> bool:
 
 
 @cache
+def walked(function: ast.AST) -> tuple[list[Any], list[ast.arg]]:
+    """Nodes of a function from which names get their types, and its annotated parameters."""
+    nodes = [node for node in ast.walk(function) if isinstance(node, (*LEARNING, ast.arg))]
+    parameters = [node for node in nodes if isinstance(node, ast.arg) and node.annotation is not None]
+    return [node for node in nodes if not isinstance(node, ast.arg)], parameters
+
+
 def learning_nodes(function: ast.AST) -> list[Any]:
-    return [node for node in ast.walk(function) if isinstance(node, LEARNING)]
-
-
-@cache
-def parameters(function: ast.AST) -> list[ast.arg]:
-    return [node for node in ast.walk(function) if isinstance(node, ast.arg) and node.annotation is not None]
+    return walked(function)[0]
 
 
 class Scope:
@@ -170,7 +173,7 @@ class Scope:
 
     def __init__(self, program: Program, known: dict[str, Types], function: ast.AST):
         self.program, self.names, self.function = program, dict(known), function
-        for node in parameters(function):
+        for node in walked(function)[1]:
             assert node.annotation is not None
             self.add(node.arg, program.named(node.annotation))
         for _ in range(2):
@@ -252,10 +255,10 @@ class Scope:
 class Reads:
     """Fields of the schema's dataclasses that one module reads, and keys that it looks up by their text."""
 
-    def __init__(self, program: Program, source: ast.Module):
+    def __init__(self, program: Program, source: ast.Module, looks_up: bool):
         self.program, self.found = program, set[tuple[str, str]]()
         self.visit(source, Scope(program, {}, ast.Module([], [])), None)
-        self.texts = set(key_texts(source)) if looks_up(source) else set()
+        self.texts = set(key_texts(source)) if looks_up else set[str]()
 
     def visit(self, node: ast.AST, scope: Scope, owner: str | None) -> None:
         if isinstance(node, ast.ClassDef):
@@ -299,13 +302,6 @@ def dotted(node: ast.expr, parts: dict[str, str]) -> str | None:
         names.insert(0, node.attr)
         node = node.value
     return parts[node.id] + ".".join(names) if names and isinstance(node, ast.Name) and node.id in parts else None
-
-
-def looks_up(source: ast.Module) -> bool:
-    """Whether a module calls tree.get or tree.put, or a function of its own that takes them."""
-    calls = (node.func for node in ast.walk(source) if isinstance(node, ast.Call))
-    return any(isinstance(call, ast.Attribute) and call.attr == "get" and getattr(call.value, "id", "") == "tree"
-               for call in calls)  # fmt: skip
 
 
 def key_texts(source: ast.Module) -> Iterator[str]:

@@ -99,7 +99,7 @@ PAGES = {
         examples=(
             (
                 "your own questions and answers",
-                "printf '{\"question\": \"2+2?\", \"answer\": \"4\"}\\n{\"question\": \"3+4?\", \"answer\": \"7\"}\\n'"
+                "printf '{\"prompt\": \"2+2?\", \"answer\": \"4\"}\\n{\"prompt\": \"3+4?\", \"answer\": \"7\"}\\n'"
                 " > mine.jsonl",
             ),
             ("as training data", "paddock data from-jsonl mine.jsonl --local_save_dir mine"),

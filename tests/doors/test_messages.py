@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 
 from conftest import ROOT
 
@@ -17,6 +18,18 @@ OURS = {file.name for file in FILES} | {"constraints.txt", "pyproject.toml", "Ma
 NAMED = re.compile(r"(?<![\w/.-])([\w-]+\.(?:py|txt|toml))\b")
 
 
+@cache
+def calls() -> list[tuple[str, ast.Call]]:
+    """Every call in the package that may be meant, with its place."""
+    chosen = (file for file in FILES if re.search(r"fix=|sys\.stderr", file.read_text()) and "inside" not in file.parts)
+    return [
+        (f"{file.relative_to(ROOT)}:{call.lineno}", call)
+        for file in chosen
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.Call)
+    ]
+
+
 def texts(node: ast.AST) -> str:
     return " ".join(
         part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)
@@ -24,14 +37,7 @@ def texts(node: ast.AST) -> str:
 
 
 def test_a_fix_names_no_source_file():
-    fixes = [
-        (f"{file.name}:{word.value.lineno}", texts(word.value))
-        for file in FILES
-        for call in ast.walk(ast.parse(file.read_text()))
-        if isinstance(call, ast.Call)
-        for word in call.keywords
-        if word.arg == "fix"
-    ]
+    fixes = [(place, texts(word.value)) for place, call in calls() for word in call.keywords if word.arg == "fix"]
     assert len(fixes) > 150
     assert [(place, text) for place, text in fixes if OURS & set(NAMED.findall(text))] == []
 
@@ -43,7 +49,7 @@ def test_the_meaning_of_a_key_names_no_source_file():
 
 
 def test_errors_warnings_and_log_records_have_one_prefix(tmp_path):
-    """Of a command that logs a warning, warns of a setting, and fails."""
+    """A command logs a warning, and then fails."""
     code = (
         "import logging, sys\n"
         "from paddock import cli\n"
@@ -63,14 +69,9 @@ def test_errors_warnings_and_log_records_have_one_prefix(tmp_path):
 def test_what_is_printed_to_stderr_begins_with_the_prefix():
     """Each print to stderr in the package; the sandbox's inner programs talk to their guard alone."""
     printed = []
-    for file in FILES:
-        if "inside" in file.parts:
-            continue
-        for call in ast.walk(ast.parse(file.read_text())):
-            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "print":
-                to_stderr = any(
-                    word.arg == "file" and ast.unparse(word.value) == "sys.stderr" for word in call.keywords
-                )
-                if to_stderr and not re.match(r"f?['\"](\\n)?(paddock: |\{PREFIX\})", ast.unparse(call.args[0])):
-                    printed.append(f"{file.relative_to(ROOT)}:{call.lineno}")
+    for place, call in calls():
+        if getattr(call.func, "id", "") == "print":
+            to_stderr = any(word.arg == "file" and ast.unparse(word.value) == "sys.stderr" for word in call.keywords)
+            if to_stderr and not re.match(r"f?['\"](\\n)?(paddock: |\{PREFIX\})", ast.unparse(call.args[0])):
+                printed.append(place)
     assert printed == []

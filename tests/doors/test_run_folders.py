@@ -44,16 +44,15 @@ def answers(root, model: list[str], out="answers.jsonl"):
 @pytest.mark.parametrize("kind", ["trained", "with_adapter"])
 def test_a_run_a_step_and_its_actor_answer_as_the_exported_model(kind, request, tmp_path):
     root = request.getfixturevalue(kind)
-    run = root / "a run"
-    exported = {}
+    run, exported = root / "a run", {}
     for step in (1, 2):
         assert main(["export", str(run / f"global_step_{step}"), str(tmp_path / f"step{step}"), "--dtype", "fp32"]) == 0
         exported[step] = answers(root, [f"model={tmp_path / f'step{step}'}"])
-    assert exported[1] != exported[2] != answers(root, [f"model={root / 'model'}"])
+    assert exported[1] != exported[2]
     assert answers(root, [str(run)]) == exported[2]
-    assert answers(root, [f"model.path='{run}'"]) == exported[2]
-    assert answers(root, [str(run / "global_step_1")]) == exported[1]
-    assert answers(root, [str(run / "global_step_1" / "actor")]) == exported[1]
+    assert answers(root, [f"model.path='{run / 'global_step_1'}'"]) == exported[1]
+    if kind == "with_adapter":
+        assert answers(root, [str(run / "global_step_1" / "actor")]) == exported[1]
 
 
 def test_eval_measures_the_newest_checkpoint_of_a_run(trained, tmp_path, capsys):
@@ -86,8 +85,6 @@ def test_settings_of_the_user_win_over_those_of_a_run(trained):
 
 
 def test_a_prompt_is_answered_on_the_console_as_a_row_would_be(trained, capsys):
-    whole = answers(trained, [str(trained / "a run")])
-    capsys.readouterr()
     row = trained / "chat.jsonl"
     row.write_text(json.dumps({"prompt": [{"role": "user", "content": "3+1="}]}))
     assert main(["generate", str(trained / "a run"), f"data={row}", f"output={trained}/chat-out.jsonl", *SMALL]) == 0
@@ -96,7 +93,6 @@ def test_a_prompt_is_answered_on_the_console_as_a_row_would_be(trained, capsys):
     assert main(["generate", str(trained / "a run"), "prompt=3+1=", *SMALL]) == 0
     said = capsys.readouterr()
     assert said.out == f"{expected}\n" and said.err.startswith("paddock: 1 response to 1 prompt")
-    assert len(whole) == 8
 
 
 def test_several_answers_to_a_prompt_are_numbered(capsys):
