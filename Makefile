@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron models-table example-headers lint format clean
+.PHONY: quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron models-table example-headers keys-reference lint format clean
 
 # The main job on the embedded default: GRPO teaches a tiny model to add; accuracy on held-out sums before and after.
 RUN := checkpoints/quickstart
@@ -67,12 +67,16 @@ test-megatron:
 	@.venv-megatron/bin/pip install -q --no-deps megatron-core==0.16.1
 	.venv-megatron/bin/python -m pytest tests/megatron
 
-# What is generated from what it describes: docs/models.md by its test's matrix, the examples' headers by `paddock plan`.
+# What is generated from what it describes: docs/models.md by its test's matrix, the examples' headers by `paddock plan`,
+# docs/*/keys.md and what help knows about keys by the schema and the source.
 models-table: $(VENV)/.dev
 	$(BIN)/python -m tests.families.table
 
 example-headers: $(VENV)/.dev
 	$(BIN)/python tools/example_headers.py
+
+keys-reference: $(VENV)/.dev
+	$(BIN)/python tools/keys_reference.py
 
 test-loggers: $(VENV)/.dev
 	@$(INSTALL) -e ".[loggers]"

@@ -29,7 +29,11 @@ paddock trains language models with reinforcement learning.
                                       one self-contained page: curves, samples and settings of one or more runs
   paddock models list|get NAME [--out FOLDER]
                                       real models that need no hub: smollm2-135m-instruct
+  paddock keys [WORD ...]             find keys by name and meaning
+  paddock doctor env [--json]         what this machine can do, and what is missing
+  paddock completion bash|zsh|fish    complete commands, keys and values in your shell
 
+`paddock COMMAND --help` has the keys of a command and examples.
 Overrides are Hydra's: a.b=c, +a.b=c, ++a.b=c, ~a.b, lists [a,b], --config-path DIR --config-name NAME.
 Without a model, data or hardware, everything runs on a small embedded default:
   paddock plan algorithm.adv_estimator=grpo
@@ -107,6 +111,24 @@ def _models(arguments: list[str]) -> int:
     return run(arguments)
 
 
+def _keys(arguments: list[str]) -> int:
+    from paddock.help.keys_command import run
+
+    return run(arguments)
+
+
+def _doctor(arguments: list[str]) -> int:
+    from paddock.doctor.command import run
+
+    return run(arguments)
+
+
+def _completion(arguments: list[str]) -> int:
+    from paddock.help.completion import run
+
+    return run(arguments, COMMANDS)
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "plan": _plan,
@@ -119,6 +141,9 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "export": _export,
     "report": _report,
     "models": _models,
+    "keys": _keys,
+    "doctor": _doctor,
+    "completion": _completion,
 }
 
 
@@ -131,6 +156,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"] and len(arguments) > 1:
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
@@ -144,10 +171,22 @@ def _dispatch(arguments: list[str]) -> int:
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
         fix = f"did you mean `paddock {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}; see paddock --help"
         raise UserError("no such command", key=arguments[0] or "''", fix=fix)
-    if arguments[1:2] in (["-h"], ["--help"]) and arguments[0] not in OWN_HELP:
-        print(USAGE, end="")
-        return 0
+    if asks_for_help(arguments):
+        from paddock.help.show import page_of
+
+        has_options = arguments[0] in OWN_HELP and arguments[0] != "data"  # each data set has options of its own
+        print(page_of(arguments[0], arguments[1:], has_options), flush=True)
+        if not has_options:
+            return 0
+        print()
+        return command(["--help"])
     return command(arguments[1:])
+
+
+def asks_for_help(arguments: list[str]) -> bool:
+    """Whether --help is for us: a script's own arguments, and those of a command with a parser, are left to them."""
+    words = arguments[1:2] if arguments[0] in ("run", *OWN_HELP) else arguments[1:]
+    return "-h" in words or "--help" in words
 
 
 if __name__ == "__main__":

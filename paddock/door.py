@@ -14,6 +14,7 @@ from paddock.errors import EXIT_CODE, UserError
 PLAN_ONLY = "PADDOCK_PLAN"  # set by `paddock run --plan`: the script's command plans instead of training
 CALLED = "PADDOCK_RUN_CALLED"  # set by `paddock run`: the file that a command of ours makes when it begins
 INTERRUPTED = 130
+PREFIX = "paddock: "
 
 
 def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
@@ -22,6 +23,7 @@ def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         with suppress(OSError):
             Path(note).touch()
     try:
+        log_to_stderr()
         return command(arguments)
     except UserError as error:
         print(f"paddock: {error}", file=sys.stderr)
@@ -34,9 +36,22 @@ def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         return 141
 
 
+class Messages(logging.Handler):
+    """Writes log records to whatever stderr is at the time, under the prefix that every message has."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"{PREFIX}{self.format(record)}", file=sys.stderr)
+
+
+def log_to_stderr() -> None:
+    """Gives log records of every library the prefix, unless the caller has set up logging."""
+    if not logging.getLogger().handlers:
+        logging.getLogger().addHandler(Messages())
+
+
 def start_log(warnings: Iterable[str]) -> None:
     """Sends messages of a run to stderr, first those about its settings; other libraries only report problems."""
-    logging.basicConfig(format="paddock: %(message)s", stream=sys.stderr)
+    log_to_stderr()
     log = logging.getLogger("paddock")
     log.setLevel(logging.INFO)
     for warning in warnings:

@@ -31,6 +31,8 @@ FLOORS = [
         "export",
         "ending",
         "report",
+        "help",
+        "run_model",
         "trainer.main_ppo",
         "trainer.main_generation",
         "trainer.main_sft",
@@ -117,6 +119,7 @@ def test_names_say_what_is_inside():
 
 def test_config_names_no_torch():
     rooms = ("config", "facts", "plan", "errors", "door", "cli", "preflight", "scripts", "trainer.main_ppo")
+    rooms += ("help", "doctor", "run_model")
     heavy = ("torch", "transformers", "ray", "datasets")
     guilty = [
         (module_of(path), node.lineno)

@@ -55,7 +55,11 @@ class LoraConfig:
 
 @dataclass
 class ModelConfig:
-    path: str | None = key(None, "local folder or hub name; unset: see recipes.py", path=True)
+    path: str | None = key(
+        None,
+        "local folder or hub name; unset: a small built-in model, or Qwen2-7B-Instruct if data or hardware is named",
+        path=True,
+    )
     hf_config_path: str | None = key(None, "config.json from another place", path=True)
     tokenizer_path: str | None = key(None, "tokenizer; unset: beside the model", path=True)
     trust_remote_code: bool = key(False, "run model code that comes with the weights")

@@ -268,7 +268,9 @@ class CustomRewardConfig:
 @dataclass
 class TrainerConfig:
     device: str | None = key(None, "cuda, npu or cpu; unset: what is there", choices=("cuda", "npu", "cpu"))
-    n_gpus_per_node: int | None = key(None, "devices per node; unset: see resolve.py", low=1)
+    n_gpus_per_node: int | None = key(
+        None, "devices per node; unset: all that are here, else 1 process if the model fits this CPU, else 8", low=1
+    )
     nnodes: int = key(1, "nodes", low=1)
     seed: int = key(42, "seed of everything that is random")
     total_epochs: int = key(15, "passes over the training rows", low=1)

@@ -241,6 +241,15 @@ def device_name(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else vendor(device.type).get_device_name(device)
 
 
+def describe_devices(kind: str) -> list[str]:
+    """Name and memory of each accelerator that this process can use."""
+    if kind == "cpu":
+        return []
+    own = vendor(kind)
+    sizes = [own.get_device_properties(place).total_memory / 1024**3 for place in range(own.device_count())]
+    return [f"{own.get_device_name(place)}, {size:.0f} GiB" for place, size in enumerate(sizes)]
+
+
 def reset_peak_memory(device: torch.device) -> None:
     """On a CPU this is possible on Linux alone; elsewhere the peak is that of the process's life."""
     if device.type != "cpu":

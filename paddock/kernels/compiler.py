@@ -25,7 +25,7 @@ COMPILERS = ("g++", "c++", "clang++")
 @cache
 def library() -> ctypes.CDLL | None:
     """None where there is no compiler, or none that makes it: then torch's own operations do the work."""
-    compiler = next(filter(None, map(shutil.which, filter(None, (os.environ.get("CXX"), *COMPILERS)))), None)
+    compiler = find_compiler()
     if compiler is None:
         log.info("no C++ compiler (%s): some steps take longer on this CPU", ", ".join(COMPILERS))
         return None
@@ -39,6 +39,11 @@ def library() -> ctypes.CDLL | None:
             said = (getattr(error, "stderr", None) or str(error)).strip()[-500:]
     log.info("%s cannot compile this CPU's kernels, some steps take longer: %s", compiler, said)
     return None
+
+
+def find_compiler() -> str | None:
+    """The path of the C++ compiler: the one that $CXX names, else the first that is installed."""
+    return next(filter(None, map(shutil.which, filter(None, (os.environ.get("CXX"), *COMPILERS)))), None)
 
 
 def compiled(compiler: str, flags: list[str]) -> Path:

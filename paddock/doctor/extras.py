@@ -1,0 +1,74 @@
+"""Optional packages: what each extra of the distribution is for, what works without it, and how to get it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass
+
+DISTRIBUTION = "paddock"
+
+
+@dataclass(frozen=True)
+class Extra:
+    """One extra; `packages` are names of distributions, the first being the one that it is named for."""
+
+    packages: tuple[str, ...]
+    purpose: str
+    without: str
+
+
+EXTRAS = {
+    "ray": Extra(("ray",), "several processes, GPUs or nodes", "training in one process, on one device"),
+    "vllm": Extra(("vllm",), "rollouts by vLLM", "rollouts by the embedded engine, on the actor's own weights"),
+    "sglang": Extra(("sglang",), "rollouts by SGLang", "rollouts by the embedded engine"),
+    "megatron": Extra(("megatron-core",), "tensor, pipeline and expert parallel training", "training by FSDP"),
+    "lora": Extra(("peft",), "LoRA adapters", "training of all weights"),
+    "vision": Extra(("pillow",), "images of vision-language models", "training on text"),
+    "models": Extra(("gguf", "accelerate"), "`paddock models get`", "models from a folder or the hub"),
+    "wandb": Extra(("wandb",), "metrics in Weights & Biases", "metrics on the console and in files"),
+    "mlflow": Extra(
+        ("mlflow-skinny", "sqlalchemy", "alembic"), "metrics in MLflow", "metrics on the console and in files"
+    ),
+    "swanlab": Extra(("swanlab",), "metrics in SwanLab", "metrics on the console and in files"),
+    "trackio": Extra(("trackio",), "metrics in Trackio", "metrics on the console and in files"),
+    "dashboard": Extra(("tensorboard",), "metrics in TensorBoard", "metrics on the console and in files"),
+}
+"""A test compares names and packages with pyproject.toml; `loggers` and `dev` are sets of these."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What of an extra is installed here."""
+
+    name: str
+    versions: dict[str, str]
+    missing: list[str]
+    purpose: str
+    without: str
+    install: str
+
+    @property
+    def whole(self) -> bool:
+        return not self.missing
+
+
+def find_extras() -> list[Found]:
+    return [find(name, extra) for name, extra in EXTRAS.items()]
+
+
+def find(name: str, extra: Extra) -> Found:
+    versions = {package: version for package in extra.packages if (version := version_of(package))}
+    missing = [package for package in extra.packages if package not in versions]
+    return Found(name, versions, missing, extra.purpose, extra.without, install_command(name))
+
+
+def install_command(extra: str) -> str:
+    return f'pip install "{DISTRIBUTION}[{extra}]"'
+
+
+def version_of(package: str) -> str | None:
+    """The installed version of a distribution, without importing it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
