@@ -22,7 +22,7 @@ from paddock.data.kept import kept_arrays
 from paddock.data.labels import Labels
 from paddock.data.lengths import prompt_lengths
 from paddock.data.plugins import tables_of
-from paddock.data.processes import MANY, over_ranges
+from paddock.data.processes import MANY, over_ranges, same_processes
 from paddock.data.reading import EXTRA, MODEL, RULE, TRUTH, PromptLengths, Rows, Scorers, source_of, style_of, truth_of
 from paddock.data.tables import Record, Table
 from paddock.errors import UserError
@@ -65,6 +65,11 @@ class PromptDataset:
         self.config, self.key = config, key
         self.encoder = PromptEncoder(tokenizer, config.apply_chat_template_kwargs)
         self.prompts = ImagePrompts(self.encoder, reader, config.prompt_key, config.image_key)
+        with same_processes():
+            self._prepare(files, tokenizer, most, shuffle)
+
+    def _prepare(self, files: Any, tokenizer: Any, most: int, shuffle: bool) -> None:
+        """Opens the files, checks every row, and chooses those that are used."""
         self._open(files, tokenizer)
         self.row_styles: Labels
         """Who scores each row, as the files have it."""
@@ -74,7 +79,7 @@ class PromptDataset:
         self._content = b"".join(table.digest() for table in self.tables)
         self.kept = self._choose(most, shuffle)
         self.left_out = 0
-        if config.filter_overlong_prompts:
+        if self.config.filter_overlong_prompts:
             self._leave_out_overlong()
 
     def _open(self, files: Any, tokenizer: Any) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -16,12 +16,27 @@ from rich.console import Console
 from rich.progress import track
 
 CHUNK = 512
-MANY = 50_000
+MANY = 100_000
 """Rows from which starting processes, which takes seconds, is worth it."""
 PROCESS = (
-    "import pickle, sys; sys.path = pickle.load(sys.stdin.buffer); from paddock.data.processes import serve; serve()"
+    "import pickle, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "  # the parent ends them
+    "sys.path = pickle.load(sys.stdin.buffer); from paddock.data.processes import serve; serve()"
 )
 Found = TypeVar("Found")
+_shared: list[Processes] = []
+
+
+@contextmanager
+def same_processes() -> Iterator[None]:
+    """Calls of `over_ranges` in this block share their processes: each one takes seconds to start."""
+    outermost = not _shared
+    if outermost:
+        _shared.append(Processes())
+    try:
+        yield
+    finally:
+        if outermost:
+            _shared.pop().close()
 
 
 def over_ranges(
@@ -37,7 +52,10 @@ def over_ranges(
     chunks = [range(start, min(start + size, count)) for start in range(0, count, size)]
     console = Console(stderr=True)
     with ExitStack() as open_things:
-        call = work if packed is None else open_things.enter_context(Processes(cores, packed))
+        call = work
+        if packed is not None:
+            open_things.enter_context(same_processes())
+            call = _shared[0].doing(packed, cores)
         pool = open_things.enter_context(ThreadPoolExecutor(threads if packed is None else cores))
         try:
             done = pool.map(call, chunks)
@@ -54,35 +72,38 @@ class Processes:
     """Python processes that each do one range of rows at a time. They are fresh ones: a fork would copy the threads
     of torch, Ray and tokenizers, and multiprocessing's own would run the user's script again."""
 
-    def __init__(self, count: int, packed: bytes):
+    def __init__(self) -> None:
+        self.all: list[subprocess.Popen[bytes]] = []
+        self.idle: SimpleQueue[Any] = SimpleQueue()
+
+    def doing(self, packed: bytes, count: int) -> Callable[[range], list[Any]]:
+        """Gives this work to `count` processes, which are started if they are not there."""
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # one process a core is enough
-        self.all = [
-            subprocess.Popen(
+        while len(self.all) < count:
+            process = subprocess.Popen(
                 [sys.executable, "-c", PROCESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
             )
-            for _ in range(count)
-        ]
-        self.idle: SimpleQueue[Any] = SimpleQueue()
-        for process in self.all:
-            _send(process.stdin, sys.path)
-            _send(process.stdin, packed)
+            self.all.append(process)
             self.idle.put(process)
+            _send(process.stdin, sys.path)
+        for process in self.all:
+            _send(process.stdin, packed)
+        return self._ask
 
-    def __call__(self, rows: range) -> list[Any]:
+    def _ask(self, rows: range) -> list[Any]:
         process = self.idle.get()
         try:
             _send(process.stdin, rows)
             found, error = pickle.load(process.stdout)
+        except (EOFError, BrokenPipeError) as lost:
+            raise RuntimeError("a process that reads rows has died: is there enough memory?") from lost
         finally:
             self.idle.put(process)
         if error is not None:
             raise error
         return found
 
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         for process in self.all:
             process.kill()
             process.communicate()
@@ -92,14 +113,17 @@ def serve() -> None:
     """Answers ranges of rows, in a process of its own, until its input ends."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # what a chat template or a tokenizer prints is no answer
-    work = pickle.loads(pickle.load(requests))
+    work: Any = None
     while True:
         try:
-            rows = pickle.load(requests)
+            asked = pickle.load(requests)
         except EOFError:
             return
+        if isinstance(asked, bytes):
+            work = pickle.loads(asked)
+            continue
         try:
-            _send(answers, (work(rows), None))
+            _send(answers, (work(asked), None))
         except Exception as error:
             _send(answers, (None, error))
 

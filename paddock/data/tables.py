@@ -84,7 +84,7 @@ def _open(source: Source, key: str, wanted: Callable[[list[str]], Sequence[str]]
 
 
 def _text_table(lines: Lines) -> Table:
-    return Table(lines.path, lines.columns, lines.count, lines.row, lines.records, lines.digest)
+    return Table(lines.path, lines.columns, lines.count, lines.row, lines.records, lines.digest, lines.take)
 
 
 class ArrowRows:
@@ -153,6 +153,10 @@ class ArrowRows:
         return self._content
 
 
+def _blocks(count: int) -> Iterator[range]:
+    return (range(start, min(start + ROWS, count)) for start in range(0, count, ROWS))
+
+
 def lines_of(source: Source) -> Lines:
     """A text file as lines. A large packed one, or a list of JSON, is unpacked into the cache, once."""
     if source.kind != "json" and not source.zipped:
@@ -207,7 +211,22 @@ class Lines:
         return self._parse(index, self.line(index))
 
     def line(self, index: int) -> bytes:
-        start, size = int(self.starts[index]), int(self.sizes[index])
+        return self._read(int(self.starts[index]), int(self.sizes[index]))
+
+    def lines(self, indices: Sequence[int]) -> list[bytes]:
+        """Several lines; neighbours are read at once."""
+        first, count = (indices[0], len(indices)) if len(indices) else (0, 0)
+        if not count or list(indices) != list(range(first, first + count)):
+            return [self.line(index) for index in indices]
+        starts, sizes = self.starts[first : first + count], self.sizes[first : first + count]
+        begin = int(starts[0])
+        block = self._read(begin, int(starts[-1] + sizes[-1]) - begin)
+        return [block[s : s + n] for s, n in zip((starts - begin).tolist(), sizes.tolist(), strict=True)]
+
+    def take(self, indices: Sequence[int], names: Sequence[str] | None = None) -> list[Record]:
+        return [self._parse(index, line) for index, line in zip(indices, self.lines(indices), strict=True)]
+
+    def _read(self, start: int, size: int) -> bytes:
         if isinstance(self.content, bytes):
             return self.content[start : start + size]
         if self._file is None:
@@ -217,7 +236,8 @@ class Lines:
         return os.pread(self._file, size, start)
 
     def records(self, names: Sequence[str]) -> Iterator[Record]:
-        return ({name: record.get(name) for name in names} for record in map(self.row, range(self.count)))
+        for rows in _blocks(self.count):
+            yield from ({name: record.get(name) for name in names} for record in self.take(rows))
 
     def digest(self) -> bytes:
         return self._digest
@@ -254,8 +274,8 @@ class Lines:
     def _survey(self, begins: int) -> dict[str, np.ndarray]:
         self.starts, self.sizes = (self._csv_places if self.header else self._json_places)(begins)
         digest = hashlib.sha256("\0".join(self.header[0]).encode() + b"\n" if self.header else b"")
-        for index in range(self.count):
-            digest.update((b"\n" if index else b"") + self.line(index))
+        for rows in _blocks(self.count):
+            digest.update((b"\n" if rows.start else b"") + b"\n".join(self.lines(rows)))
         names = [] if self.header else [name for found in over_ranges(self.count, self.names_in) for name in found]
         return {
             "starts": self.starts,
@@ -266,7 +286,7 @@ class Lines:
 
     def names_in(self, rows: range) -> list[list[str]]:
         """The columns of these rows, as one list: each row is parsed, so that a broken one is named before training."""
-        return [list({column: None for index in rows for column in self.row(index)})]
+        return [list({column: None for record in self.take(rows) for column in record})]
 
     def _csv_places(self, begins: int) -> tuple[np.ndarray, np.ndarray]:
         assert self.header
