@@ -36,8 +36,11 @@ config = DataConfig(train_files=sys.argv[1], train_batch_size=64, max_prompt_len
 data = PromptDataset.train(config, tokenizer)
 loader = Loader.train(config, data)
 first = loader.next_prompts()
-print(json.dumps({"imports_s": imported - begin, "start_s": time.perf_counter() - imported, "cpu_s": cpu() - used, "rows": len(data),
-                  "left_out": data.left_out, "anonymous_mib": memory("RssAnon") - base, "peak_mib": memory("VmHWM")}))
+print(json.dumps({
+    "imports_s": imported - begin, "start_s": time.perf_counter() - imported, "cpu_s": cpu() - used,
+    "rows": len(data), "left_out": data.left_out,
+    "anonymous_mib": memory("RssAnon") - base, "peak_mib": memory("VmHWM"),
+}))
 """
 
 

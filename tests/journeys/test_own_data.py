@@ -126,3 +126,16 @@ def test_the_built_in_model_learns_a_task_of_ones_own_in_minutes(folder):
     found = rewards(folder)
     assert len(found) == 150
     assert sum(found[-10:]) / 10 > 0.3 > 0.2 > sum(found[:5]) / 5
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_about_an_own_task_is_what_happens(folder, language):
+    """Its two files are written as printed, and a plan chooses what the transcript says."""
+    page = (ROOT / "docs" / language / "own_task.md").read_text()
+    for name, text in re.findall(r"^```python\n# (\S+)\n(.*?)^```$", page, re.M | re.S):
+        (folder / name).write_text(text)
+    subprocess.run([sys.executable, "make.py"], cwd=folder, check=True)
+    command = re.search(r"^paddock train (data.train_files=mine.csv .*)$", page, re.M)[1]
+    out, _ = typed(f"paddock plan trainer.device=cpu {command}", folder)
+    lines = [line for line in re.findall(r"^paddock: (chosen: .*)$", page, re.M) if "trainer.device" not in line]
+    assert len(lines) == 9 and [line for line in lines if line not in out] == []
