@@ -10,7 +10,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from paddock.config import legacy, recipes, resolve, rollout_correction, rules, tree
+from paddock.config import legacy, own_data, recipes, resolve, rollout_correction, rules, tree
 from paddock.config.overrides import Setting, parse
 from paddock.config.paths import expanded
 from paddock.config.schema import Config
@@ -39,7 +39,9 @@ def load(arguments: Sequence[str] = (), machine: Machine | None = None) -> Loade
     settings, warnings = _known(line.settings)
     tree_of_keys = OmegaConf.structured(Config)
     origins: dict[str, str] = {}
-    for source, values in _layers(line.base, settings):
+    chosen = {setting.key: setting.value for setting in settings}
+    own = own_data.choices(chosen, machine) if own_data.applies(chosen) else []
+    for source, values in _layers(line.base, chosen, own):
         for key, value in values.items():
             _assign(tree_of_keys, Setting(key, value, source), origins)
     for setting in settings:
@@ -47,6 +49,8 @@ def load(arguments: Sequence[str] = (), machine: Machine | None = None) -> Loade
     _follow(tree_of_keys, origins)
     config = _to_object(tree_of_keys)
     _expand_paths(config)
+    origins |= {choice.key: f"{own_data.ORIGIN}: {choice.why}" for choice in own}
+    warnings = [*(str(choice) for choice in own if choice.said), *warnings]
     warnings += resolve.resolve(config, origins, machine)
     warnings += rules.check(config, origins)
     return Loaded(config, origins, warnings)
@@ -91,10 +95,13 @@ def _unknown(key: str, setting: Setting) -> UserError:
     return UserError(reason, key=key, value=setting.value, fix=fix)
 
 
-def _layers(base: dict[str, Any], settings: list[Setting]) -> list[tuple[str, dict[str, Any]]]:
-    """What stands between the schema's defaults and the user's settings, weakest first."""
-    chosen = {setting.key: setting.value for setting in settings}
-    estimator = str(chosen.get("algorithm.adv_estimator", Config().algorithm.adv_estimator))
+def _layers(
+    base: dict[str, Any], chosen: dict[str, Any], own: Sequence[own_data.Choice]
+) -> list[tuple[str, dict[str, Any]]]:
+    """What stands between the schema's defaults and the user's settings, weakest first; `own` are choices for data."""
+    ours = {choice.key: choice.value for choice in own}
+    default = ours.get("algorithm.adv_estimator", Config().algorithm.adv_estimator)
+    estimator = str(chosen.get("algorithm.adv_estimator", default))
     recipe = recipes.recipe_of(estimator)
     if recipe is None and not chosen.get("actor_rollout_ref.model.external_lib"):
         names = (*recipes.ESTIMATORS, *recipes.ALIASES)
@@ -103,6 +110,8 @@ def _layers(base: dict[str, Any], settings: list[Setting]) -> list[tuple[str, di
     deciding = set(recipes.EMBEDDED_UNLESS_SET) - ({recipes.DEVICES} if chosen.get(recipes.DEVICE) == "cpu" else set())
     if not any(chosen.get(key) is not None for key in deciding):
         layers.append(("embedded default", recipes.EMBEDDED))
+    elif own:
+        layers.append((own_data.ORIGIN, ours))
     else:
         layers.append(("guide", {key: v for key, v in recipes.GUIDE.items() if key != "data.val_files"}))
     if preset := chosen.get(f"{rollout_correction.KEY}.preset"):

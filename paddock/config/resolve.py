@@ -11,6 +11,7 @@ from paddock.config.rewards import reward_parts
 from paddock.config.schema import Config
 from paddock.config.topology import rolls_out_apart
 from paddock.facts.datasets import known_dataset
+from paddock.facts.files import held_out_split
 from paddock.facts.machine import Machine
 from paddock.facts.models import shape_of
 
@@ -182,7 +183,8 @@ def _validation_files(config: Config, fill: _Filler) -> list[str]:
         for path in map(Path, files_of(config.data.train_files))
         if path.name.startswith("train")
     ]
-    found = [str(path) for path in siblings if path.is_file() or known_dataset(str(path))]
+    found = [str(path) for path in siblings if path.exists() or known_dataset(str(path))]
+    found += [path for path in files_of(config.data.train_files) if held_out_split(path)]
     fill("data.val_files", found or None, "beside data.train_files")
     return [] if found else ["data.val_files is unset: there will be no validation"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from paddock.config import recipes, rollout_correction, tree
-from paddock.config.paths import missing_file
+from paddock.config.paths import files_of, missing_file
 from paddock.config.rewards import absent_files, reward_parts
 from paddock.config.roles import POLICY_LOSSES
 from paddock.config.schema import LOGGERS, Config
@@ -457,6 +457,23 @@ def data_files_are_named(config: Config) -> None:
             )
 
 
+def weights_suit_the_files(config: Config) -> None:
+    data, key = config.data, "data.train_weights"
+    if data.train_weights is None:
+        return
+    files = files_of(data.train_files)
+    if len(data.train_weights) != len(files):
+        reason = f"there are {len(files)} in data.train_files and {len(data.train_weights)} weights"
+        raise UserError(reason, key=key, value=data.train_weights, fix=f"{key}=[{','.join('1' for _ in files)}]")
+    if any(not weight > 0 for weight in data.train_weights):
+        reason = "a weight must be above 0"
+        raise UserError(reason, key=key, value=data.train_weights, fix="leave a file out of data.train_files instead")
+    for other in ("data.sampler.class_path", "data.custom_cls.path"):
+        if tree.get(config, other):
+            reason = f"{other} decides which rows come, and in which order"
+            raise UserError(reason, key=key, value=data.train_weights, fix=f"leave one of the two out: ~{key}")
+
+
 def plugin_files_exist(config: Config) -> None:
     """Python files that a run imports are looked for at once: a wrong path is the commonest mistake."""
     for path in absent_files(config):
@@ -510,6 +527,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     reward_model_is_named,
     reward_settings_agree,
     data_files_are_named,
+    weights_suit_the_files,
     plugin_files_exist,
     rewards_have_names_and_weights,
 )

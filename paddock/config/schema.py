@@ -32,7 +32,10 @@ class SamplerConfig:
 
 @dataclass
 class DataConfig:
-    train_files: Any = key(None, "parquet, json or jsonl; one path or a list", path=True)
+    train_files: Any = key(
+        None, "parquet, jsonl, json, csv, a folder, or a data set of the hub (org/name); one or a list", path=True
+    )
+    train_weights: list[float] | None = key(None, "how often each of train_files is drawn from; unset: by its rows")
     val_files: Any = key(None, "the same for validation", path=True)
     train_batch_size: int = key(1024, "prompts per step", low=1)
     val_batch_size: int | None = key(None, "prompts per validation batch; unset: all", low=1)
@@ -44,7 +47,8 @@ class DataConfig:
     filter_overlong_prompts: bool = key(True, "leave out prompts that are too long")
     filter_overlong_prompts_workers: int = key(1, "processes that filter", low=1)
     truncation: str = key("error", "what becomes of a too long prompt", choices=("error", "left", "right", "middle"))
-    prompt_key: str = key("prompt", "column of the messages")
+    prompt_key: str = key("prompt", "column of the messages; default, if there is none: question, problem, ...")
+    answer_key: str | None = key(None, "column of the true answer; unset: answer, solution, ground_truth or label")
     reward_fn_key: str = key("data_source", "column that picks the scorer")
     image_key: str = key("images", "column of images")
     video_key: str = key("videos", "column of videos")

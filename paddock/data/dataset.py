@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import itertools
 import logging
-import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,18 +15,22 @@ import numpy as np
 from paddock.config.schema import DataConfig
 from paddock.core.images import Images
 from paddock.core.rng import permutation
-from paddock.data.chat import Messages, PromptEncoder, messages_of, truncated
+from paddock.data.chat import Messages, PromptEncoder, truncated
+from paddock.data.columns import scored, wanted_columns
 from paddock.data.images import Asked, ImagePrompts, ImageReader
+from paddock.data.kept import kept_arrays
+from paddock.data.labels import Labels
 from paddock.data.lengths import prompt_lengths
 from paddock.data.plugins import tables_of
-from paddock.data.tables import Record, Table, bad_row
+from paddock.data.processes import MANY, over_ranges, same_processes
+from paddock.data.reading import EXTRA, MODEL, RULE, TRUTH, PromptLengths, Rows, Scorers, source_of, style_of, truth_of
+from paddock.data.tables import Record, Table
 from paddock.errors import UserError
 
 log = logging.getLogger(__name__)
 
-TRUTH = "reward_model"
-EXTRA = "extra_info"
-RULE, MODEL, BOTH = "rule", "model", "both"
+STYLES = (RULE, MODEL)
+BOTH = "both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class PromptRow:
 
 
 class PromptDataset:
-    """The rows of one or several files, one after the other. Keeps Arrow tables or JSON lines, never Python rows."""
+    """The rows of one or several files, one after the other. Rows stay on disk, or packed in memory."""
 
     def __init__(
         self, files: Any, tokenizer: Any, config: DataConfig, *, key: str, most: int = -1, shuffle: bool = False,
@@ -64,10 +65,13 @@ class PromptDataset:
         self.config, self.key = config, key
         self.encoder = PromptEncoder(tokenizer, config.apply_chat_template_kwargs)
         self.prompts = ImagePrompts(self.encoder, reader, config.prompt_key, config.image_key)
-        wanted = [config.prompt_key, config.reward_fn_key, TRUTH, EXTRA, config.image_key, config.video_key]
-        self.tables = tables_of(files, tokenizer, config, key, lambda path: wanted)
-        self.starts = [0, *itertools.accumulate(table.count for table in self.tables)]
-        self.row_styles: list[str] = []
+        with same_processes():
+            self._prepare(files, tokenizer, most, shuffle)
+
+    def _prepare(self, files: Any, tokenizer: Any, most: int, shuffle: bool) -> None:
+        """Opens the files, checks every row, and chooses those that are used."""
+        self._open(files, tokenizer)
+        self.row_styles: Labels
         """Who scores each row, as the files have it."""
         self.scored_by = {MODEL: RULE}
         """The style that rows of a style get in this run, where it is another: without a model, rules score all."""
@@ -75,8 +79,25 @@ class PromptDataset:
         self._content = b"".join(table.digest() for table in self.tables)
         self.kept = self._choose(most, shuffle)
         self.left_out = 0
-        if config.filter_overlong_prompts:
+        if self.config.filter_overlong_prompts:
             self._leave_out_overlong()
+
+    def _open(self, files: Any, tokenizer: Any) -> None:
+        """Opens the tables of `files`, the rows of which are checked afterwards."""
+        config, templated = self.config, tokenizer.chat_template is not None
+        opened = tables_of(files, tokenizer, config, self.key, lambda columns: wanted_columns(columns, config))
+        self._arrange([[self._adapted(table, templated) for table in tables] for tables in opened])
+
+    def _adapted(self, table: Table, templated: bool) -> Table:
+        return table if self.config.custom_cls.path else scored(table, self.config, templated, self.key)
+
+    def _arrange(self, opened: list[list[Table]]) -> None:
+        """`opened` has the tables of each entry of the key."""
+        self.tables = [table for tables in opened for table in tables]
+        self.reading = Rows(self.tables, self.config, self.prompts.reader is not None)
+        self.starts = self.reading.starts
+        self.entries = [0, *itertools.accumulate(sum(table.count for table in tables) for tables in opened)]
+        """Where the rows of each entry begin, and where the last one's end."""
 
     @classmethod
     def train(cls, config: DataConfig, tokenizer: Any, reader: ImageReader | None = None) -> PromptDataset:
@@ -101,6 +122,11 @@ class PromptDataset:
         """Rows of all files, those left out included: indices are below it."""
         return self.starts[-1]
 
+    @property
+    def rows_of_entries(self) -> list[int]:
+        """How many rows each entry of the key gives, of those that are used."""
+        return np.diff(np.searchsorted(self.kept, self.entries)).tolist()
+
     def rows(self, positions: Sequence[int]) -> list[PromptRow]:
         """The rows at these positions among those that are used, tokenised together."""
         return self._rows([int(self.kept[position]) for position in positions])
@@ -108,7 +134,7 @@ class PromptDataset:
     @property
     def sources(self) -> dict[str, int]:
         """How many rows each data source gives."""
-        return dict(Counter(self.row_sources[index] for index in self.kept))
+        return self.row_sources.counts(self.kept)
 
     @property
     def shows_images(self) -> bool:
@@ -116,32 +142,31 @@ class PromptDataset:
 
     def one_of_each_source(self) -> list[PromptRow]:
         """The first row of every data source and style, to try a scorer on before training starts."""
-        first: dict[tuple[str, str], int] = {}
-        for index in self.kept.tolist():
-            first.setdefault((self.row_sources[index], self.row_styles[index]), index)
-        return self._rows(list(first.values()))
+        pairs = self.row_sources.codes[self.kept].astype(np.int64) * len(STYLES) + self.row_styles.codes[self.kept]
+        _, first = np.unique(pairs, return_index=True)
+        return self._rows(self.kept[np.sort(first)].tolist())
 
     @property
     def identity(self) -> str:
         """Equal for equal files, in the same order, of which the same rows are used."""
         return hashlib.sha256(self._content + self.kept.astype("<i8").tobytes()).hexdigest()
 
-    def _check(self) -> list[str]:
+    def _check(self) -> Labels:
         """Names the first row that no scorer could be called for; returns the source of every row."""
         if not self.tables:
             raise UserError("no data file is named", key=self.key, fix=f"{self.key}=train.parquet")
-        source, sources = self.config.reward_fn_key, list[str]()
+        source, sources, styles = self.config.reward_fn_key, list[Labels](), list[Labels]()
         for table in self.tables:
             if not table.count:
                 raise UserError("holds no rows", key=self.key, value=table.path, fix="write it again, or leave it out")
             for column in (self.config.prompt_key, source, TRUTH):
                 if column not in table.columns:
                     raise self._missing(table, column)
-            for row, record in enumerate(table.records((source, TRUTH))):
-                sources.append(sys.intern(_source(record[source], table.place(row), source)))
-                _truth(record[TRUTH], table.place(row))
-                self.row_styles.append(_style(record[TRUTH]))
-        return sources
+            found = _labels(table, source)
+            sources.append(found[0])
+            styles.append(found[1])
+        self.row_styles = Labels.joined(styles)
+        return Labels.joined(sources)
 
     def _missing(self, table: Table, column: str) -> UserError:
         setting = {self.config.prompt_key: "data.prompt_key", self.config.reward_fn_key: "data.reward_fn_key"}.get(
@@ -164,10 +189,12 @@ class PromptDataset:
         def measure(positions: range) -> list[int]:
             return self.prompts.lengths(self._asked([int(self.kept[position]) for position in positions]))
 
+        texts = PromptLengths(self.reading, self.kept, self.encoder)
+        work = measure if self.prompts.reader else texts
         known, identity = self.prompts.identity(), None
         if known:
             identity = hashlib.sha256(known + self.identity.encode() + column.encode()).digest()
-        lengths = prompt_lengths(len(self), measure, self.config.filter_overlong_prompts_workers, identity)
+        lengths = prompt_lengths(len(self), work, self.config.filter_overlong_prompts_workers, identity)
         fits = lengths <= longest
         if not fits.any():
             reason = f"every prompt of {self.key} is longer: the shortest has {lengths.min()} tokens"
@@ -187,11 +214,11 @@ class PromptDataset:
                 group=index,
                 tokens=self._shortened(tokens, images, row.place),
                 messages=row.messages,
-                data_source=_source(row.record[config.reward_fn_key], row.place, config.reward_fn_key),
-                ground_truth=_truth(row.record[TRUTH], row.place),
+                data_source=source_of(row.record[config.reward_fn_key], row.place, config.reward_fn_key),
+                ground_truth=truth_of(row.record[TRUTH], row.place),
                 extra_info=row.record.get(EXTRA) or {},
                 place=row.place,
-                style=self.scored_by.get(style := _style(row.record[TRUTH]), style),
+                style=self.scored_by.get(style := style_of(row.record[TRUTH]), style),
                 images=images,
             )
             for index, row, (tokens, images) in zip(indices, rows, self.prompts.encode(rows), strict=True)
@@ -209,46 +236,27 @@ class PromptDataset:
 
     def _prompts(self, indices: list[int]) -> tuple[list[str], list[Messages], list[Record]]:
         """Where each row stands, what it asks, and all it holds."""
-        found = [self._find(index) for index in indices]
-        places = [table.place(row) for table, row in found]
-        records = [table.row(row) for table, row in found]
-        column = self.config.prompt_key
-        for place, record in zip(places, records, strict=True):
-            for media, what in ((self.config.image_key, "images"), (self.config.video_key, "videos")):
-                if record.get(media) and (what == "videos" or self.prompts.reader is None):
-                    why = "which are not read" if what == "videos" else "and what is trained here reads none"
-                    raise bad_row(place, media, f"holds {what}, {why}", "remove the column")
-            if not isinstance(extra := record.get(EXTRA), dict | None):
-                raise bad_row(place, EXTRA, f"is {extra!r:.80}, not an object", "make it {...}, or leave it out")
-        messages = [
-            messages_of(record.get(column), place, column) for place, record in zip(places, records, strict=True)
-        ]
-        return places, messages, records
+        return self.reading.prompts(indices)
 
     def _find(self, index: int) -> tuple[Table, int]:
-        number = bisect.bisect_right(self.starts, index) - 1
-        return self.tables[number], index - self.starts[number]
+        return self.reading.find(index)
 
 
-def _source(value: Any, place: str, column: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise bad_row(
-            place, column, f"is {value!r:.80}, not the name of a source", "name the source, e.g. openai/gsm8k"
-        )
-    return value
+def _labels(table: Table, source: str) -> tuple[Labels, Labels]:
+    """The data source and the style of each row. Of a large table they are kept on disk, by its content."""
 
+    def make() -> dict[str, np.ndarray]:
+        styles = np.zeros(table.count, np.int8)
 
-def _style(value: dict[str, Any]) -> str:
-    return MODEL if value.get("style") == MODEL else RULE
+        def sources() -> Iterator[str]:
+            for row, (name, style) in enumerate(over_ranges(table.count, work)):
+                styles[row] = STYLES.index(style)
+                yield name
 
+        labels = Labels.of(sources(), table.count)
+        return {"names": np.array(labels.names, dtype=np.str_), "codes": labels.codes, "styles": styles}
 
-def _truth(value: Any, place: str) -> Any:
-    """`reward_model` is `{style: rule, ground_truth: ...}`, or `{style: model}` where a reward model scores."""
-    if not isinstance(value, dict):
-        raise bad_row(place, TRUTH, f"is {value!r:.80}", 'make it {"style": "rule", "ground_truth": "..."}')
-    truth = value.get("ground_truth")
-    if truth is None and value.get("style") != "model":
-        raise bad_row(
-            place, TRUTH, "has no ground_truth", 'add one, or "style": "model" if a reward model scores the row'
-        )
-    return truth
+    work = Scorers(table, source)
+    identity = hashlib.sha256(b"scorers 1" + table.digest() + source.encode()).digest()
+    found = kept_arrays("rows", identity, make) if table.count >= MANY else make()
+    return Labels(list(found["names"]), found["codes"]), Labels(STYLES, found["styles"])

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from paddock.config.schema import DataConfig
 from paddock.core.batch import Batch
 from paddock.core.rng import permutation
 from paddock.data.dataset import PromptDataset, PromptRow
+from paddock.data.mixture import Mixture
 from paddock.data.plugins import Order
 from paddock.errors import UserError
 
@@ -32,14 +34,16 @@ class Loader:
         shuffle: bool = True,
         look_ahead: bool = True,
         sampler: Order | None = None,
+        weights: Sequence[float] | None = None,
     ):
-        """`sampler` decides the order, where the user has one.
+        """`sampler` decides the order, where the user has one; `weights` how often each file of the data set comes.
 
         `look_ahead` tokenises the next batch in a thread while this one is trained on: one thread is enough, as the
         tokenizer's own native threads share its work. A `data.dataloader_num_workers` above 0 asks for it.
         """
         self.dataset, self.batch_size, self.seed, self.shuffle = dataset, batch_size, seed, shuffle
-        self.sampler = sampler
+        self.sampler, self.weights = sampler, None if weights is None else [float(weight) for weight in weights]
+        self.mixture = Mixture(dataset.rows_of_entries, weights, seed, shuffle) if weights else None
         self._ahead = LookAhead(dataset) if look_ahead else None
         self._start(0, 0)
         self._require(batch_size, "data.train_batch_size")
@@ -49,7 +53,7 @@ class Loader:
         look_ahead = config.dataloader_num_workers > 0
         sampler = Order(config, dataset) if config.sampler.class_path else None
         return cls(dataset, config.train_batch_size, seed=config.seed or 0, shuffle=config.shuffle,
-                   look_ahead=look_ahead, sampler=sampler)  # fmt: skip
+                   look_ahead=look_ahead, sampler=sampler, weights=config.train_weights)  # fmt: skip
 
     @property
     def steps_per_epoch(self) -> int:
@@ -69,12 +73,14 @@ class Loader:
         self._require(count, "data.gen_batch_size")
         if self._remaining() < count:
             self._start(self.epoch + 1, 0)
-        epoch, positions = self.epoch, self.order[self.position : self.position + count]
+        chosen = slice(self.position, self.position + count)
+        positions, passes = self._positions(chosen), self.passes[chosen]
         self.position += count
         rows = self._ahead.take(positions) if self._ahead else self.dataset.rows(positions)
         if self._ahead and self._remaining() >= count:
-            self._ahead.expect(self.order[self.position : self.position + count])
-        return [replace(row, group=epoch * self.dataset.total + row.index) for row in rows]
+            self._ahead.expect(self._positions(slice(self.position, self.position + count)))
+        total = self.dataset.total
+        return [replace(row, group=int(again) * total + row.index) for row, again in zip(rows, passes, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "position": self.position, **self._identity()}
@@ -99,17 +105,26 @@ class Loader:
             raise UserError(reason, key=key, value=count, fix=f"at most {len(self.order)}")
 
     def _identity(self) -> dict[str, Any]:
-        identity = {"data": self.dataset.identity, "seed": self.seed, "shuffle": self.shuffle}
+        identity = {"data": self.dataset.identity, "seed": self.seed, "shuffle": self.shuffle, "weights": self.weights}
         return identity | {"sampler": self.sampler.name if self.sampler else None}
 
     def _start(self, epoch: int, position: int) -> None:
         self.epoch, self.position = epoch, position
-        self.order: list[int]
-        if self.sampler:
-            self.order = self.sampler(epoch)
+        self.order: np.ndarray
+        self.passes: np.ndarray
+        """How often each row of the order came before: its draws have ids of their own."""
+        if self.mixture:
+            self.order, self.passes = self.mixture(epoch)
             return
-        count = len(self.dataset)
-        self.order = permutation(count, self.seed, epoch).tolist() if self.shuffle else list(range(count))
+        if self.sampler:
+            self.order = np.array(self.sampler(epoch))
+        else:
+            count = len(self.dataset)
+            self.order = permutation(count, self.seed, epoch).numpy() if self.shuffle else np.arange(count)
+        self.passes = np.broadcast_to(np.int64(epoch), len(self.order))
+
+    def _positions(self, chosen: slice) -> list[int]:
+        return [int(position) for position in self.order[chosen]]
 
     def _remaining(self) -> int:
         return len(self.order) - self.position
@@ -120,6 +135,7 @@ SAME = {
     "seed": ("data.seed", "another seed"),
     "shuffle": ("data.shuffle", "another order"),
     "sampler": ("data.sampler.class_path", "another sampler"),
+    "weights": ("data.train_weights", "other weights"),
 }
 
 

@@ -7,9 +7,10 @@ from functools import cached_property
 from typing import Any
 
 from paddock.data.chat import Messages, messages_of
+from paddock.data.labels import Labels
 from paddock.data.tables import Record, Table, bad_row
 from paddock.data.transcript import closing
-from paddock.data.unscored import UNKNOWN, AnswerDataset, text_of
+from paddock.data.unscored import AnswerDataset, text_of
 from paddock.errors import UserError
 
 CHOSEN, REJECTED = "chosen", "rejected"
@@ -34,7 +35,7 @@ class PairDataset(AnswerDataset):
     conversation, it is what was asked, and a prompt column is not needed.
     """
 
-    def _check(self) -> list[str]:
+    def _check(self) -> Labels:
         if not self.tables:
             raise UserError("no data file is named", key=self.key, fix=f"{self.key}=pairs.parquet")
         for table in self.tables:
@@ -46,7 +47,7 @@ class PairDataset(AnswerDataset):
             used = [name for name in (self.config.prompt_key, CHOSEN, REJECTED) if name in table.columns]
             for row, record in enumerate(table.records(used)):
                 self._parts(record, table.place(row))
-        return [UNKNOWN] * self.total
+        return self._unlabelled()
 
     def _missing(self, table: Table, column: str) -> UserError:
         there = ", ".join(map(repr, table.columns)) or "none"

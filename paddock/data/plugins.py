@@ -18,7 +18,7 @@ import torch
 from paddock.config.paths import files_of
 from paddock.config.schema import DataConfig
 from paddock.core.registry import suggest
-from paddock.data.tables import Record, Table, open_table
+from paddock.data.tables import Record, Table, open_tables
 from paddock.errors import UserError
 
 ROWS, ORDER = "data.custom_cls", "data.sampler"
@@ -26,20 +26,21 @@ MESSAGES = "raw_prompt"  # what data sets written for other trainers call the co
 
 
 def tables_of(
-    files: Any, tokenizer: Any, config: DataConfig, key: str, wanted: Callable[[str], Sequence[str]]
-) -> list[Table]:
-    """The data files, or what the user's data set makes of them; of a file the `wanted` columns are read."""
+    files: Any, tokenizer: Any, config: DataConfig, key: str, wanted: Callable[[list[str]], Sequence[str]]
+) -> list[list[Table]]:
+    """The tables of each data file, or what the user's data set makes of them all; of a file's columns the `wanted`
+    ones are read."""
     paths = files_of(files)
     plugin = config.custom_cls
     if plugin.path is None:
-        return [open_table(path, key, wanted(path)) for path in paths]
+        return [open_tables(path, key, wanted) for path in paths]
     found = class_at(plugin.path, plugin.name, ROWS, "name")
     given = {"data_files": paths, "tokenizer": tokenizer, "processor": None, "config": config}
     rows = made(found, {name: given[name] for name in taken(found, given)}, ROWS)
     for method in ("__len__", "__getitem__"):
         if not hasattr(rows, method):
             raise UserError(f"{found.__name__} has no {method}", key=f"{ROWS}.name", fix="a map-style torch Dataset")
-    return [table_of(f"{plugin.path}:{found.__name__}", rows, config.prompt_key)]
+    return [[table_of(f"{plugin.path}:{found.__name__}", rows, config.prompt_key)]]
 
 
 def table_of(path: str, rows: Any, prompt_key: str) -> Table:

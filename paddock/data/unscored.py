@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from paddock.config.schema import DataConfig
-from paddock.data.chat import Messages, PromptEncoder, messages_of, whole_text
-from paddock.data.dataset import EXTRA, PromptDataset, PromptRow
-from paddock.data.images import ImagePrompts, ImageReader
+import numpy as np
+
+from paddock.data.chat import Messages, messages_of, whole_text
+from paddock.data.columns import asked
+from paddock.data.dataset import STYLES, PromptDataset, PromptRow
+from paddock.data.labels import Labels
 from paddock.data.lengths import prompt_lengths
 from paddock.data.plugins import tables_of
-from paddock.data.rows import columns
+from paddock.data.reading import EXTRA
 from paddock.data.tables import Record, Table, bad_row
 from paddock.errors import UserError
 
@@ -29,23 +29,11 @@ ANSWER_COLUMNS = ("answer", "response")
 class UnscoredDataset(PromptDataset):
     """Needs a prompt column alone; a row's `extra_info` is all that it holds."""
 
-    def __init__(
-        self, files: Any, tokenizer: Any, config: DataConfig, *, key: str, most: int = -1, shuffle: bool = False,
-        reader: ImageReader | None = None,
-    ):  # fmt: skip
-        self.config, self.key = config, key
-        self.encoder = PromptEncoder(tokenizer, config.apply_chat_template_kwargs)
-        self.prompts = ImagePrompts(self.encoder, reader, config.prompt_key, config.image_key)
-        self.tables = tables_of(files, tokenizer, config, key, lambda path: _all_columns(path, key))
-        self.starts = [0, *itertools.accumulate(table.count for table in self.tables)]
-        self.row_sources = self._check()
-        self._content = b"".join(table.digest() for table in self.tables)
-        self.kept = self._choose(most, shuffle)
-        self.left_out = 0
-        if self.config.filter_overlong_prompts:
-            self._leave_out_overlong()
+    def _open(self, files: Any, tokenizer: Any) -> None:
+        opened = tables_of(files, tokenizer, self.config, self.key, lambda columns: columns)
+        self._arrange([[asked(table, self.config) for table in tables] for tables in opened])
 
-    def _check(self) -> list[str]:
+    def _check(self) -> Labels:
         if not self.tables:
             raise UserError("no data file is named", key=self.key, fix=f"{self.key}=rows.parquet")
         for table in self.tables:
@@ -53,7 +41,12 @@ class UnscoredDataset(PromptDataset):
                 raise UserError("holds no rows", key=self.key, value=table.path, fix="write it again, or leave it out")
             if self.config.prompt_key not in table.columns:
                 raise self._missing(table, self.config.prompt_key)
-        return [UNKNOWN] * self.total
+        return self._unlabelled()
+
+    def _unlabelled(self) -> Labels:
+        """One source and one style for all rows: no scorer is called for them."""
+        self.row_styles = Labels(STYLES, np.zeros(self.total, np.int8))
+        return Labels([UNKNOWN], np.zeros(self.total, np.int32))
 
     def _rows(self, indices: list[int]) -> list[PromptRow]:
         rows = self._asked(indices)
@@ -71,7 +64,7 @@ class AnswerDataset(UnscoredDataset):
     conversation that ends with the assistant's, `extra_info.answer`. Without a prompt column, `messages` is the prompt.
     """
 
-    def _check(self) -> list[str]:
+    def _check(self) -> Labels:
         if self.tables and all(self._has_only_messages(table) for table in self.tables):
             self.config = replace(self.config, prompt_key=MESSAGES)
         sources = super()._check()
@@ -141,11 +134,6 @@ class AnswerDataset(UnscoredDataset):
                 fix=f"{len(answer)} or more, data.filter_overlong_prompts=True, or data.truncation=right",
             )
         return answer[:longest]
-
-
-def _all_columns(path: str, key: str) -> Sequence[str]:
-    """Of a parquet file; of others every column is read anyway."""
-    return columns(path, key=key) if path.endswith(".parquet") else ()
 
 
 def split(prompt: Messages, record: Record, place: str, column: str) -> tuple[Messages, str]:

@@ -114,6 +114,12 @@ def this_machine() -> Machine:
     )
 
 
+def cache_folder(kind: str) -> Path:
+    """The user's own, for one kind of work that would be done again. It may not exist, nor be writable."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "paddock" / kind
+
+
 def _wandb_ready() -> bool:
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
     told = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paddock.errors import UserError
+from paddock.facts.machine import cache_folder
 
 BUILTIN = "builtin:"
 """Prefix of models and data that come with the package."""
@@ -398,6 +399,43 @@ def shape_of(path: str) -> ModelShape | None:
             return from_config(read_config(file), path)
     name = path if path in table() else short_names().get(expanded.name.lower())
     return None if name is None else from_config(table()[name], path)
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A language model on this disk."""
+
+    path: str
+    shape: ModelShape
+    chats: bool
+    """True if its tokenizer has a chat template."""
+
+
+def local_models() -> list[LocalModel]:
+    """Language models that are complete on this disk: fetched by `paddock models get`, or in the hub's cache."""
+    fetched = sorted(cache_folder("models").glob("*/config.json"))
+    names = sorted(folder.name for folder in hub_cache().glob("models--*"))
+    cached = [(name.removeprefix("models--").replace("--", "/"), None) for name in names]
+    found = []
+    for path, file in [*((str(file.parent), file) for file in fetched), *cached]:
+        file = file or cached_config(path)
+        if file is None or not any(file.parent.glob("*.safetensors")):
+            continue
+        try:
+            values = read_config(file)
+            if not str((values.get("architectures") or [""])[0]).endswith("ForCausalLM"):
+                continue
+            found.append(LocalModel(path, from_config(values, path), _chats(file.parent)))
+        except UserError:  # nobody asked for this one
+            continue
+    return found
+
+
+def _chats(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    config = folder / "tokenizer_config.json"
+    return config.is_file() and '"chat_template"' in config.read_text(errors="replace")
 
 
 def read_config(file: Path) -> Mapping[str, Any]:

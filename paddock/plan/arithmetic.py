@@ -20,9 +20,9 @@ from paddock.config.topology import (
     world_size,
 )
 from paddock.data.builtin import builtin_rows
-from paddock.data.rows import count_rows
 from paddock.errors import UserError
 from paddock.facts.datasets import known_dataset
+from paddock.facts.files import count_rows, hub_name
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ def data_files(config: Config, split: str, strict: bool = True) -> list[DataFile
 def _data_file(key: str, path: str, split: str, strict: bool) -> DataFile:
     if path.startswith(BUILTIN):
         return DataFile(path, len(builtin_rows(path)), here=True)
-    if os.path.isfile(path):
+    if os.path.exists(path):
         return DataFile(path, count_rows(path, key=key), here=True)
+    if hub_name(path):
+        return DataFile(path, None, here=True)
     known = known_dataset(path)
-    if os.path.isdir(path):
-        raise missing_file(key, path)
     if known is None and strict:
         raise missing_file(key, path, "check the path; to plan without the data, add --rows N")
     return DataFile(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from paddock.config import recipes
+from paddock.config import own_data, recipes
 from paddock.config.load import Loaded, load
 from paddock.config.overrides import parse
 from paddock.config.rules import set_by_user
@@ -42,10 +42,14 @@ class Command:
         own = defaults.keys() - given.keys()
         loaded.origins |= dict.fromkeys(own, f"paddock {self.name}")
         loaded.warnings = [warning for warning in loaded.warnings if warning.split()[0] not in own]
+        idle = tuple(f"{own_data.CHOSEN}{key}=" for key in loaded.origins if not self.is_read(key))
+        loaded.warnings = [warning for warning in loaded.warnings if not warning.startswith(idle)]
         loaded.warnings += self.unread(loaded)
         return loaded
 
     def situation(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        if own_data.applies(given):
+            return {}
         if any(given.get(key) is not None for key in recipes.EMBEDDED_UNLESS_SET):
             return self.real
         return {**recipes.EMBEDDED, **self.embedded} if self.embedded else {}
@@ -65,8 +69,11 @@ class Command:
         return [
             f"{key} has no effect on `paddock {self.name}`"
             for key, origin in loaded.origins.items()
-            if set_by_user(origin) and key not in told and not any(fnmatchcase(key, name) for name in self.reads)
+            if set_by_user(origin) and key not in told and not self.is_read(key)
         ]
+
+    def is_read(self, key: str) -> bool:
+        return any(fnmatchcase(key, name) for name in self.reads)
 
 
 def text(value: Any) -> str:

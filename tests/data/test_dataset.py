@@ -12,7 +12,7 @@ from byte_tokenizer import byte_tokenizer
 from pyarrow import parquet
 
 from paddock.config.schema import DataConfig
-from paddock.data import lengths
+from paddock.data import lengths, processes
 from paddock.data.dataset import PromptDataset
 from paddock.errors import UserError
 
@@ -148,7 +148,7 @@ def test_data_without_a_prompt_that_fits_is_refused(tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_the_number_of_workers_does_not_change_what_is_left_out(tmp_path, workers, monkeypatch):
-    monkeypatch.setattr(lengths, "CHUNK", 7)
+    monkeypatch.setattr(processes, "CHUNK", 7)
     file = write(tmp_path / "a.jsonl", [record("x" * (n % 40)) for n in range(100)])
     rows = dataset(file, max_prompt_length=20, filter_overlong_prompts_workers=workers)
     assert rows.kept.tolist() == [n for n in range(100) if n % 40 + 3 <= 20]
@@ -161,13 +161,13 @@ def test_the_number_of_workers_does_not_change_what_is_left_out(tmp_path, worker
 def measured(monkeypatch) -> list[int]:
     """How many prompts were measured, not read from the cache: one entry for each data set."""
     counts: list[int] = []
-    original = lengths._measure
+    original = lengths.over_ranges
 
     def count(number, *rest):
         counts.append(number)
         return original(number, *rest)
 
-    monkeypatch.setattr(lengths, "_measure", count)
+    monkeypatch.setattr(lengths, "over_ranges", count)
     return counts
 
 

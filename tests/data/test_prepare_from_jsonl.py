@@ -68,8 +68,24 @@ def test_held_out_questions_are_the_same_everywhere_and_never_trained_on(tmp_pat
     train, test = (
         {row["extra_info"]["question"] for row in rows(tmp_path / "a", split)} for split in ("train", "test")
     )
-    assert len(test) == 20 and not train & test and len(train | test) == 150
+    assert len(rows(tmp_path / "a", "test")) == 20  # rows, of which some ask the same
+    assert 10 <= len(test) < 20 and not train & test and len(train | test) == 150
     assert test == {row["extra_info"]["question"] for row in rows(tmp_path / "b", "test")}
+
+
+@pytest.mark.parametrize("distinct", [1000, 100, 10, 3])
+def test_repeated_questions_do_not_change_the_share_that_is_held_out(tmp_path, distinct):
+    file = write(tmp_path / "a.jsonl", [{"prompt": f"{n % distinct}?", "answer": "x"} for n in range(1000)])
+    assert prepare(file, "--test-share", "0.1") == 0
+    held_out = len(rows(tmp_path, "test"))
+    assert held_out == (100 if distinct > 3 else 333)  # a question of 333 rows is on one side
+    assert len(rows(tmp_path)) == 1000 - held_out
+
+
+def test_one_question_alone_is_not_held_out(tmp_path, capsys):
+    file = write(tmp_path / "a.jsonl", [{"prompt": "same?", "answer": "x"}] * 20)
+    assert prepare(file, "--test-share", "0.1") == 2
+    assert "nothing is left to train on" in capsys.readouterr().err
 
 
 def test_a_file_for_validation(tmp_path, capsys):

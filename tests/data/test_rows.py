@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from paddock.data.rows import columns, count_rows
 from paddock.errors import UserError
+from paddock.facts.files import columns, count_rows
 
 ROWS = [{"data_source": "a", "prompt": [{"role": "user", "content": str(n)}]} for n in range(3)]
 
@@ -49,15 +49,16 @@ def test_a_missing_file_names_the_key_and_the_command_that_makes_it(tmp_path):
         columns(tmp_path / "mine.parquet", key="data.val_files")
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "rows", "rows.parquet.tmp"])
+@pytest.mark.parametrize("name", ["rows.txt", "rows", "rows.parquet.tmp", "rows.parquet.gz"])
 def test_an_unknown_suffix_is_refused(tmp_path, name):
     (tmp_path / name).write_text("a,b")
-    with pytest.raises(UserError, match=r"must end in \.parquet, \.json, \.jsonl"):
+    with pytest.raises(UserError, match=r"must end in \.parquet, \.jsonl, .*\.csv"):
         count_rows(tmp_path / name)
 
 
-def test_a_folder_is_not_a_file(tmp_path):
-    with pytest.raises(UserError, match="is a folder"):
+def test_a_folder_without_data_files_is_refused(tmp_path):
+    (tmp_path / "readme.md").write_text("no rows")
+    with pytest.raises(UserError, match="the folder holds no data files"):
         count_rows(tmp_path)
 
 
@@ -79,7 +80,7 @@ def test_an_empty_file_has_no_rows(tmp_path):
 
 def test_the_planner_can_import_it_without_torch_or_pyarrow():
     code = (
-        "import sys; import paddock.data.rows, paddock.facts.datasets, paddock.data.prepare; "
+        "import sys; import paddock.facts.files, paddock.facts.datasets, paddock.data.prepare; "
         "sys.exit(any(name in sys.modules for name in ('torch', 'pyarrow', 'datasets', 'rich')))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,8 +39,15 @@ def run(argv: Sequence[str]) -> int:
             row["extra_info"] |= {"split": split, "index": index}
     written = {split: found for split, found in splits.items() if found}
     write_splits(target, written, schema())
-    print(summary(written, target, "train" if options.style == RULE else "train reward_model.enable=True"))
+    print(summary(written, target, *next_step(options)))
     return 0
+
+
+def next_step(options: argparse.Namespace) -> tuple[str, str]:
+    """The command that trains on the rows, and the keys behind its files: who scores, if the rows do not say it."""
+    if options.style == MODEL:
+        return "train reward_model.enable=True", "reward_model.model.path=FOLDER (of the reward model)"
+    return "train", "" if options.data_source else "reward=exact_match"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -131,10 +139,20 @@ def _truth(record: Record, options: argparse.Namespace) -> str | None:
 
 
 def divided(rows: list[Row], share: float) -> dict[str, list[Row]]:
-    """The same rows are held out on every machine; equal questions stay on one side."""
+    """The same rows are held out on every machine; equal questions stay on one side.
+
+    Of the questions, in the order of their hashes, those are held out whose rows together do not exceed the share; if
+    each one is repeated more often than that, the one with the fewest rows.
+    """
     names = [hashlib.blake2b(json.dumps(row["prompt"]).encode(), digest_size=8).digest() for row in rows]
-    count = round(share * len(rows)) or int(share > 0 and len(rows) > 1)
-    held_out = set(sorted(set(names))[:count])
+    asked = wanted = round(share * len(rows)) or int(share > 0 and len(rows) > 1)
+    held_out: set[bytes] = set()
+    for name, repeats in sorted(Counter(names).items()):
+        if repeats <= wanted:
+            held_out.add(name)
+            wanted -= repeats
+    if asked and not held_out:
+        held_out = {min(Counter(names).items(), key=lambda item: (item[1], item[0]))[0]}
     splits: dict[str, list[Row]] = {"train": [], "test": []}
     for name, row in zip(names, rows, strict=True):
         splits["test" if name in held_out else "train"].append(row)

@@ -6,17 +6,16 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paddock.data.hub import first_line, load_from_hub
 from paddock.errors import UserError
 
 FLAG = "--local_dataset_path"
 SPLITS = ("train", "test")
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json")
-HUB_TIMEOUT = 10.0  # seconds
 LAYOUTS = (
     "give a folder that holds train and test as .jsonl, .jsonl.gz or .json files, a folder written by datasets' "
     "save_to_disk, a clone of the hub's repository, or train/<subject>/*.json and test/<subject>/*.json"
@@ -72,20 +71,11 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 def from_hub(name: str, config: str | None, splits: Sequence[str] = SPLITS) -> Splits:
     """The records as the hub publishes them; with HF_HUB_OFFLINE=1, from the cache."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
     try:
-        # One question with a time limit: `load_dataset` alone retries an unreachable hub for half a minute.
-        with suppress(OfflineModeIsEnabled):
-            HfApi().dataset_info(name, timeout=HUB_TIMEOUT)
-
-        import datasets
-
-        loaded = datasets.load_dataset(name, config)
+        loaded = load_from_hub(name, config)
     except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's errors
         raise UserError(
-            f"cannot fetch {name} from the hub: {_first_line(error)}",
+            f"cannot fetch {name} from the hub: {first_line(error)}",
             fix=f"get a copy on a machine that can, and pass its folder: {FLAG} PATH (HF_HUB_OFFLINE=1 uses the cache)",
         ) from error
     return _named(loaded, name, splits)
@@ -101,7 +91,7 @@ def _load_folder(folder: Path, config: str | None, splits: Sequence[str]) -> Spl
             known = datasets.get_dataset_config_names(str(folder))
             loaded = datasets.load_dataset(str(folder), config if config in known else None)
     except Exception as error:  # each file format behind `datasets` raises errors of its own
-        reason = f"holds nothing that can be read as a data set: {_first_line(error)}"
+        reason = f"holds nothing that can be read as a data set: {first_line(error)}"
         raise UserError(reason, key=FLAG, value=folder, fix=LAYOUTS) from error
     return _named(loaded, str(folder), splits)
 
@@ -133,9 +123,7 @@ def read_file(path: Path) -> Iterator[Record]:
                 if line.strip():
                     yield _record(_parse(line, f"{path} line {number}"), f"{path} line {number}")
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise UserError(
-            f"cannot be read: {_first_line(error)}", key=str(path), fix="download the file again"
-        ) from error
+        raise UserError(f"cannot be read: {first_line(error)}", key=str(path), fix="download the file again") from error
 
 
 def _read_list(path: Path) -> Iterator[Record]:
@@ -151,7 +139,7 @@ def _read_single(path: Path) -> Record:
         return _record(_parse(path.read_text(encoding="utf-8"), str(path)), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"cannot be read: {_first_line(error)}", key=str(path), fix="unpack the data set again"
+            f"cannot be read: {first_line(error)}", key=str(path), fix="unpack the data set again"
         ) from error
 
 
@@ -175,7 +163,3 @@ def _record(value: Any, place: str) -> Record:
     except UnicodeEncodeError as error:  # JSON can hold half of a surrogate pair, which no parquet file takes
         raise UserError(f"a text is no Unicode: {error}", key=place, fix="mend or remove it") from error
     return Record(value, place)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -25,12 +25,12 @@ def write_splits(target: Path, rows: Mapping[str, list[Row]], schema: pa.Schema,
             write_json(target / f"{split}_example.json", found[0])
 
 
-def summary(rows: Mapping[str, list[Row]], target: Path, next_command: str) -> str:
-    """What was written, and what to type next."""
+def summary(rows: Mapping[str, list[Row]], target: Path, next_command: str, last: str = "") -> str:
+    """What was written, and what to type next: `next_command`, the files, and what comes `last`."""
     counts = " and ".join(f"{len(found):,} {split}" for split, found in rows.items())
     keys = {"train": "data.train_files", "test": "data.val_files"}
     overrides = " ".join(shlex.quote(f"{keys[split]}={target / f'{split}.parquet'}") for split in rows)
-    return f"Wrote {counts} rows to {target}. Next: paddock {next_command} {overrides}"
+    return f"Wrote {counts} rows to {target}. Next: paddock {next_command} {overrides}{last and f' {last}'}"
 
 
 def write_parquet(path: Path, rows: list[Row], schema: pa.Schema) -> None:

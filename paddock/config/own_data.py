@@ -1,0 +1,158 @@
+"""A run that names data, but neither a model nor hardware: what this machine can do with these rows.
+
+Every choice is a line for people, with the key that changes it; a key that the user set is never among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paddock.config import recipes
+from paddock.config.paths import expand, files_of
+from paddock.errors import UserError
+from paddock.facts.files import SAMPLED, Sample, hub_name, is_here, sample
+from paddock.facts.machine import GIB, Machine
+from paddock.facts.models import BUILTIN, LocalModel, ModelShape, local_models, shape_of
+
+_M, _RO = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+MODEL, FILES = f"{_M}.path", "data.train_files"
+ORIGIN = "chosen for your data"
+CHOSEN = "chosen: "
+HARDWARE = (recipes.DEVICES, "trainer.nnodes")
+TINY = recipes.EMBEDDED[MODEL]
+GET = "paddock models get smollm2-135m-instruct"
+LARGEST_ON_CPU = 400_000_000
+"""Parameters of a model above which a step on a CPU takes many minutes."""
+TINY_ANSWER, REAL_ANSWER = 64, 256
+"""Tokens of a response at most: the built-in model reads and writes bytes."""
+LONGEST_PROMPT = 1024
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A key that nobody set, what it becomes, and why; `said` in a line of its own, or told in another one's."""
+
+    key: str
+    value: Any
+    why: str
+    said: bool = True
+
+    def __str__(self) -> str:
+        value = "[" + ",".join(map(str, self.value)) + "]" if isinstance(self.value, list) else self.value
+        return f"{CHOSEN}{self.key}={value} ({self.why})"
+
+
+def applies(chosen: Mapping[str, Any]) -> bool:
+    """True if data that can be read here is named, and neither a model nor an accelerator."""
+    paths = [expand(path) for path in files_of(chosen.get(FILES))]
+    if not paths or chosen.get(MODEL) is not None or chosen.get("data.custom_cls.path") is not None:
+        return False
+    on_cpu = chosen.get(recipes.DEVICE) == "cpu"
+    if chosen.get(recipes.DEVICE) is not None and not on_cpu:
+        return False
+    if any(chosen.get(key) is not None for key in HARDWARE) and not on_cpu:
+        return False
+    return not any(path.startswith(BUILTIN) for path in paths) and all(is_here(p) or hub_name(p) for p in paths)
+
+
+def choices(chosen: Mapping[str, Any], machine: Machine) -> list[Choice]:
+    """What becomes of the keys that decide how long a run takes and whether it fits; those in `chosen` stay."""
+    paths = [expand(path) for path in files_of(chosen[FILES])]
+    rows = sample(paths, FILES, chosen.get("data.prompt_key"), chosen.get("data.answer_key"))
+    device = machine.device if machine.devices and chosen.get(recipes.DEVICE) != "cpu" else "cpu"
+    model, shape, why = _model(machine, device)
+    tiny = model == TINY
+    here = f"{machine.devices} of this kind here" if machine.devices else "this machine has no accelerator"
+    found = [
+        Choice(recipes.DEVICE, device, here),
+        Choice(recipes.DEVICES, 1, "one process"),
+        Choice(MODEL, model, why),
+        Choice("algorithm.adv_estimator", "grpo", "no critic to train beside the model"),
+        *_lengths(rows, tiny, shape),
+        *_batch(rows, tiny, device),
+        *_details(tiny, device),
+    ]
+    return [choice for choice in found if chosen.get(choice.key) is None]
+
+
+def _model(machine: Machine, device: str) -> tuple[str, ModelShape | None, str]:
+    """The largest model on this disk that can be trained here, those that can chat first; else the built-in one."""
+    fitting = [model for model in local_models() if _fits(model, machine, device)]
+    if fitting:
+        best = max(fitting, key=lambda model: (model.chats, model.shape.parameters))
+        return best.path, best.shape, f"the largest on this disk that fits, {best.shape.parameters / 1e6:,.0f} million"
+    why = "no language model that fits is on this disk; this one reads any text byte by byte, and has learned to add"
+    return TINY, shape_of(TINY), f"{why}. `{GET}` brings one, and the same command then takes it"
+
+
+def _fits(model: LocalModel, machine: Machine, device: str) -> bool:
+    """Weights, gradients and AdamW's moments in fp32 take 16 bytes a parameter; a third of memory is left."""
+    size = model.shape.parameters
+    if device == "cpu":
+        return size <= LARGEST_ON_CPU and size * 16 < machine.memory * 2 / 3
+    return size * 16 < (machine.device_memory or 16 * GIB) * 2 / 3
+
+
+def _lengths(rows: Sample, tiny: bool, shape: ModelShape | None) -> list[Choice]:
+    """Room for the longest prompt and answer among the first rows, in tokens: the built-in model's are bytes."""
+    if rows.prompts == (0, 0):
+        return [Choice("data.max_response_length", REAL_ANSWER, "the rows are not here yet", said=False)]
+    shortest, longest = rows.prompts
+    if rows.count and rows.count > SAMPLED:
+        longest = longest * 5 // 4  # further rows may be longer
+    answer = rows.answer
+    if not tiny:
+        prompt = min(_up(longest // 2 + 64, 64), LONGEST_PROMPT)
+        return [
+            Choice("data.max_prompt_length", prompt, f"the longest of your prompts has {longest} bytes"),
+            Choice("data.max_response_length", REAL_ANSWER, "a paragraph or two"),
+        ]
+    response = min(max(8, _up(answer * 3 // 2, 8)), TINY_ANSWER) if answer else TINY_ANSWER // 2
+    room = (shape.max_positions if shape else 512) - response
+    if shortest > room:
+        raise UserError(
+            f"the built-in model reads {room} bytes, and your shortest prompt has {shortest}",
+            key=MODEL,
+            value=TINY,
+            fix=f"{GET}, and the same command again takes it; or {MODEL}=FOLDER of a model of yours",
+        )
+    because = f"your answers have up to {answer} bytes" if answer else "there are no answers to measure"
+    return [
+        Choice("data.max_prompt_length", min(_up(longest, 8), room), f"your prompts have up to {longest} bytes"),
+        Choice("data.max_response_length", response, because),
+    ]
+
+
+def _batch(rows: Sample, tiny: bool, device: str) -> list[Choice]:
+    """A batch that leaves a few steps to an epoch, and steps that take minutes, not hours, on this device."""
+    most, steps = (32, 150) if tiny else (16, 30) if device == "cpu" else (64, 100)
+    batch = most
+    while rows.count is not None and batch > 1 and batch * 4 > rows.count:
+        batch //= 2
+    of = "rows not counted yet" if rows.count is None else f"{rows.count:,} rows"
+    epoch = None if rows.count is None else max(1, rows.count // batch)
+    passes = "" if epoch is None else f"; {max(1, round(steps / epoch))} times through your rows"
+    return [
+        Choice("data.train_batch_size", batch, f"prompts in a step; {of}"),
+        Choice(f"{_RO}.n", 8, "answers to each prompt, compared with each other"),
+        Choice("actor_rollout_ref.actor.optim.lr", 5e-4 if tiny else 1e-5 if device == "cpu" else 2e-6,
+               "for a model of this size"),
+        Choice("trainer.total_training_steps", steps, f"minutes on this machine{passes}" if tiny or device != "cpu"
+               else f"a minute or more each{passes}"),
+        Choice("trainer.test_freq", max(5, steps // 5), "", said=False),
+    ]  # fmt: skip
+
+
+def _details(tiny: bool, device: str) -> list[Choice]:
+    """What follows from the device and from the size of the model: precision, and no recomputation if it is small."""
+    if not tiny and device != "cpu":
+        return []
+    kept = [key for key in recipes.EMBEDDED if key.endswith((".dtype", ".enable_gradient_checkpointing"))]
+    kept += ["critic.optim.lr"] if tiny else []
+    return [Choice(key, recipes.EMBEDDED[key], f"{TINY if tiny else device}", said=False) for key in kept]
+
+
+def _up(number: int, step: int) -> int:
+    return -(-number // step) * step

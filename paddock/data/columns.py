@@ -1,0 +1,185 @@
+"""Rows without the columns that scorers are called with: the question and the answer are found by their names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Any
+
+from paddock.config.schema import DataConfig
+from paddock.data.tables import Record, Table, bad_row
+from paddock.errors import UserError
+from paddock.facts.files import ANSWERS, PROMPT, QUESTIONS
+
+log = logging.getLogger(__name__)
+
+SOURCE, TRUTH, EXTRA = "data_source", "reward_model", "extra_info"
+INSTRUCTION, INPUT = "instruction", "input"
+RULE = "rule"
+
+
+def found_prompt(columns: Sequence[str], config: DataConfig) -> str | None:
+    """The column of prompts: the one that `data.prompt_key` names, or if that is unset the first known name."""
+    if config.prompt_key in columns:
+        return config.prompt_key
+    return next((name for name in QUESTIONS if name in columns), None) if config.prompt_key == PROMPT else None
+
+
+def wanted_columns(columns: Sequence[str], config: DataConfig) -> Sequence[str]:
+    """Rows of the full schema need six columns; of others every column may be what a scorer asks for."""
+    if TRUTH not in columns:
+        return columns
+    return (config.prompt_key, config.reward_fn_key, TRUTH, EXTRA, config.image_key, config.video_key)
+
+
+def scored(table: Table, config: DataConfig, templated: bool, key: str) -> Table:
+    """The table as scorers need it: prompt, data_source, reward_model, extra_info. One that has them stays as it is.
+
+    `templated`: the tokenizer has a chat template, so that a question is asked as a message of the user's.
+    """
+    if TRUTH in table.columns or not table.count:
+        return table
+    prompt = found_prompt(table.columns, config)
+    if prompt is None:
+        have = ", ".join(map(repr, table.columns)) or "none"
+        reason = f"{table.path} has no column {config.prompt_key!r}; it has {have}"
+        raise UserError(reason, key=key, fix="name the column of the prompts: data.prompt_key=...")
+    known = next((name for name in ANSWERS if name in table.columns), None)
+    answer = config.answer_key or known
+    if answer is not None and answer not in table.columns:
+        reason = f"{table.path} has no such column; it has {', '.join(map(repr, table.columns))}"
+        fix = f"data.answer_key={known or '...'}"
+        raise UserError(reason, key="data.answer_key", value=answer, fix=fix)
+    if answer is None and config.reward_fn_key in table.columns:
+        return table  # rows for scorers that lack what they are scored by
+    rows = PlainRows(table, config, prompt, answer, templated)
+    log.info("%s", rows.described(key))
+    columns = [*table.columns, config.prompt_key, config.reward_fn_key, TRUTH, EXTRA]
+    return replace(
+        table, columns=list(dict.fromkeys(columns)), row=rows.row, records=rows.records, take=rows.take,
+        digest=rows.digest,
+    )  # fmt: skip
+
+
+def asked(table: Table, config: DataConfig) -> Table:
+    """The table with its prompts under the name of `data.prompt_key`: no scorer is called for its rows."""
+    prompt = found_prompt(table.columns, config)
+    if prompt in (None, config.prompt_key):
+        return table
+    rows = Renamed(table, config.prompt_key, str(prompt))
+    log.info("%s: prompts are in column %r (data.prompt_key)", table.path, prompt)
+    columns = [*table.columns, config.prompt_key]
+    return replace(table, columns=columns, row=rows.row, records=rows.records, take=rows.take)
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """Rows with a prompt column under another name."""
+
+    table: Table
+    name: str
+    column: str
+
+    def row(self, index: int) -> Record:
+        return self.take([index])[0]
+
+    def take(self, rows: Sequence[int], names: Sequence[str] | None = None) -> list[Record]:
+        return [{**record, self.name: question(record, self.column)} for record in self.table.rows(rows)]
+
+    def records(self, names: Sequence[str]) -> Iterator[Record]:
+        return ({name: record.get(name) for name in names} for record in map(self.row, range(self.table.count)))
+
+
+@dataclass(frozen=True)
+class PlainRows:
+    """A question and an answer become a prompt and the truth that a scorer gets; every column is in `extra_info`."""
+
+    table: Table
+    config: DataConfig
+    prompt: str
+    answer: str | None
+    templated: bool
+
+    def described(self, key: str) -> str:
+        """One line for people: which columns were taken for what."""
+        answers = f"answers from {self.answer!r} (data.answer_key)" if self.answer else "no column of answers"
+        source = (
+            f"from {self.config.reward_fn_key!r}"
+            if self.config.reward_fn_key in self.table.columns
+            else (f"{self.source!r}")
+        )
+        return (
+            f"{key}: {self.table.path}: {self.table.count:,} rows; prompts from {self.prompt!r} (data.prompt_key), "
+            f"{answers}; data_source {source}"
+        )
+
+    @property
+    def source(self) -> str:
+        """The file's name up to its first dot: what scorers are told where no column says more."""
+        return PurePath(self.table.path).name.split(".")[0] or self.table.path
+
+    def row(self, index: int) -> Record:
+        return self.take([index])[0]
+
+    def take(self, rows: Sequence[int], names: Sequence[str] | None = None) -> list[Record]:
+        found = self.table.rows(rows, names and self._needed())
+        return [self._row(record, self.table.place(row)) for row, record in zip(rows, found, strict=True)]
+
+    def digest(self) -> bytes:
+        """Of the content and of the columns that are taken from it."""
+        taken = repr((self.prompt, self.answer, self.templated, self.config.reward_fn_key, self.source))
+        return hashlib.sha256(self.table.digest() + taken.encode()).digest()
+
+    def records(self, names: Sequence[str]) -> Iterator[Record]:
+        """All rows in order, with these columns; of the table only those are read that they are made of."""
+        for index, record in enumerate(self.table.records(self._needed())):
+            row = self._row(record, self.table.place(index))
+            yield {name: row.get(name) for name in names}
+
+    def _needed(self) -> list[str]:
+        """The columns of the table that a prompt, its truth and its source are made of."""
+        used = (self.prompt, self.answer, INPUT, self.config.reward_fn_key, EXTRA)
+        return [name for name in used if name in self.table.columns]
+
+    def _row(self, record: Record, place: str) -> Record:
+        value, truth = question(record, self.prompt), None
+        if self.answer is not None:
+            truth = truth_of(record.get(self.answer), place, self.answer)
+        elif isinstance(value, list) and len(value) > 1 and _said_by_assistant(value[-1]):
+            value, truth = value[:-1], value[-1].get("content")
+        if self.templated and isinstance(value, str) and value:
+            value = [{"role": "user", "content": value}]
+        given = record.get(EXTRA)
+        extra = {name: item for name, item in record.items() if name not in (self.prompt, EXTRA)}
+        source = record.get(self.config.reward_fn_key) or self.source
+        return {
+            **record,
+            self.config.prompt_key: value,
+            self.config.reward_fn_key: source,
+            TRUTH: {"style": RULE, "ground_truth": truth, "optional": self.answer is None},
+            EXTRA: {**extra, **(given if isinstance(given, dict) else {})},
+        }
+
+
+def question(record: Record, column: str) -> Any:
+    """What a row asks; of an instruction with an input, both."""
+    value = record.get(column)
+    more = record.get(INPUT)
+    if column == INSTRUCTION and isinstance(value, str) and isinstance(more, str) and more.strip():
+        return f"{value}\n\n{more}"
+    return value
+
+
+def truth_of(value: Any, place: str, column: str) -> str:
+    """The true answer as a text: a number as it is written, a list or an object as JSON."""
+    if value is None or value == "":
+        raise bad_row(place, column, "there is no answer", "write one, or leave the row out")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _said_by_assistant(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") == "assistant"

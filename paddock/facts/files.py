@@ -1,0 +1,364 @@
+"""Files of rows as people have them: which files a path stands for, how they are written, how many rows they have.
+
+Nothing here imports more than the standard library before a parquet or Arrow file is met: a plan answers at once.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+import json
+import os
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from paddock.errors import UserError
+from paddock.facts.datasets import known_dataset
+from paddock.facts.models import BUILTIN
+
+TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+SUFFIXES = (".parquet", *TEXTS)
+ENDINGS = (*SUFFIXES, *(f"{suffix}.gz" for suffix in TEXTS))
+HELD_OUT = ("test", "validation", "valid", "val", "dev")
+SPLIT = re.compile(rf"(train|{'|'.join(HELD_OUT)})(?=$|[-_./])")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+)?")
+DEPTH = 2  # levels of folders below the one that is named
+SAMPLED = 1000  # rows
+PROMPT, MESSAGES = "prompt", "messages"
+QUESTIONS = (PROMPT, "question", "problem", "instruction", MESSAGES)
+ANSWERS = ("answer", "solution", "ground_truth", "label")
+"""Names of columns, the first that a file has is taken."""
+Record = dict[str, Any]
+
+csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of rows."""
+
+    path: str
+    """As messages name it."""
+    file: Path
+    kind: str
+    """parquet, arrow, jsonl, json or csv."""
+    zipped: bool = False
+    tabs: bool = False
+    """A csv file whose values are separated by tabs."""
+
+
+def hub_name(path: str) -> bool:
+    """True for `org/name` or `org/name:config`, unless that is a path on this disk or the file of a folder on it."""
+    plain = os.path.expanduser(path)
+    if not HUB_NAME.fullmatch(path) or os.path.exists(plain) or path.endswith(ENDINGS):
+        return False
+    return not os.path.isdir(os.path.dirname(plain))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How many rows there are, and how long prompts and answers are among the first of them, in bytes."""
+
+    count: int | None
+    """None if the rows are not on this disk yet."""
+    prompts: tuple[int, int]
+    """The shortest and the longest; (0, 0) if that is not known."""
+    answer: int
+    """The longest; 0 if no row has an answer."""
+
+
+def sample(paths: list[str], key: str, prompt: str | None = None, answer: str | None = None) -> Sample:
+    """Looks at the first rows of each file, at the named columns or those that are found by themselves.
+
+    Rows of the hub, which are not here yet, are not counted.
+    """
+    questions, known = [prompt] if prompt else QUESTIONS, [answer] if answer else ANSWERS
+    if any(hub_name(path) for path in paths):
+        return Sample(None, (0, 0), 0)
+    prompts, answers, count = [], [0], 0
+    for path in paths:
+        count += count_rows(path, key=key)
+        for source in sources(path, key):
+            with readable(source, key):
+                for record in itertools.islice(records(source), SAMPLED):
+                    prompts.append(_bytes(next((record[name] for name in questions if record.get(name)), "")))
+                    truth = record.get("reward_model")
+                    truths = [truth.get("ground_truth")] if isinstance(truth, dict) else map(record.get, known)
+                    answers.append(_bytes(next((text for text in truths if text is not None), "")))
+    return Sample(count, (min(prompts, default=0), max(prompts, default=0)), max(answers))
+
+
+def _bytes(value: Any) -> int:
+    """The length of a text, or of the texts of messages."""
+    if isinstance(value, list):
+        return sum(_bytes(turn.get("content")) for turn in value if isinstance(turn, dict))
+    return 0 if value is None else len(str(value).encode(errors="replace"))
+
+
+def is_here(path: str) -> bool:
+    """True if rows can be read from this path: a file or a folder of this disk, or built in."""
+    return path.startswith(BUILTIN) or os.path.exists(os.path.expanduser(path))
+
+
+def sources(path: str | Path, key: str | None = None) -> list[Source]:
+    """The files that a path stands for: itself; of a folder its data files, or what `datasets` saved there.
+
+    Where a folder names splits, `key` decides: data.val_files takes the held-out one, any other key the training one.
+    """
+    name, file = key or "file", Path(os.path.expanduser(path))
+    if os.path.isdir(file):
+        return _in_folder(str(path), file, name)
+    if not os.path.isfile(file):
+        raise UserError("the file does not exist", key=name, value=path, fix=_remedy(path, "correct the path"))
+    found = _source(str(path), file)
+    if found is None:
+        reason = f"not a data file: the name must end in {', '.join(SUFFIXES)}, or {TEXTS[0]}.gz and the like"
+        raise UserError(reason, key=name, value=path, fix="convert it, or correct the path")
+    return [found]
+
+
+def count_rows(path: str | Path, *, key: str | None = None) -> int:
+    """`key` is the config key that names the path; an error repeats it."""
+    return sum(_count(source, key) for source in sources(path, key))
+
+
+def columns(path: str | Path, *, key: str | None = None) -> list[str]:
+    """Column names in file order; of a JSON file, those of its first record."""
+    return list(dict.fromkeys(name for source in sources(path, key) for name in columns_of(source, key)))
+
+
+def columns_of(source: Source, key: str | None = None) -> list[str]:
+    with readable(source, key):
+        if source.kind == "parquet":
+            return list(_metadata(source.file).schema.to_arrow_schema().names)
+        if source.kind == "arrow":
+            with arrow_stream(source.file) as stream:
+                return list(stream.schema.names)
+        if source.kind == "csv":
+            with opened(source) as lines:
+                return csv_header(lines, source)[0]
+        return list(next(records(source), {}))
+
+
+def records(source: Source) -> Iterator[Record]:
+    """Rows from the first on, one at a time."""
+    if source.kind in ("parquet", "arrow"):
+        yield from _arrow_records(source)
+    elif source.kind == "json":
+        yield from json_list(source)
+    elif source.kind == "csv":
+        with opened(source) as lines:
+            names, delimiter = csv_header(lines, source)
+            for number, (_, values) in enumerate(csv_rows(lines, delimiter)):
+                yield csv_record(names, values, f"{source.path} row {number}")
+    else:
+        with opened(source) as lines:
+            for number, line in enumerate(line for line in lines if line.strip()):
+                yield json_row(line, f"{source.path} row {number}")
+
+
+def json_row(line: bytes, place: str) -> Record:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"not JSON: {error}", key=place, fix="mend or remove it") from error
+    if not isinstance(record, dict):
+        raise UserError(f"a row must be a JSON object, not {record!r:.80}", key=place, fix="mend or remove it")
+    return record
+
+
+def json_list(source: Source) -> list[Record]:
+    with opened(source) as file:
+        found = json.loads(file.read().decode("utf-8-sig"))
+    if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
+        raise ValueError("it must hold a JSON list of records")
+    return found
+
+
+@contextmanager
+def opened(source: Source) -> Iterator[BinaryIO]:
+    """The bytes of a text file, unpacked."""
+    with cast(BinaryIO, gzip.open(source.file)) if source.zipped else source.file.open("rb") as file:
+        yield file
+
+
+def csv_header(lines: BinaryIO, source: Source) -> tuple[list[str], str]:
+    """The names of the columns, and what separates them; `lines` then stands at the first row."""
+    first = lines.readline()
+    while first.strip() == b"" and first:
+        first = lines.readline()
+    text = first.removeprefix(b"\xef\xbb\xbf").decode()
+    delimiter = "\t" if source.tabs else max((",", ";", "\t"), key=text.count)
+    names = next(csv.reader([text], delimiter=delimiter), [])
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"the header names the column {twice!r} twice")
+    return names, delimiter
+
+
+def csv_rows(lines: Iterable[bytes], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Each row's values with the number of bytes read so far: a row may have line breaks within quotes."""
+    read = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal read
+        for line in lines:
+            read += len(line)
+            yield line.decode()
+
+    for values in csv.reader(texts(), delimiter=delimiter, strict=True):
+        if values:
+            yield read, values
+
+
+def csv_record(names: list[str], values: list[str], place: str) -> Record:
+    if len(values) != len(names):
+        reason = f"has {len(values)} values, and the header names {len(names)} columns"
+        raise UserError(reason, key=place, fix='put a text with commas or line breaks in quotes: "a, b"')
+    return dict(zip(names, values, strict=True))
+
+
+def one_csv_row(text: str, delimiter: str) -> list[str]:
+    found = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    return next((values for values in found if values), [])
+
+
+@contextmanager
+def arrow_stream(file: Path) -> Iterator[Any]:
+    """The record batches of a file that `datasets` wrote, mapped into memory."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(file)) as mapped:
+        yield pa.ipc.open_stream(mapped)
+
+
+@contextmanager
+def readable(source: Source, key: str | None) -> Iterator[None]:
+    """What the libraries of the formats raise is a mistake in the file."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, EOFError, ValueError, RecursionError, csv.Error, zlib.error) as error:  # pyarrow's are such
+        reason = f"the file cannot be read: {next(iter(str(error).splitlines()), type(error).__name__)}"
+        fix = _remedy(source.path, "write the file again")
+        raise UserError(reason, key=key or "file", value=source.path, fix=fix) from error
+
+
+def _count(source: Source, key: str | None) -> int:
+    with readable(source, key):
+        if source.kind == "parquet":
+            return int(_metadata(source.file).num_rows)
+        if source.kind == "arrow":
+            with arrow_stream(source.file) as stream:
+                return sum(batch.num_rows for batch in stream)
+        if source.kind == "jsonl":
+            with opened(source) as lines:
+                return sum(1 for line in lines if line.decode().strip())
+        return sum(1 for _ in records(source))
+
+
+def _arrow_records(source: Source) -> Iterator[Record]:
+    if source.kind == "arrow":
+        with arrow_stream(source.file) as stream:
+            for batch in stream:
+                yield from batch.to_pylist()
+        return
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(source.file) as file:
+        for batch in file.iter_batches(batch_size=1024):
+            yield from batch.to_pylist()
+
+
+def _metadata(file: Path) -> Any:
+    from pyarrow import parquet
+
+    return parquet.read_metadata(file)
+
+
+def _source(path: str, file: Path) -> Source | None:
+    zipped = file.name.endswith(".gz")
+    suffix = Path(file.stem).suffix if zipped else file.suffix
+    if suffix not in SUFFIXES or (zipped and suffix not in TEXTS):
+        return None
+    kinds = {".ndjson": "jsonl", ".tsv": "csv"}
+    return Source(path, file, kinds.get(suffix, suffix[1:]), zipped, suffix == ".tsv")
+
+
+def _in_folder(path: str, folder: Path, key: str) -> list[Source]:
+    if (folder / "dataset_dict.json").is_file():
+        names = json.loads((folder / "dataset_dict.json").read_text()).get("splits", [])
+        split = _split({name: name for name in names}, path, key)
+        return _saved(f"{path}/{split}", folder / split, key)
+    if (folder / "state.json").is_file():
+        return _saved(path, folder, key)
+    files = [file for file in _below(folder, DEPTH) if _source("", file)]
+    if not files:
+        reason = f"the folder holds no data files ({', '.join(SUFFIXES)})"
+        raise UserError(reason, key=key, value=path, fix="name a folder that does, or a file")
+    named = {file: SPLIT.match(file.relative_to(folder).as_posix()) or SPLIT.match(file.name) for file in files}
+    splits = {found[1]: found[1] for found in named.values() if found}
+    if splits:
+        chosen = _split(splits, path, key)
+        files = [file for file in files if (found := named[file]) and found[1] == chosen]
+    return [cast(Source, _source(f"{path.rstrip('/')}/{file.relative_to(folder)}", file)) for file in files]
+
+
+def held_out_split(path: str) -> bool:
+    """True if this is a folder with rows to validate with beside those to train on."""
+    if not os.path.isdir(os.path.expanduser(path)):
+        return False
+    try:
+        train, held_out = sources(path, "data.train_files"), sources(path, "data.val_files")
+    except UserError:
+        return False
+    return bool(held_out) and train != held_out
+
+
+def _split(splits: dict[str, str], path: str, key: str) -> str:
+    """The split that this key asks for. A folder with one split has just that one to give."""
+    wanted = HELD_OUT if key == "data.val_files" else ("train",)
+    found = next((splits[name] for name in wanted if name in splits), None)
+    if found is None and len(splits) == 1:
+        return next(iter(splits.values()))
+    if found is None:
+        reason = f"holds the splits {', '.join(sorted(splits)) or '(none)'}, and none is called {wanted[0]}"
+        raise UserError(reason, key=key, value=path, fix="name the folder or the files of a split")
+    return found
+
+
+def _saved(path: str, folder: Path, key: str) -> list[Source]:
+    """What `datasets.Dataset.save_to_disk` wrote: state.json lists its Arrow files."""
+    try:
+        listed = json.loads((folder / "state.json").read_text())["_data_files"]
+        return [Source(f"{path}/{entry['filename']}", folder / entry["filename"], "arrow") for entry in listed]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"state.json cannot be read, which `save_to_disk` writes: {error}"
+        raise UserError(reason, key=key, value=path, fix="save the data set again") from error
+
+
+def _below(folder: Path, depth: int) -> list[Path]:
+    found: list[Path] = []
+    for name in sorted(os.listdir(folder)):
+        entry = folder / name
+        if name.startswith((".", "_")):
+            continue
+        if entry.is_file():
+            found.append(entry)
+        elif depth and entry.is_dir():
+            found += _below(entry, depth - 1)
+    return found
+
+
+def _remedy(path: str | Path, otherwise: str) -> str:
+    known = known_dataset(path)
+    return known.prepare_command if known and known.prepare_command else otherwise
