@@ -49,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
 
 def shard_size(text: str) -> str:
     if not re.fullmatch(r"[1-9][0-9]*\s*([KMGT]B)?", text, re.IGNORECASE):
-        raise argparse.ArgumentTypeError("is no size, such as 500MB or 5GB")
+        raise argparse.ArgumentTypeError(f"{text!r} is no size, such as 500MB or 5GB")
     return text
 
 

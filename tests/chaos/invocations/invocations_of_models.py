@@ -243,7 +243,7 @@ CHECKPOINTS = [
          (model("m"), empty_folder("closed"), closed("closed", 0o500)), heavy=True),
     Case("broken checkpoints", ("export", "m", "f/out"), ("OUT=", "cannot be written"), (model("m"), text("f", "x")),
          heavy=True),
-    Case("broken checkpoints", ("export", "m", "out", "--max-shard-size", "much"), ("--max-shard-size=much",),
+    Case("broken checkpoints", ("export", "m", "out", "--max-shard-size", "much"), ("--max-shard-size", "much"),
          (model("m"),), heavy=True),
 ]  # fmt: skip
 
