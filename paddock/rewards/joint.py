@@ -64,6 +64,7 @@ def summed(components: Sequence[Component], scores: Sequence[Score]) -> Score:
         sum(part.weight * score.value for part, score in zip(components, scores, strict=True)),
         found,
         timed_out=any(score.timed_out for score in scores),
+        undecided=any(score.undecided for score in scores),
         cached=all(score.cached for score in scores),
         retries=sum(score.retries for score in scores),
         applies=any(score.applies for score in scores),

@@ -189,7 +189,8 @@ class RewardManager:
             metrics["reward/unscored"] = float(sum(not score.applies for score in scores))
         metrics["reward/timeouts"] = float(sum(score.timed_out for score in scores))
         metrics["reward/cache_hits"] = float(sum(score.cached for score in scores))
-        if any(scorer.limit < inf for scorer in self.scorers.values()):
+        scorers = [*self.scorers.values(), *(part.scorer for part in self.parts)]
+        if any(scorer.limit < inf for scorer in scorers):
             metrics["reward/math_undecided"] = float(sum(score.undecided for score in scores))
         if self.config.reward_manager == "rate_limited":
             metrics["reward/retries"] = float(sum(score.retries for score in scores))

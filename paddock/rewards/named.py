@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from paddock.errors import UserError
+from paddock.rewards.answers.limits import TooLong, cpu_seconds
 from paddock.rewards.custom import MODULE, Target
-from paddock.rewards.deadline import TooLong, cpu_seconds
 from paddock.rewards.rules import SCORERS, Scorer
 from paddock.rewards.score import Score
 
