@@ -183,10 +183,14 @@ def test_the_key_chooses_the_split_of_a_folder(tmp_path):
     assert len(opened(str(folder))) == 7 and len(opened(str(folder), key="data.val_files")) == 1
 
 
-def test_a_file_that_changes_under_a_run_is_an_error(tmp_path):
+def test_a_large_file_that_changes_under_a_run_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("paddock.data.tables.SMALL", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = save(tmp_path, "a.jsonl")
     data = opened(path)
-    data.rows([0])
+    first = data.rows([0])
+    (tmp_path / "a.jsonl").touch()
+    assert data.rows([0]) == first
     with (tmp_path / "a.jsonl").open("a") as file:
         file.write('{"question": "new", "answer": "row"}\n')
     with pytest.raises(UserError, match="changed while it was used"):
