@@ -310,7 +310,6 @@ class Lines:
         ends = np.concatenate([*breaks, [position]])
         starts, sizes = ends[:-1] + 1, np.diff(ends) - 1
         self.starts, self.sizes = starts, sizes
-        filled = sizes > 0
-        for index in np.flatnonzero((sizes > 0) & (sizes < 64)):  # a blank line may hold spaces
-            filled[index] = bool(self.line(int(index)).strip())
+        texts = (line for rows in _blocks(len(starts)) for line in self.lines(rows))
+        filled = np.fromiter((bool(line.strip()) for line in texts), dtype=bool, count=len(starts))
         return starts[filled], sizes[filled].astype(np.int32)

@@ -26,7 +26,7 @@ PLAIN = [{"question": f"{n} + {n}?", "answer": str(2 * n), "level": "easy, or\nn
 def save(folder, name, rows=PLAIN):
     """Writes rows in the format that the name asks for; returns what to name in data.train_files."""
     path = folder / name
-    text = {".json": json.dumps(rows), ".jsonl": "\n\n".join(map(json.dumps, rows)), ".ndjson": None}
+    text = {".json": json.dumps(rows), ".jsonl": f"\n{' ' * 99}\r\n".join(map(json.dumps, rows)), ".ndjson": None}
     suffix = "." + name.removesuffix(".gz").rpartition(".")[2]
     if name == "saved":
         datasets.Dataset.from_list(rows).save_to_disk(path)
