@@ -6,7 +6,7 @@ Every choice is a line for people, with the key that changes it; a key that the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paddock.config import recipes
@@ -61,6 +61,9 @@ def choices(chosen: Mapping[str, Any], machine: Machine) -> list[Choice]:
     """What becomes of the keys that decide how long a run takes and whether it fits; those in `chosen` stay."""
     paths = [expand(path) for path in files_of(chosen[FILES])]
     rows = sample(paths, FILES, chosen.get("data.prompt_key"), chosen.get("data.answer_key"))
+    most = chosen.get("data.train_max_samples") or -1
+    if rows.count is not None and isinstance(most, int) and 0 < most < rows.count:
+        rows = replace(rows, count=most)
     device = machine.device if machine.devices and chosen.get(recipes.DEVICE) != "cpu" else "cpu"
     model, shape, why = _model(machine, device)
     tiny = model == TINY

@@ -160,7 +160,8 @@ def _blocks(count: int) -> Iterator[range]:
 def lines_of(source: Source) -> Lines:
     """A text file as lines. A large packed one, or a list of JSON, is unpacked into the cache, once."""
     if source.kind != "json" and not source.zipped:
-        return Lines(source.path, source.file, source)
+        small = source.file.stat().st_size <= SMALL
+        return Lines(source.path, source.file.read_bytes() if small else source.file, source)
     if source.file.stat().st_size <= SMALL // (8 if source.zipped else 1):
         return Lines(source.path, b"".join(_unpacked(source)), source)
     target = cache_folder("rows") / f"{file_digest(source.file).hex()}.{source.kind}.lines"
@@ -231,8 +232,10 @@ class Lines:
             return self.content[start : start + size]
         if self._file is None:
             self._file = os.open(self.content, os.O_RDONLY)
-        if self._stat() != self._stamp:
-            raise UserError("the file changed while it was used", key=self.path, fix="start the run again")
+        if (stamp := self._stat()) != self._stamp:
+            if file_digest(self.content) != self._content:
+                raise UserError("the file changed while it was used", key=self.path, fix="start the run again")
+            self._stamp = stamp  # it was only touched
         return os.pread(self._file, size, start)
 
     def records(self, names: Sequence[str]) -> Iterator[Record]:
@@ -266,9 +269,10 @@ class Lines:
 
     def _index(self, begins: int) -> dict[str, np.ndarray]:
         """Where each row begins, how long it is, and the columns; kept for a large file."""
-        if isinstance(self.content, bytes) or self._stamp[0] <= SMALL:
+        if isinstance(self.content, bytes):
             return self._survey(begins)
-        identity = hashlib.sha256(b"lines 1" + bytes([self.header is None]) + file_digest(self.content)).digest()
+        self._content = file_digest(self.content)
+        identity = hashlib.sha256(b"lines 1" + bytes([self.header is None]) + self._content).digest()
         return kept_arrays("rows", identity, lambda: self._survey(begins))
 
     def _survey(self, begins: int) -> dict[str, np.ndarray]:
@@ -306,7 +310,6 @@ class Lines:
         ends = np.concatenate([*breaks, [position]])
         starts, sizes = ends[:-1] + 1, np.diff(ends) - 1
         self.starts, self.sizes = starts, sizes
-        filled = sizes > 0
-        for index in np.flatnonzero((sizes > 0) & (sizes < 64)):  # a blank line may hold spaces
-            filled[index] = bool(self.line(int(index)).strip())
+        texts = (line for rows in _blocks(len(starts)) for line in self.lines(rows))
+        filled = np.fromiter((bool(line.strip()) for line in texts), dtype=bool, count=len(starts))
         return starts[filled], sizes[filled].astype(np.int32)

@@ -94,6 +94,11 @@ def test_the_batch_fits_the_rows(tmp_path, count, batch):
     assert value(load([rows(tmp_path, count)], LAPTOP), "data.train_batch_size") == batch
 
 
+def test_the_batch_fits_the_rows_that_are_used(tmp_path):
+    loaded = load([rows(tmp_path), "data.train_max_samples=10"], LAPTOP)
+    assert value(loaded, "data.train_batch_size") == 2
+
+
 def test_lengths_fit_the_rows_and_a_prompt_that_the_built_in_model_cannot_read_has_a_way_out(tmp_path):
     loaded = load([rows(tmp_path, question="é" * 50, answer="x" * 30)], LAPTOP)
     assert (value(loaded, "data.max_prompt_length"), value(loaded, "data.max_response_length")) == (104, 48)

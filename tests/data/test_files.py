@@ -26,7 +26,7 @@ PLAIN = [{"question": f"{n} + {n}?", "answer": str(2 * n), "level": "easy, or\nn
 def save(folder, name, rows=PLAIN):
     """Writes rows in the format that the name asks for; returns what to name in data.train_files."""
     path = folder / name
-    text = {".json": json.dumps(rows), ".jsonl": "\n\n".join(map(json.dumps, rows)), ".ndjson": None}
+    text = {".json": json.dumps(rows), ".jsonl": f"\n{' ' * 99}\r\n".join(map(json.dumps, rows)), ".ndjson": None}
     suffix = "." + name.removesuffix(".gz").rpartition(".")[2]
     if name == "saved":
         datasets.Dataset.from_list(rows).save_to_disk(path)
@@ -183,10 +183,14 @@ def test_the_key_chooses_the_split_of_a_folder(tmp_path):
     assert len(opened(str(folder))) == 7 and len(opened(str(folder), key="data.val_files")) == 1
 
 
-def test_a_file_that_changes_under_a_run_is_an_error(tmp_path):
+def test_a_large_file_that_changes_under_a_run_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("paddock.data.tables.SMALL", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = save(tmp_path, "a.jsonl")
     data = opened(path)
-    data.rows([0])
+    first = data.rows([0])
+    (tmp_path / "a.jsonl").touch()
+    assert data.rows([0]) == first
     with (tmp_path / "a.jsonl").open("a") as file:
         file.write('{"question": "new", "answer": "row"}\n')
     with pytest.raises(UserError, match="changed while it was used"):
