@@ -181,7 +181,7 @@ def sandbox() -> Sandbox:
 
     try:
         with LocalSandbox(settings_of(RewardModelConfig())) as started:
-            return Sandbox(True, started.isolation, getattr(started, "guard", None), None, None)
+            return Sandbox(True, started.isolation, started.guard, None, None)
     except UserError as error:
         return Sandbox(False, None, None, error.reason, error.fix)
 

@@ -24,6 +24,7 @@ EXTRAS = {
     "megatron": Extra(("megatron-core",), "tensor, pipeline and expert parallel training", "training by FSDP"),
     "lora": Extra(("peft",), "LoRA adapters", "training of all weights"),
     "vision": Extra(("pillow",), "images of vision-language models", "training on text"),
+    "json": Extra(("jsonschema",), "the rule reward=json_schema", "every other rule and function"),
     "models": Extra(("gguf", "accelerate"), "`paddock models get`", "models from a folder or the hub"),
     "wandb": Extra(("wandb",), "metrics in Weights & Biases", "metrics on the console and in files"),
     "mlflow": Extra(

@@ -27,8 +27,9 @@ RUN_KEYS = ("trainer.default_local_dir", "trainer.total_epochs", "trainer.total_
 MACHINE_KEYS = ("trainer.device", "trainer.n_gpus_per_node", "trainer.nnodes")
 LENGTHS = ("data.max_prompt_length", "data.max_response_length")
 TRAIN_KEYS = (
-    "algorithm.adv_estimator", f"{_M}.path", "data.train_files", "data.val_files", "custom_reward_function.path",
-    *("data.train_batch_size", *LENGTHS, f"{_RO}.n", f"{_RO}.temperature", f"{_RO}.name"),
+    *("algorithm.adv_estimator", f"{_M}.path", "data.train_files", "data.val_files", "reward"),
+    *("custom_reward_function.path", "data.train_batch_size", *LENGTHS, f"{_RO}.n", f"{_RO}.temperature"),
+    f"{_RO}.name",
     *(f"{_A}.optim.lr", f"{_A}.ppo_mini_batch_size", f"{_A}.ppo_epochs", f"{_A}.clip_ratio", f"{_A}.use_kl_loss"),
     *(f"{_A}.kl_loss_coef", f"{_A}.entropy_coeff", "critic.optim.lr", *MODEL_KEYS[1:], *RUN_KEYS, *MACHINE_KEYS),
 )  # fmt: skip
@@ -170,7 +171,7 @@ PAGES = {
         keys=(
             *(f"{_M}.path", "data.val_files", f"{_RO}.val_kwargs.n", f"{_RO}.val_kwargs.do_sample"),
             *(f"{_RO}.val_kwargs.temperature", f"{_RO}.val_kwargs.top_p", *LENGTHS, "data.val_max_samples"),
-            *("custom_reward_function.path", "custom_reward_function.name", "trainer.validation_data_dir"),
+            *("reward", "custom_reward_function.path", "custom_reward_function.name", "trainer.validation_data_dir"),
             *(f"{_RO}.dtype", f"{_RO}.name", "reward_model.num_workers", "trainer.seed", "trainer.device"),
         ),
         words=(("--json", "print JSON in place of the table"), ("--json=FILE", "write JSON beside the table")),

@@ -59,6 +59,7 @@ def answer(asked: list[str], arguments: list[str]) -> int:
         if not warning.startswith("data.val_files"):
             print(f"paddock: {warning}", file=sys.stderr)
     choose_threads(loaded.config)
+    check_paths(loaded.config, (), ())
     from paddock.trainer.generation import answer as answers_to
 
     found, summary = answers_to(loaded.config, text)
