@@ -7,6 +7,7 @@ from invocation_props import closed, empty_folder, link, rows, text
 
 A, M, RO = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 GRPO = "algorithm.adv_estimator=grpo"
+EMPTY = "the folder holds no data files"
 
 
 def refused(kind: str, *cases: tuple[str, tuple[str, ...]], command: str = "train") -> list[Case]:
@@ -310,13 +311,13 @@ FILES = [
 ]  # fmt: skip
 
 PATHS = [
-    Case("folders for files", ("plan", "data.train_files=/tmp"), ("data.train_files=/tmp", "is a folder, not a file")),
-    Case("folders for files", ("train", "data.train_files=/tmp"), ("data.train_files=/tmp", "is a folder, not a file")),
-    Case("folders for files", ("train", "data.val_files=.", "data.train_files=t.jsonl"),
-         ("data.val_files=.", "is a folder, not a file"), (rows("t.jsonl"),)),
-    Case("folders for files", ("train", "data.train_files=[t.jsonl,d]"), ("data.train_files=d", "is a folder"),
+    Case("folders for files", ("plan", "data.train_files=d"), ("data.train_files=d", EMPTY), (empty_folder("d"),)),
+    Case("folders for files", ("train", "data.train_files=d"), ("data.train_files=d", EMPTY), (empty_folder("d"),)),
+    Case("folders for files", ("train", "data.val_files=d", "data.train_files=t.jsonl"),
+         ("data.val_files=d", EMPTY), (rows("t.jsonl"), empty_folder("d"))),
+    Case("folders for files", ("train", "data.train_files=[t.jsonl,d]"), ("data.train_files=d", EMPTY),
          (rows("t.jsonl"), empty_folder("d"))),
-    Case("folders for files", ("train", "data.train_files=d.parquet"), ("data.train_files=d.parquet", "is a folder"),
+    Case("folders for files", ("train", "data.train_files=d.parquet"), ("data.train_files=d.parquet", EMPTY),
          (empty_folder("d.parquet"),)),
     Case("folders for files", ("train", "custom_reward_function.path=."),
          ("custom_reward_function.path=.", "is a folder, not a file")),
@@ -324,12 +325,13 @@ PATHS = [
          ("data.custom_cls.path=/tmp", "is a folder, not a file")),
     Case("folders for files", ("train", "data.sampler.class_path=/tmp", "data.sampler.class_name=X"),
          ("data.sampler.class_path=/tmp", "is a folder, not a file")),
-    Case("folders for files", ("eval", "data=/tmp"), ("data.val_files=/tmp", "is a folder, not a file"), heavy=True),
-    Case("folders for files", ("generate", "output=a.jsonl", "data=/tmp"), ("data.val_files=/tmp", "is a folder"),
-         heavy=True),
-    Case("folders for files", ("sft", "data=/tmp", "model=builtin:tiny"), ("data.train_files=/tmp", "is a folder")),
-    Case("folders for files", ("rm", "train", "data=/tmp", "model=builtin:tiny"),
-         ("data.train_files=/tmp", "is a folder")),
+    Case("folders for files", ("eval", "data=d"), ("data.val_files=d", EMPTY), (empty_folder("d"),), heavy=True),
+    Case("folders for files", ("generate", "output=a.jsonl", "data=d"), ("data.val_files=d", EMPTY),
+         (empty_folder("d"),), heavy=True),
+    Case("folders for files", ("sft", "data=d", "model=builtin:tiny"), ("data.train_files=d", EMPTY),
+         (empty_folder("d"),)),
+    Case("folders for files", ("rm", "train", "data=d", "model=builtin:tiny"),
+         ("data.train_files=d", EMPTY), (empty_folder("d"),)),
     Case("folders for files", ("run", "/tmp"), ("paddock run=/tmp", "is a folder")),
     Case("folders for files", ("data", "from-jsonl", "/tmp"), ("FILE=/tmp", "is a folder")),
     Case("folders for files", ("train", f"{M}.path=f", GRPO), (f"{M}.path=f", "is a file, not a folder"),
