@@ -17,7 +17,7 @@ from paddock.config.paths import BUILTIN
 from paddock.core.cache import cache_folder
 from paddock.data.builtin import builtin_rows
 from paddock.data.kept import file_digest, kept_arrays, replacing
-from paddock.data.processes import over_ranges
+from paddock.data.processes import MANY, over_ranges
 from paddock.errors import UserError
 from paddock.facts import files
 from paddock.facts.files import Source
@@ -109,7 +109,7 @@ class ArrowRows:
         if self.source.kind == "arrow":
             with pa.memory_map(str(file)) as mapped:
                 return pa.ipc.open_stream(mapped).read_all().select(self.columns)
-        if file.stat().st_size <= SMALL:
+        if file.stat().st_size <= SMALL and parquet.read_metadata(file).num_rows < MANY:
             return parquet.read_table(file, columns=self.columns)
         name = hashlib.sha256(self._content + "\0".join(self.columns).encode()).hexdigest()
         unpacked = cache_folder("rows") / f"{name}.arrow"

@@ -30,7 +30,6 @@ ENDINGS = (*SUFFIXES, *(f"{suffix}.gz" for suffix in TEXTS))
 HELD_OUT = ("test", "validation", "valid", "val", "dev")
 SPLIT = re.compile(rf"(train|{'|'.join(HELD_OUT)})(?=$|[-_./])")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+)?")
-DEPTH = 2  # levels of folders below the one that is named
 SAMPLED = 1000  # rows
 PROMPT, MESSAGES = "prompt", "messages"
 QUESTIONS = (PROMPT, "question", "problem", "instruction", MESSAGES)
@@ -301,10 +300,11 @@ def _in_folder(path: str, folder: Path, key: str) -> list[Source]:
         return _saved(f"{path}/{split}", folder / split, key)
     if (folder / "state.json").is_file():
         return _saved(path, folder, key)
-    files = [file for file in _below(folder, DEPTH) if _source("", file)]
+    files = _data_files(folder) or [file for name in _names(folder) if name == "data" or SPLIT.fullmatch(name)
+                                    for file in _data_files(folder / name)]  # fmt: skip
     if not files:
-        reason = f"the folder holds no data files ({', '.join(SUFFIXES)})"
-        raise UserError(reason, key=key, value=path, fix="name a folder that does, or a file")
+        reason = f"is a folder without data files ({', '.join(SUFFIXES)})"
+        raise UserError(reason, key=key, value=path, fix="name a folder that has some, or a file")
     named = {file: SPLIT.match(file.relative_to(folder).as_posix()) or SPLIT.match(file.name) for file in files}
     splits = {found[1]: found[1] for found in named.values() if found}
     if splits:
@@ -346,17 +346,15 @@ def _saved(path: str, folder: Path, key: str) -> list[Source]:
         raise UserError(reason, key=key, value=path, fix="save the data set again") from error
 
 
-def _below(folder: Path, depth: int) -> list[Path]:
-    found: list[Path] = []
-    for name in sorted(os.listdir(folder)):
-        entry = folder / name
-        if name.startswith((".", "_")):
-            continue
-        if entry.is_file():
-            found.append(entry)
-        elif depth and entry.is_dir():
-            found += _below(entry, depth - 1)
-    return found
+def _data_files(folder: Path) -> list[Path]:
+    return [folder / name for name in _names(folder) if os.path.isfile(folder / name) and _source("", folder / name)]
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [name for name in sorted(os.listdir(folder)) if not name.startswith((".", "_"))]
+    except OSError:  # it is no folder, or may not be read
+        return []
 
 
 def _remedy(path: str | Path, otherwise: str) -> str:

@@ -36,7 +36,8 @@ def save(folder, name, rows=PLAIN):
     elif name == "folder":
         (path / "more").mkdir(parents=True)
         save(path, "a.csv", rows[:3])
-        save(path / "more", "b.jsonl", rows[3:])
+        save(path, "b.jsonl", rows[3:])
+        save(path / "more", "c.jsonl", rows)  # folders in it are something else
         (path / "readme.md").write_text("two files")
     elif suffix == ".parquet":
         parquet.write_table(pa.Table.from_pylist(rows), path)
@@ -180,6 +181,9 @@ def test_the_key_chooses_the_split_of_a_folder(tmp_path):
     save(folder, "train-00000-of-00002.parquet", PLAIN[:4])
     save(folder, "train-00001-of-00002.parquet", PLAIN[4:])
     save(folder, "validation.jsonl", PLAIN[:1])
+    (tmp_path / "clone" / "data").mkdir(parents=True)
+    save(tmp_path / "clone" / "data", "train.csv")
+    assert len(opened(str(tmp_path / "clone"))) == 7
     assert len(opened(str(folder))) == 7 and len(opened(str(folder), key="data.val_files")) == 1
 
 
