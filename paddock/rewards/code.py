@@ -140,7 +140,7 @@ def same_output(written: str, expected: str) -> bool:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Those that have words, as `str.splitlines` takes lines."""
+    """Yields the lines that have words, split where `str.splitlines` splits."""
     return (found.group() for found in LINE.finditer(text) if not found.group().isspace())
 
 
@@ -204,7 +204,7 @@ def _call(given: Any, expected: Any) -> str:
 
 
 def _literal(value: Any) -> str:
-    """As `repr`, but what is no literal of Python can be read too: inf and nan."""
+    """Writes a value as Python source. Unlike `repr` it writes inf and nan so that Python can read them."""
     if isinstance(value, float) and not isfinite(value):
         return f"float('{value}')"
     if isinstance(value, dict):

@@ -191,7 +191,7 @@ def _send_buffer() -> int:
 
 
 class Report(NamedTuple):
-    """What the warden saw, line by line."""
+    """The facts that the warden wrote about a program's end."""
 
     checks: tuple[str, ...] = ()
     detail: str = ""
@@ -201,7 +201,7 @@ class Report(NamedTuple):
 
 
 def report_of(written: bytes, checks: int) -> Report | None:
-    """None if it cannot be read, or has more than a warden writes: then it does not tell how the program ended."""
+    """Reads a report; None if it cannot be read or has more than a warden writes, so that the end is unknown."""
     lines = written.splitlines()
     if (written and not written.endswith(b"\n")) or len(lines) > checks + 2:
         return None

@@ -57,7 +57,7 @@ class Group:
             (self.folder / self.files.swap).write_text("0" if self.files.no_more_swap else str(most))
 
     def kills(self) -> int:
-        """How many processes the kernel has ended because the group was at its limit."""
+        """Returns the number of processes that the kernel killed because the group was at its limit."""
         try:
             lines = (self.folder / self.files.events).read_text().splitlines()
         except OSError:
@@ -126,7 +126,7 @@ def _mount(line: str) -> tuple[str, str, str, str]:
 
 
 def _below(root: str, point: str, path: str) -> Path:
-    """Where the group `path` is seen, if `root` is what is mounted at `point`."""
+    """Returns the folder of the group `path`, if the group `root` is mounted at `point`."""
     return Path(point) / os.path.relpath(path, root) if path.startswith(root) else Path(point) / path.lstrip("/")
 
 

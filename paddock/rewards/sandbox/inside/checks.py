@@ -51,7 +51,7 @@ def _bind(line: Line, used: set[str], entry: str | None, space: dict[str, Any]) 
 
 
 def _method(line: Line, name: str) -> Callable[..., Any]:
-    """Of a class `Solution`, made anew for each call."""
+    """Returns a function that calls this method of a new `Solution` each time."""
     return lambda *args, **kwargs: line.call(name, args, kwargs)
 
 

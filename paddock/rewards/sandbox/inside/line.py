@@ -29,7 +29,7 @@ FROM_OBJECTS: dict[str, Callable[..., Any]] = {
     "len": len, "bool": bool, "str": str, "iter": iter, "hash": hash,
     "getitem": operator.getitem, "eq": operator.eq, "lt": operator.lt, "contains": operator.contains,
 }  # fmt: skip
-"""What a program may do with an object of a check's own class, beside its public attributes."""
+"""Operations that a program may do with an object of a check's own class, beside its public attributes."""
 
 
 class Gone(BaseException):
@@ -47,8 +47,8 @@ def foreign_object(number: int) -> Any:
 
 
 class Question(pickle.Pickler):
-    """Anything plain by value, classes and functions of the standard library and of the setup by name, the program's
-    own objects by number. What belongs to the checks alone stays here, and goes by a number too."""
+    """Pickles plain values by value, classes and functions of the standard library and of the setup by name, and the
+    program's own objects by number. Objects that belong to the checks alone stay here, and go by a number too."""
 
     def __init__(self, file: Any, line: Line):
         super().__init__(file)
@@ -100,7 +100,7 @@ class Line:
             return False
 
     def bound(self, name: str) -> Any:
-        """What the program calls by this name; for what it imported from the standard library, the same from here."""
+        """Returns what the program calls by this name; the judge's own copy, if it is from the standard library."""
         if name in self.functions:
             return self.remote(self.functions[name])
         self.binding = True
@@ -131,7 +131,7 @@ class Line:
                 fill(argument, found)
 
     def _copy(self, value: Any) -> Any:
-        """Of what the checks have; the program's objects stay the same."""
+        """Copies what the checks have; the program's objects stay the same."""
         self.looking_back = True
         try:
             return copy.deepcopy(value)
@@ -146,7 +146,7 @@ class Line:
         return self.remotes[number]
 
     def made(self, kind: str, *parts: Any) -> Any:
-        """What an answer names that is no plain value."""
+        """Makes what an answer names that is no plain value."""
         if kind == "local":
             return self.locals[int(parts[0])]
         if kind == "library" and self.binding:
@@ -171,7 +171,7 @@ class Line:
         return remote
 
     def number_of(self, value: Any) -> int | None:
-        """Of the program's objects; None for any other."""
+        """Returns the number of an object of the program's; None for any other object."""
         if issubclass(type(value), type):
             return value.number if issubclass(value, Raised) else None
         if not is_remote(value):
@@ -244,12 +244,13 @@ class Line:
             fill(arguments[int(place)], self._with_arguments(value, arguments))
 
     def _with_arguments(self, value: Any, arguments: list[Any]) -> Any:
-        """As `read`; one argument inside another is the object that the check has."""
+        """Reads a value like `read`, but an argument inside another is the object that the check has."""
         line = _Arguments(self, arguments)
         return read(value, line)
 
     def _error(self, kind: Any, args: Any, text: str, number: int) -> Exception:
-        """As the program raised it. But not what ends a loop: `all(map(candidate, ...))` would take it for the end."""
+        """Returns the error that the program raised, but a RuntimeError for one that ends loops: `all(map(candidate, ...))`
+        would take it for the end."""
         found = read(kind, self)
         cls: Any = found if _is_error(found) else RuntimeError
         plain = read(args, self) if args is not None else (str(text),)
@@ -310,7 +311,7 @@ async def _awaited(remote: Remote) -> Any:
 
 
 def _reply(operation: str, subject: Any, operands: list[Any]) -> tuple[Any, ...]:
-    """What an object of the checks answers to the program."""
+    """Returns the answer of an object of the checks to the program."""
     try:
         return "reply", _done(operation, subject, operands)
     except Exception as error:

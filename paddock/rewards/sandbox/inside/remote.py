@@ -149,7 +149,7 @@ def plain_of(value: Any) -> Any:
 
 
 def items_of(line: Any, iterator: Remote) -> Iterator[Any]:
-    """Singly at first: a program may need long for an item that the check does not want any more."""
+    """Yields the items, fetched singly at first: the next one may take the program long, and not be wanted any more."""
     count = 0
     while True:
         wanted = 1 if count < ONE_BY_ONE else min(count, MOST_AT_ONCE)

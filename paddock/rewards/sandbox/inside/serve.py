@@ -61,7 +61,7 @@ class Talk:
         self.lock = threading.RLock()
 
     def serve(self) -> int:
-        """Until the checks are through."""
+        """Answers questions until the checks are through. Returns the exit code."""
         self.send("names", self._names(), ready=True)
         while True:
             try:
@@ -169,6 +169,8 @@ class Talk:
             for place, (argument, was) in enumerate(zip(arguments, before, strict=True))
             if not same_content(was, now := content(argument))
         ]
+        if not changed:
+            return []
         self.kept.arguments = {id(argument): place for place, argument in enumerate(arguments)}
         try:
             return [[place, written(now, self.kept)] for place, now in changed]
@@ -232,7 +234,7 @@ async def _awaited(found: Any) -> Any:
 
 
 def _error(raised: Any) -> BaseException:
-    """What a function of the checks raised: the program's own error, or one of Python's."""
+    """Returns what a function of the checks raised: the program's own error, or one of Python's."""
     if isinstance(raised, BaseException):
         return raised
     name, text = raised

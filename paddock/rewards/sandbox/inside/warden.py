@@ -69,6 +69,7 @@ def _prepare(job: dict[str, Any], walls: Walls) -> None:
         kernel.write("/proc/self/oom_score_adj", FIRST_TO_GO)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     if walls.proc:
         mount_proc()
     elif walls.nested:  # the cell's own would show its processes
@@ -80,11 +81,10 @@ def _prepare(job: dict[str, Any], walls: Walls) -> None:
 def _ended(child: int) -> int:
     """The status of a program that has answered all. It may take a moment to end, and not more."""
     end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return status
-        time.sleep(0.0005)
+    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
+        signal.sigtimedwait({signal.SIGCHLD}, end - time.monotonic())
+    if ended[0]:
+        return ended[1]
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return 0

@@ -140,7 +140,7 @@ class World:
         return tasks
 
     def _open_files(self, task: str) -> int:
-        """How many; before Linux 6.2 a folder of /proc does not tell."""
+        """Counts the open files of a task. Before Linux 6.2 the size of its folder does not tell."""
         with suppress(OSError):
             if count := os.stat(f"{task}/fd", dir_fd=self.proc).st_size:
                 return count
@@ -148,7 +148,7 @@ class World:
         return READ if names is None else len(names)
 
     def _in_open_files(self, own: Sequence[Process]) -> int:
-        """Each pipe once, whoever has it open. Sockets are counted elsewhere."""
+        """Counts each pipe once, whoever has it open. Sockets are counted elsewhere."""
         pipes: set[tuple[int, int]] = set()
         count = watches = 0
         for task in self._tasks(own):
@@ -165,7 +165,7 @@ class World:
         return count * FILE + len(pipes) * PIPE + watches * WATCH
 
     def _in_sockets(self) -> int:
-        """All of the network namespace, which is the cell's: also those that no process has open."""
+        """Counts all sockets of the network namespace, which is the cell's: also those that no process has open."""
         text = self._read("self/net/unix", READ + 1)
         if len(text) > READ:
             return UNKNOWN
@@ -174,7 +174,7 @@ class World:
         return messages * self.send_buffer
 
     def _in_locks(self, own: Sequence[Process]) -> int:
-        """A /proc that shows the whole machine shows all its locks."""
+        """Counts the locks of these processes: a /proc that shows the whole machine shows all its locks."""
         text = self._read("locks", LOCKS_READ)
         if not text:
             return 0
@@ -191,7 +191,7 @@ class World:
         return (found.f_blocks - found.f_bfree) * found.f_frsize + (found.f_files - found.f_ffree) * INODE
 
     def _listed(self, path: str) -> list[str] | None:
-        """None if this may not be seen, or has ended."""
+        """Lists a folder of /proc; None if it may not be seen, or its process has ended."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc)
         except OSError:

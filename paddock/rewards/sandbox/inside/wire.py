@@ -120,7 +120,7 @@ def written(value: Any, kept: Any) -> Any:
 
 
 def _object(value: Any, kept: Kept) -> Any:
-    """What has no plain kind, or a kind of its own."""
+    """Writes a value that has no plain kind, or extends one."""
     if isinstance(value, Foreign):
         return ["local", value.number]  # type: ignore[attr-defined]
     if isinstance(value, type):
@@ -200,7 +200,7 @@ def read(value: Any, line: Any) -> Any:
 
 
 def containers(args: tuple[Any, ...], kwargs: dict[str, Any], by_value: Callable[[Any], bool]) -> list[Any]:
-    """What of these a call can change in place, in an order that is the same on both sides.
+    """Lists what of these a call can change in place, in an order that is the same on both sides.
 
     `by_value` tells whether an instance of a class of the module MODULE travelled as a copy.
     """
@@ -238,7 +238,7 @@ def content(container: Any) -> Any:
 
 
 def same_content(before: Any, now: Any) -> bool:
-    """By identity: no `__eq__` is asked."""
+    """Compares by identity, so that no `__eq__` is asked."""
     if isinstance(before, bytes):
         return bool(before == now)
     if isinstance(before, dict):
