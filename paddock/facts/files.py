@@ -303,7 +303,7 @@ def _in_folder(path: str, folder: Path, key: str) -> list[Source]:
     files = _data_files(folder) or [file for name in _names(folder) if name == "data" or SPLIT.fullmatch(name)
                                     for file in _data_files(folder / name)]  # fmt: skip
     if not files:
-        reason = f"is a folder without data files ({', '.join(SUFFIXES)})"
+        reason = f"the folder holds no data files ({', '.join(SUFFIXES)})"
         raise UserError(reason, key=key, value=path, fix="name a folder that has some, or a file")
     named = {file: SPLIT.match(file.relative_to(folder).as_posix()) or SPLIT.match(file.name) for file in files}
     splits = {found[1]: found[1] for found in named.values() if found}

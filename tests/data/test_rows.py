@@ -58,7 +58,7 @@ def test_an_unknown_suffix_is_refused(tmp_path, name):
 
 def test_a_folder_without_data_files_is_refused(tmp_path):
     (tmp_path / "readme.md").write_text("no rows")
-    with pytest.raises(UserError, match="is a folder without data files"):
+    with pytest.raises(UserError, match="the folder holds no data files"):
         count_rows(tmp_path)
 
 
