@@ -249,8 +249,8 @@ class Line:
         return read(value, line)
 
     def _error(self, kind: Any, args: Any, text: str, number: int) -> Exception:
-        """Returns the error that the program raised, but a RuntimeError for one that ends loops: `all(map(candidate, ...))`
-        would take it for the end."""
+        """Returns the error that the program raised, but a RuntimeError for one that ends loops: `all(map(f, x))` would
+        take it for the end."""
         found = read(kind, self)
         cls: Any = found if _is_error(found) else RuntimeError
         plain = read(args, self) if args is not None else (str(text),)
