@@ -73,6 +73,7 @@ READERS: dict[str, Callable[..., Any]] = {
     "timedelta": timedelta,
 }
 IN_PLACE = (list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict)
+SIMPLE = frozenset((int, float, str, bool, type(None), bytes, complex, range))
 UNCHANGING: tuple[Any, ...] = (int, float, complex, str, bytes, tuple, frozenset)
 CHANGING: dict[str, type] = {"list": list, "dict": dict, "set": set, "bytearray": bytearray, "deque": deque}
 """Plain kinds whose subclasses a program may define: copies of the former stay true, those of the latter do not."""
@@ -204,9 +205,11 @@ def containers(args: tuple[Any, ...], kwargs: dict[str, Any], by_value: Callable
 
     `by_value` tells whether an instance of a class of the module MODULE travelled as a copy.
     """
+    waiting = [value for value in (*args, *kwargs.values()) if type(value) not in SIMPLE]
+    if not waiting:
+        return []
     found: list[Any] = []
     seen: set[int] = set()
-    waiting: list[Any] = [*args, *kwargs.values()]
     while waiting:
         value = waiting.pop()
         kind = type(value)
@@ -216,7 +219,7 @@ def containers(args: tuple[Any, ...], kwargs: dict[str, Any], by_value: Callable
         seen.add(id(value))
         if kind is not tuple:
             found.append(value)
-        waiting += _items(value, instance)
+        waiting += [item for item in _items(value, instance) if type(item) not in SIMPLE]
     return found
 
 
@@ -230,20 +233,22 @@ def _items(value: Any, instance: bool) -> Iterable[Any]:
 
 def content(container: Any) -> Any:
     """A copy of the outermost level."""
+    kind = type(container)
+    if kind is list:
+        return container.copy()
     if isinstance(container, dict):
-        return dict(container)
+        return list(container.items())
     if isinstance(container, list | set | deque):
         return list(container)
-    return bytes(container) if isinstance(container, bytearray) else dict(vars(container))
+    return bytes(container) if kind is bytearray else list(vars(container).items())
 
 
 def same_content(before: Any, now: Any) -> bool:
-    """Compares by identity, so that no `__eq__` is asked."""
-    if isinstance(before, bytes):
+    """Compares what `content` returned. Objects whose `__eq__` fails are taken for changed."""
+    try:
         return bool(before == now)
-    if isinstance(before, dict):
-        before, now = ([part for pair in found.items() for part in pair] for found in (before, now))
-    return len(before) == len(now) and all(one is other for one, other in zip(before, now, strict=True))
+    except Exception:
+        return False
 
 
 def fill(container: Any, found: Any) -> None:
@@ -253,4 +258,8 @@ def fill(container: Any, found: Any) -> None:
         return
     target = container if isinstance(container, list | dict | set | deque) else vars(container)
     target.clear()
-    target.extend(found) if isinstance(target, list | deque) else target.update(found)
+    if isinstance(target, dict):
+        for key, item in found:
+            target[key] = item
+    else:
+        target.extend(found) if isinstance(target, list | deque) else target.update(found)
