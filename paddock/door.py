@@ -37,10 +37,14 @@ def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
 
 
 class Messages(logging.Handler):
-    """Writes log records to whatever stderr is at the time, under the prefix that every message has."""
+    """Writes log records to whatever stderr is at the time, under the prefix that every message has.
+
+    A record that cannot be written is dropped: a run outlives its terminal.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"{PREFIX}{self.format(record)}", file=sys.stderr)
+        with suppress(OSError):
+            print(f"{PREFIX}{self.format(record)}", file=sys.stderr)
 
 
 def log_to_stderr() -> None:

@@ -102,8 +102,8 @@ def test_a_row_without_an_answer_is_named_when_the_file_is_opened(tmp_path, row,
 
 
 def test_a_file_without_prompts_lists_the_columns_it_has(tmp_path):
-    with pytest.raises(UserError, match=r"no column 'prompt'; it has 'question', 'answer'"):
-        dataset(tmp_path, [{"question": "2+2=", "answer": "4"}])
+    with pytest.raises(UserError, match=r"no column 'prompt'; it has 'q', 'answer'"):
+        dataset(tmp_path, [{"q": "2+2=", "answer": "4"}])
 
 
 def test_rows_whose_prompt_or_answer_is_too_long_are_left_out(tmp_path, monkeypatch):
