@@ -45,8 +45,8 @@ from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.train.single import SingleEngine
 from paddock.trainer.experience import with_responses
 from paddock.trainer.run import train
-from paddock.workers.roles import rollout_engine
-from paddock.workers.worker import PolicyWorker
+from paddock.workers.open_engines import rollout_engine
+from paddock.workers.policy import Policy
 
 SHAPES = {
     "smallest": CASES["smallest"],
@@ -143,7 +143,7 @@ class Bench:
     def gap(self, config: Config, engine: SingleEngine, prompts: list[Prompt], found: list[Any]) -> tuple[float, float]:
         """|log-prob of the rollout - log-prob of the trainer|, over at most 256 responses."""
         batch = with_responses(batch_of(prompts), found, 0).rows(torch.arange(min(256, len(found))))
-        trainer = PolicyWorker(engine, config).log_probs(batch)
+        trainer = Policy(engine, config).log_probs(batch)
         differences = (trainer - batch.need("rollout_log_probs"))[batch.need("mask") == 1].abs()
         return differences.mean().item(), differences.max().item()
 
@@ -221,7 +221,7 @@ class Bench:
         work = replace(self.work, prompts=rows, n=1)
         config = config_of(work, self.device.type, "grpo", ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384",
                                                             "algorithm.adv_estimator=reinforce_plus_plus"])  # fmt: skip
-        worker = PolicyWorker(SingleEngine.for_actor(config, 10), config)
+        worker = Policy(SingleEngine.for_actor(config, 10), config)
         words = torch.randint(5, self.case.shape["vocab_size"], (rows, length))
         batch = Batch(
             row=torch.arange(rows), group=torch.arange(rows), prompts=words[:, :1], responses=words[:, 1:],

@@ -40,7 +40,7 @@ from paddock.engines.train.offload import Offload
 from paddock.engines.train.single import SingleEngine
 from paddock.trainer.loop import Trainer
 from paddock.trainer.run import train
-from paddock.workers.worker import PolicyWorker
+from paddock.workers.policy import Policy
 
 GROUP = "actor_rollout_ref"
 ACTOR, OPTIMIZER, REFERENCE = KEYS = tuple(f"{GROUP}.{key}" for key in (
@@ -159,7 +159,7 @@ class Bench:
         keys = [f"{GROUP}.model.enable_gradient_checkpointing=True", f"{GROUP}.model.enable_activation_offload={away}",
                 f"{GROUP}.actor.ppo_max_token_len_per_gpu={self.args.tokens}", *self.args.set]  # fmt: skip
         config = config_of(replace(self.work, prompts=1, n=1), self.device.type, "reinforce_plus_plus", keys)
-        worker = PolicyWorker(SingleEngine.for_actor(config, 10), config)
+        worker = Policy(SingleEngine.for_actor(config, 10), config)
         worker.update(batch, 0)
         reset_peak_memory(self.device)
         start = memory_in_use(self.device)

@@ -19,7 +19,7 @@ from paddock.rewards.manager import RewardManager
 from paddock.trainer.experience import Experience
 from paddock.trainer.loop import Trainer
 from paddock.trainer.run import train
-from paddock.workers.worker import PolicyWorker
+from paddock.workers.policy import Policy
 
 
 def arguments(work: Work) -> list[str]:
@@ -51,7 +51,7 @@ def main() -> None:
     clock.time(Experience, "respond", "generation")
     clock.time(RewardManager, "fill", "reward")
     clock.time(SingleEngine, "outputs", "forward")
-    clock.time(PolicyWorker, "carry_out", "update")
+    clock.time(Policy, "learn", "update")
     advance = Trainer.advance
 
     def timed_advance(*args: object, **kwargs: object) -> None:

@@ -57,7 +57,8 @@ CASES: dict[str, list[str]] = {
     "hf": ["train", *RL, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.name=hf"],
     "sft": ["sft", *SMALL],
     "rm": ["rm", "train", *SMALL, "data.val_max_samples=16"],
-    "experts": [*OWN_MODEL, "actor_rollout_ref.model.path={fixtures}/experts", "data.train_files={fixtures}/sums.jsonl"],
+    "experts": [*OWN_MODEL, "actor_rollout_ref.model.path={fixtures}/experts",
+                "data.train_files={fixtures}/sums.jsonl"],
     "images": [*OWN_MODEL, "actor_rollout_ref.model.path={fixtures}/vision",
                "data.train_files={fixtures}/images.parquet"],
     "ranks": ["train", *RL, "algorithm.adv_estimator=gae", "trainer.n_gpus_per_node=2",
@@ -158,7 +159,9 @@ def difference(before: dict[str, str], after: dict[str, str]) -> str | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", default="HEAD", help="a commit; this tree, with its uncommitted changes, is the other")
+    parser.add_argument(
+        "--against", default="HEAD", help="a commit; this tree, with its uncommitted changes, is the other"
+    )
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     options = parser.parse_args()
     cases = [case for case in options.cases if case != "ranks" or importlib.util.find_spec("ray")]
@@ -166,7 +169,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         other = folder / "other"
-        subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", other, options.against], check=True)
+        subprocess.run(
+            ["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", other, options.against], check=True
+        )
         try:
             (folder / "fixtures").mkdir()
             make_fixtures(folder / "fixtures")

@@ -16,7 +16,7 @@ from paddock.core.device import collective_backend
 
 
 @dataclass(frozen=True)
-class Place:
+class Rendezvous:
     """Where a process stands among those that train together."""
 
     rank: int
@@ -27,7 +27,7 @@ class Place:
     """Seconds until a collective counts as hung."""
 
 
-def join(place: Place, device: torch.device) -> None:
+def join(place: Rendezvous, device: torch.device) -> None:
     """Returns once every rank has come."""
     if place.address.startswith("127."):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -41,7 +41,7 @@ def join(place: Place, device: torch.device) -> None:
 
 
 @contextmanager
-def joined(place: Place, device: torch.device) -> Iterator[None]:
+def joined(place: Rendezvous, device: torch.device) -> Iterator[None]:
     join(place, device)
     try:
         yield

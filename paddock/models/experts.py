@@ -29,7 +29,7 @@ CHOICES = (torch.topk, Tensor.topk)
 
 
 @dataclass(frozen=True)
-class Place:
+class ExpertBlock:
     """Of a block of experts in its model."""
 
     index: int
@@ -45,7 +45,7 @@ class Place:
 class Experts:
     """What a model has of them."""
 
-    places: tuple[Place, ...]
+    places: tuple[ExpertBlock, ...]
 
     @property
     def layers(self) -> int:
@@ -83,12 +83,12 @@ def recordable(experts: Experts | None) -> Experts:
     return experts
 
 
-def watch(model: nn.Module) -> tuple[Place, ...]:
+def watch(model: nn.Module) -> tuple[ExpertBlock, ...]:
     places = []
     names = {module: name for name, module in model.named_modules()}
     for index, (block, router, count) in enumerate(blocks_of(model)):
         top_k = getattr(getattr(block, router), "top_k", None) or text_config(model).num_experts_per_tok
-        vars(block)[PLACE] = Place(index, count, int(top_k), router, names[block])
+        vars(block)[PLACE] = ExpertBlock(index, count, int(top_k), router, names[block])
         vars(block)["forward"] = MethodType(chosen_forward, block)
         places.append(vars(block)[PLACE])
     for layer in layers_of(model):
@@ -156,7 +156,7 @@ def chosen_forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
 class Watched(TorchFunctionMode):
     """Hears of every top-k inside of a block of experts."""
 
-    def __init__(self, routing: Routing, place: Place):
+    def __init__(self, routing: Routing, place: ExpertBlock):
         super().__init__()
         self.routing, self.place, self.chose = routing, place, False
 
@@ -197,7 +197,7 @@ class Routing:
         self.entropy: dict[int, Tensor] = {}
         self.pressure: dict[int, Tensor] = {}
 
-    def choose(self, place: Place, scores: Tensor, own: Any) -> Any:
+    def choose(self, place: ExpertBlock, scores: Tensor, own: Any) -> Any:
         """Scores and numbers of the chosen: the recorded ones, where there are any, else the router's own."""
         if self.replay is None:
             self.ids[place.index] = own[1].detach()
@@ -209,7 +209,7 @@ class Routing:
             self.agreed[place.index] = (same * self.counts).sum()
         return torch.return_types.topk((scores.gather(-1, ids), ids))
 
-    def groups(self, place: Place, scores: Tensor) -> Tensor | None:
+    def groups(self, place: ExpertBlock, scores: Tensor) -> Tensor | None:
         """Where a router picks groups of experts first, those of recorded experts come before all others.
 
         So what the router would have chosen, for `agreed`, is chosen among these groups too.
@@ -219,7 +219,7 @@ class Routing:
         of_expert = self.replay[:, place.index].long() // (place.experts // scores.shape[-1])
         return scores.scatter(-1, of_expert, torch.inf)
 
-    def scored(self, place: Place, found: Any) -> None:
+    def scored(self, place: ExpertBlock, found: Any) -> None:
         """What a router says of its tokens. Done again when a layer runs again: autograd counts what it keeps."""
         parts = found if isinstance(found, tuple) else (found,)
         logits = next(part for part in parts if part.shape[-1] == place.experts and part.is_floating_point())

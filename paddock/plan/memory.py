@@ -33,7 +33,7 @@ LOGIT_BYTES_UPDATE = 16
 LOGIT_BYTES_FORWARD = 8
 
 FORWARD_PHASES = {"reward": "reward_model", "log_probs": "actor", "ref_log_probs": "reference", "values": "critic"}
-COMING = {"reward": "reference", "log_probs": "reference"}
+PREFETCHED = {"reward": "reference", "log_probs": "reference"}
 """Whose weights are on their way to the device during a phase, for the one behind it."""
 UPDATE_PHASES = {"update_critic": "critic", "update_actor": "actor"}
 TRAINED = tuple(UPDATE_PHASES.values())
@@ -323,7 +323,7 @@ def estimate(job: Job) -> MemoryPlan:
     for phase, name in FORWARD_PHASES.items():
         if name in job.roles:
             holder = "actor" if job.roles[name].borrowed else name
-            phases[phase] = rest(job, holder, coming=COMING.get(phase)) | forward_work(job, job.roles[name])
+            phases[phase] = rest(job, holder, prefetched=PREFETCHED.get(phase)) | forward_work(job, job.roles[name])
     for phase, name in UPDATE_PHASES.items():
         if name in job.roles:
             phases[phase] = rest(job, name, updating=True) | update_work(job, job.roles[name])
@@ -339,11 +339,11 @@ def estimate(job: Job) -> MemoryPlan:
     )
 
 
-def rest(job: Job, active: str | None, updating: bool = False, coming: str | None = None) -> dict[str, int]:
+def rest(job: Job, active: str | None, updating: bool = False, prefetched: str | None = None) -> dict[str, int]:
     """What every role keeps on the GPU while `active` works. Offloaded states come back for their own phase only."""
     parts: dict[str, int] = {}
     for name in job.roles:
-        states = resident(job, name, name in (active, coming), name == active and updating)
+        states = resident(job, name, name in (active, prefetched), name == active and updating)
         if name == "actor":
             parts |= {"parameters": states.parameters, "gradients": states.gradients, "optimizer": states.optimizer}
         else:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import numpy
 import torch
@@ -18,13 +19,35 @@ from paddock.core.batch import Batch
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
 from paddock.data.loader import Loader, prompt_batch
-from paddock.engines.rollout.base import Completion, Prompt, RolloutEngine, Sampling
+from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
 from paddock.rewards.joint import JointScoring
 from paddock.rewards.manager import RewardManager, answers_of
 from paddock.rewards.scoring import Scoring
 from paddock.trainer.model_rewards import ModelRewards
 
 Metrics = dict[str, float]
+
+
+Generating = Callable[[Timer], AbstractContextManager[None]]
+"""Makes a context in which the rollout engine has the policy's weights."""
+
+
+class Sampler(Protocol):
+    """Anything that answers prompts: a rollout engine, or the rollout of many ranks."""
+
+    def generate(
+        self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None
+    ) -> list[Completion]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Responses whose scores are not all there yet."""
+
+    batch: Batch
+    scoring: Scoring | JointScoring
+    greedy: tuple[Batch, Scoring | JointScoring] | None = None
+    """One greedy response per prompt, for ReMax."""
 
 
 class Experience:
@@ -34,7 +57,7 @@ class Experience:
         self,
         config: Config,
         loader: Loader,
-        engine: RolloutEngine,
+        engine: Sampler,
         rewards: RewardManager,
         tokenizer: Any,
         stops: frozenset[int],
@@ -47,43 +70,53 @@ class Experience:
         recipe = recipe_of(config.algorithm.adv_estimator)
         self.needs_greedy_baseline = recipe is not None and "greedy_baseline" in recipe.needs
 
-    def collect(self, step: int, time: Timer, generated: Callable[[], None] = lambda: None) -> tuple[Batch, Metrics]:
-        """The batch of a step: data.train_batch_size prompts with their responses and scores.
+    def collect(self, step: int, time: Timer, generating: Generating) -> tuple[Batch, Metrics]:
+        """Returns the batch of a step: data.train_batch_size prompts with their responses and scores.
 
-        `generated` is called when no more responses will be drawn, before they are scored where that is known then.
+        Responses are drawn inside of `generating`, and scored after it; only with `filter_groups`, where scores decide
+        whether more are drawn, inside.
         """
         data, filter_groups = self.config.data, self.config.algorithm.filter_groups
+        self.rewards.steps_done = step - 1
         if not filter_groups.enable:
-            return self.explore(self.loader.next_prompts(data.train_batch_size), step, time, generated)
+            rows = self.loader.next_prompts(data.train_batch_size)
+            with generating(time):
+                drawn = self.draw(rows, step, time)
+            return self.score_drawn(drawn, time)
         buffer = GroupBuffer(data.train_batch_size, filter_groups.max_num_gen_batches)
         metrics: Metrics = {}
-        drawn = 0
-        while not buffer.full:
-            batch, metrics = self.explore(self.loader.next_prompts(data.gen_batch_size), step, time)
-            drawn += data.gen_batch_size
-            buffer.add(batch, group_metric(batch, filter_groups.metric))
-        generated()
-        found = {
+        prompts = 0
+        with generating(time):
+            while not buffer.full:
+                drawn = self.draw(self.loader.next_prompts(data.gen_batch_size), step, time)
+                batch, metrics = self.score_drawn(drawn, time)
+                prompts += data.gen_batch_size
+                buffer.add(batch, group_metric(batch, filter_groups.metric))
+        rounds = {
             "training/num_gen_batches": float(buffer.rounds),
-            "training/informative_groups": len(buffer.groups) / drawn,
+            "training/informative_groups": len(buffer.groups) / prompts,
         }
-        return buffer.take(), metrics | found
+        return buffer.take(), metrics | rounds
 
-    def explore(
-        self, rows: list[PromptRow], step: int, time: Timer, generated: Callable[[], None] = lambda: None
-    ) -> tuple[Batch, Metrics]:
-        """One round: responses to these prompts, and their scores."""
-        self.rewards.steps_done = step - 1
+    def draw(self, rows: list[PromptRow], step: int, time: Timer) -> Drawn:
+        """Draws responses to these prompts, and for ReMax the greedy one of each."""
+        sampling = replace(self.sampling, step=step)
         with time("gen"):
-            batch, scoring = self.respond(rows, self.samples, replace(self.sampling, step=step))
+            drawn = self.respond(rows, self.samples, sampling)
         if not self.needs_greedy_baseline:
-            generated()
+            return Drawn(*drawn)
+        with time("gen_max"):
+            return Drawn(*drawn, greedy=self.respond(rows, 1, replace(sampling, temperature=0.0)))
+
+    def score_drawn(self, drawn: Drawn, time: Timer) -> tuple[Batch, Metrics]:
+        """Returns the responses with their scores; for ReMax also with the score of each prompt's greedy response."""
         with time("reward"):
-            batch, metrics = self.score(batch, scoring)
-        if self.needs_greedy_baseline:
-            batch = self.with_greedy_baseline(batch, rows, step, time)
-            generated()
-        return batch, metrics
+            batch, metrics = self.score(drawn.batch, drawn.scoring)
+            if drawn.greedy is None:
+                return batch, metrics
+            greedy, _ = self.score(*drawn.greedy)
+        score = dict(zip(greedy.group.tolist(), greedy.need("scores").sum(-1).tolist(), strict=True))
+        return batch.with_(baseline_scores=torch.tensor([score[group] for group in batch.group.tolist()])), metrics
 
     def respond(self, rows: list[PromptRow], samples: int, sampling: Sampling) -> tuple[Batch, Scoring | JointScoring]:
         """Responses, and what is known of their scores: those that ended early are being scored already."""
@@ -120,13 +153,6 @@ class Experience:
         if backend is None or self.tokenizer.clean_up_tokenization_spaces:
             return self.tokenizer.batch_decode(answers, skip_special_tokens=True)
         return backend.decode_batch(answers, skip_special_tokens=True)  # all cores, without Python between two texts
-
-    def with_greedy_baseline(self, batch: Batch, rows: list[PromptRow], step: int, time: Timer) -> Batch:
-        """ReMax: the score of the greedy answer to each prompt."""
-        with time("gen_max"):
-            greedy, _ = self.score(*self.respond(rows, 1, replace(self.sampling, step=step, temperature=0.0)))
-        score = dict(zip(greedy.group.tolist(), greedy.need("scores").sum(-1).tolist(), strict=True))
-        return batch.with_(baseline_scores=torch.tensor([score[group] for group in batch.group.tolist()]))
 
 
 def with_responses(batch: Batch, completions: list[Completion], pad: int) -> Batch:

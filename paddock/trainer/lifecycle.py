@@ -26,7 +26,7 @@ from paddock.trainer.interruption import Interruption
 from paddock.trainer.lock import FolderLock
 from paddock.trainer.state import check_config, flat, load_state, restore_rng, rng_state, save_state
 from paddock.trainer.tracking import Tracker
-from paddock.workers.group import WorkerLost
+from paddock.workers.sharded import WorkerLost
 
 log = logging.getLogger(__name__)
 

@@ -58,18 +58,16 @@ class Trainer(TrainingRun):
     def step(self) -> tuple[Metrics, Batch]:
         """One policy improvement."""
         time, roles, algorithm = self.timer, self.roles, self.config.algorithm
-        with roles.generating(time):
-            batch, metrics = self.experience.collect(self.step_no, time, roles.expect_reference)
-        with time("old_log_prob"):
-            batch = self.anchor(batch)
-        if roles.reference:
-            with time("ref"):
-                batch = batch.with_(ref_log_probs=roles.reference.log_probs(batch))
-        if roles.critic:
-            with time("values"):
-                batch = batch.with_(values=roles.critic.values(batch))
-        if not roles.critic:  # whose update would share the device with it
-            roles.actor.expect()
+        batch, metrics = self.experience.collect(self.step_no, time, roles.generating)
+        with roles.forwarding():
+            with time("old_log_prob"):
+                batch = self.with_old_log_probs(batch)
+            if roles.reference:
+                with time("ref"):
+                    batch = batch.with_(ref_log_probs=roles.reference.log_probs(batch))
+            if roles.critic:
+                with time("values"):
+                    batch = batch.with_(values=roles.critic.values(batch))
         with time("adv"):
             batch, kl_metrics = self.reward(batch)
             batch, correction_metrics = self.correct(batch)
@@ -91,10 +89,10 @@ class Trainer(TrainingRun):
         if self.step_no < self.config.trainer.critic_warmup:
             return {}
         with self.timer("update_weights"):
-            return self.roles.sync_weights()
+            return self.roles.rollout.publish()
 
-    def anchor(self, batch: Batch) -> Batch:
-        """Log-probs of the policy that the update starts from: the engine's where they are as good, else computed."""
+    def with_old_log_probs(self, batch: Batch) -> Batch:
+        """Fills `old_log_probs`: copies those of the rollout in bypass mode or if they are the same, else computes."""
         if self.correction.bypass or self.trusts_rollout:
             return batch.with_(old_log_probs=batch.need("rollout_log_probs"))
         want = {"log_probs", "sum_pi_squared"} if "sum_pi_squared" in self.needs else {"log_probs"}
@@ -135,7 +133,7 @@ class Trainer(TrainingRun):
 
     def validate(self, tracker: Tracker) -> Metrics:
         assert self.validation is not None
-        with self.roles.generating(self.timer):
+        with self.roles.rollout.awake(self.timer):
             metrics, samples = self.validation.run(self.step_no, self.timer)
         self.lock.require()
         tracker.generations(self.step_no, samples)

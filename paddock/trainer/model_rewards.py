@@ -13,8 +13,8 @@ from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.data.dataset import BOTH, MODEL, RULE, PromptDataset
 from paddock.errors import UserError
 from paddock.rewards.manager import on_last_token
-from paddock.workers.group import Group, RewardHandle
 from paddock.workers.reward_model import ModelScorer, open_reward_model
+from paddock.workers.sharded import Ranks, ShardedScorer
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +42,12 @@ def validation_styles(config: RewardModelConfig) -> dict[str, str]:
 
 
 def open_models(
-    config: Config, tokenizer: Any, stops: frozenset[int], scoring: Group | None = None
+    config: Config, tokenizer: Any, stops: frozenset[int], scoring: Ranks | None = None
 ) -> ModelRewards | None:
-    """In this process, or in those of a group."""
+    """Opens the reward model in this process, or in the ranks that have it."""
     scorer: ModelScorer | None
     if scoring is not None:
-        scorer = RewardHandle(scoring, config, tokenizer, stops)
+        scorer = ShardedScorer(scoring, config, tokenizer, stops)
     else:
         scorer = open_reward_model(config, tokenizer, stops)
     return ModelRewards(scorer, config.reward_model) if scorer else None

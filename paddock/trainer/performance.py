@@ -18,8 +18,9 @@ from paddock.core.batch import Batch
 from paddock.core.timing import Timer
 from paddock.facts.models import ModelShape, shape_of
 from paddock.models.packing import sequence_lengths
-from paddock.workers.group import Handle
+from paddock.workers.role import Role
 from paddock.workers.roles import Roles
+from paddock.workers.sharded import ShardedRole
 
 GIB = 1024**3
 SHORTEST = 1e-3
@@ -61,15 +62,20 @@ class Performance:
         return {f"perf/mfu/{name}": value for name, value in found.items() if value is not None}
 
     def share(
-        self, shape: ModelShape | None, role: Handle, lengths: list[int], seconds: float, backward: bool = True
+        self,
+        shape: ModelShape | None,
+        role: Role | ShardedRole,
+        lengths: list[int],
+        seconds: float,
+        backward: bool = True,
     ) -> float | None:
         if shape is None or seconds < SHORTEST:
             return None
-        return mfu(shape, lengths, seconds, role.group.size, self.device_name, backward=backward)
+        return mfu(shape, lengths, seconds, role.devices, self.device_name, backward=backward)
 
     @cached_property
     def device_name(self) -> str:
-        return self.roles.actor.group.broadcast("device_name")[0]
+        return self.roles.actor.device_name()
 
     @cached_property
     def actor_shape(self) -> ModelShape | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from torch import Tensor
 
 from paddock.config.schema import Config
 from paddock.config.topology import rolls_out_apart, world_size
@@ -21,8 +20,9 @@ from paddock.errors import UserError
 from paddock.models.adapters import Lora, attach
 from paddock.models.image_reader import ImageReader
 from paddock.models.load import load_causal_lm, load_tokenizer
+from paddock.workers.open_engines import rollout_engine
 from paddock.workers.probe import sync
-from paddock.workers.roles import rollout_engine, stop_tokens
+from paddock.workers.roles import stop_tokens
 
 RESPONSES_AT_A_TIME = 512
 """Between two moves of a progress bar, unless data.val_batch_size says otherwise."""
@@ -91,15 +91,6 @@ class Watched:
         found = self.engine.generate(prompts, sampling, on_done)
         self.answered(len(prompts))
         return found
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        self.engine.load_weights(weights)
-
-    def sleep(self) -> None:
-        self.engine.sleep()
-
-    def wake(self) -> None:
-        self.engine.wake()
 
 
 def progress_bar() -> Progress:

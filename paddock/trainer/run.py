@@ -26,8 +26,8 @@ from paddock.trainer.loop import Trainer
 from paddock.trainer.model_rewards import open_models, training_styles, validation_styles
 from paddock.trainer.tracking import Tracker
 from paddock.trainer.validation import Validation
-from paddock.workers.group import WorkerLost
 from paddock.workers.roles import build
+from paddock.workers.sharded import WorkerLost
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from paddock.core.batch import Batch
 from paddock.engines.rollout.base import AdapterEngine, Completion, CopyEngine, Prompt, RolloutEngine, Sampling
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
-from paddock.workers.worker import Metrics
+from paddock.workers.updates import Metrics
 
 PROMPT, ROWS, TOKENS = 8, 8, 8
 TOLERANCE = {torch.float32: 5e-3, torch.bfloat16: 0.1, torch.float16: 0.05}

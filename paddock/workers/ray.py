@@ -1,4 +1,4 @@
-"""Crews in processes of Ray's, one a device. The only file that imports ray.
+"""Ranks in processes of Ray's, one per device. The only file that imports ray.
 
 A rank is an actor in a bundle of a placement group, and its methods run in its main thread. One that dies, hangs or
 never comes up is named, with its phase and its last sign of life.
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 import torch.distributed as dist
@@ -28,15 +28,15 @@ from paddock.config.schema import Config
 from paddock.config.topology import Pool, pools
 from paddock.core.batch import Batch
 from paddock.core.device import RESOURCE, device_of, seed_all
-from paddock.core.processes import Place, join
+from paddock.core.processes import Rendezvous, join
 from paddock.core.registry import import_plugin
 from paddock.errors import UserError
 from paddock.models.packing import images_of
-from paddock.workers.crew import Crew, engines_of
-from paddock.workers.group import Rows, WorkerLost
-from paddock.workers.outgoing import Bucket
-from paddock.workers.parcels import from_arrays, to_arrays
-from paddock.workers.pulse import Pulse, last_sign
+from paddock.workers.heartbeat import Heartbeat, last_status
+from paddock.workers.rank import Rank, engines_of
+from paddock.workers.sharded import Ranks, Rows, WorkerLost
+from paddock.workers.transport import from_arrays, to_arrays
+from paddock.workers.weight_sender import Bucket
 
 log = logging.getLogger(__name__)
 
@@ -44,23 +44,26 @@ LOCAL: dict[str, Any] = {
     "address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1", "logging_level": logging.WARNING,
     "_system_config": {"worker_niceness": 0},
 }  # fmt: skip
-"""Of a cluster that is started for one run on one machine: it talks to nobody else, and its processes have the rank
-that a run in one process has. Ray would let any other program go first."""
+"""`ray.init` arguments for one machine: loopback address only, nice value 0 (Ray lowers the priority by default)."""
 ANSWER = 30.0
 """Seconds in which a cluster that is to be joined must answer."""
 TICK = 5.0
 """Seconds between two looks at ranks that are at work."""
 GRACE = 15.0
-"""Seconds in which the death of a rank is told from what it does to the others."""
+"""Seconds to wait for an answer of every rank. One death breaks a collective on all ranks; this finds the dead one."""
+
+R = TypeVar("R")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """Rows of a batch, a reference a column: each column of a share is sent once, however many phases read it."""
+class BatchRefs:
+    """References to the columns of some rows: each column of a share is sent once, however many phases read it."""
 
     columns: dict[str, ray.ObjectRef]
     images: ray.ObjectRef | None = None
-    """Of each row; those of one prompt are one object, there and here."""
+    """Images of each row; the rows of one prompt share one object."""
 
     def open(self) -> Batch:
         arrays = ray.get(list(self.columns.values()))
@@ -83,8 +86,8 @@ class Stored:
 class RankProcess:
     """The process of one rank."""
 
-    crew: Crew
-    pulse: Pulse
+    rank: Rank
+    heartbeat: Heartbeat
 
     def up(self) -> tuple[str, int, int]:
         """Its address, a port that is free there, and its process id."""
@@ -93,37 +96,38 @@ class RankProcess:
             return ray.util.get_node_ip_address(), free.getsockname()[1], os.getpid()
 
     def enlist(
-        self, config: Config, total_steps: int, roles: Sequence[str], place: Place, store: tuple[str, int]
+        self, config: Config, total_steps: int, roles: Sequence[str], place: Rendezvous, store: tuple[str, int]
     ) -> None:
         """Joins the other ranks, and loads the roles; those of an earlier call go."""
-        vars(self).pop("crew", None)
+        vars(self).pop("rank", None)
         if dist.is_initialized():
             dist.destroy_process_group()
-        self.pulse = Pulse(place.rank, TCPStore(*store, is_master=False))
+        self.heartbeat = Heartbeat(place.rank, TCPStore(*store, is_master=False))
         if place.size > 1:
-            with self.pulse.during("joining the other ranks"):
+            with self.heartbeat.during("joining the other ranks"):
                 join(place, device_of(config.trainer.device))
         if config.actor_rollout_ref.model.external_lib:
             import_plugin(config.actor_rollout_ref.model.external_lib, "actor_rollout_ref.model.external_lib")
         seed_all(config.trainer.seed)
-        with self.pulse.during("loading weights"):
-            self.crew = Crew(config, total_steps, roles, engines_of(config, alone=place.size == 1))
+        with self.heartbeat.during("loading weights"):
+            self.rank = Rank(config, total_steps, roles, engines_of(config, alone=place.size == 1))
 
-    def call(self, phase: str, method: str, *args: Any) -> Any:
-        with self.pulse.during(phase):
-            opened = [arg.open() if isinstance(arg, Parcel | Stored) else arg for arg in args]
-            found = getattr(self.crew, method)(*opened)
-            return Stored(ray.put(found), found.last) if isinstance(found, Bucket) else to_arrays(found)
+    def call(self, phase: str, role: str, method: str, *args: Any) -> Any:
+        """Answers a call of the driver's: the one place where a role and its method are looked up by name."""
+        with self.heartbeat.during(phase):
+            opened = [arg.open() if isinstance(arg, BatchRefs | Stored) else arg for arg in args]
+            answer = getattr(getattr(self.rank, role) if role else self.rank, method)(*opened)
+            return Stored(ray.put(answer), answer.last) if isinstance(answer, Bucket) else to_arrays(answer)
 
 
-class RayGroup:
-    """See `Group`. The processes of one pool."""
+class RayRanks:
+    """See `Ranks`. The processes of one pool."""
 
     def __init__(self, pool: Pool, config: Config, cores: int):
         self.pool, self.config, self.size = pool, config, pool.size
         self.timeout = float(config.actor_rollout_ref.nccl_timeout)
         self.store = TCPStore(ray.util.get_node_ip_address(), 0, is_master=True, wait_for_workers=False)
-        self.places: list[PlacementGroup] = []
+        self.placement_groups: list[PlacementGroup] = []
         self.ranks: list[Any] = []
         self.pids: list[int] = []
         self.sent: dict[tuple[int, bytes], tuple[Any, ray.ObjectRef]] = {}
@@ -139,14 +143,14 @@ class RayGroup:
         """A bundle a rank, those of a node together; every process must come up within its time."""
         pool, resource = self.pool, RESOURCE[self.config.trainer.device or "cpu"]
         bundle = {"CPU": float(cores)} | ({} if resource == "CPU" else {resource: 1.0})
-        self.places = [placement_group([bundle] * pool.per_node, "STRICT_PACK") for _ in range(pool.nodes)]
+        self.placement_groups = [placement_group([bundle] * pool.per_node, "STRICT_PACK") for _ in range(pool.nodes)]
         limit = self.config.trainer.ray_wait_register_center_timeout
         deadline = time.monotonic() + limit
-        for node, there in enumerate(self.places):
+        for node, there in enumerate(self.placement_groups):
             if not there.wait(max(1.0, deadline - time.monotonic())):
                 raise late(f"node {node} of pool {pool.name}: no room for {pool.per_node} x {bundle}", limit)
         actor = ray.remote(RankProcess)
-        for there in self.places:
+        for there in self.placement_groups:
             for index in range(pool.per_node):
                 where = PlacementGroupSchedulingStrategy(there, placement_group_bundle_index=index)
                 self.ranks.append(actor.options(num_cpus=cores, num_gpus=bundle.get("GPU", 0),
@@ -166,7 +170,7 @@ class RayGroup:
         store = (ray.util.get_node_ip_address(), self.store.port)
         self.enlisting = [
             process.enlist.remote(
-                self.config, total_steps, self.pool.roles, Place(rank, self.size, address, self.timeout), store
+                self.config, total_steps, self.pool.roles, Rendezvous(rank, self.size, address, self.timeout), store
             )
             for rank, process in enumerate(self.ranks)
         ]
@@ -174,33 +178,38 @@ class RayGroup:
     def ready(self) -> None:
         self.gather(self.enlisting, "loading")
 
-    def broadcast(self, method: str, *args: Any) -> list[Any]:
-        return self.run(method, [args] * self.size)
+    def broadcast(
+        self, role: str, method: Callable[Concatenate[R, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]:
+        assert not kwargs, "arguments travel by position"
+        return self.run(role, method.__name__, [args] * self.size)
 
     def map(
         self,
-        method: str,
+        role: str,
+        method: Callable[..., T],
         shares: Sequence[Sequence[Any]],
         *args: Any,
-        arrived: Callable[[Any], None] | None = None,
+        arrived: Callable[[T], None] | None = None,
         stages: int = 1,
-    ) -> list[Any]:
+    ) -> list[T]:
         stage = self.size // stages
         each = stage // len(shares)
-        ready = [[self.parcel(item) if isinstance(item, Rows) else item for item in share] for share in shares]
+        ready = [[self.refs(item) if isinstance(item, Rows) else item for item in share] for share in shares]
         calls = [(*ready[rank % stage // each], *args) for rank in range(self.size)]
-        return self.run(method, calls, arrived)[:stage:each]
+        return self.run(role, method.__name__, calls, arrived)[:stage:each]
 
     def run(
-        self, method: str, calls: Sequence[Sequence[Any]], arrived: Callable[[Any], None] | None = None
+        self, role: str, method: str, calls: Sequence[Sequence[Any]], arrived: Callable[[Any], None] | None = None
     ) -> list[Any]:
-        role = next((arg for arg in calls[0] if isinstance(arg, str)), None)
         phase = f"{role}.{method}" if role else method
-        futures = [process.call.remote(phase, method, *args) for process, args in zip(self.ranks, calls, strict=True)]
+        futures = [
+            process.call.remote(phase, role, method, *args) for process, args in zip(self.ranks, calls, strict=True)
+        ]
         return self.gather(futures, phase, arrived)
 
-    def parcel(self, rows: Rows) -> Parcel:
-        """A column is sent unless these rows of it were: batches share the columns that a phase did not change."""
+    def refs(self, rows: Rows) -> BatchRefs:
+        """Sends the columns of which these rows were not sent yet: batches share what a phase did not change."""
         if rows.batch.row is not self.batch_sent:
             self.sent, self.batch_sent = {}, rows.batch.row
         which, found = rows.positions.numpy().tobytes(), {}
@@ -214,7 +223,7 @@ class RayGroup:
         if images and (id(images), which) not in self.sent:
             shown = [images[position] for position in rows.positions.tolist()]
             self.sent[id(images), which] = images, ray.put(shown)
-        return Parcel(found, self.sent[id(images), which][1] if images else None)
+        return BatchRefs(found, self.sent[id(images), which][1] if images else None)
 
     def gather(
         self, futures: list[ray.ObjectRef], phase: str, arrived: Callable[[Any], None] | None = None
@@ -275,22 +284,22 @@ class RayGroup:
         )
 
     def sign(self, rank: int) -> str:
-        return str(last_sign(self.store, rank) or "no sign of life yet")
+        return str(last_status(self.store, rank) or "no sign of life yet")
 
     def close(self) -> None:
         for process in self.ranks:
             ray.kill(process)
-        for there in self.places:
+        for there in self.placement_groups:
             remove_placement_group(there)
-        self.ranks, self.places, self.sent = [], [], {}
+        self.ranks, self.placement_groups, self.sent = [], [], {}
 
 
-def start_groups(config: Config, total_steps: int) -> dict[str, RayGroup]:
-    """The processes of every pool, by its name, with their roles loaded."""
-    groups: dict[str, RayGroup] = {}
+def start_ranks(config: Config, total_steps: int) -> dict[str, Ranks]:
+    """Starts the processes of every pool, by its name, and loads their roles."""
+    groups: dict[str, RayRanks] = {}
     try:
         for pool in pools(config):
-            groups[pool.name] = RayGroup(pool, config, cores_per_rank(config))
+            groups[pool.name] = RayRanks(pool, config, cores_per_rank(config))
         for group in groups.values():
             group.enlist(total_steps)
         for group in groups.values():
@@ -299,7 +308,7 @@ def start_groups(config: Config, total_steps: int) -> dict[str, RayGroup]:
         for group in groups.values():
             group.close()
         raise
-    return groups
+    return dict(groups)
 
 
 def late(what: str, limit: int) -> UserError:

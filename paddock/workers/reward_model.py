@@ -23,7 +23,8 @@ from paddock.errors import UserError
 from paddock.models.load import load_causal_lm, load_tokenizer, model_folder
 from paddock.models.reward_head import KEY, RewardModel, load_reward_model, scored_batch, sequence_scores
 from paddock.rewards.judge import Conversation, Endpoint, Judge, Reply
-from paddock.workers.worker import Metrics, Worker
+from paddock.workers.role import Role
+from paddock.workers.updates import Metrics
 
 BUDGET = "reward_model.forward_max_token_len_per_gpu"
 TOKENIZER_FILES = ("tokenizer*", "*.tiktoken", "vocab.*", "*.model", "spiece*")
@@ -52,14 +53,13 @@ class ModelScorer(Protocol):
         ...
 
 
-class RewardModelWorker(Worker):
-    """A classifier."""
+class ClassifierScorer(Role):
+    """Scores with a reward model: a classifier over whole conversations."""
 
-    name = "reward_model"
     cheap = True
 
     def __init__(self, engine: SingleEngine, transcriber: Transcriber, config: Config):
-        super().__init__(engine)
+        super().__init__(engine, "reward_model")
         assert isinstance(engine.model, RewardModel)
         self.unread, self.transcriber, self.config = engine.model.unread, transcriber, config.reward_model
         self.token_level = self.config.token_level
@@ -105,8 +105,8 @@ class RewardModelWorker(Worker):
         return torch.nn.functional.pad(behind, (0, missing)).to(mask.device).float() * (mask != 0)
 
 
-class JudgeWorker:
-    """A language model that judges in words."""
+class JudgeScorer:
+    """Scores with a language model that judges in words."""
 
     cheap = False
 
@@ -121,13 +121,11 @@ class JudgeWorker:
         return ModelScores(torch.tensor(values), metrics=metrics)
 
 
-class EngineJudge(Worker):
-    """Asks a language model of our own."""
-
-    name = "judge"
+class EngineJudge(Role):
+    """Asks a language model in this process."""
 
     def __init__(self, engine: SingleEngine, rollout: RolloutEngine, tokenizer: Any, config: Config):
-        super().__init__(engine)
+        super().__init__(engine, "judge")
         self.rollout, self.encoder, self.config = rollout, PromptEncoder(tokenizer), config.reward_model
         named = getattr(engine.model.generation_config, "eos_token_id", None)
         stops = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
@@ -147,7 +145,7 @@ class EngineJudge(Worker):
         if limits.max_model_len is not None:
             longest = min(longest, limits.max_model_len - limits.response_length)
         fitting = [place for place, tokens in enumerate(encoded) if len(tokens) <= longest]
-        with self.present():
+        with self.on_device():
             found = self.rollout.generate([Prompt(encoded[place], [place]) for place in fitting], self.sampling)
         if limits.free_cache_engine:
             self.rollout.sleep()
@@ -168,9 +166,9 @@ def open_reward_model(config: Config, tokenizer: Any, stops: frozenset[int]) -> 
     if reward.model.external_lib:
         import_plugin(reward.model.external_lib, "reward_model.model.external_lib")
     if reward.judge.source == "endpoint":
-        return JudgeWorker(Judge(reward.judge, Endpoint(reward.judge, reward.rollout.response_length)))
+        return JudgeScorer(Judge(reward.judge, Endpoint(reward.judge, reward.rollout.response_length)))
     if reward.judge.source == "engine":
-        return JudgeWorker(Judge(reward.judge, open_judge(config)))
+        return JudgeScorer(Judge(reward.judge, open_judge(config)))
     device = device_of(config.trainer.device)
     rows = None if reward.use_dynamic_bsz else reward.micro_batch_size_per_gpu
     settings = Settings(
@@ -180,7 +178,7 @@ def open_reward_model(config: Config, tokenizer: Any, stops: frozenset[int]) -> 
     )
     engine = SingleEngine(load_reward_model(**source(config), dtype=settings.wide, device=device), settings)
     engine.move("host")
-    return RewardModelWorker(engine, open_transcriber(config, tokenizer, stops), config)
+    return ClassifierScorer(engine, open_transcriber(config, tokenizer, stops), config)
 
 
 def source(config: Config) -> dict[str, Any]:

@@ -28,7 +28,8 @@ from paddock.workers import ray as cluster
 from tests.chaos.kills import RL, compare, record
 
 RANKS = 2
-PHASES = ("loading", "wake", "generate", "sleep", "actor.forward", "critic.forward", "critic.update", "actor.update",
+PHASES = ("loading", "rollout.wake", "rollout.generate", "rollout.sleep", "actor.forward", "critic.forward",
+          "critic.learn", "actor.learn",
           "actor.save", "critic.save", "memory")  # fmt: skip
 KEYS = [*RL, "algorithm.adv_estimator=gae", "trainer.device=cpu", f"trainer.n_gpus_per_node={RANKS}"]
 
@@ -36,7 +37,7 @@ KEYS = [*RL, "algorithm.adv_estimator=gae", "trainer.device=cpu", f"trainer.n_gp
 @contextmanager
 def killing(phases: list[tuple[str, int]]) -> Iterator[list[str]]:
     """Kills a rank when the driver waits for it in a phase, one after the other; yields those that have been."""
-    gather, left, done = cluster.RayGroup.gather, list(phases), list[str]()
+    gather, left, done = cluster.RayRanks.gather, list(phases), list[str]()
 
     def wait_and_kill(group: Any, futures: Any, phase: str, arrived: Any = None) -> Any:
         if left and phase == left[0][0]:
@@ -44,11 +45,11 @@ def killing(phases: list[tuple[str, int]]) -> Iterator[list[str]]:
             os.kill(group.pids[left.pop(0)[1]], signal.SIGKILL)
         return gather(group, futures, phase, arrived)
 
-    cluster.RayGroup.gather = wait_and_kill  # type: ignore[method-assign]
+    cluster.RayRanks.gather = wait_and_kill  # type: ignore[method-assign]
     try:
         yield done
     finally:
-        cluster.RayGroup.gather = gather  # type: ignore[method-assign]
+        cluster.RayRanks.gather = gather  # type: ignore[method-assign]
 
 
 def trial(work: Path, dice: random.Random, kills: int) -> Counter[str]:

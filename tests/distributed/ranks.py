@@ -15,9 +15,9 @@ import torch.multiprocessing as mp
 def serve(rank: int, size: int, address: str, pipe: Any) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    from paddock.core.processes import Place, joined
+    from paddock.core.processes import Rendezvous, joined
 
-    with joined(Place(rank, size, address, timeout=60), torch.device("cpu")):
+    with joined(Rendezvous(rank, size, address, timeout=60), torch.device("cpu")):
         while (order := pipe.recv()) is not None:
             function, args = order
             try:

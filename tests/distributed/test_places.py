@@ -13,6 +13,7 @@ from paddock.config.load import load
 from paddock.config.topology import data_parallel_size, in_one_process, pools
 from paddock.core.masked import Denominators
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
+from paddock.engines.train.base import Outputs
 from paddock.engines.train.settings import Settings
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
@@ -23,10 +24,11 @@ from paddock.plan.from_config import job
 from paddock.plan.memory import estimate
 from paddock.preflight import check
 from paddock.trainer.tracking.prometheus import allowed
-from paddock.workers.group import RolloutHandle, cut, share_of
-from paddock.workers.outgoing import Bucket, Outgoing
-from paddock.workers.parcels import from_arrays, to_arrays
-from paddock.workers.worker import plan_update
+from paddock.workers.policy import Policy
+from paddock.workers.sharded import ShardedRollout, cut, share_of
+from paddock.workers.transport import from_arrays, to_arrays
+from paddock.workers.updates import plan_update
+from paddock.workers.weight_sender import Bucket, WeightSender
 
 CPU = ["trainer.device=cpu", "algorithm.adv_estimator=gae"]
 
@@ -117,11 +119,12 @@ def test_sizes_of_a_pool_that_is_not_asked_for_are_named():
 
 def test_all_weights_travel_in_buckets_as_they_are():
     engine = SingleEngine(tiny_model().to(torch.bfloat16), Settings())
-    outgoing = Outgoing(engine, config_of("actor_rollout_ref.rollout.name=vllm"))
-    outgoing.size = 20_000
+    config = config_of("actor_rollout_ref.rollout.name=vllm")
+    sender = WeightSender(Policy(engine, config), config)
+    sender.size = 20_000
     found: list[Bucket] = []
-    while outgoing.stale:
-        bucket = outgoing.next()
+    while sender.unsent():
+        bucket = sender.next_bucket()
         assert bucket is not None
         found.append(bucket)
     marks = [(bucket.first, bucket.last) for bucket in found]
@@ -168,7 +171,7 @@ def test_shares_of_an_update_are_its_mini_batches_and_nothing_else(shuffle, bala
     keys = config_of("critic.ppo_epochs=3", f"critic.shuffle={shuffle}", "critic.ppo_mini_batch_size=4").critic
     batch = tiny_batch(rows=12)
     plan = plan_update(keys, 1, batch, step=5)
-    assert len(plan.minis) == 9 and plan.anchored
+    assert len(plan.minis) == 9 and plan.uses_old_log_probs
     parts = cut(sequence_lengths(batch), [mini.rows for mini in plan.minis], 3, balance)
     shares = [share_of(batch, plan, part) for part in parts]
     for number, mini in enumerate(plan.minis):
@@ -185,7 +188,7 @@ class Echo:
 
     size = 3
 
-    def map(self, method: str, shares: Any, sampling: Sampling, arrived: Any) -> list[list[Completion]]:
+    def map(self, role: str, method: Any, shares: Any, sampling: Sampling, arrived: Any) -> list[list[Completion]]:
         answers = [[Completion(row, [row], [-0.5], True) for p in prompts for row in p.rows] for (prompts,) in shares]
         for answer in answers:
             arrived(answer)
@@ -196,7 +199,7 @@ def test_answers_come_back_in_the_order_of_the_prompts_and_are_told_when_they_co
     told: list[int] = []
     prompts = [Prompt([1] * n, [10 * n, 10 * n + 1]) for n in (5, 1, 9, 2, 7, 3, 4)]
     sampling = Sampling(max_tokens=4, stop_tokens=frozenset(), seed=0, step=0)
-    found = RolloutHandle(Echo()).generate(prompts, sampling, lambda some: told.extend(one.row for one in some))
+    found = ShardedRollout(Echo()).generate(prompts, sampling, lambda some: told.extend(one.row for one in some))
     assert [one.row for one in found] == [row for prompt in prompts for row in prompt.rows]
     assert sorted(told) == sorted(one.row for one in found)
 
@@ -204,9 +207,9 @@ def test_answers_come_back_in_the_order_of_the_prompts_and_are_told_when_they_co
 def test_what_travels_arrives_as_it_was():
     completions = [Completion(7, [3, 1, 4], [-0.25, -1.5, -3.0], True), Completion(2, [], [], False)]
     assert from_arrays(to_arrays(completions)) == completions
-    outputs = {"row": torch.tensor([3, 1]), "log_probs": torch.randn(2, 3)}
+    outputs = Outputs(log_probs=torch.randn(2, 3))
     back = from_arrays(to_arrays(outputs))
-    assert all(torch.equal(back[name], outputs[name]) for name in outputs)
+    assert torch.equal(back.log_probs, outputs.log_probs) and back.values is None
 
 
 def test_metric_names_become_those_of_prometheus():

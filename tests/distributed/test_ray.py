@@ -26,7 +26,8 @@ from paddock.config.topology import pools
 from paddock.errors import UserError
 from paddock.plan.arithmetic import roles as planned_roles
 from paddock.trainer import run as runs
-from paddock.workers.group import FORWARD, Rows, WorkerLost
+from paddock.workers.rank import Rank
+from paddock.workers.sharded import FORWARD, Rows, WorkerLost
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
 cluster = pytest.importorskip("paddock.workers.ray")
@@ -67,7 +68,7 @@ class Kept:
     def start(self, config: Config, total_steps: int) -> dict[str, Any]:
         (pool,) = pools(config)
         if self.group is None:
-            self.group = cluster.RayGroup(pool, config, 1)
+            self.group = cluster.RayRanks(pool, config, 1)
             self.group.close = lambda: None
         self.group.pool, self.group.config = pool, config
         self.group.timeout = float(config.actor_rollout_ref.nccl_timeout)
@@ -77,7 +78,7 @@ class Kept:
 
     def end(self) -> None:
         if self.group is not None:
-            cluster.RayGroup.close(self.group)
+            cluster.RayRanks.close(self.group)
         self.group = None
 
 
@@ -90,7 +91,7 @@ def kept_processes() -> Iterator[Kept]:
 
 @pytest.fixture
 def kept(kept_processes: Kept, monkeypatch: pytest.MonkeyPatch) -> Kept:
-    monkeypatch.setattr(cluster, "start_groups", kept_processes.start)
+    monkeypatch.setattr(cluster, "start_ranks", kept_processes.start)
     return kept_processes
 
 
@@ -215,16 +216,16 @@ def test_the_plan_names_the_placement_that_runs(kept, tmp_path):
     group = kept.start(config, 1)["main"]
     names = {"FSDPEngine": "fsdp", "EmbeddedEngine": "embedded"}
     plan = {role["role"]: (role["engine"], role["devices"]) for role in planned_roles(config)}
-    for engines in group.broadcast("engines"):
+    for engines in group.broadcast("", Rank.engines):
         assert {role: (names[engine], group.size) for role, engine in engines.items()} == plan
 
 
 def test_a_column_travels_once_for_the_same_rows(kept, tmp_path):
     group = kept.start(config_of(tmp_path, 2, "algorithm.adv_estimator=grpo"), 1)["main"]
     batch, some = tiny_batch(), torch.tensor([0, 2])
-    first = group.parcel(Rows(batch, some, FORWARD))
+    first = group.refs(Rows(batch, some, FORWARD))
     later = batch.with_(advantages=torch.ones_like(batch.mask))
-    again = group.parcel(Rows(later, some, FORWARD | {"advantages"}))
+    again = group.refs(Rows(later, some, FORWARD | {"advantages"}))
     assert {name: again.columns[name] for name in first.columns} == first.columns
     assert set(again.columns) == set(first.columns) | {"advantages"}
     assert torch.equal(again.open().need("responses"), batch.need("responses")[some])
@@ -237,7 +238,7 @@ def test_a_rank_that_hangs_is_named_with_its_phase_and_last_sign_of_life(kept, t
     os.kill(group.pids[1], signal.SIGSTOP)
     try:
         with pytest.raises(WorkerLost, match=rf"end_tokens hangs: rank 1 of 2 .*\n.*sign of life .*{group.pids[1]}"):
-            group.broadcast("end_tokens")
+            group.broadcast("", Rank.end_tokens)
     finally:
         os.kill(group.pids[1], signal.SIGCONT)
 
@@ -280,7 +281,7 @@ def test_a_place_that_does_not_become_free_is_named_within_its_time(kept_process
 
 def fault(monkeypatch: pytest.MonkeyPatch, phases: list[str]) -> list[str]:
     """Rank 1 is killed when it is at work on these phases, one after the other. Returns those that have been."""
-    gather: Callable[..., Any] = cluster.RayGroup.gather
+    gather: Callable[..., Any] = cluster.RayRanks.gather
     done: list[str] = []
 
     def killing(group: Any, futures: Any, phase: str, arrived: Any = None) -> Any:
@@ -290,7 +291,7 @@ def fault(monkeypatch: pytest.MonkeyPatch, phases: list[str]) -> list[str]:
             os.kill(group.pids[1], signal.SIGKILL)
         return gather(group, futures, phase, arrived)
 
-    monkeypatch.setattr(cluster.RayGroup, "gather", killing)
+    monkeypatch.setattr(cluster.RayRanks, "gather", killing)
     return done
 
 
@@ -306,7 +307,7 @@ def finish_after_kills(phases: list[str], tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_run_outlives_kill_9_of_a_worker_with_the_same_samples(kept_processes, tmp_path, monkeypatch):
     kept_processes.end()
-    finish_after_kills(["actor.update"], tmp_path, monkeypatch)
+    finish_after_kills(["actor.learn"], tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
@@ -325,7 +326,8 @@ def test_a_critic_on_devices_of_its_own_learns_the_same(kept_processes, tmp_path
 @pytest.mark.slow
 def test_a_run_outlives_kill_9_in_every_phase(kept_processes, tmp_path, monkeypatch):
     kept_processes.end()
-    phases = ["loading", "wake", "generate", "sleep", "actor.forward", "critic.forward", "critic.update", "actor.save"]
+    phases = ["loading", "rollout.wake", "rollout.generate", "rollout.sleep", "actor.forward", "critic.forward",
+              "critic.learn", "actor.save"]  # fmt: skip
     finish_after_kills(phases, tmp_path, monkeypatch)
 
 

@@ -29,8 +29,9 @@ from paddock.models.load import load_tokenizer
 from paddock.plan.arithmetic import roles as planned_roles
 from paddock.preflight import check
 from paddock.trainer import run as runs
+from paddock.workers.rank import Rank
 from paddock.workers.roles import Roles, build
-from paddock.workers.servers import Servers
+from paddock.workers.sharded import RolloutServers
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
 cluster = pytest.importorskip("paddock.workers.ray")
@@ -121,7 +122,7 @@ def test_engines_answer_with_the_weights_of_the_last_update_or_checkpoint(engine
     config = config_of(tmp_path, engine, trainers, devices, "actor_rollout_ref.actor.optim.lr=0.01", spans=spans)
     roles = opened(config)
     try:
-        assert isinstance(roles.rollout, Servers)
+        assert isinstance(roles.rollout, RolloutServers)
         require_as_planned(roles, config)
         before = answers(roles, GREEDY)
         old = saved(roles, tmp_path / "old")
@@ -129,7 +130,7 @@ def test_engines_answer_with_the_weights_of_the_last_update_or_checkpoint(engine
         update(roles)
         with pytest.raises(UserError, match=f"log-probs of engine 0 of {devices // spans} are"):
             roles.rollout.verify()
-        assert roles.sync_weights()["rollout/sync_gap"] < 1e-3
+        assert roles.rollout.publish()["rollout/sync_gap"] < 1e-3
         after = answers(roles, GREEDY)
         new = saved(roles, tmp_path / "new")
         assert max(gaps(new, after)) < 1e-3 and [one.row for one in after] == [one.row for one in before]
@@ -152,8 +153,8 @@ def require_as_planned(roles: Roles, config: Config) -> None:
     names = {"SingleEngine": "single", "FSDPEngine": "fsdp", "VLLMEngine": "vllm", "SGLangEngine": "sglang"}
     found = {
         role: (names[kind], group.size)
-        for group in roles.groups
-        for kinds in group.broadcast("engines")
+        for group in roles.ranks
+        for kinds in group.broadcast("", Rank.engines)
         for role, kind in kinds.items()
     }
     assert found == {role["role"]: (role["engine"], role["devices"]) for role in planned_roles(config)}
@@ -167,7 +168,7 @@ def test_under_lora_engines_get_merged_weights(tmp_path, monkeypatch):
     try:
         before = answers(roles, GREEDY)
         update(roles)
-        assert roles.sync_weights()["rollout/sync_gap"] < 1e-3
+        assert roles.rollout.publish()["rollout/sync_gap"] < 1e-3
         assert [one.log_probs for one in answers(roles, GREEDY)] != [one.log_probs for one in before]
     finally:
         roles.close()
@@ -189,7 +190,7 @@ def ledger(folder: Path) -> dict[str, list[tuple[str, str]]]:
 
 def fault(monkeypatch: pytest.MonkeyPatch, phase: str, time: int) -> list[int]:
     """The first server is killed when it is at work on this phase for the given time. Returns its process id then."""
-    gather: Callable[..., Any] = cluster.RayGroup.gather
+    gather: Callable[..., Any] = cluster.RayRanks.gather
     seen: list[str] = []
     killed: list[int] = []
 
@@ -201,7 +202,7 @@ def fault(monkeypatch: pytest.MonkeyPatch, phase: str, time: int) -> list[int]:
                 os.kill(group.pids[0], signal.SIGKILL)
         return gather(group, futures, now, arrived)
 
-    monkeypatch.setattr(cluster.RayGroup, "gather", killing)
+    monkeypatch.setattr(cluster.RayRanks, "gather", killing)
     return killed
 
 
@@ -211,7 +212,7 @@ def test_a_run_outlives_kill_9_of_a_server_with_the_same_samples(engine, tmp_pat
     assert len(want) == 3
     for step in want:
         assert step["rollout/sync_gap"] < 1e-3 and step["rollout_corr/log_ppl_abs_diff"] < 1e-3
-    phase, time = ("load_bucket", 3) if engine == "sglang" else ("generate", 4)
+    phase, time = ("server.load_bucket", 3) if engine == "sglang" else ("server.generate", 4)
     killed = fault(monkeypatch, phase, time)
     with caplog.at_level(logging.WARNING):
         got = train(config_of(tmp_path / "killed", engine, 1, 1, *keys))

@@ -24,7 +24,7 @@ from paddock.engines.train.single import SingleEngine
 from paddock.models.adapters import Lora, attach, is_adapter
 from paddock.trainer.experience import Experience
 from paddock.trainer.run import train
-from paddock.workers.crew import Crew
+from paddock.workers.role import Role
 
 CPU = torch.device("cpu")
 WANT = frozenset({"log_probs", "entropy"})
@@ -197,24 +197,24 @@ def test_the_optimizer_comes_while_gradients_are_computed_and_the_step_waits_for
     engine, told = engine_of(), []
     update(engine)
     engine.updater.offload.carrier = Road(told)
-    for name in ("share", "numbers"):
+    for name in ("outputs", "numbers"):
         method = getattr(engine, name)
         monkeypatch.setattr(engine, name, lambda *a, n=name, m=method: (told.append(n), m(*a))[1])
     step = engine.updater.optimizer.step
     monkeypatch.setattr(engine.updater.optimizer, "step", lambda: (told.append("step"), step())[1])
     update(engine)
     micro_batches = len(engine.micro_batches(tiny_batch(6)))
-    assert told == ["launched", *["share"] * micro_batches, "numbers", "waited", "step"]
+    assert told == ["launched", *["outputs"] * micro_batches, "numbers", "waited", "step"]
 
 
 def test_weights_that_were_called_early_are_waited_for_at_their_use():
     engine, told = engine_of(), []
     engine.offload.carrier = Road(told)
-    for where in ("coming", "coming", "device", "device"):
+    for where in ("prefetch", "prefetch", "device", "device"):
         engine.move(where)
     assert told == ["launched", "waited"]
     engine.move("host")
-    engine.move("coming")
+    engine.move("prefetch")
     engine.move("host")  # nobody used them: their memory is given back behind the copy all the same
     assert told == ["launched", "waited"] * 2 and on_device(engine) == 0
 
@@ -260,7 +260,7 @@ def test_a_run_with_everything_offloaded_is_the_run_without_and_the_reference_is
 ):
     """Steps with two mini-batches, old log-probs, validation and a checkpoint between them."""
     wanted = run(tmp_path / "stays")
-    init, move, score, told = SingleEngine.__init__, Crew.move, Experience.score, []
+    init, move, score, told = SingleEngine.__init__, Role.move, Experience.score, []
 
     def travelling(self: SingleEngine, model: Any, settings: Settings) -> None:
         for param in model.parameters():
@@ -268,13 +268,14 @@ def test_a_run_with_everything_offloaded_is_the_run_without_and_the_reference_is
         init(self, model, settings)
         self.offload_idle(CPU, least=1)
 
-    def noted(self: Crew, role: str, where: Any) -> None:
-        told.append(f"{role} {where}")
-        move(self, role, where)
+    def noted(self: Role, where: Any) -> None:
+        told.append(f"{self.name} {where}")
+        move(self, where)
 
     monkeypatch.setattr(SingleEngine, "__init__", travelling)
-    monkeypatch.setattr(Crew, "move", noted)
+    monkeypatch.setattr(Role, "move", noted)
     monkeypatch.setattr(Experience, "score", lambda self, *a, **k: (told.append("score"), score(self, *a, **k))[1])
     assert run(tmp_path / "travels") == wanted
-    step = told[: told.index("actor coming") + 1]
-    assert step == ["actor device", "reference coming", "score", "actor host", "actor coming"]
+    step = told[told.index("reference prefetch") : told.index("actor prefetch") + 1]
+    forward = ["actor device", "actor host", "reference device", "reference host"]
+    assert step == ["reference prefetch", "score", *forward, "actor prefetch"]

@@ -11,7 +11,7 @@ from copy_pairs import MODELS, PROMPTS, SAMPLED, Pair, require_right_log_probs, 
 from paddock.config.roles import RolloutConfig
 from paddock.engines.rollout import vllm
 from paddock.errors import UserError
-from paddock.workers.crew import logprobs_mode
+from paddock.workers.open_engines import logprobs_mode
 
 
 @pytest.fixture(scope="module", params=list(MODELS))

@@ -19,7 +19,7 @@ from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
 from paddock.models.adapters import Lora, attach
 from paddock.models.load import load_causal_lm
-from paddock.workers.crew import rollout_engine
+from paddock.workers.open_engines import rollout_engine
 from paddock.workers.probe import sync
 
 pytest.importorskip("peft")

@@ -24,7 +24,7 @@ from paddock.config.engine import OptimConfig
 from paddock.config.roles import ActorConfig, CriticConfig
 from paddock.core.batch import Batch
 from paddock.core.masked import Denominators
-from paddock.core.processes import Place, joined
+from paddock.core.processes import Rendezvous, joined
 from paddock.engines.rollout.base import Completion, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
@@ -268,7 +268,7 @@ def alone() -> Iterator[None]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    with joined(Place(0, 1, address, timeout=60), torch.device("cpu")):
+    with joined(Rendezvous(0, 1, address, timeout=60), torch.device("cpu")):
         yield
 
 

@@ -50,7 +50,7 @@ def trained(engine: SingleEngine) -> tuple[list[dict[str, float]], dict[str, Ten
     numbers, batch = [], tiny_batch(8)
     for _ in range(3):
         for work in ("forward", "update"):
-            engine.move("coming")
+            engine.move("prefetch")
             engine.move("device")
             if work == "forward":
                 engine.forward(batch, WANT)
@@ -124,7 +124,7 @@ def test_a_reference_is_copied_to_the_host_once():
     wanted = engine.forward(batch, WANT).log_probs
     for _ in range(4):
         engine.move("host")
-        engine.move("coming")
+        engine.move("prefetch")
         engine.move("device")
         found.append(engine.forward(batch, WANT).log_probs)
     pinned = [piece for berth in engine.offload.berths.values() for piece in berth.pieces]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import textwrap
@@ -83,7 +84,8 @@ def explore(tmp_path):
             rewards.check([ScoreRequest("mine", "", "")])
             (tmp_path / "log").write_text("")
             loader = Loader.train(config.data, dataset)
-            batch, metrics = Experience(config, loader, engine, rewards, tokenizer, frozenset()).collect(1, timer)
+            experience = Experience(config, loader, engine, rewards, tokenizer, frozenset())
+            batch, metrics = experience.collect(1, timer, lambda time: contextlib.nullcontext())
         begun = sorted(float(line.split()[0]) for line in (tmp_path / "log").read_text().splitlines())
         return batch, metrics, timer.seconds, begun, engine.ended
 

@@ -26,7 +26,7 @@ from paddock.models.adapters import MERGED, WEIGHTS_FILE
 from paddock.preflight import check
 from paddock.trainer.policy import open_policy
 from paddock.trainer.run import train
-from paddock.workers.crew import Crew
+from paddock.workers.rank import Rank
 
 peft = pytest.importorskip("peft")
 RANK = "actor_rollout_ref.model.lora_rank"
@@ -83,10 +83,10 @@ def test_a_run_ends_with_a_changed_adapter_and_no_second_copy_of_the_weights(ove
         assert load_file(tmp_path / "global_step_2/critic/value_head.safetensors")["weight"].abs().max() > 0
 
 
-def test_the_reference_of_a_crew_is_the_model_that_was_loaded(tmp_path):
+def test_the_reference_of_a_rank_is_the_model_that_was_loaded(tmp_path):
     config = load([*SMALL, *GRPO, *FP32]).config
-    crew = Crew(config, 2, ("actor", "rollout", "reference"))
-    actor, reference = crew.actor_engine, crew.workers["reference"].engine
+    rank = Rank(config, 2, ("actor", "rollout", "reference"))
+    actor, reference = rank.actor.engine, rank.reference.engine
     assert isinstance(reference, SingleEngine) and reference.model is actor.model
     with torch.no_grad():
         for name, param in actor.model.named_parameters():

@@ -14,12 +14,12 @@ from paddock.core.batch import Batch
 from paddock.facts.models import ModelShape, shape_of
 from paddock.trainer import performance
 from paddock.trainer.run import train
-from paddock.workers import crew
+from paddock.workers import role
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
 def test_a_run_says_what_share_of_a_known_device_it_used(tmp_path, monkeypatch, estimator):
-    monkeypatch.setattr(crew, "device_name", lambda device: "NVIDIA A10")
+    monkeypatch.setattr(role, "device_name", lambda device: "NVIDIA A10")
     keys = [f"algorithm.adv_estimator={estimator}", "data.train_batch_size=4", "actor_rollout_ref.rollout.n=2",
             "actor_rollout_ref.actor.ppo_mini_batch_size=2", "trainer.total_training_steps=1",
             "trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.logger=[file]",

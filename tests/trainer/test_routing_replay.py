@@ -26,7 +26,7 @@ from paddock.models.attention import NAME
 from paddock.models.experts import Routing, experts_of
 from paddock.trainer.experience import with_responses
 from paddock.trainer.run import train
-from paddock.workers.parcels import from_arrays, to_arrays
+from paddock.workers.transport import from_arrays, to_arrays
 
 A, RO = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 R3 = [f"{A}.router_replay.mode=R3", f"{RO}.enable_rollout_routing_replay=True"]

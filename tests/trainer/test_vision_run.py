@@ -256,10 +256,10 @@ def test_a_reward_model_that_reads_texts_is_refused_beside_images(place, tmp_pat
 
     from paddock.data.dataset import PromptDataset
     from paddock.trainer.model_rewards import ModelRewards
-    from paddock.workers.reward_model import JudgeWorker, RewardModelWorker
+    from paddock.workers.reward_model import ClassifierScorer, JudgeScorer
 
     config = config_of(place, tmp_path)
     dataset = PromptDataset.train(config.data, vision_tokenizer(), reader_of(place / "qwen2_5_vl"))
-    assert dataset.shows_images and not JudgeWorker.cheap
+    assert dataset.shows_images and not JudgeScorer.cheap
     with pytest.raises(UserError, match="it reads texts"):
-        ModelRewards(RewardModelWorker.__new__(RewardModelWorker), config.reward_model).check(dataset)
+        ModelRewards(ClassifierScorer.__new__(ClassifierScorer), config.reward_model).check(dataset)

@@ -16,8 +16,8 @@ from paddock.models.experts import Routing
 SHARDS = "distributed"
 """Folder of a checkpoint that several ranks wrote, and any number of them reads."""
 
-Place = Literal["device", "coming", "host"]
-"""Of what an idle role may offload. `coming`: on its way to the device, which goes on with other work meanwhile."""
+Residency = Literal["device", "prefetch", "host"]
+"""Where offloadable weights are. `prefetch`: their copy to the device has begun, beside other work."""
 
 Want = frozenset[str]  # any of: log_probs, entropy, sum_pi_squared, values, and the columns of experts
 EXPERT_COLUMNS = frozenset({"prompt_experts", "response_experts"})
@@ -49,6 +49,8 @@ def join_shares(name: str, one: Any, other: Any) -> Any:
 
 
 class TrainEngine(Protocol):
+    device: torch.device
+
     def forward(self, batch: Batch, want: Want) -> Outputs:
         """Without gradient, in micro-batches of the engine's own choice. Position t speaks of response token t."""
         ...
@@ -73,8 +75,8 @@ class TrainEngine(Protocol):
         """What each rank with rows of its own gives; every rank must call it."""
         ...
 
-    def move(self, where: Place) -> None:
-        """What the settings let leave the device while the role is idle; what an optimizer step needs comes with it."""
+    def move(self, where: Residency) -> None:
+        """Moves the offloadable weights. "host" also moves the optimizer state, which returns when a step begins."""
         ...
 
     def save(self, path: Path) -> None: ...

@@ -27,7 +27,7 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import DTYPES, device_of
 from paddock.core.processes import from_everyone, largest, subgroups
-from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, LossFn, Outputs, Want, join_shares
+from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, Outputs, Want, join_shares
 from paddock.engines.train.offload import at_home
 from paddock.engines.train.optim import Updater
 from paddock.engines.train.settings import Budget, Settings
@@ -228,15 +228,9 @@ class FSDPEngine(SingleEngine):
         self.reshard()
         return found
 
-    def share(self, micro: Batch, loss: LossFn, want: Want) -> tuple[Tensor, dict[str, Tensor]]:
-        """A rank without rows, or without a token that counts, computes with the others all the same."""
-        outputs = self.outputs(micro, want)
-        touched = torch.stack([getattr(outputs, name).sum() for name in sorted(want)]).sum() * 0.0
-        if len(micro) == 0:
-            return touched, {}
-        share, metrics = loss(micro.to(self.device), outputs)
-        share = self.routers.added(share, outputs.routing)
-        return share if share.requires_grad else share + touched, metrics
+    def nothing(self, outputs: Outputs, want: Want) -> Tensor:
+        """Returns 0 times the outputs: a rank in whose rows nothing counts runs backward with the others."""
+        return torch.stack([getattr(outputs, name).sum() for name in sorted(want)]).sum() * 0.0
 
     def numbers(self, sums: dict[str, Tensor]) -> dict[str, float]:
         """Of all ranks; those that share sequences count once. The norm is everyone's already."""

@@ -22,7 +22,7 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import Carrier, device_of, make_deterministic
 from paddock.engines.train.activations import Activations
-from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, LossFn, Outputs, Place, Want, join_shares
+from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, LossFn, Outputs, Residency, Want, join_shares
 from paddock.engines.train.offload import Offload, at_home
 from paddock.engines.train.optim import Updater
 from paddock.engines.train.routers import Routers
@@ -209,8 +209,14 @@ class SingleEngine:
         sums: dict[str, Tensor] = {}
         for micro in micro_batches:
             with self.activations.away() if self.activations else nullcontext():
-                share, metrics = self.share(micro, loss, want)
-            if share.requires_grad:  # not so where no token of the micro-batch counts
+                outputs = self.outputs(micro, want)
+                share, metrics = self.nothing(outputs, want), dict[str, Tensor]()
+                if len(micro):
+                    share, metrics = loss(micro.to(self.device), outputs)
+                    share = self.routers.added(share, outputs.routing)
+                if not share.requires_grad:  # no token of the micro-batch counts
+                    share = share + self.nothing(outputs, want)
+            if share.requires_grad:
                 share.backward()
             self.add_up(sums, {"loss": share.detach()} | metrics)
         return sums
@@ -220,10 +226,9 @@ class SingleEngine:
             value = torch.as_tensor(value, dtype=torch.float64, device=self.device)
             sums[name] = join_shares(name, sums[name], value) if name in sums else value
 
-    def share(self, micro: Batch, loss: LossFn, want: Want) -> tuple[Tensor, dict[str, Tensor]]:
-        outputs = self.outputs(micro, want)
-        share, metrics = loss(micro.to(self.device), outputs)
-        return self.routers.added(share, outputs.routing), metrics
+    def nothing(self, outputs: Outputs, want: Want) -> Tensor:
+        """Returns the loss of a micro-batch in which nothing counts: 0, which needs no backward here."""
+        return torch.zeros((), device=self.device)
 
     def numbers(self, sums: dict[str, Tensor]) -> dict[str, float]:
         return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))  # the step's one wait
@@ -298,7 +303,7 @@ class SingleEngine:
         found = (self.offload, self.updater.offload if self.updater else None)
         return [offload for offload in found if offload is not None]
 
-    def move(self, where: Place) -> None:
+    def move(self, where: Residency) -> None:
         if where == "host":
             for offload in self.offloads():
                 offload.leave()

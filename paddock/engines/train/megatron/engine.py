@@ -145,11 +145,12 @@ class MegatronEngine(SingleEngine):
         width = batch.need("responses").shape[1]
         inputs = pack(batch, self.device) if len(batch) else None
         if inputs is None or inputs.tokens.numel() == 0:
-            inputs = self.nothing((len(batch), width))
+            inputs = self.one_token((len(batch), width))
         inputs = padded(inputs, -inputs.tokens.shape[1] % self.layout.slices)
         return slice_of(inputs, self.ranks.context) if self.layout.context > 1 else inputs
 
-    def nothing(self, shape: tuple[int, int]) -> Inputs:
+    def one_token(self, shape: tuple[int, int]) -> Inputs:
+        """Returns the input of a rank that has no rows."""
         none, zero = (torch.zeros(size, dtype=torch.long, device=self.device) for size in ((0,), (1, 1)))
         return Inputs(zero, zero, Packed([1], self.device), None, states=none, targets=none, places=none, shape=shape,
                       cells=zero[0] - 1)  # fmt: skip
@@ -208,11 +209,15 @@ class MegatronEngine(SingleEngine):
 
     def loss_share(self, micro: Batch, outputs: Outputs, loss: LossFn, want: Want) -> tuple[Tensor, dict[str, Tensor]]:
         """A rank without rows, or without a token that counts, computes with the others all the same."""
-        touched = torch.stack([getattr(outputs, name).sum() for name in sorted(want)]).sum() * 0.0
+        touched = self.nothing(outputs, want)
         if len(micro) == 0:
             return touched, {}
         share, metrics = loss(micro.to(self.device), outputs)
         return share if share.requires_grad else share + touched, metrics
+
+    def nothing(self, outputs: Outputs, want: Want) -> Tensor:
+        """Returns 0 times the outputs: a rank in whose rows nothing counts runs backward with the others."""
+        return torch.stack([getattr(outputs, name).sum() for name in sorted(want)]).sum() * 0.0
 
     def columns(self, states: Tensor, inputs: Inputs, want: Want) -> dict[str, Any]:
         hidden = self.decoder.wanted(states, inputs)

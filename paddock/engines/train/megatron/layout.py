@@ -13,7 +13,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from paddock.config.engine import MegatronConfig
-from paddock.core.processes import Place, join
+from paddock.core.processes import Rendezvous, join
 from paddock.errors import UserError
 
 
@@ -178,7 +178,7 @@ def join_alone(device: torch.device) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    join(Place(0, 1, f"127.0.0.1:{port}"), device)
+    join(Rendezvous(0, 1, f"127.0.0.1:{port}"), device)
     atexit.register(leave)
 
 

@@ -1,4 +1,4 @@
-"""The actor's weights on their way to engines in other processes, bucket by bucket."""
+"""Sends the actor's weights to rollout engines in other processes, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from paddock.core.processes import is_first
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.copies import buckets
 from paddock.engines.train.single import SingleEngine
+from paddock.workers.policy import Policy
 from paddock.workers.probe import gap_of, question, tolerance
 
 ALIGNED = 16
-"""Bytes at whose multiples tensors begin, so that they are read where they lie."""
+"""Tensors begin at multiples of this many bytes, so that they can be read without a copy."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """Some weights end to end, as bytes."""
+    """Some weights, one after the other, as bytes."""
 
     data: np.ndarray
     tensors: list[tuple[str, torch.dtype, torch.Size, int]]
@@ -51,32 +52,38 @@ class Bucket:
         return found
 
     def unpacked(self, device: torch.device) -> list[tuple[str, Tensor]]:
-        """Copies: what is stored belongs to all who read it."""
+        """Returns copies on the device: the stored bytes are shared by all readers."""
         return self.views(torch.tensor(self.data, device=device))
 
 
-class Outgoing:
-    """In a process of the actor's: what it sends, and how it judges what was made of it."""
+class WeightSender:
+    """Sends the actor's weights from one of its processes, and judges what the engines made of them."""
 
-    def __init__(self, engine: SingleEngine, config: Config):
-        self.engine, self.limits = engine, config.actor_rollout_ref.rollout
+    def __init__(self, actor: Policy, config: Config):
+        assert isinstance(actor.engine, SingleEngine)
+        self.actor, self.engine, self.limits = actor, actor.engine, config.actor_rollout_ref.rollout
         self.dtype = compute_dtype(self.limits.dtype, device_of(config.trainer.device))
         self.size = self.limits.checkpoint_engine.update_weights_bucket_megabytes << 20
-        self.stale = True  # the engines' weights are not these
+        self.sent = -1
+        """Version of the weights that the engines have; -1: none."""
         self.stream: Iterator[tuple[list[tuple[str, Tensor]], bool]] | None = None
 
-    def next(self) -> Bucket | None:
-        """Every rank gathers, the first one gives; adapters are merged."""
+    def unsent(self) -> bool:
+        """Tells whether the engines lack the actor's weights: at the start, and after a checkpoint was loaded."""
+        return self.sent != self.actor.version
+
+    def next_bucket(self) -> Bucket | None:
+        """Gathers the next bucket on every rank and returns it on the first; adapters are merged."""
         first = self.stream is None
         self.stream = self.stream or buckets(self.engine.weights(), self.size)
         weights, last = next(self.stream)
         if last:
-            self.stream, self.stale = None, False
+            self.stream, self.sent = None, self.actor.version
         return Bucket.of(weights, first, last) if is_first() else None
 
     def question(self) -> tuple[Prompt, Sampling]:
         return question(self.engine, self.limits)
 
     def gaps(self, prompt: Prompt, answers: list[list[Completion]]) -> tuple[list[float], float]:
-        """Of each engine, and the most that rounding explains."""
+        """Returns the gap of each engine, and the largest one that rounding explains."""
         return [gap_of(self.engine, prompt, found) for found in answers], tolerance(self.engine, self.dtype)

@@ -1,4 +1,4 @@
-"""Signs of life: every rank writes what it is doing into a store of the driver's, so that a silent one can be named."""
+"""Heartbeats: every rank writes what it is doing into a store of the driver's, so that a silent one can be named."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ BEAT = 2.0
 
 
 @dataclass(frozen=True)
-class Sign:
+class RankStatus:
     """What a rank said of itself, and when."""
 
     phase: str
     seconds: float
     """In that phase so far."""
-    place: str
-    """Where its code stood."""
+    location: str
+    """File, line and function of the code that its main thread runs."""
     host: str
     pid: int
     time: float
@@ -35,18 +35,18 @@ class Sign:
         ago = max(0.0, time.time() - self.time)
         return (
             f"last sign of life {ago:.0f} s ago, from pid {self.pid} on {self.host}: "
-            f"{self.seconds:.0f} s in {self.phase}, at {self.place}"
+            f"{self.seconds:.0f} s in {self.phase}, at {self.location}"
         )
 
 
-class Pulse:
+class Heartbeat:
     """Writes a rank's signs from a thread of its own, for as long as the store is there."""
 
     def __init__(self, rank: int, store: Store):
         self.rank, self.store = rank, store
         self.phase, self.since = "waiting for work", time.time()
         self.worker = threading.get_ident()
-        threading.Thread(target=self.run, name="pulse", daemon=True).start()
+        threading.Thread(target=self.run, name="heartbeat", daemon=True).start()
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -59,26 +59,31 @@ class Pulse:
 
     def run(self) -> None:
         while True:
-            sign = Sign(
-                self.phase, time.time() - self.since, self.place(), socket.gethostname(), os.getpid(), time.time()
+            status = RankStatus(
+                self.phase,
+                time.time() - self.since,
+                self.code_location(),
+                socket.gethostname(),
+                os.getpid(),
+                time.time(),
             )
             try:
-                self.store.set(key_of(self.rank), json.dumps(asdict(sign)))
+                self.store.set(key_of(self.rank), json.dumps(asdict(status)))
             except (DistStoreError, RuntimeError):  # the driver is gone
                 return
             time.sleep(BEAT)
 
-    def place(self) -> str:
+    def code_location(self) -> str:
         frame = sys._current_frames().get(self.worker)
         if frame is None:
             return "the end"
         return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}"
 
 
-def last_sign(store: Store, rank: int) -> Sign | None:
+def last_status(store: Store, rank: int) -> RankStatus | None:
     key = key_of(rank)
-    return Sign(**json.loads(store.get(key))) if store.check([key]) else None
+    return RankStatus(**json.loads(store.get(key))) if store.check([key]) else None
 
 
 def key_of(rank: int) -> str:
-    return f"pulse/{rank}"
+    return f"heartbeat/{rank}"

@@ -1,8 +1,8 @@
-"""What travels between processes, as arrays: they are handed over without being copied, or read element by element."""
+"""Packs what travels between processes as arrays, which Ray hands over without a copy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from paddock.engines.rollout.base import Chosen, Completion
+from paddock.engines.train.base import Outputs
+from paddock.workers.reward_model import ModelScores
 
 
 @dataclass(frozen=True, eq=False)
 class Completions:
-    """Responses end to end."""
+    """Responses, one after the other."""
 
     rows: np.ndarray
     lengths: np.ndarray
@@ -22,7 +24,7 @@ class Completions:
     log_probs: np.ndarray
     stopped: np.ndarray
     experts: list[tuple[np.ndarray, np.ndarray]] | None
-    """Of prompt and response, where the engine records them."""
+    """Experts of prompt and response, if the engine records them."""
 
     @classmethod
     def of(cls, completions: list[Completion]) -> Completions:
@@ -47,21 +49,21 @@ class Completions:
         return [Completion(row, tokens[a:b], log_probs[a:b], stopped, by) for row, (a, b), stopped, by in facts]
 
 
-def to_arrays(thing: Any) -> Any:
-    """Tensors and lists of completions become arrays, also inside of dicts."""
-    if isinstance(thing, Tensor):
-        return thing.numpy(force=True)
-    if isinstance(thing, dict):
-        return {name: to_arrays(value) for name, value in thing.items()}
-    if isinstance(thing, list) and thing and isinstance(thing[0], Completion):
-        return Completions.of(thing)
-    return thing
+def to_arrays(answer: Any) -> Any:
+    """Turns tensors and lists of completions into arrays, also inside of outputs and scores."""
+    if isinstance(answer, Tensor):
+        return answer.numpy(force=True)
+    if isinstance(answer, Outputs | ModelScores):
+        return replace(answer, **{name: to_arrays(value) for name, value in vars(answer).items()})
+    if isinstance(answer, list) and answer and isinstance(answer[0], Completion):
+        return Completions.of(answer)
+    return answer
 
 
-def from_arrays(thing: Any) -> Any:
-    """The way back; memory that arrays share with others is left alone."""
-    if isinstance(thing, np.ndarray):
-        return torch.tensor(thing)
-    if isinstance(thing, dict):
-        return {name: from_arrays(value) for name, value in thing.items()}
-    return thing.unpacked() if isinstance(thing, Completions) else thing
+def from_arrays(answer: Any) -> Any:
+    """Turns arrays back into tensors; copies them, since other readers share their memory."""
+    if isinstance(answer, np.ndarray):
+        return torch.tensor(answer)
+    if isinstance(answer, Outputs | ModelScores):
+        return replace(answer, **{name: from_arrays(value) for name, value in vars(answer).items()})
+    return answer.unpacked() if isinstance(answer, Completions) else answer

@@ -1,0 +1,107 @@
+"""The policy: the actor that is trained, or the frozen reference."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paddock.algorithms.losses import POLICY_LOSS, LossInputs, policy_loss_terms
+from paddock.algorithms.rollout_gap import gap_shares
+from paddock.config import rollout_correction
+from paddock.config.schema import Config
+from paddock.core.batch import Batch, PerRow, PerToken
+from paddock.engines.train.base import Outputs, TrainEngine
+from paddock.workers.role import MiniBatch, TrainedRole
+from paddock.workers.updates import Metrics, UpdatePlan, actor_plan
+
+
+class Policy(TrainedRole):
+    """A language model that gives log-probs; the actor is also updated."""
+
+    wants = frozenset({"log_probs", "entropy"})
+
+    def __init__(self, engine: TrainEngine, config: Config, name: str = "actor"):
+        super().__init__(engine, name)
+        self.config = config
+        self.loss_keys = loss_settings(config)
+
+    def log_probs(self, batch: Batch) -> PerToken:
+        log_probs = self.forward(batch, frozenset({"log_probs"})).log_probs
+        assert log_probs is not None
+        return log_probs
+
+    def update(self, batch: Batch, step: int) -> Metrics:
+        return self.learn(batch, actor_plan(self.config, batch, step))
+
+    def loss(self, mini: MiniBatch, micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
+        assert outputs.log_probs is not None
+        selected = None if mini.selected is None else mini.selected[indices_of(micro.row, mini.rows)]
+        inputs = loss_inputs(micro, outputs.log_probs, mini.uses_old_log_probs, selected)
+        total, metrics = policy_loss_terms(
+            inputs, self.loss_keys, mini.denominators, outputs.entropy, micro.ref_log_probs
+        )
+        if micro.rollout_log_probs is not None and not mini.uses_old_log_probs:
+            metrics |= gap_shares(outputs.log_probs, micro.rollout_log_probs, micro.need("mask"), mini.denominators)
+        return total, metrics
+
+    def select(self, rows: Batch, plan: UpdatePlan) -> PerToken | None:
+        """Runs a pass without gradient, if the loss chooses tokens by statistics of the whole mini-batch."""
+        loss = POLICY_LOSS.get(self.loss_keys.policy_loss.loss_mode)
+        if not loss.needs_selection(self.loss_keys):
+            return None
+        log_probs = self.engine.forward(rows, frozenset({"log_probs"})).log_probs
+        assert log_probs is not None
+        whole = joined(self.engine.everyones(loss_inputs(rows, log_probs, plan.uses_old_log_probs)))
+        selected = loss.choose(whole, self.loss_keys, self.config.trainer.seed, plan.step)
+        assert selected is not None and whole.rows is not None
+        return selected if len(selected) == len(rows) else selected[indices_of(rows.row, whole.rows)]
+
+
+def loss_settings(config: Config) -> Any:
+    """Returns the actor's keys as its loss reads them: in bypass mode the loss corrects for the rollout policy."""
+    actor, plan = (
+        copy.copy(config.actor_rollout_ref.actor),
+        rollout_correction.parse(config.algorithm.rollout_correction),
+    )
+    if plan.bypass:
+        chosen = {**vars(actor.policy_loss), "loss_mode": "bypass_mode", "rollout_correction": plan}
+        actor.policy_loss = SimpleNamespace(**chosen)  # type: ignore[assignment]
+    return actor
+
+
+def loss_inputs(
+    batch: Batch, log_probs: PerToken, uses_old_log_probs: bool, selected: PerToken | None = None
+) -> LossInputs:
+    return LossInputs(
+        log_probs=log_probs,
+        old_log_probs=batch.need("old_log_probs") if uses_old_log_probs else log_probs.detach(),
+        advantages=batch.need("advantages"),
+        mask=batch.need("mask"),
+        weights=batch.weights,
+        rollout_log_probs=batch.rollout_log_probs,
+        selected=selected,
+        rows=batch.row,
+    )
+
+
+def joined(shares: list[LossInputs]) -> LossInputs:
+    """Concatenates the inputs of all ranks, rank after rank."""
+    if len(shares) == 1:
+        return shares[0]
+    columns: dict[str, Any] = {
+        field.name: torch.cat([getattr(share, field.name) for share in shares])
+        for field in fields(LossInputs)
+        if isinstance(getattr(shares[0], field.name), Tensor)
+    }
+    return LossInputs(**columns)
+
+
+def indices_of(wanted: PerRow, rows: PerRow) -> Tensor:
+    """Returns the index of each wanted row id among `rows`."""
+    index = {row: number for number, row in enumerate(rows.tolist())}
+    return torch.tensor([index[row] for row in wanted.tolist()], dtype=torch.long, device=rows.device)

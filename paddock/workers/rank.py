@@ -1,0 +1,112 @@
+"""One process of a run: makes the roles that live in it, and knows its device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from paddock.config.schema import Config
+from paddock.config.topology import trains_adapters
+from paddock.core.batch import Batch
+from paddock.core.device import device_name, device_of, peak_memory, peak_reserved
+from paddock.engines.train.settings import reference_budget
+from paddock.engines.train.single import SingleEngine
+from paddock.workers.critic import Critic
+from paddock.workers.open_engines import copy_engine, rollout_engine
+from paddock.workers.policy import Policy
+from paddock.workers.reward_model import ModelScorer, ModelScores, open_reward_model
+from paddock.workers.rollout import Rollout, RolloutServer
+from paddock.workers.weight_sender import WeightSender
+
+
+class Rank:
+    """The roles of one pool that run in this process. `engines` is the class of the training engine."""
+
+    def __init__(
+        self, config: Config, total_steps: int, names: Sequence[str], engines: type[SingleEngine] = SingleEngine
+    ):
+        self.config, self.device = config, device_of(config.trainer.device)
+        self.actor = Policy(engines.for_actor(config, total_steps), config) if "actor" in names else None
+        self.rollout: Rollout | None = None
+        self.reference: Policy | None = None
+        self.critic: Critic | None = None
+        self.server: RolloutServer | None = None
+        self.sender: WeightSender | None = None
+        self.scorer: ModelScorer | None = None
+        if self.actor and "rollout" in names:
+            limits = config.actor_rollout_ref.rollout
+            self.rollout = Rollout(rollout_engine(config, engine_of(self.actor)), self.actor, limits)
+        elif self.actor:
+            self.sender = WeightSender(self.actor, config)
+        elif "rollout" in names:
+            self.server = RolloutServer(copy_engine(config), self.device)
+        if "reference" in names:
+            self.reference = Policy(self.reference_engine(engines), config, "reference")
+        if "critic" in names:
+            self.critic = Critic(engines.for_critic(config, total_steps), config)
+        for role in (self.actor, self.reference, self.critic):
+            if role:
+                role.engine.move("host")  # until it is asked for
+
+    def reference_engine(self, engines: type[SingleEngine]) -> SingleEngine:
+        """Returns the reference's engine; under LoRA it is the actor's with its adapters off, in the actor's pool."""
+        if not trains_adapters(self.config):
+            return engines.for_reference(self.config)
+        assert self.actor is not None
+        return engine_of(self.actor).without_adapters(reference_budget(self.config))
+
+    def engines(self) -> dict[str, str]:
+        """Returns the class of each role's engine here, by the names that a plan uses."""
+        roles = {"actor": self.actor, "reference": self.reference, "critic": self.critic,
+                 "rollout": self.rollout or self.server}  # fmt: skip
+        return {name: type(role.engine).__name__ for name, role in roles.items() if role}
+
+    def device_name(self) -> str:
+        return device_name(self.device)
+
+    def memory(self) -> tuple[int, int] | None:
+        """Returns the most bytes that tensors took here, and that torch reserved for them; None on a CPU."""
+        return None if self.device.type == "cpu" else (peak_memory(self.device), peak_reserved(self.device))
+
+    def end_tokens(self) -> frozenset[int]:
+        assert self.actor is not None
+        return end_tokens(engine_of(self.actor))
+
+    def open_scorer(self, tokenizer: Any, stops: frozenset[int]) -> None:
+        """Loads the reward model, a whole one in every process; `tokenizer` and `stops` are the policy's."""
+        self.scorer = open_reward_model(self.config, tokenizer, stops)
+
+    def check_scorer(self, prompt: Any, truth: Any) -> None:
+        assert self.scorer is not None
+        self.scorer.check(prompt, truth)
+
+    def score(self, batch: Batch, texts: list[str]) -> ModelScores:
+        """Scores this process's share of the rows, which may be none."""
+        assert self.scorer is not None
+        return self.scorer.scores(batch, texts) if texts else ModelScores(torch.zeros(0))
+
+
+def engine_of(role: Policy) -> SingleEngine:
+    assert isinstance(role.engine, SingleEngine)
+    return role.engine
+
+
+def engines_of(config: Config, alone: bool) -> type[SingleEngine]:
+    """Returns the class that trains: Megatron if the config says so, else `single` in one process or FSDP."""
+    if config.actor_rollout_ref.actor.strategy == "megatron":
+        from paddock.engines.train.megatron.engine import MegatronEngine
+
+        return MegatronEngine
+    if alone:
+        return SingleEngine
+    from paddock.engines.train.fsdp import FSDPEngine
+
+    return FSDPEngine
+
+
+def end_tokens(engine: SingleEngine) -> frozenset[int]:
+    """Returns the tokens that the model's own generation config names: an end of turn, say."""
+    named = getattr(engine.rollout_model.generation_config, "eos_token_id", None)
+    return frozenset(token for token in (named if isinstance(named, list) else [named]) if token is not None)

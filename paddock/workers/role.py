@@ -1,0 +1,124 @@
+"""A role that trains or scores with one model in this process: forward passes, updates, offload, checkpoints."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from paddock.algorithms.rollout_gap import gap_metrics
+from paddock.core.batch import Batch, PerRow, PerToken
+from paddock.core.device import device_name
+from paddock.core.masked import Denominators
+from paddock.engines.train.base import Outputs, Residency, TrainEngine, Want
+from paddock.errors import UserError
+from paddock.workers.updates import Average, Metrics, UpdatePlan
+
+
+class Role:
+    """A model and its engine. Weights that the role's offload keys name are on the device only while it works."""
+
+    def __init__(self, engine: TrainEngine, name: str):
+        self.engine, self.name = engine, name
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Moves the role's weights to its device for the block; afterwards offloads what its offload keys name."""
+        self.move("device")
+        try:
+            yield
+        finally:
+            self.move("host")
+
+    def prefetch(self) -> None:
+        """Starts the copy of the role's offloaded weights to the device, and does not wait for it."""
+        self.move("prefetch")
+
+    def move(self, where: Residency) -> None:
+        self.engine.move(where)
+
+    def forward(self, batch: Batch, want: Want) -> Outputs:
+        with self.on_device():
+            return self.engine.forward(batch, want)
+
+    def device_name(self) -> str:
+        return device_name(self.engine.device)
+
+    @property
+    def devices(self) -> int:
+        return 1
+
+    def shares_of(self, batch: Batch) -> list[list[int]]:
+        """Returns the rows of each share of a forward pass: here one share has them all."""
+        return [list(range(len(batch)))]
+
+
+@dataclass(frozen=True, eq=False)
+class MiniBatch:
+    """What the loss of a micro-batch must know about the mini-batch around it."""
+
+    rows: PerRow
+    """Ids of the rows that this process has of it."""
+    denominators: Denominators
+    uses_old_log_probs: bool
+    selected: PerToken | None = None
+    """1 on the tokens that the loss treats apart, in the order of `rows`."""
+
+
+class TrainedRole(Role, ABC):
+    """A role with an optimizer. `learn` is what one rank of many runs of its share of an update."""
+
+    wants: Want
+    """Outputs of the forward pass that the loss reads."""
+    rows_together = 1
+    """Neighbouring rows that no cut may separate."""
+
+    def __init__(self, engine: TrainEngine, name: str, prefix: str | None = None):
+        super().__init__(engine, name)
+        self.prefix = prefix or name
+        """First part of the names of metrics."""
+        self.version = 0
+        """Counts changes of the weights, so that a copy of them can tell whether it is old."""
+
+    @abstractmethod
+    def loss(self, mini: MiniBatch, micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns a micro-batch's share of the loss and of each metric."""
+
+    def select(self, rows: Batch, plan: UpdatePlan) -> PerToken | None:
+        """Returns the tokens that the loss treats apart, if it chooses them by statistics of the whole mini-batch."""
+        return None
+
+    def micro_batches(self, mini: Batch) -> list[Batch]:
+        return self.engine.micro_batches(mini)
+
+    def learn(self, batch: Batch, plan: UpdatePlan) -> Metrics:
+        """Takes one optimizer step for each mini-batch; returns the means of their metrics."""
+        seen = Average()
+        with self.on_device():
+            for mini in plan.minis:
+                rows = batch.rows(mini.rows)
+                whole = MiniBatch(rows.row, mini.denominators, plan.uses_old_log_probs, self.select(rows, plan))
+                totals = self.engine.train_step(self.micro_batches(rows), partial(self.loss, whole), self.wants)
+                metrics = gap_metrics(totals, mini.denominators.tokens)
+                seen.add({name if "/" in name else f"{self.prefix}/{name}": value for name, value in metrics.items()})
+        self.version += 1
+        return seen.means()
+
+    def save(self, path: Path) -> None:
+        """Writes weights and optimizer into a folder that the trainer made, which every rank must see."""
+        if not path.is_dir():
+            raise UserError(
+                f"the process of the {self.name} does not see {path}",
+                key="trainer.default_local_dir",
+                fix="a folder that all nodes share",
+            )
+        self.engine.save(path)
+
+    def load(self, path: Path) -> None:
+        self.engine.load(path)
+        self.version += 1

@@ -1,0 +1,82 @@
+"""The rollout: samples with the actor's weights in the process that trains them, and takes new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from paddock.config.roles import RolloutConfig
+from paddock.core.timing import Timer
+from paddock.engines.rollout.base import Completion, CopyEngine, OnDone, Prompt, RolloutEngine, Sampling
+from paddock.engines.train.single import SingleEngine
+from paddock.workers.policy import Policy
+from paddock.workers.probe import sync
+from paddock.workers.updates import Metrics
+from paddock.workers.weight_sender import Bucket
+
+
+class Rollout:
+    """A rollout engine beside the actor: it runs the actor's own modules, or has a copy of their weights."""
+
+    def __init__(self, engine: RolloutEngine, actor: Policy, limits: RolloutConfig):
+        self.engine, self.actor, self.limits = engine, actor, limits
+        self.published = -1
+        """Version of the actor's weights that a copy has; -1: none."""
+        self.in_use = ExitStack()
+
+    @property
+    def trainer(self) -> SingleEngine:
+        assert isinstance(self.actor.engine, SingleEngine)
+        return self.actor.engine
+
+    @contextmanager
+    def awake(self, time: Timer) -> Iterator[None]:
+        """Holds the current weights where the engine reads them for the block; then frees what the engine held."""
+        with time("gen"):
+            self.wake()
+        try:
+            yield
+        finally:
+            with time("gen"):
+                self.sleep()
+
+    def wake(self) -> None:
+        """Gathers the actor's weights, or publishes them if the copy is out of date."""
+        self.engine.wake()
+        if isinstance(self.engine, CopyEngine):
+            if self.engine.stale or self.published != self.actor.version:
+                self.publish()
+            return
+        self.trainer.move("device")
+        self.in_use.callback(self.trainer.move, "host")
+        self.in_use.enter_context(self.trainer.gathered())
+
+    def sleep(self) -> None:
+        self.engine.sleep()
+        self.in_use.close()
+
+    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
+        return self.engine.generate(prompts, sampling, on_done) if prompts else []
+
+    def publish(self) -> Metrics:
+        """Sends the actor's new weights to a copy of them, and verifies it; the actor's own modules have them."""
+        self.published = self.actor.version
+        return sync(self.trainer, self.engine, self.limits)
+
+
+class RolloutServer:
+    """A rollout engine in a pool of its own: the actor's weights arrive in buckets."""
+
+    def __init__(self, engine: CopyEngine, device: torch.device):
+        self.engine, self.device = engine, device
+
+    def generate(self, prompts: list[Prompt], sampling: Sampling) -> list[Completion]:
+        return self.engine.generate(prompts, sampling) if prompts else []
+
+    def load_bucket(self, bucket: Bucket) -> None:
+        self.engine.load_bucket(bucket.unpacked(self.device), bucket.first, bucket.last)
+
+    def differing_layers(self) -> list[str]:
+        return self.engine.differing_layers()

@@ -1,0 +1,364 @@
+"""Roles whose work is spread over many processes: each cuts a batch, sends ranks their rows, and joins the answers.
+
+A sharded role has the methods of the role in one process (policy.py, critic.py, rollout.py, reward_model.py) and is
+used in its place. `Ranks` is the pool of processes: Ray's in ray.py.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
+from paddock.config.schema import Config
+from paddock.config.topology import model_parallel_size, pipeline_stages
+from paddock.core.balance import balanced_order
+from paddock.core.batch import Batch, PerToken
+from paddock.core.timing import Timer
+from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
+from paddock.engines.train.base import EXPERT_COLUMNS, Outputs, Want
+from paddock.models.packing import sequence_lengths
+from paddock.workers.critic import Critic
+from paddock.workers.policy import Policy
+from paddock.workers.probe import out_of_step
+from paddock.workers.rank import Rank
+from paddock.workers.reward_model import ModelScores
+from paddock.workers.role import TrainedRole
+from paddock.workers.rollout import Rollout, RolloutServer
+from paddock.workers.updates import Metrics, Mini, UpdatePlan, actor_plan, critic_plan
+from paddock.workers.weight_sender import WeightSender
+
+FORWARD = frozenset({"row", "group", "prompts", "prompt_mask", "responses", "mask", "lengths"})
+UPDATE = FORWARD | {
+    "rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "weights", "advantages", "returns"
+}  # fmt: skip
+"""Columns that a forward and an update read."""
+SCORED = ("messages", "ground_truth", "place")
+"""What a reward model is told about a row beside its tokens."""
+
+R = TypeVar("R")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class WorkerLost(Exception):
+    """A process died or hangs: which one, in which phase. What the others know is of no use without it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some rows of a batch on their way to a process."""
+
+    batch: Batch
+    positions: Tensor
+    columns: frozenset[str]
+
+
+class Ranks(Protocol):
+    """The processes of one pool. A call names the role (an attribute of `Rank`; "" for the rank itself) and gives the
+    method as a function of its class, so that readers and type checkers can follow it."""
+
+    size: int
+
+    def broadcast(
+        self, role: str, method: Callable[Concatenate[R, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]:
+        """Makes the same call in every process; returns the answers by rank."""
+        ...
+
+    def map(
+        self,
+        role: str,
+        method: Callable[..., T],
+        shares: Sequence[Sequence[Any]],
+        *args: Any,
+        arrived: Callable[[T], None] | None = None,
+        stages: int = 1,
+    ) -> list[T]:
+        """Makes a call for each share, with its items before the other arguments; returns the answers by share.
+
+        If shares are fewer than processes, neighbours get the same one: they work on it together. With `stages` of a
+        pipeline, the processes of each stage share them so among themselves. `arrived` hears of each answer when it
+        comes.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class ShardedRole(ABC):
+    """A role with a model that many ranks train or run together."""
+
+    kind: type[TrainedRole]
+    """The class whose methods the ranks run."""
+
+    def __init__(self, ranks: Ranks, name: str, config: Config):
+        self.ranks, self.name, self.config = ranks, name, config
+        self.balance = config.trainer.balance_batch
+
+    @abstractmethod
+    def keys(self) -> ActorConfig | RefConfig | CriticConfig:
+        """Returns the role's section of the config."""
+
+    @abstractmethod
+    def mini_rows(self) -> int:
+        """Returns the number of rows of an optimizer step."""
+
+    @property
+    def devices(self) -> int:
+        return self.ranks.size
+
+    @property
+    def shares(self) -> int:
+        """Returns the number of parts that rows are cut into."""
+        return self.ranks.size // model_parallel_size(self.keys())
+
+    def device_name(self) -> str:
+        return self.ranks.broadcast(self.name, self.kind.device_name)[0]
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        self.ranks.broadcast(self.name, self.kind.move, "device")
+        try:
+            yield
+        finally:
+            self.ranks.broadcast(self.name, self.kind.move, "host")
+
+    def prefetch(self) -> None:
+        self.ranks.broadcast(self.name, self.kind.prefetch)
+
+    def sent(self, columns: frozenset[str]) -> frozenset[str]:
+        """Adds the recorded choices of experts for the actor, whose they are."""
+        return columns | EXPERT_COLUMNS if self.name == "actor" else columns
+
+    def shares_of(self, batch: Batch) -> list[list[int]]:
+        """Returns the rows of each share of a forward: cut as an update cuts them, so that they are sent once."""
+        minis = torch.arange(len(batch)).split(self.mini_rows())
+        parts = cut(sequence_lengths(batch), minis, self.shares, self.balance, self.kind.rows_together)
+        return [torch.cat(part).sort().values.tolist() for part in parts]
+
+    def forward(self, batch: Batch, want: Want) -> Outputs:
+        shares = [torch.tensor(share, dtype=torch.long) for share in self.shares_of(batch)]
+        rows = [[Rows(batch, share, self.sent(FORWARD))] for share in shares]
+        answers = self.ranks.map(self.name, self.kind.forward, rows, want, stages=pipeline_stages(self.keys()))
+        order = torch.cat(shares).argsort()
+        columns: dict[str, Any] = {
+            name: torch.cat([getattr(answer, name) for answer in answers])[order] for name in want
+        }
+        return Outputs(**columns)
+
+    def learn(self, batch: Batch, plan: UpdatePlan) -> Metrics:
+        lengths, minis = sequence_lengths(batch), [mini.rows for mini in plan.minis]
+        parts = cut(lengths, minis, self.shares, self.balance, self.kind.rows_together)
+        shares = [share_of(batch, plan, part, self.sent(UPDATE)) for part in parts]
+        return self.ranks.map(self.name, self.kind.learn, shares, stages=pipeline_stages(self.keys()))[0]
+
+    def save(self, path: Path) -> None:
+        self.ranks.broadcast(self.name, self.kind.save, path)
+
+    def load(self, path: Path) -> None:
+        self.ranks.broadcast(self.name, self.kind.load, path)
+
+
+class ShardedPolicy(ShardedRole):
+    """The actor or the reference on many ranks: see `Policy`."""
+
+    kind = Policy
+
+    def keys(self) -> ActorConfig | RefConfig:
+        roles = self.config.actor_rollout_ref
+        return roles.ref if self.name == "reference" else roles.actor
+
+    def mini_rows(self) -> int:
+        return self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+
+    def log_probs(self, batch: Batch) -> PerToken:
+        log_probs = self.forward(batch, frozenset({"log_probs"})).log_probs
+        assert log_probs is not None
+        return log_probs
+
+    def update(self, batch: Batch, step: int) -> Metrics:
+        return self.learn(batch, actor_plan(self.config, batch, step))
+
+
+class ShardedCritic(ShardedRole):
+    """The critic on many ranks: see `Critic`."""
+
+    kind = Critic
+
+    def keys(self) -> CriticConfig:
+        return self.config.critic
+
+    def mini_rows(self) -> int:
+        return self.config.critic.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+
+    def values(self, batch: Batch) -> PerToken:
+        values = self.forward(batch, frozenset({"values"})).values
+        assert values is not None
+        return values
+
+    def update(self, batch: Batch, step: int) -> Metrics:
+        return self.learn(batch, critic_plan(self.config, batch, step))
+
+
+class ShardedRollout:
+    """Rollout engines beside the actor's ranks: each, of one or `engine_size` processes, answers its share."""
+
+    def __init__(self, ranks: Ranks, engine_size: int = 1):
+        self.ranks, self.engine_size = ranks, engine_size
+        self.engines = ranks.size // engine_size
+
+    @contextmanager
+    def awake(self, time: Timer) -> Iterator[None]:
+        """See `Rollout.awake`. After an error nobody is put to sleep: ranks that are left may not answer."""
+        with time("gen"):
+            self.wake()
+        yield
+        with time("gen"):
+            self.sleep()
+
+    def wake(self) -> None:
+        self.ranks.broadcast("rollout", Rollout.wake)
+
+    def sleep(self) -> None:
+        self.ranks.broadcast("rollout", Rollout.sleep)
+
+    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
+        """`on_done` hears of a process's responses when it has all of them."""
+        work = [len(prompt.tokens) + len(prompt.rows) * sampling.max_tokens for prompt in prompts]
+        parts = [[[prompts[i] for i in part]] for part in balanced_order(work, self.engines)]
+        answers = self.ask(parts, sampling, on_done)
+        by_row = {completion.row: completion for answer in answers for completion in answer}
+        return [by_row[row] for prompt in prompts for row in prompt.rows]
+
+    def ask(
+        self, parts: Sequence[Sequence[list[Prompt]]], sampling: Sampling, on_done: OnDone | None = None
+    ) -> list[list[Completion]]:
+        return self.ranks.map("rollout", Rollout.generate, parts, sampling, arrived=on_done)
+
+    def publish(self) -> Metrics:
+        """Lets every engine take the actor's weights from its own process; returns the worst metrics."""
+        answers = self.ranks.broadcast("rollout", Rollout.publish)
+        return {name: max(metrics[name] for metrics in answers) for name in answers[0]}
+
+
+class RolloutServers(ShardedRollout):
+    """Rollout engines in a pool of their own: they take the actor's weights after each update, and prove it.
+
+    Weights travel through the store of whoever runs the processes. Every rank of the actor gathers a bucket, the first
+    one puts it there once, and every engine reads it. The driver asks for each bucket and hands it on: a process that
+    dies on either side is named as in any other call, and a CPU takes the way that a GPU takes. A collective over both
+    pools would spare copies through the host, but when one side dies the other hangs in it.
+    """
+
+    def __init__(self, ranks: Ranks, engine_size: int, actor: ShardedPolicy):
+        super().__init__(ranks, engine_size)
+        self.actor = actor
+
+    def wake(self) -> None:
+        if any(self.actor.ranks.broadcast("sender", WeightSender.unsent)):
+            self.publish()
+
+    def sleep(self) -> None:
+        """Frees nothing: the memory of these devices is the engines' own."""
+
+    def ask(
+        self, parts: Sequence[Sequence[list[Prompt]]], sampling: Sampling, on_done: OnDone | None = None
+    ) -> list[list[Completion]]:
+        return self.ranks.map("server", RolloutServer.generate, parts, sampling, arrived=on_done)
+
+    def publish(self) -> Metrics:
+        with self.actor.on_device():
+            self.send()
+            return {"rollout/sync_gap": self.verify()}
+
+    def send(self) -> None:
+        last = False
+        while not last:
+            bucket = self.actor.ranks.broadcast("sender", WeightSender.next_bucket)[0]
+            assert bucket is not None
+            self.ranks.broadcast("server", RolloutServer.load_bucket, bucket)
+            last = bucket.last
+
+    def verify(self) -> float:
+        """Returns the worst engine's gap between its log-probs and the actor's, for tokens that it draws."""
+        trainers = self.actor.ranks
+        prompt, sampling = trainers.broadcast("sender", WeightSender.question)[0]
+        answers = self.ask([[[prompt]]] * self.engines, sampling)
+        gaps, limit = trainers.broadcast("sender", WeightSender.gaps, prompt, answers)[0]
+        for number, gap in enumerate(gaps):
+            if not gap <= limit:
+                layers = self.ranks.broadcast("server", RolloutServer.differing_layers)[number * self.engine_size]
+                name = self.actor.config.actor_rollout_ref.rollout.name or ""
+                raise out_of_step(name, gap, limit, layers, f"engine {number} of {self.engines}")
+        return max(gaps)
+
+
+class ShardedScorer:
+    """A reward model of many processes: each has the whole model, and scores its share of the rows."""
+
+    def __init__(self, ranks: Ranks, config: Config, tokenizer: Any, stops: frozenset[int]):
+        self.ranks, self.cheap = ranks, config.reward_model.judge.source is None
+        ranks.broadcast("", Rank.open_scorer, tokenizer, stops)
+
+    def check(self, prompt: Any, truth: Any) -> None:
+        self.ranks.broadcast("", Rank.check_scorer, prompt, truth)
+
+    def scores(self, batch: Batch, texts: Sequence[str]) -> ModelScores:
+        cuts = balanced_order(sequence_lengths(batch), self.ranks.size)
+        parts = [torch.tensor(part, dtype=torch.long) for part in cuts]
+        read = {name: column for name, column in batch.columns().items() if name in FORWARD}
+        asked = Batch(**read, extras={name: values for name, values in batch.extras.items() if name in SCORED})
+        shares = [[asked.rows(part), [texts[index] for index in part.tolist()]] for part in parts]
+        answers = self.ranks.map("", Rank.score, shares)
+        order = torch.cat(parts).argsort()
+        metrics = Counter[str]()
+        for answer in answers:
+            metrics.update(answer.metrics)
+        tokens = [answer.tokens for answer in answers if answer.tokens is not None]
+        return ModelScores(
+            torch.cat([answer.rows for answer in answers])[order],
+            torch.cat(tokens)[order] if tokens else None,
+            dict(metrics),
+        )
+
+
+def cut(
+    lengths: list[int], minis: Sequence[Tensor], shares: int, balance: bool, together: int = 1
+) -> list[list[Tensor]]:
+    """Returns each share's part of each mini-batch, given by positions: of like work, or neighbours.
+
+    `together` neighbours of a mini-batch (the two answers of a pair) are never separated.
+    """
+    if shares == 1:
+        return [list(minis)]
+    parts: list[list[Tensor]] = [[] for _ in range(shares)]
+    for mini in minis:
+        units = mini.view(-1, together)
+        if balance:
+            work = [sum(lengths[position] for position in unit) for unit in units.tolist()]
+            pieces = [units[torch.tensor(part, dtype=torch.long)] for part in balanced_order(work, shares)]
+        else:
+            pieces = list(units.tensor_split(shares))
+        for part, piece in zip(parts, pieces, strict=True):
+            part.append(piece.flatten())
+    return parts
+
+
+def share_of(
+    batch: Batch, plan: UpdatePlan, part: list[Tensor], columns: frozenset[str] = UPDATE
+) -> tuple[Rows, UpdatePlan]:
+    """Returns the rows that a share ever needs, once each, and the plan in terms of them."""
+    needed = torch.cat(part).unique()
+    minis = [
+        Mini(torch.searchsorted(needed, rows), mini.denominators) for mini, rows in zip(plan.minis, part, strict=True)
+    ]
+    return Rows(batch, needed, columns), replace(plan, minis=minis)
