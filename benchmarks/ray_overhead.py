@@ -18,6 +18,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from paddock.config.load import load
+from paddock.config.topology import pools
 from paddock.trainer import run
 from paddock.workers import ray as ray_workers
 from paddock.workers import roles
@@ -30,7 +31,7 @@ OPTIONS = [
 
 def seconds(folder: Path, prompts: int, steps: int, through_ray: bool) -> list[dict[str, float]]:
     """Timings of each step but the first, which warms up."""
-    run.in_one_process = roles.in_one_process = lambda config: not through_ray  # type: ignore[assignment]
+    roles.in_one_process = lambda config: not through_ray  # type: ignore[assignment]
     sizes = [f"data.train_batch_size={prompts}", f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts // 2}"]
     config = load([*OPTIONS, *sizes, f"trainer.total_training_steps={steps + 1}",
                    f"trainer.default_local_dir={folder}"]).config  # fmt: skip
@@ -46,7 +47,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=176)
     options = parser.parse_args()
     found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
-    with tempfile.TemporaryDirectory() as folder, ray_workers.cluster(load(OPTIONS).config):
+    config = load(OPTIONS).config
+    with tempfile.TemporaryDirectory() as folder, ray_workers.cluster(config, pools(config)):
         for number in range(2 * options.rounds):
             through_ray = number % 2 == 1
             here = Path(folder) / str(number)

@@ -50,6 +50,15 @@ def pools(config: Config) -> list[Pool]:
     return found
 
 
+ANSWERS, PAIRS = "answers", "pairs"
+"""Roles of supervised runs: a policy that learns given answers, a reward model that learns from preference pairs."""
+
+
+def supervised_pools(config: Config, role: str) -> list[Pool]:
+    """Returns the one pool of a run that trains one model on given answers."""
+    return [Pool("main", config.trainer.nnodes, config.trainer.n_gpus_per_node or 1, (role,), "trainer")]
+
+
 def rolls_out_apart(config: Config) -> bool:
     """Engines in processes of their own, to which the actor's weights travel."""
     return not config.actor_rollout_ref.hybrid_engine

@@ -8,15 +8,17 @@ logged before it is saved, so that a checkpoint never holds a step without its l
 
 from __future__ import annotations
 
+import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paddock.config.schema import Config
+from paddock.config.topology import Pool
 from paddock.core.batch import Batch
 from paddock.core.timing import Timer
 from paddock.data.loader import Loader
@@ -255,3 +257,29 @@ def resume_command(config: Config) -> str:
     if config.trainer.resume_mode == "auto":
         return "The same command"
     return "The same command with trainer.resume_mode=auto"
+
+
+def with_restarts(config: Config, wanted: Sequence[Pool], attempt: Callable[[], Outcome]) -> Outcome:
+    """Runs an attempt, in a Ray cluster if the pools have more than one process.
+
+    When a worker dies, the run begins again at its last checkpoint, `trainer.max_restarts` times: what came after that
+    checkpoint is discarded and run again, so every sample counts once.
+    """
+    with ExitStack() as open_things:
+        if sum(pool.size for pool in wanted) > 1:
+            from paddock.workers.ray import cluster
+
+            open_things.enter_context(cluster(config, wanted))
+        for restarts in itertools.count():
+            try:
+                return attempt()
+            except WorkerLost as loss:
+                if restarts == config.trainer.max_restarts:
+                    raise UserError(
+                        str(loss),
+                        key="trainer.max_restarts",
+                        value=restarts,
+                        fix="the same command goes on from the last checkpoint; a larger number restarts by itself",
+                    ) from loss
+                log.warning("%s\nrestart %d of %d", loss, restarts + 1, config.trainer.max_restarts)
+    raise AssertionError("unreachable")

@@ -69,6 +69,11 @@ def require_one_device(config: Config) -> None:
             value=config.trainer.n_gpus_per_node,
             fix="trainer.n_gpus_per_node=1 trainer.nnodes=1",
         )
+    require_no_rollout(config)
+
+
+def require_no_rollout(config: Config) -> None:
+    """Refuses keys of a rollout in a pool of its own, and the engine that only reinforcement learning uses."""
     if rolls_out_apart(config):
         key = "actor_rollout_ref.hybrid_engine"
         raise UserError("this command has one process", key=key, value=False, fix="leave it out")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from contextlib import ExitStack, closing
 
 from paddock.config.schema import Config
-from paddock.config.topology import in_one_process
+from paddock.config.topology import pools
 from paddock.core.device import seed_all
 from paddock.core.registry import import_plugin
 from paddock.data.dataset import MODEL, PromptDataset
 from paddock.data.loader import Loader
-from paddock.errors import UserError
 from paddock.models.image_reader import ImageReader
 from paddock.models.load import load_tokenizer
 from paddock.rewards.manager import RewardManager
@@ -20,14 +18,13 @@ from paddock.rewards.score import ScoreRequest
 from paddock.trainer.checkpoint import CheckpointStore, checkpoint_store, resume_point
 from paddock.trainer.experience import Experience
 from paddock.trainer.launch import Launch, record_launch
-from paddock.trainer.lifecycle import Outcome
+from paddock.trainer.lifecycle import Outcome, with_restarts
 from paddock.trainer.lock import FolderLock
 from paddock.trainer.loop import Trainer
 from paddock.trainer.model_rewards import open_models, training_styles, validation_styles
 from paddock.trainer.tracking import Tracker
 from paddock.trainer.validation import Validation
 from paddock.workers.roles import build
-from paddock.workers.sharded import WorkerLost
 
 log = logging.getLogger(__name__)
 
@@ -35,30 +32,10 @@ TRAIN = Launch("train")
 
 
 def train(config: Config, launch: Launch = TRAIN) -> Outcome:
-    """Trains by reinforcement learning, from the newest checkpoint to the last step.
-
-    When a worker dies, the run begins again at its last checkpoint, `trainer.max_restarts` times: what came after that
-    checkpoint never was, so every sample counts once.
-    """
+    """Trains by reinforcement learning, from the newest checkpoint to the last step."""
     store = checkpoint_store(config)
-    with FolderLock(config.trainer.default_local_dir) as lock, ExitStack() as open_things:
-        if not in_one_process(config):
-            from paddock.workers.ray import cluster
-
-            open_things.enter_context(cluster(config))
-        for restarts in itertools.count():
-            try:
-                return attempt(config, launch, store, lock)
-            except WorkerLost as loss:
-                if restarts == config.trainer.max_restarts:
-                    raise UserError(
-                        str(loss),
-                        key="trainer.max_restarts",
-                        value=restarts,
-                        fix="the same command goes on from the last checkpoint; a larger number restarts by itself",
-                    ) from loss
-                log.warning("%s\nrestart %d of %d", loss, restarts + 1, config.trainer.max_restarts)
-    raise AssertionError("unreachable")
+    with FolderLock(config.trainer.default_local_dir) as lock:
+        return with_restarts(config, pools(config), lambda: attempt(config, launch, store, lock))
 
 
 def attempt(config: Config, launch: Launch, store: CheckpointStore, lock: FolderLock) -> Outcome:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from paddock.config.schema import Config
-from paddock.config.topology import trains_adapters
+from paddock.config.topology import ANSWERS, PAIRS, trains_adapters
 from paddock.core.batch import Batch
 from paddock.core.device import device_name, device_of, peak_memory, peak_reserved
 from paddock.engines.train.settings import reference_budget
@@ -18,6 +18,7 @@ from paddock.workers.open_engines import copy_engine, rollout_engine
 from paddock.workers.policy import Policy
 from paddock.workers.reward_model import ModelScorer, ModelScores, open_reward_model
 from paddock.workers.rollout import Rollout, RolloutServer
+from paddock.workers.supervised import AnswerLearner, Learner, PairLearner
 from paddock.workers.weight_sender import WeightSender
 
 
@@ -35,6 +36,7 @@ class Rank:
         self.server: RolloutServer | None = None
         self.sender: WeightSender | None = None
         self.scorer: ModelScorer | None = None
+        self.learner: Learner | None = None
         if self.actor and "rollout" in names:
             limits = config.actor_rollout_ref.rollout
             self.rollout = Rollout(rollout_engine(config, engine_of(self.actor)), self.actor, limits)
@@ -46,7 +48,11 @@ class Rank:
             self.reference = Policy(self.reference_engine(engines), config, "reference")
         if "critic" in names:
             self.critic = Critic(engines.for_critic(config, total_steps), config)
-        for role in (self.actor, self.reference, self.critic):
+        if ANSWERS in names:
+            self.learner = AnswerLearner(engines.for_actor(config, total_steps))
+        if PAIRS in names:
+            self.learner = PairLearner(engines.for_pairs(config, total_steps))
+        for role in (self.actor, self.reference, self.critic, self.learner):
             if role:
                 role.engine.move("host")  # until it is asked for
 

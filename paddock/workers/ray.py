@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed import TCPStore
 
 from paddock.config.schema import Config
-from paddock.config.topology import Pool, pools
+from paddock.config.topology import Pool
 from paddock.core.batch import Batch
 from paddock.core.device import RESOURCE, device_of, seed_all
 from paddock.core.processes import Rendezvous, join
@@ -294,12 +294,12 @@ class RayRanks:
         self.ranks, self.placement_groups, self.sent = [], [], {}
 
 
-def start_ranks(config: Config, total_steps: int) -> dict[str, Ranks]:
+def start_ranks(config: Config, total_steps: int, wanted: Sequence[Pool]) -> dict[str, Ranks]:
     """Starts the processes of every pool, by its name, and loads their roles."""
     groups: dict[str, RayRanks] = {}
     try:
-        for pool in pools(config):
-            groups[pool.name] = RayRanks(pool, config, cores_per_rank(config))
+        for pool in wanted:
+            groups[pool.name] = RayRanks(pool, config, cores_per_rank(config, wanted))
         for group in groups.values():
             group.enlist(total_steps)
         for group in groups.values():
@@ -318,10 +318,10 @@ def late(what: str, limit: int) -> UserError:
 
 
 @contextmanager
-def cluster(config: Config) -> Iterator[None]:
+def cluster(config: Config, wanted: Sequence[Pool]) -> Iterator[None]:
     """A Ray cluster with room for the run: the one that RAY_ADDRESS or ray_kwargs.ray_init names, or one of its own."""
     if ray.is_initialized():
-        require_room(config)
+        require_room(config, wanted)
         yield
         return
     options = dict(config.ray_kwargs.ray_init)
@@ -339,7 +339,7 @@ def cluster(config: Config) -> Iterator[None]:
             fix="arguments of ray.init; RAY_ADDRESS must name a running cluster, or be unset",
         ) from error
     try:
-        require_room(config)
+        require_room(config, wanted)
         yield
         if config.ray_kwargs.timeline_json_file:
             ray.timeline(config.ray_kwargs.timeline_json_file)
@@ -372,15 +372,15 @@ def nodes_with(resource: str) -> list[int]:
     return sorted((int(node["Resources"].get(resource, 0)) for node in ray.nodes() if node["Alive"]), reverse=True)
 
 
-def require_room(config: Config) -> None:
+def require_room(config: Config, wanted: Sequence[Pool]) -> None:
     """What the cluster has against what the pools ask for, before anything is placed."""
     resource = RESOURCE[config.trainer.device or "cpu"]
     has = nodes_with(resource)
     free = list(has)
-    for pool in pools(config):
+    for pool in wanted:
         for _ in range(pool.nodes):
             if not free or free[0] < pool.per_node:
-                asks = ", ".join(f"{p.name}: {p.nodes} node(s) x {p.per_node}" for p in pools(config))
+                asks = ", ".join(f"{p.name}: {p.nodes} node(s) x {p.per_node}" for p in wanted)
                 more = "; on one machine: ray_kwargs.ray_init.num_cpus" if resource == "CPU" else ""
                 raise UserError(
                     f"the cluster has {len(has)} node(s) with {', '.join(map(str, has))} {resource}(s), "
@@ -393,11 +393,11 @@ def require_room(config: Config) -> None:
             free.sort(reverse=True)
 
 
-def cores_per_rank(config: Config) -> int:
+def cores_per_rank(config: Config, wanted: Sequence[Pool]) -> int:
     """On a CPU the ranks share the cores of a node; beside an accelerator one is enough."""
     if config.trainer.device != "cpu":
         return 1
-    return max(1, min(filter(None, nodes_with("CPU"))) // sum(pool.per_node for pool in pools(config)))
+    return max(1, min(filter(None, nodes_with("CPU"))) // sum(pool.per_node for pool in wanted))
 
 
 def is_up() -> bool:

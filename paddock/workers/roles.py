@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from paddock.config.schema import Config
-from paddock.config.topology import engine_size, in_one_process, pools, rolls_out_apart
+from paddock.config.topology import PAIRS, engine_size, in_one_process, pools, rolls_out_apart, supervised_pools
 from paddock.core.timing import Timer
 from paddock.engines.train.single import SingleEngine
 from paddock.workers.critic import Critic
 from paddock.workers.policy import Policy
 from paddock.workers.rank import Rank, end_tokens, engines_of
 from paddock.workers.rollout import Rollout
-from paddock.workers.sharded import Ranks, RolloutServers, ShardedCritic, ShardedPolicy, ShardedRollout
+from paddock.workers.sharded import Ranks, RolloutServers, ShardedCritic, ShardedLearner, ShardedPolicy, ShardedRollout
+from paddock.workers.supervised import AnswerLearner, Learner, PairLearner
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,20 @@ def build(config: Config, tokenizer: Any, total_steps: int) -> Roles:
         return local_roles(Rank(config, total_steps, pools(config)[0].roles, engines_of(config, alone=True)), tokenizer)
     from paddock.workers.ray import start_ranks
 
-    return sharded_roles(config, tokenizer, start_ranks(config, total_steps))
+    return sharded_roles(config, tokenizer, start_ranks(config, total_steps, pools(config)))
+
+
+def build_learner(config: Config, role: str, total_steps: int) -> tuple[Learner | ShardedLearner, Callable[[], None]]:
+    """Makes the one role of a supervised run, here or over ranks; returns it and what ends its processes."""
+    wanted = supervised_pools(config, role)
+    if wanted[0].size == 1:
+        learner = Rank(config, total_steps, (role,)).learner
+        assert learner is not None
+        return learner, lambda: None
+    from paddock.workers.ray import start_ranks
+
+    ranks = start_ranks(config, total_steps, wanted)["main"]
+    return ShardedLearner(ranks, config, PairLearner if role == PAIRS else AnswerLearner), ranks.close
 
 
 def local_roles(rank: Rank, tokenizer: Any) -> Roles:

@@ -33,7 +33,8 @@ from paddock.workers.rank import Rank
 from paddock.workers.reward_model import ModelScores
 from paddock.workers.role import TrainedRole
 from paddock.workers.rollout import Rollout, RolloutServer
-from paddock.workers.updates import Metrics, Mini, UpdatePlan, actor_plan, critic_plan
+from paddock.workers.supervised import Learner
+from paddock.workers.updates import Metrics, Mini, UpdatePlan, actor_plan, critic_plan, one_step_plan
 from paddock.workers.weight_sender import WeightSender
 
 FORWARD = frozenset({"row", "group", "prompts", "prompt_mask", "responses", "mask", "lengths"})
@@ -207,6 +208,29 @@ class ShardedCritic(ShardedRole):
 
     def update(self, batch: Batch, step: int) -> Metrics:
         return self.learn(batch, critic_plan(self.config, batch, step))
+
+
+class ShardedLearner(ShardedRole):
+    """A learner of given answers on many ranks: see `Learner`."""
+
+    def __init__(self, ranks: Ranks, config: Config, kind: type[Learner]):
+        super().__init__(ranks, "learner", config)
+        self.kind = self.learner = kind
+
+    def keys(self) -> ActorConfig:
+        return self.config.actor_rollout_ref.actor
+
+    def mini_rows(self) -> int:
+        return self.config.data.train_batch_size * self.kind.rows_together
+
+    def update(self, batch: Batch, step: int) -> Metrics:
+        return self.learn(batch, one_step_plan(batch, step))
+
+    def export(self, folder: Path) -> None:
+        self.ranks.broadcast(self.name, self.learner.export, folder)
+
+    def unread(self) -> int | None:
+        return self.ranks.broadcast(self.name, self.learner.unread)[0]
 
 
 class ShardedRollout:

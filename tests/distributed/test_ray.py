@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tiny_zoo import save
 
 from paddock.config.load import load
 from paddock.config.schema import Config
-from paddock.config.topology import pools
+from paddock.config.topology import Pool, pools
 from paddock.errors import UserError
 from paddock.plan.arithmetic import roles as planned_roles
 from paddock.trainer import run as runs
@@ -65,8 +65,8 @@ class Kept:
     def __init__(self) -> None:
         self.group: Any = None
 
-    def start(self, config: Config, total_steps: int) -> dict[str, Any]:
-        (pool,) = pools(config)
+    def start(self, config: Config, total_steps: int, wanted: Sequence[Pool] = ()) -> dict[str, Any]:
+        (pool,) = wanted or pools(config)
         if self.group is None:
             self.group = cluster.RayRanks(pool, config, 1)
             self.group.close = lambda: None

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ from paddock.errors import UserError
 from paddock.models.packing import sequence_lengths
 from paddock.models.reward_head import load_reward_model, save_classifier, scored_batch, sequence_scores
 from paddock.trainer.commands import RM
-from paddock.trainer.rm import WANT, RewardTrainer, pair_batch, preference, train_reward_model, whole_pairs
+from paddock.trainer.rm import WANT, RewardTrainer, pair_batch, train_reward_model
+from paddock.workers.supervised import preference, whole_pairs
 
 PAIRS = [
     {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "no " * (a % 3) + str(a)}
@@ -54,7 +56,7 @@ def given(scores: list[float]) -> tuple[Batch, Outputs]:
 
 def test_the_loss_of_known_margins():
     """Margins 0, ln 3 and -2: log 2, log(4/3) and log(1 + e^2)."""
-    share, metrics = preference(3)(*given([0.5, 0.5, math.log(3) - 1, -1.0, -4.0, -2.0]))
+    share, metrics = preference(*given([0.5, 0.5, math.log(3) - 1, -1.0, -4.0, -2.0]), 3)
     expected = (math.log(2) + math.log(4 / 3) + math.log(1 + math.e**2)) / 3
     assert share.item() == pytest.approx(expected, rel=1e-6)
     assert metrics["train/accuracy"].item() == pytest.approx(1 / 3)
@@ -62,7 +64,7 @@ def test_the_loss_of_known_margins():
 
 
 def test_large_margins_neither_overflow_nor_vanish():
-    share, _ = preference(2)(*given([500.0, -500.0, -500.0, 500.0]))
+    share, _ = preference(*given([500.0, -500.0, -500.0, 500.0]), 2)
     assert share.item() == pytest.approx(500.0)
 
 
@@ -86,7 +88,7 @@ def gradient(path: str, batch: Batch, budget: Budget) -> dict[str, torch.Tensor]
     one = engine(path, budget)
     before = {name: tensor.clone() for name, tensor in one.weights()}
     micro_batches = [batch.rows(rows) for rows in whole_pairs(batch, budget)]
-    one.train_step(micro_batches, preference(len(batch) // 2), WANT)
+    one.train_step(micro_batches, partial(preference, pairs=len(batch) // 2), WANT)
     return {name: before[name] - tensor for name, tensor in one.weights()}
 
 

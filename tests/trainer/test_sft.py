@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -15,13 +16,15 @@ from tiny_models import EOS, byte_tokenizer, save_tiny, tiny_model
 
 from paddock.config.engine import OptimConfig
 from paddock.config.schema import DataConfig
+from paddock.core.masked import Denominators
 from paddock.data.unscored import AnswerDataset
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
 from paddock.models.attention import NAME as ATTENTION
 from paddock.trainer.commands import SFT
-from paddock.trainer.sft import WANT, SupervisedTrainer, answer_batch, fine_tune, likelihood
+from paddock.trainer.sft import WANT, SupervisedTrainer, answer_batch, fine_tune
+from paddock.workers.supervised import likelihood
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 9) for b in (2, 30)]
 
@@ -123,6 +126,10 @@ def test_an_answer_that_is_cut_does_not_end(tmp_path):
         dataset(tmp_path, rows, filter_overlong_prompts=False).rows([0])
 
 
+def loss_of(batch):
+    return partial(likelihood, denominators=Denominators.count(batch.need("mask")))
+
+
 def engine(rows: int | None) -> SingleEngine:
     """One step of plain gradient descent with lr 1 shows the gradient."""
     optim = OptimConfig(optimizer="SGD", lr=1.0, weight_decay=0.0, clip_grad=1e9)
@@ -134,7 +141,7 @@ def engine(rows: int | None) -> SingleEngine:
 def test_the_loss_is_the_mean_cross_entropy_of_the_answer_tokens(tmp_path):
     rows = dataset(tmp_path, ROWS).rows([1, 2, 7])
     batch = answer_batch(rows, 0)
-    found = (one := engine(None)).train_step(one.micro_batches(batch), likelihood(batch), WANT)
+    found = (one := engine(None)).train_step(one.micro_batches(batch), loss_of(batch), WANT)
     total, count, model = 0.0, 0, tiny_model("qwen3")
     for row in rows:
         tokens = torch.tensor([row.tokens + row.ground_truth])
@@ -150,7 +157,7 @@ def test_how_a_batch_is_split_does_not_change_the_gradient(tmp_path):
     for rows in (None, 1, 3):
         one = engine(rows)
         assert len(one.micro_batches(batch)) == {None: 1, 1: 8, 3: 3}[rows]
-        one.train_step(one.micro_batches(batch), likelihood(batch), WANT)
+        one.train_step(one.micro_batches(batch), loss_of(batch), WANT)
         weights.append(dict(one.weights()))
     start = dict(engine(None).weights())
     for name, whole in weights[0].items():

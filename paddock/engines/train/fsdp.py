@@ -32,7 +32,7 @@ from paddock.engines.train.offload import at_home
 from paddock.engines.train.optim import Updater
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.shards import copy_into, load_shards, save_shards, save_streamed
-from paddock.engines.train.single import OPTIMIZER_FILE, SingleEngine, per_state
+from paddock.engines.train.single import OPTIMIZER_FILE, M, SingleEngine, per_state
 from paddock.errors import UserError
 from paddock.models.adapters import MERGED
 from paddock.models.attention import Packed
@@ -142,11 +142,15 @@ class FSDPEngine(SingleEngine):
         return super().for_critic(config, total_steps, shards=shards, device=device_of(config.trainer.device))
 
     @classmethod
-    def read(
-        cls, loader: Callable[..., PreTrainedModel], source: dict[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> PreTrainedModel:
+    def for_pairs(cls, config: Config, total_steps: int | None = None, **place: Any) -> Self:
+        actor, key = config.actor_rollout_ref.actor, "actor_rollout_ref.actor"
+        shards = Shards.of(actor.fsdp_config, actor.ulysses_sequence_parallel_size, key)
+        return super().for_pairs(config, total_steps, shards=shards, device=device_of(config.trainer.device))
+
+    @classmethod
+    def read(cls, loader: Callable[..., M], source: dict[str, Any], dtype: torch.dtype, device: torch.device) -> M:
         """As the file has it, mapped: the ranks of a machine share its pages, and each then takes its part."""
-        stored = load_config(**source).dtype
+        stored = load_config(**{name: value for name, value in source.items() if name != "fresh_head"}).dtype
         return loader(**source, dtype=stored if isinstance(stored, torch.dtype) else dtype, device="cpu")
 
     def sequence_group(self, backbone: PreTrainedModel, settings: Settings) -> dist.ProcessGroup | None:
@@ -219,6 +223,10 @@ class FSDPEngine(SingleEngine):
         budget = replace(budget, tokens=budget.tokens * self.shards.sequence)
         by_group = self.shares_prompts
         return budget.split_into(batch, largest(budget.needed(batch, by_group), self.device), by_group)
+
+    def as_many_everywhere(self, parts: list[Tensor]) -> list[Tensor]:
+        missing = largest(len(parts), self.device) - len(parts)
+        return [*parts, *[torch.empty(0, dtype=torch.long)] * missing]
 
     def why_prompts_are_not_shared(self) -> str | None:
         return "ranks share each sequence" if self.sequence else super().why_prompts_are_not_shared()
@@ -313,6 +321,11 @@ class FSDPEngine(SingleEngine):
             self.save_adapter(path, writes)
         if self.settings.saves_merged or not self.adapters:
             self.save_model(path / MERGED if self.adapters else path, writes)
+        dist.barrier()
+
+    @at_home
+    def export(self, path: Path) -> None:
+        save_streamed(path, self.twin.model, self.weights(), dist.get_rank() == 0)
         dist.barrier()
 
     def save_model(self, path: Path, writes: bool) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -38,8 +38,9 @@ from paddock.engines.train.settings import (
 from paddock.errors import UserError
 from paddock.models.adapters import MERGED, Lora, adapters_of, attach, is_adapter, read
 from paddock.models.fused import fuse
-from paddock.models.load import load_backbone, load_causal_lm, model_folder
+from paddock.models.load import load_backbone, load_causal_lm, load_tokenizer, model_folder
 from paddock.models.packing import Inputs, pack, pad
+from paddock.models.reward_head import load_reward_model
 from paddock.models.sharing import pack_shared
 from paddock.models.token_stats import Head, token_stats
 from paddock.models.value_head import HEAD_FILE, ValueModel
@@ -48,6 +49,7 @@ from paddock.models.vision import freeze_tower
 log = logging.getLogger(__name__)
 
 OPTIMIZER_FILE = "optimizer.pt"
+M = TypeVar("M")
 
 
 class SingleEngine:
@@ -125,6 +127,21 @@ class SingleEngine:
         return cls(critic, settings, **place)
 
     @classmethod
+    def for_pairs(cls, config: Config, total_steps: int | None = None, **place: Any) -> Self:
+        """A reward model to train on; a language model gets a head of zeros, which finds every answer equally good."""
+        refuse_unsupported(config)
+        device, model = device_of(config.trainer.device), config.actor_rollout_ref.model
+        settings = actor_settings(config, device, total_steps)
+        lora = Lora.of(model, "actor_rollout_ref.model", config.trainer.seed)
+        source = model_source(model, "actor_rollout_ref.model") | {"fresh_head": True}
+        reward_model = cls.read(load_reward_model, source, settings.compute if lora else settings.wide, device)
+        attach(reward_model.backbone, lora, settings.wide)
+        tokenizer = load_tokenizer(
+            config.data.tokenizer or model.tokenizer_path or model.path or "", model.trust_remote_code
+        )
+        return cls(reward_model.for_pairs(tokenizer.pad_token_id), settings, **place)
+
+    @classmethod
     def adapted(
         cls,
         loader: Callable[..., PreTrainedModel],
@@ -147,9 +164,8 @@ class SingleEngine:
         return other
 
     @classmethod
-    def read(
-        cls, loader: Callable[..., PreTrainedModel], source: dict[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> PreTrainedModel:
+    def read(cls, loader: Callable[..., M], source: dict[str, Any], dtype: torch.dtype, device: torch.device) -> M:
+        """Loads a model or a part of one."""
         return loader(**source, dtype=dtype, device=device)
 
     def make_updater(self, optim: OptimConfig) -> Updater:
@@ -167,6 +183,10 @@ class SingleEngine:
 
     def parts(self, batch: Batch, budget: Budget) -> list[Tensor]:
         return budget.split(batch, self.shares_prompts)
+
+    def as_many_everywhere(self, parts: list[Tensor]) -> list[Tensor]:
+        """Returns the parts, with empty ones added if another rank has more."""
+        return parts
 
     @torch.no_grad()
     def forward(self, batch: Batch, want: Want) -> Outputs:
@@ -311,6 +331,12 @@ class SingleEngine:
             self.offload.come()
             if where == "device":
                 self.offload.arrive()
+
+    @at_home
+    def export(self, path: Path) -> None:
+        """Writes the model as `transformers` loads it, in the type it computes in, without optimizer state."""
+        weights = {name: tensor.contiguous() for name, tensor in self.weights()}
+        self.backbone.save_pretrained(path, state_dict=weights)
 
     @at_home
     def save(self, path: Path) -> None:

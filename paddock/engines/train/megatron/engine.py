@@ -37,7 +37,7 @@ from paddock.engines.train.offload import at_home
 from paddock.engines.train.routers import Routers
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.shards import save_streamed
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import M, SingleEngine
 from paddock.errors import UserError
 from paddock.models.attention import Packed
 from paddock.models.load import load_config
@@ -117,9 +117,7 @@ class MegatronEngine(SingleEngine):
         return super().for_critic(config, total_steps, **cls.place(config, "critic"))
 
     @classmethod
-    def read(
-        cls, loader: Callable[..., PreTrainedModel], source: dict[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> PreTrainedModel:
+    def read(cls, loader: Callable[..., M], source: dict[str, Any], dtype: torch.dtype, device: torch.device) -> M:
         """As the file has it, mapped: the ranks of a machine share its pages, and each then takes its part."""
         stored = load_config(**source).dtype
         return loader(**source, dtype=stored if isinstance(stored, torch.dtype) else dtype, device="cpu")
