@@ -1,4 +1,4 @@
-"""The house stays a house: floors, one home per vendor, sizes, names. docs/architecture.md says why."""
+"""The code keeps its levels, one file per vendor, sizes and names. docs/architecture.md says why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 PACKAGE = ROOT / "paddock"
-FLOORS = [
+LEVELS = [
     ["errors"],
     ["facts"],
     ["config", "core"],
@@ -40,7 +40,7 @@ FLOORS = [
         "trainer.main_eval",
     ],
 ]
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+LEVEL = {package: number for number, packages in enumerate(LEVELS) for package in packages}
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 600, 60
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -49,8 +49,8 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 
-def room_of(module: str) -> str:
-    return module if module in FLOOR else module.split(".")[0]
+def package_of(module: str) -> str:
+    return module if module in LEVEL else module.split(".")[0]
 
 
 @cache
@@ -70,19 +70,20 @@ def imports(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_a_module_imports_from_lower_floors_or_its_own_folder(path):
-    room = room_of(module_of(path))
+def test_a_module_imports_from_lower_levels_or_its_own_folder(path):
+    package = package_of(module_of(path))
     if module_of(path) == "__init__":
         return
-    assert room in FLOOR, f"{room} has no floor: give it one here and in docs/architecture.md"
+    assert package in LEVEL, f"{package} has no level: give it one here and in docs/architecture.md"
     for name in imports(path):
         if not name.startswith("paddock."):
             continue
-        other = room_of(name.removeprefix("paddock."))
-        if other not in FLOOR:  # `from paddock import __version__`
+        other = package_of(name.removeprefix("paddock."))
+        if other not in LEVEL:  # `from paddock import __version__`
             continue
-        doors = FLOOR[room] == FLOOR[other] == len(FLOORS) - 1
-        assert other == room or doors or FLOOR[other] < FLOOR[room], f"{module_of(path)} imports {name} from above"
+        entry_points = LEVEL[package] == LEVEL[other] == len(LEVELS) - 1
+        lower = other == package or entry_points or LEVEL[other] < LEVEL[package]
+        assert lower, f"{module_of(path)} imports {name} from above"
 
 
 @pytest.mark.parametrize(
@@ -118,13 +119,13 @@ def test_names_say_what_is_inside():
 
 
 def test_config_names_no_torch():
-    rooms = ("config", "facts", "plan", "errors", "door", "cli", "preflight", "scripts", "trainer.main_ppo")
-    rooms += ("help", "doctor", "run_model")
+    packages = ("config", "facts", "plan", "errors", "door", "cli", "preflight", "scripts", "trainer.main_ppo")
+    packages += ("help", "doctor", "run_model")
     heavy = ("torch", "transformers", "ray", "datasets")
     guilty = [
         (module_of(path), node.lineno)
         for path in FILES
-        if room_of(module_of(path)) in rooms
+        if package_of(module_of(path)) in packages
         for node in parsed(path).body  # at import time; a command may import more once it knows that it will train
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
