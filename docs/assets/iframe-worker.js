@@ -8,7 +8,7 @@ if (location.protocol === "file:") {
       frame.hidden = true
       document.body.append(frame)
       this.inside = frame.contentWindow
-      this.inside.postMessage = data => this.dispatchEvent(new MessageEvent("message", { data }))
+      this.inside.postMessage = data => this.deliver(this, data)
       this.inside.importScripts = async (...urls) => {
         for (const each of urls) await this.load(each)
       }
@@ -26,7 +26,12 @@ if (location.protocol === "file:") {
     }
 
     postMessage(data) {
-      this.started.then(() => this.inside.dispatchEvent(new MessageEvent("message", { data })))
+      this.started.then(() => this.deliver(this.inside, data))
+    }
+
+    // A Worker's messages never arrive while their sender still runs.
+    deliver(receiver, data) {
+      setTimeout(() => receiver.dispatchEvent(new MessageEvent("message", { data })))
     }
   }
   window.IFrameWorker = window.Worker = IFrameWorker
