@@ -44,7 +44,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     source = Path(page.file.abs_src_path)
     parts = FENCE.split(markdown)
     parts[::2] = [LINK.sub(partial(rewritten, source), spaced(text)) for text in parts[::2]]
-    return "".join(parts)
+    return "\n".join(parts)  # a blank line around each fenced block
 
 
 def linked(pages: list[Path]) -> list[Path]:
