@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron models-table example-headers keys-reference lint format clean
+.PHONY: quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron models-table example-headers keys-reference docs lint format clean
 
 # The main job on the embedded default: GRPO teaches a tiny model to add; accuracy on held-out sums before and after.
 RUN := checkpoints/quickstart
@@ -77,6 +77,12 @@ example-headers: $(VENV)/.dev
 
 keys-reference: $(VENV)/.dev
 	$(BIN)/python tools/keys_reference.py
+
+# The pages as a searchable site in site/, to be opened from the disk. A broken link fails.
+docs: $(VENV)/.core
+	@$(INSTALL) -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "The site is in site/: open site/index.html in a browser."
 
 test-loggers: $(VENV)/.dev
 	@$(INSTALL) -e ".[loggers]"

@@ -33,6 +33,7 @@ EXTRAS = {
     "swanlab": Extra(("swanlab",), "metrics in SwanLab", "metrics on the console and in files"),
     "trackio": Extra(("trackio",), "metrics in Trackio", "metrics on the console and in files"),
     "dashboard": Extra(("tensorboard",), "metrics in TensorBoard", "metrics on the console and in files"),
+    "docs": Extra(("mkdocs", "mkdocs-material", "jieba"), "`make docs`, the site", "the same pages as files"),
 }
 """A test compares names and packages with pyproject.toml; `loggers` and `dev` are sets of these."""
 

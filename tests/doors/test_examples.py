@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from test_guides import check, typed
+from pages import typed
+from test_guides import check
 from test_plan import shell
 
 from paddock.config import tree
@@ -240,5 +241,3 @@ def test_the_tables_of_the_readme_hold_every_script(page):
     assert tables(text) == text, "run: python tools/example_headers.py"
     listed = re.findall(r"\]\((\w+/run_\S+?\.sh)\)", text)
     assert {name_of(script) for script in SCRIPTS} <= set(listed)
-    for link in re.findall(r"\]\(([^)#\s]+)\)", text):
-        assert link.startswith("http") or (ROOT / "examples" / link).exists(), link

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from collections import Counter
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from pages import LANGUAGES, READMES, arguments_of, blocks, typed
 
 from paddock.cli import main
 from paddock.config import tree
@@ -21,56 +19,15 @@ from paddock.door import guarded
 from paddock.models.get import CATALOGUE
 from paddock.trainer.commands import EVAL, GENERATE, SFT
 
-LANGUAGES = ("en", "zh")
 GUIDES = {"gae": "ppo.md", "grpo": "grpo.md", "rloo": "rloo.md"}
 """Estimator and its guide."""
-READMES = [ROOT / "README.md", ROOT / "README_zh.md"]
 PAGES = [*READMES, *(ROOT / "docs" / language / name for language in LANGUAGES for name in GUIDES.values())]
 ROWS = "7473"  # of GSM8K, for plans whose files are not here
 LOADERS = {"eval": EVAL, "generate": GENERATE, "sft": SFT}
 """Commands that need a model and data: their keys are read, nothing else."""
 
 
-@dataclass(frozen=True)
-class Typed:
-    page: Path
-    words: tuple[str, ...]
-    files: tuple[tuple[str, str], ...] = ()
-    """Names and contents of those that the block wrote before."""
-
-    def __str__(self) -> str:
-        return f"{self.page.parent.name}/{self.page.name}: {' '.join(self.words)}"[:100]
-
-
-def blocks(page: Path, kind: str) -> list[str]:
-    return [text for name, text in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S) if name == kind]
-
-
-def typed(page: Path) -> list[Typed]:
-    """Every command of a page's shell blocks, split as a shell would, less comments."""
-    found = []
-    for block in blocks(page, "bash"):
-        files = re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END\n", block, re.M | re.S)
-        rest = re.sub(r"^cat > .*?^END\n", "", block, flags=re.M | re.S)
-        for line in rest.replace("\\\n", " ").splitlines():
-            words = shlex.split(line.replace("$HOME", os.path.expanduser("~")), comments=True)
-            found += [Typed(page, tuple(words), tuple(files))] if words else []
-    return found
-
-
 TYPED = [command for page in PAGES for command in typed(page)]
-
-
-def arguments_of(words: tuple[str, ...]) -> list[str] | None:
-    """What follows `paddock`, also where it is called as a module or behind variables."""
-    rest = list(words)
-    while rest and re.fullmatch(r"[A-Z_]+=.*", rest[0]):
-        rest.pop(0)
-    if rest[:1] == ["paddock"]:
-        return rest[1:]
-    if rest[0] in ("python", "python3") and rest[1:3] == ["-m", "paddock.trainer.main_ppo"]:
-        return ["train", *rest[3:]]
-    return None
 
 
 def check(words: tuple[str, ...]) -> int:
@@ -150,19 +107,6 @@ def test_the_defaults_in_a_guide_are_the_defaults(estimator, language):
             assert value == config.actor_rollout_ref.model.path
         else:
             assert default == ("null" if value is None else str(value)), key
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
-def test_every_link_of_a_page_leads_somewhere(page):
-    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-        if link.startswith("http"):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path) if path else page
-        assert target.exists(), link
-        if anchor:
-            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.M)
-            assert anchor in {heading.lower().replace(" ", "-") for heading in headings}, link
 
 
 @pytest.mark.parametrize("name", GUIDES.values())
