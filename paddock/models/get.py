@@ -19,8 +19,9 @@ from paddock.core.cache import cache_folder
 from paddock.core.options import Options
 from paddock.core.registry import suggest
 from paddock.errors import UserError
+from paddock.facts.distribution import install_command
 
-NEEDED, INSTALL = ("gguf", "accelerate"), 'pip install "paddock[models]"'
+NEEDED, INSTALL = ("gguf", "accelerate"), install_command("models")
 PATH_KEY = "actor_rollout_ref.model.path"
 
 

@@ -306,7 +306,7 @@ def test_an_argument_that_cannot_be_used_is_refused_before_training(settings, ke
 
 def test_a_rule_without_its_package_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr("paddock.rewards.named.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r'jsonschema, which is not installed\n  fix: pip install "paddock'):
+    with pytest.raises(UserError, match=r'jsonschema, which is not installed\n  fix: pip install "paddock-rl'):
         RewardManager(load(["reward=json_schema"]).config)
 
 
