@@ -9,17 +9,15 @@ from pathlib import Path
 from paddock.config import tree
 from paddock.config.paths import BUILTIN, missing_folder
 from paddock.config.schema import Config
-from paddock.config.topology import in_one_process, pool_size, pools, trains_adapters
+from paddock.config.topology import in_one_process, pool_size, pools, trains_adapters, wants_one_thread
 from paddock.errors import UserError
 from paddock.facts.distribution import install_command
 from paddock.facts.machine import Machine, this_machine
-from paddock.facts.models import shape_of
 from paddock.plan.arithmetic import require_files
 from paddock.trainer.lock import require_free
 
 ENGINE_PACKAGES = {"vllm": "vllm", "sglang": "sglang"}
 LOGGER_PACKAGES = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")
-ONE_THREAD_BELOW = 20_000_000  # parameters
 
 
 NOT_BUILT = (
@@ -88,14 +86,8 @@ def require_writable_file(key: str, file: Path) -> None:
 
 
 def choose_threads(config: Config) -> None:
-    """One thread where threads cost more than they do: for a small model on a CPU, and beside a GPU, where the host
-    only packs rows; such a run is many times slower with them.
-
-    Read by torch when it is imported; the user's own setting wins.
-    """
-    shape = shape_of(config.actor_rollout_ref.model.path or "")
-    small = shape is not None and shape.parameters < ONE_THREAD_BELOW
-    if config.trainer.device != "cpu" or small:
+    """Sets the number of threads before torch reads it at its import; the user's own setting wins."""
+    if wants_one_thread(config):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
