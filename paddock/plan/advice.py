@@ -269,9 +269,11 @@ def adapters_that_fit(job: Job, cut_by_rows: bool) -> list[Change]:
     if job.actor.lora_rank:
         return []
     reference = job.reference and replace(job.reference, borrowed=True)
-    changed = replace(job, actor=replace(job.actor, lora_rank=LORA_RANK), reference=reference)
+    critic = job.critic and replace(job.critic, lora_rank=LORA_RANK)
+    changed = replace(job, actor=replace(job.actor, lora_rank=LORA_RANK), reference=reference, critic=critic)
     what = "with LoRA, whose adapters alone have gradients and moments"
-    lora = Change(changed, LORA_KEY, what, f"{LORA_KEY}={LORA_RANK}")
+    keys = [LORA_KEY, *(["critic.model.lora_rank"] if critic else [])]
+    lora = Change(changed, LORA_KEY, what, " ".join(f"{key}={LORA_RANK}" for key in keys))
     found = [lora, *changes(changed, needed_steps(changed, cut_by_rows))]
     return found if estimate(found[-1].job).fits else []
 

@@ -12,7 +12,7 @@ import datasets
 import pyarrow as pa
 import pytest
 from conftest import ROOT
-from journey import metrics, typed
+from journey import in_own_process, metrics, typed
 from pyarrow import parquet
 
 from paddock.core.cache import cache_folder
@@ -61,9 +61,7 @@ def written(folder, kind: str) -> str:
     return f"mine.{kind}"
 
 
-@pytest.mark.parametrize(
-    "kind", ["csv", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("jsonl", "parquet", "datasets"))]
-)
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "datasets"])
 def test_two_paths_are_enough_to_train(folder, kind):
     name = written(folder, kind)
     out, log = typed(f"paddock train data.train_files={name} custom_reward_function.path=r.py {SHORT}", folder)
@@ -107,7 +105,7 @@ def test_the_next_line_of_from_jsonl_works_as_it_is_printed(folder):
 @pytest.mark.slow
 def test_the_built_in_model_learns_a_task_of_ones_own_in_minutes(folder):
     name = written(folder, "csv")
-    typed(f"paddock train data.train_files={name} custom_reward_function.path=r.py", folder)
+    in_own_process(f"paddock train data.train_files={name} custom_reward_function.path=r.py", folder)
     found = rewards(folder)
     assert len(found) == 150
     assert sum(found[-10:]) / 10 > 0.3 > 0.2 > sum(found[:5]) / 5

@@ -300,7 +300,7 @@ SEVEN_BILLION = [
 
 
 @pytest.mark.parametrize("card", ["4090", "3090", "l4"])
-@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "gae"])
 def test_a_7b_model_on_one_24_gb_card_is_told_lora_settings_that_fit_and_no_nodes(card: str, estimator: str) -> None:
     asked = [*SEVEN_BILLION, f"algorithm.adv_estimator={estimator}"]
     before = make(load(asked), card, assumed_rows=7473)
