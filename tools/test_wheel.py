@@ -49,25 +49,25 @@ COMMANDS = (
 def main(pythons: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="paddock-wheel-") as scratch:
         for python in pythons or [sys.executable]:
-            for line in tried(python, Path(scratch)):
-                print(line, flush=True)
+            try_wheel(python, Path(scratch))
     return 0
 
 
-def tried(python: str, scratch: Path) -> list[str]:
-    """Returns a line per stage with its seconds; exits with the output of the first that fails."""
+def try_wheel(python: str, scratch: Path) -> None:
+    """Prints a line per stage with its seconds; exits with the output of the first that fails."""
     version = output([python, "-c", "import sys; print(sys.version.split()[0])"], scratch).strip()
     home = scratch / version
     venv, work = home / "venv", home / "somewhere else"
     work.mkdir(parents=True)
-    lines, bin_folder = [f"Python {version}"], venv / "bin"
+    bin_folder = venv / "bin"
+    print(f"Python {version}", flush=True)
 
     def stage(name: str, *commands: list[str], pattern: str = "") -> None:
         began = time.monotonic()
         printed = "".join(output(command, work, bin_folder) for command in commands)
         if not re.search(pattern, printed, re.M):
             sys.exit(f"{name}: printed no {pattern!r}\n{printed}")
-        lines.append(f"  {time.monotonic() - began:6.1f} s  {name}")
+        print(f"  {time.monotonic() - began:6.1f} s  {name}", flush=True)
 
     inside = str(bin_folder / "python")
     limits = ["-c", str(ROOT / "constraints.txt")]
@@ -80,7 +80,6 @@ def tried(python: str, scratch: Path) -> list[str]:
     for command, pattern in COMMANDS:
         stage(command, ["bash", "-c", command], pattern=pattern)
     stage("load the export with transformers", [inside, "-c", LOADS], pattern=re.escape(str(venv)))
-    return lines
 
 
 def write_files(folder: Path) -> None:

@@ -16,10 +16,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from conftest import ROOT
 
 from paddock.cli import main
+from paddock.core.cache import cache_folder
 from paddock.door import Messages
+
+
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of a user who has no models; compiled kernels stay in the cache where it holds none."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    if cache_folder("models").exists():
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
 
 
 def typed(command: str, folder: Path, code: int = 0) -> tuple[str, str]:

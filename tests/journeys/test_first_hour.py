@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from journey import in_own_process, metrics, typed
+from journey import empty_folder, in_own_process, metrics, typed
 from safetensors.torch import load_file
 
 ROWS = "".join(json.dumps({"question": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(2, 34))
@@ -25,12 +25,7 @@ GPU = "4090"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty folder of a user who has no models."""
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    empty = tmp_path / "work"
-    empty.mkdir()
-    return empty
+    return empty_folder(tmp_path, monkeypatch)
 
 
 # The student

@@ -12,10 +12,8 @@ import datasets
 import pyarrow as pa
 import pytest
 from conftest import ROOT
-from journey import in_own_process, metrics, typed
+from journey import empty_folder, in_own_process, metrics, typed
 from pyarrow import parquet
-
-from paddock.core.cache import cache_folder
 
 ROWS = [{"question": f"{a}*{b}=", "answer": str(a * b)} for a in range(2, 12) for b in range(2, 12)]
 REWARD = """\
@@ -29,12 +27,7 @@ SHORT = "trainer.total_training_steps=2"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty folder of a user who has no models."""
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    if (cache_folder("models")).exists():
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    empty = tmp_path / "work"
-    empty.mkdir()
+    empty = empty_folder(tmp_path, monkeypatch)
     (empty / "r.py").write_text(REWARD)
     return empty
 
