@@ -202,7 +202,7 @@ def test_a_verl_engineer_runs_the_launch_script_and_reads_its_lines(folder):
     out, _ = in_own_process("paddock run run.sh trainer.device=cpu", folder)
     lines = re.findall(r"^step:(\d+) - .*critic/rewards/mean:", out, re.M)
     assert lines == ["1", "2"], "the wide lines that scripts for verl are read by"
-    assert len(metrics(folder / "run")) == 2
+    assert [step["step"] for step in metrics(folder / "run")] == [0, 1, 2], "validation, and two steps"
 
 
 # To a GPU
