@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron models-table example-headers keys-reference docs lint format clean
+.PHONY: quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron test-wheel models-table example-headers keys-reference docs lint format clean
 
 # The main job on the embedded default: GRPO teaches a tiny model to add; accuracy on held-out sums before and after.
 RUN := checkpoints/quickstart
@@ -66,6 +66,11 @@ test-megatron:
 	@.venv-megatron/bin/pip install -q -c constraints.txt torch==2.13.0 pytest -e ".[ray]"
 	@.venv-megatron/bin/pip install -q --no-deps megatron-core==0.16.1
 	.venv-megatron/bin/python -m pytest tests/megatron
+
+# The wheel in a bare environment, from a folder that is not the checkout: WHEEL_PYTHONS="python3.11 python3.13".
+WHEEL_PYTHONS ?= $(PYTHON)
+test-wheel:
+	$(PYTHON) tools/test_wheel.py $(WHEEL_PYTHONS)
 
 # What is generated from what it describes: docs/models.md by its test's matrix, the examples' headers by `paddock plan`,
 # docs/*/keys.md and what help knows about keys by the schema and the source.

@@ -36,6 +36,20 @@ def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         return 141
 
 
+def helpful(name: str, command: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
+    """The command, which answers -h and --help with the page of `paddock NAME`."""
+
+    def run(arguments: list[str]) -> int:
+        if not {"-h", "--help"} & {*arguments}:
+            return command(arguments)
+        from paddock.help.show import page_of
+
+        print(page_of(name, arguments), flush=True)
+        return 0
+
+    return run
+
+
 class Messages(logging.Handler):
     """Writes log records to whatever stderr is at the time, under the prefix that every message has.
 

@@ -9,17 +9,15 @@ from pathlib import Path
 from paddock.config import tree
 from paddock.config.paths import BUILTIN, missing_folder
 from paddock.config.schema import Config
-from paddock.config.topology import in_one_process, pool_size, pools, trains_adapters
+from paddock.config.topology import in_one_process, pool_size, pools, trains_adapters, wants_one_thread
 from paddock.errors import UserError
+from paddock.facts.distribution import install_command
 from paddock.facts.machine import Machine, this_machine
-from paddock.facts.models import shape_of
 from paddock.plan.arithmetic import require_files
 from paddock.trainer.lock import require_free
 
 ENGINE_PACKAGES = {"vllm": "vllm", "sglang": "sglang"}
 LOGGER_PACKAGES = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")
-ONE_THREAD_BELOW = 20_000_000  # parameters
-LOGGER_EXTRAS = {"tensorboard": "dashboard"}
 
 
 NOT_BUILT = (
@@ -88,14 +86,8 @@ def require_writable_file(key: str, file: Path) -> None:
 
 
 def choose_threads(config: Config) -> None:
-    """One thread where threads cost more than they do: for a small model on a CPU, and beside a GPU, where the host
-    only packs rows; such a run is many times slower with them.
-
-    Read by torch when it is imported; the user's own setting wins.
-    """
-    shape = shape_of(config.actor_rollout_ref.model.path or "")
-    small = shape is not None and shape.parameters < ONE_THREAD_BELOW
-    if config.trainer.device != "cpu" or small:
+    """Sets the number of threads before torch reads it at its import; the user's own setting wins."""
+    if wants_one_thread(config):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -124,7 +116,7 @@ def _packages(config: Config, machine: Machine) -> None:
             f"needs {package}",
             key="actor_rollout_ref.rollout.name",
             value=rollout,
-            fix=f'pip install "paddock[{package}]", or use actor_rollout_ref.rollout.name=embedded',
+            fix=f"{install_command(package)}, or use actor_rollout_ref.rollout.name=embedded",
         )
     by_peft = config.actor_rollout_ref.actor.strategy != "megatron" and trains_adapters(config)
     if (by_peft or config.critic.model.lora_rank) and not machine.has("peft"):
@@ -132,7 +124,7 @@ def _packages(config: Config, machine: Machine) -> None:
             "LoRA needs peft",
             key="actor_rollout_ref.model.lora_rank",
             value=config.actor_rollout_ref.model.lora_rank,
-            fix='pip install "paddock[lora]", or leave it out',
+            fix=f"{install_command('lora')}, or leave it out",
         )
     if config.actor_rollout_ref.actor.strategy == "megatron" and config.trainer.device == "npu":
         key = "actor_rollout_ref.actor.strategy"
@@ -142,7 +134,7 @@ def _packages(config: Config, machine: Machine) -> None:
             "needs megatron-core",
             key="actor_rollout_ref.actor.strategy",
             value="megatron",
-            fix='pip install "paddock[megatron]", or actor_rollout_ref.actor.strategy=fsdp',
+            fix=f"{install_command('megatron')}, or actor_rollout_ref.actor.strategy=fsdp",
         )
     if config.trainer.device == "npu" and not machine.has("torch_npu"):
         raise UserError(
@@ -164,7 +156,7 @@ def _packages(config: Config, machine: Machine) -> None:
                 f"needs {logger}",
                 key="trainer.logger",
                 value=logger,
-                fix=f'pip install "paddock[{LOGGER_EXTRAS.get(logger, logger)}]", or leave it out of trainer.logger',
+                fix=f"{install_command(logger)}, or leave it out of trainer.logger",
             )
 
 
@@ -198,7 +190,7 @@ def _processes(config: Config, machine: Machine) -> None:
             f"{sum(pool.size for pool in several)} processes need ray",
             key="trainer.n_gpus_per_node",
             value=config.trainer.n_gpus_per_node,
-            fix='pip install "paddock[ray]", or trainer.n_gpus_per_node=1 trainer.nnodes=1'
+            fix=f"{install_command('ray')}, or trainer.n_gpus_per_node=1 trainer.nnodes=1"
             + "".join(f", without a pool of its own for the {pool.name}" for pool in several[1:]),
         )
 

@@ -36,7 +36,17 @@ TAKEN = frozenset(
             "overlong_reward",
         ),
         *("timeouts", "cache_hits", "retries", "unscored", "math_undecided", "sandbox", "num_turns"),
-        *("data_source", "ground_truth", "extra_info", "messages", "index", "place", "style", "images"),
+        *(
+            "data_source",
+            "ground_truth",
+            "extra_info",
+            "messages",
+            "index",
+            "place",
+            "style",
+            "images",
+            "written_prompt",
+        ),
     )
 )
 """Columns and metrics that are no part's: a function of such a name is called FILE.FUNCTION instead."""

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
 from paddock.config.schema import Config
+from paddock.facts.models import shape_of
+
+ONE_THREAD_BELOW = 20_000_000  # parameters
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,13 @@ def pool_size(config: Config, role: ActorConfig | RefConfig | CriticConfig) -> i
 
 def world_size(config: Config) -> int:
     return (config.trainer.n_gpus_per_node or 1) * config.trainer.nnodes
+
+
+def wants_one_thread(config: Config) -> bool:
+    """True if torch's threads cost more than they do: for a small model on a CPU, and beside a GPU, where the host only
+    packs rows. Such a run is many times slower with them."""
+    shape = shape_of(config.actor_rollout_ref.model.path or "")
+    return config.trainer.device != "cpu" or (shape is not None and shape.parameters < ONE_THREAD_BELOW)
 
 
 def model_parallel_size(role: ActorConfig | RefConfig | CriticConfig) -> int:

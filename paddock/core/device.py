@@ -21,6 +21,7 @@ import numpy
 import torch
 
 from paddock.errors import UserError
+from paddock.facts.processor import multiplies_bf16, processor_flags
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -30,7 +31,6 @@ DTYPES = {
     "float32": torch.float32,
     "fp32": torch.float32,
 }
-CPU_BF16 = frozenset({"amx_bf16", "avx512_bf16", "bf16", "svebf16"})  # flags of processors that multiply in bf16
 
 
 def device_type() -> str:
@@ -362,7 +362,5 @@ def has_fused_optimizers(device: torch.device) -> bool:
     return device.type in ("cpu", "cuda")
 
 
-@cache
 def cpu_multiplies_bf16() -> bool:
-    info = Path("/proc/cpuinfo")
-    return info.exists() and not CPU_BF16.isdisjoint(info.read_text().split())
+    return multiplies_bf16(processor_flags())

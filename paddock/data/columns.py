@@ -18,6 +18,8 @@ from paddock.facts.files import ANSWERS, PROMPT, QUESTIONS
 log = logging.getLogger(__name__)
 
 SOURCE, TRUTH, EXTRA = "data_source", "reward_model", "extra_info"
+WRITTEN = "written_prompt"
+"""Under `reward_model`: the prompt as the file has it, for functions that are given what the data holds."""
 INSTRUCTION, INPUT = "instruction", "input"
 RULE = "rule"
 
@@ -151,6 +153,7 @@ class PlainRows:
             truth = truth_of(record.get(self.answer), place, self.answer)
         elif isinstance(value, list) and len(value) > 1 and _said_by_assistant(value[-1]):
             value, truth = value[:-1], value[-1].get("content")
+        written = value
         if self.templated and isinstance(value, str) and value:
             value = [{"role": "user", "content": value}]
         given = record.get(EXTRA)
@@ -160,7 +163,7 @@ class PlainRows:
             **record,
             self.config.prompt_key: value,
             self.config.reward_fn_key: source,
-            TRUTH: {"style": RULE, "ground_truth": truth, "optional": self.answer is None},
+            TRUTH: {"style": RULE, "ground_truth": truth, "optional": self.answer is None, WRITTEN: written},
             EXTRA: {**extra, **(given if isinstance(given, dict) else {})},
         }
 
@@ -174,10 +177,17 @@ def question(record: Record, column: str) -> Any:
     return value
 
 
-def truth_of(value: Any, place: str, column: str) -> str:
-    """The true answer as a text: a number as it is written, a list or an object as JSON."""
-    if value is None or value == "":
+def truth_of(value: Any, place: str, column: str) -> str | list[str]:
+    """The true answer as a text: a number as it is written, an object as JSON. A list of texts or numbers stays one:
+    each of them is a right answer."""
+    if value is None or value == "" or value == []:
         raise bad_row(place, column, "there is no answer", "write one, or leave the row out")
+    if isinstance(value, list) and all(isinstance(item, str | int | float) for item in value):
+        return [_as_text(item) for item in value]
+    return _as_text(value)
+
+
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 

@@ -16,7 +16,7 @@ from paddock.config.schema import DataConfig
 from paddock.core.images import Images
 from paddock.core.rng import permutation
 from paddock.data.chat import Messages, PromptEncoder, truncated
-from paddock.data.columns import scored, wanted_columns
+from paddock.data.columns import WRITTEN, scored, wanted_columns
 from paddock.data.images import Asked, ImagePrompts, ImageReader
 from paddock.data.kept import kept_arrays
 from paddock.data.labels import Labels
@@ -52,6 +52,8 @@ class PromptRow:
     """Who scores its answers: a rule, a reward model, or both."""
     images: Images | None = None
     """What the model sees beside the tokens."""
+    written_prompt: Messages | None = None
+    """The prompt as the data has it: a plain text, also if `messages` asks it as a message of the user's."""
 
 
 class PromptDataset:
@@ -220,6 +222,7 @@ class PromptDataset:
                 place=row.place,
                 style=self.scored_by.get(style := style_of(row.record[TRUTH]), style),
                 images=images,
+                written_prompt=row.record[TRUTH].get(WRITTEN, row.messages),
             )
             for index, row, (tokens, images) in zip(indices, rows, self.prompts.encode(rows), strict=True)
         ]

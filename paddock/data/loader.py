@@ -18,7 +18,17 @@ from paddock.data.mixture import Mixture
 from paddock.data.plugins import Order
 from paddock.errors import UserError
 
-EXTRAS = ("data_source", "ground_truth", "extra_info", "messages", "index", "place", "style", "images")
+EXTRAS = (
+    "data_source",
+    "ground_truth",
+    "extra_info",
+    "messages",
+    "index",
+    "place",
+    "style",
+    "images",
+    "written_prompt",
+)
 """What a batch of prompts carries beside tokens."""
 
 

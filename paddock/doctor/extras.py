@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from dataclasses import dataclass
 
-DISTRIBUTION = "paddock"
+from paddock.facts.distribution import install_command
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ EXTRAS = {
     ),
     "swanlab": Extra(("swanlab",), "metrics in SwanLab", "metrics on the console and in files"),
     "trackio": Extra(("trackio",), "metrics in Trackio", "metrics on the console and in files"),
-    "dashboard": Extra(("tensorboard",), "metrics in TensorBoard", "metrics on the console and in files"),
+    "tensorboard": Extra(("tensorboard",), "metrics in TensorBoard", "metrics on the console and in files"),
     "docs": Extra(("mkdocs", "mkdocs-material", "jieba"), "`make docs`, the site", "the same pages as files"),
 }
 """A test compares names and packages with pyproject.toml; `loggers` and `dev` are sets of these."""
@@ -62,10 +62,6 @@ def find(name: str, extra: Extra) -> Found:
     versions = {package: version for package in extra.packages if (version := version_of(package))}
     missing = [package for package in extra.packages if package not in versions]
     return Found(name, versions, missing, extra.purpose, extra.without, install_command(name))
-
-
-def install_command(extra: str) -> str:
-    return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
 def version_of(package: str) -> str | None:

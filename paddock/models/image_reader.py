@@ -22,6 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from paddock.config.schema import Config
 from paddock.core.images import Images
 from paddock.errors import UserError
+from paddock.facts.distribution import install_command
 from paddock.models.load import MODEL_KEY, load_config, model_folder
 from paddock.models.vision import has_tower
 
@@ -107,7 +108,7 @@ def backbone_class(config: PreTrainedConfig) -> Any:
 def load_processor(folder: Path, kwargs: Mapping[str, Any]) -> Any:
     """With the user's changes: min_pixels, max_pixels."""
     if find_spec("PIL") is None:
-        raise UserError("images need Pillow", key=MODEL_KEY, value=folder, fix='pip install "paddock[vision]"')
+        raise UserError("images need Pillow", key=MODEL_KEY, value=folder, fix=install_command("vision"))
     file = next((folder / name for name in (PREPROCESSOR, PROCESSOR) if (folder / name).is_file()), None)
     if file is None:
         reason = f"the folder has no {PREPROCESSOR}, which says how images are read"

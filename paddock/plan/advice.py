@@ -35,6 +35,7 @@ KL_RANGE = (0.0001, 0.005)  # aggressive from 0.0001 to 0.0005, conservative fro
 CRITIC_N = 4
 WARMUP_RATIO = 0.03
 MOST_NODES = 1024
+LORA_KEY = "actor_rollout_ref.model.lora_rank"
 LORA_RANK = 64
 LOG_PROB_KEYS = ("log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
 FSDP_SECTIONS = {
@@ -244,18 +245,37 @@ Step = Callable[[Job], Change | None]
 
 
 def memory(facts: Facts) -> Iterator[Advice]:
-    """What makes a run fit that does not: the guide's steps in its order, each only where it is needed."""
+    """What makes a run fit that does not: the guide's steps in its order, each only where it is needed. If they do not
+    suffice to train all weights, adapters with the steps that these need are named instead."""
     if facts.job is None or estimate(facts.job).fits:
         return
+    steps = list(changes(facts.job, needed_steps(facts.job, facts.cut_by_rows)))
+    smallest = steps[-1].job if steps else facts.job
+    plan = estimate(smallest)
+    adapters = [] if plan.fits or not plan.host_fits else adapters_that_fit(facts.job, facts.cut_by_rows)
     job = facts.job
-    for change in changes(job, needed_steps(job, facts.cut_by_rows)):
+    for change in adapters or steps:
         yield Advice(change.key, f"{change.what}: {effect(estimate(job), estimate(change.job))}", change.overrides)
         job = change.job
-    if not estimate(job).fits:
-        yield from last_resorts(job)
+    if not plan.fits:
+        yield from last_resorts(smallest)
     key, size = "data.train_batch_size", facts.train_batch_size
     message = f"a smaller batch than {size} saves nothing: the peak follows the micro-batch, not the number of prompts"
     yield Advice(key, message, f"{key}={size}, as it is")
+
+
+def adapters_that_fit(job: Job, cut_by_rows: bool) -> list[Change]:
+    """LoRA, and the steps with which it fits these devices; empty if it does not."""
+    if job.actor.lora_rank:
+        return []
+    reference = job.reference and replace(job.reference, borrowed=True)
+    critic = job.critic and replace(job.critic, lora_rank=LORA_RANK)
+    changed = replace(job, actor=replace(job.actor, lora_rank=LORA_RANK), reference=reference, critic=critic)
+    what = "with LoRA, whose adapters alone have gradients and moments"
+    keys = [LORA_KEY, *(["critic.model.lora_rank"] if critic else [])]
+    lora = Change(changed, LORA_KEY, what, " ".join(f"{key}={LORA_RANK}" for key in keys))
+    found = [lora, *changes(changed, needed_steps(changed, cut_by_rows))]
+    return found if estimate(found[-1].job).fits else []
 
 
 def needed_steps(job: Job, cut_by_rows: bool) -> list[Step]:
@@ -376,26 +396,22 @@ def last_resorts(job: Job) -> Iterator[Advice]:
         message = f"the states offloaded by a node's GPUs take {plan.host_bytes / GIB:.0f} GiB, more than its host has"
         yield Advice("trainer.nnodes", message, "more nodes, or less offload")
         return
-    adapter = replace(job, actor=replace(job.actor, lora_rank=LORA_RANK), reference=None)
-    if not job.actor.lora_rank and estimate(adapter).fits:
-        key = "actor_rollout_ref.model.lora_rank"
-        yield Advice(
-            key, "adapters need gradients and moments for themselves only, and that fits", f"{key}={LORA_RANK}"
-        )
     nodes = nodes_that_fit(job)
     if nodes is not None:
         message = f"all parameters can be trained on {nodes} nodes of {job.hardware.gpus_per_node} such GPUs"
         yield Advice("trainer.nnodes", message, f"trainer.nnodes={nodes}")
     phase = plan.overfull[0]
-    message = (
-        f"{phase} needs {plan.total(phase) / GIB:.1f} GiB of {plan.limit / GIB:.1f} usable, whatever the settings above"
-    )
+    needs = f"{phase} needs {plan.total(phase) / GIB:.1f} GiB of {plan.limit / GIB:.1f} usable"
+    message = f"to train all weights, {needs} with every setting that saves memory"
     yield Advice("actor_rollout_ref.model.path", message, "a smaller model, or devices with more memory")
 
 
 def nodes_that_fit(job: Job) -> int | None:
-    """Twice the nodes until all phases fit, as far as states shared by all ranks shrink with their number."""
-    if job.hardware.gpus == 0:
+    """Twice the nodes until all phases fit, as far as states shared by all ranks shrink with their number.
+
+    None on a machine with one GPU: who has one card has no cluster of such machines.
+    """
+    if job.hardware.gpus_per_node < 2:
         return None
     while job.hardware.gpus // job.hardware.gpus_per_node < MOST_NODES:
         roles = {name: replace(role, split=doubled(role.split, job.hardware.gpus)) for name, role in job.roles.items()}

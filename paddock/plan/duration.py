@@ -1,4 +1,4 @@
-"""How long a step takes, from shapes, settings and a device's data sheet: an order of magnitude, before any run.
+"""How long a step takes, from shapes, settings and a device's speed: an order of magnitude, before any run.
 
     token      2 N + 2 L s q        floating-point operations of one token's forward pass: N weights it is multiplied
                                     with, and a causal mean of s / 2 keys of width q in each of L layers
@@ -8,8 +8,9 @@
     prefill    token x prompts      a group's prompt is computed once
 
 Every response has full length. Communication between devices, idle pipeline stages, transfers to the host, rewards and
-validation are not counted. The shares of a data sheet's figures that are reached are measured on one H200
-(docs/performance.md); for a mixture of experts, whose products are small, half of that is assumed.
+validation are not counted. The shares of a device's figures that are reached are measured on one H200
+(docs/performance.md), and hold for a processor whose own figures were measured; for a mixture of experts, whose
+products are small, half of that is assumed.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from paddock.config import rollout_correction
@@ -19,12 +20,14 @@ from paddock.config.topology import (
     rollout_devices,
     rolls_out_apart,
     trains_adapters,
+    wants_one_thread,
     world_size,
 )
 from paddock.config.tree import get
 from paddock.errors import UserError
-from paddock.facts.machine import GIB, GPU_MEMORY_GIB, GPU_SPEED, Machine, this_machine
+from paddock.facts.machine import GIB, GPU_MEMORY_GIB, GPU_SPEED, Machine, Speed, this_machine
 from paddock.facts.models import ModelShape, shape_of
+from paddock.facts.processor import processor_speed
 from paddock.plan.advice import Facts
 from paddock.plan.arithmetic import BatchPlan
 from paddock.plan.duration import Duration, Work, duration
@@ -70,11 +73,9 @@ def planned_device(config: Config, gpu: str | None, machine: Machine) -> str | N
 
 
 def seconds(config: Config, work: Job, gpu: str | None = None, machine: Machine | None = None) -> Duration | None:
-    """None on a CPU and on a device whose data sheet is not known."""
-    if work.hardware.gpus == 0:
-        return None
-    device = planned_device(config, gpu, machine or this_machine())
-    if device is None:
+    """None on a device whose speed is not known."""
+    speed = speed_of(config, work, gpu, machine or this_machine())
+    if speed is None:
         return None
     rows = Work(
         prompts=config.data.train_batch_size,
@@ -84,7 +85,26 @@ def seconds(config: Config, work: Job, gpu: str | None = None, machine: Machine 
         epochs=config.actor_rollout_ref.actor.ppo_epochs,
         own_log_probs=not rollout_correction.parse(config.algorithm.rollout_correction).bypass,
     )
-    return duration(work, rows, GPU_SPEED[device])
+    return duration(work, rows, speed)
+
+
+def speed_of(config: Config, work: Job, gpu: str | None, machine: Machine) -> Speed | None:
+    """A GPU's by its data sheet; None if only its memory is known. A processor's as measured, of the threads that the
+    run's processes have together; None for the processors of other nodes."""
+    if work.hardware.gpus:
+        device = planned_device(config, gpu, machine)
+        return None if device is None else GPU_SPEED[device]
+    if config.trainer.nnodes > 1:
+        return None
+    return processor_speed(min(machine.cores, world_size(config) * threads(config, machine)), work.compute_bytes == 2)
+
+
+def threads(config: Config, machine: Machine) -> int:
+    """Threads of one process on a CPU; the user's own number wins."""
+    own = os.environ.get("OMP_NUM_THREADS", "")
+    if own.isdecimal() and int(own):
+        return int(own)
+    return 1 if wants_one_thread(config) else machine.cores
 
 
 def micro_tokens(config: Config, section: str) -> int:

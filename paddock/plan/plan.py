@@ -24,7 +24,7 @@ class Plan:
     val_files: list[DataFile]
     batch: BatchPlan
     memory: MemoryPlan | None  # None where the model's shape is not known
-    time: Duration | None  # None also where the device's speed is not known
+    time: Duration | None  # None also if the device's speed is not known
     advice: list[Advice]
 
     @property

@@ -127,7 +127,11 @@ def _time(plan: Plan, console: Console) -> None:
     phases = ", ".join(f"{name} {clock(seconds)}" for name, seconds in plan.time.phases.items())
     steps = plan.batch.total_steps
     whole = "" if steps is None else f", {clock(steps * plan.time.step)} in all {steps}"
-    _title(console, "Time, by the device's data sheet, if every response has full length")
+    on_cpu = plan.memory is not None and plan.memory.hardware.gpus == 0
+    source = (
+        "estimated from a few milliseconds of products on this processor" if on_cpu else "by the device's data sheet"
+    )
+    _title(console, f"Time, {source}, if every response has full length")
     _rows(console, [("a step", f"about {clock(plan.time.step)}{whole}"), ("of which", phases)])
 
 

@@ -52,6 +52,8 @@ def load_columns(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Scor
     def scores(requests: Sequence[ScoreRequest]) -> list[Score]:
         logged: dict[str, list[Any]] = {}
         given = taken(function, arguments_of(requests) | logging_into(logged, len(requests)) | dict(target.kwargs))
+        if unused := target.kwargs.keys() - given.keys():
+            raise Failed(f"takes no {min(unused)!r}, which reward_kwargs gives it, and has no **columns")
         with blaming(target):
             results = listed(finished(function(**given)), len(requests))
         for row, result in enumerate(results):

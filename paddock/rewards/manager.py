@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import statistics
 from array import array
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,8 @@ from paddock.rewards.pool import Job, JobFailed, Pool
 from paddock.rewards.rules import SCORERS, Scorer, scorer_of
 from paddock.rewards.score import Score, ScoreRequest
 from paddock.rewards.scoring import BatchScoring, Known, Scoring
+
+log = logging.getLogger(__name__)
 
 
 class RewardManager:
@@ -77,6 +80,7 @@ class RewardManager:
     def check(self, requests: Sequence[ScoreRequest]) -> None:
         """Tries every scorer that these will need, so that a missing or broken one stops the run before it begins."""
         scorers = [part.scorer for part in self.parts] or [self._scorer(request) for request in requests]
+        self._warn_of_unused_arguments(requests)
         if any(scorer.settings is not None for scorer in scorers):
             from paddock.rewards.sandbox.program import settings_of
             from paddock.rewards.sandbox.runner import check
@@ -161,7 +165,8 @@ class RewardManager:
         request = request_of(batch, place, text)
         if request is None or not self.columns:
             return request
-        prompt = batch.extras["messages"][place] if "messages" in batch.extras else None
+        prompts = batch.extras.get("written_prompt") or batch.extras.get("messages")
+        prompt = prompts[place] if prompts else None
         packed = array("q", tokens)  # takes half as long as a list on its way to another process
         return replace(request, prompt=prompt, tokens=packed, steps=(self.steps_done, self.total_steps))
 
@@ -270,6 +275,16 @@ class RewardManager:
                     what = "no built-in scorer takes" if scorers is SCORERS else f"{' and '.join(scorers)} takes no"
                     fix = suggest(name, options) if options else "leave it out: there are no arguments"
                     raise UserError(f"{what} {name!r}", key=key, value=dict(given[key]), fix=fix)
+
+    def _warn_of_unused_arguments(self, requests: Sequence[ScoreRequest]) -> None:
+        """Names arguments that built-in scorers have, but none of those that these rows' data sources pick."""
+        taken = {name for request in requests for name in self._scorer(request).options}
+        for name in self.config.compute_score_kwargs:
+            if requests and name not in taken:
+                sources = ", ".join(dict.fromkeys(request.data_source for request in requests))
+                log.warning(
+                    "reward_model.compute_score_kwargs.%s has no effect: no scorer of %s takes it", name, sources
+                )
 
     def _overlong(self, lengths: PerRow) -> PerRow:
         kwargs = self.config.reward_kwargs

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paddock.errors import UserError
+from paddock.facts.distribution import install_command
 from paddock.rewards.answers.limits import TooLong, cpu_seconds
 from paddock.rewards.custom import MODULE, Target
 from paddock.rewards.rules import SCORERS, Scorer
@@ -217,8 +218,8 @@ def prepared(rule: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         )
         raise UserError(str(error), key=f"reward_kwargs.{key}", value=arguments[key], fix=fix) from None
     if rule == "json_schema" and not find_spec("jsonschema"):
-        fix = 'pip install "paddock[json]"'
-        raise UserError("needs the package jsonschema, which is not installed", key="reward", value=rule, fix=fix)
+        reason, fix = "needs the package jsonschema, which is not installed", install_command("json")
+        raise UserError(reason, key="reward", value=rule, fix=fix)
     return found
 
 

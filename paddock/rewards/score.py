@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-RESERVED = frozenset({"data_source", "ground_truth", "extra_info", "messages", "index", "place", "style"})
+RESERVED = frozenset(
+    {"data_source", "ground_truth", "extra_info", "messages", "index", "place", "style", "written_prompt"}
+)
 """Columns of a batch that come from the data; a scorer's own values go by other names."""
 
 

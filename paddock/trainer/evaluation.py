@@ -40,8 +40,9 @@ def evaluate(config: Config) -> Evaluation:
         policy = open_policy(config)
         dataset = PromptDataset.validation(config.data, policy.tokenizer, policy.reader)
         dataset.scored_by = validation_styles(config.reward_model)
-        rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.place, row.messages)
-                       for row in dataset.one_of_each_source() if row.style != MODEL])  # fmt: skip
+        first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
+        rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.place,
+                                    row.written_prompt) for row in first])  # fmt: skip
         models = open_models(config, policy.tokenizer, policy.stop_tokens)
         loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it
         with progress_bar() as progress:

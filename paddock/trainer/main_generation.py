@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from paddock.door import guarded
+from paddock.door import guarded, helpful
 from paddock.errors import UserError
 from paddock.preflight import check_paths, choose_threads, require_writable_file
 
@@ -70,7 +70,7 @@ def answer(asked: list[str], arguments: list[str]) -> int:
 
 
 def main() -> int:
-    return guarded(run, sys.argv[1:])
+    return guarded(helpful("generate", run), sys.argv[1:])
 
 
 if __name__ == "__main__":

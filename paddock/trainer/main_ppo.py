@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from paddock.door import PLAN_ONLY, guarded, start_log
+from paddock.door import PLAN_ONLY, guarded, helpful, start_log
 
 
 def run(arguments: list[str], wide: bool = False) -> int:
@@ -34,7 +34,7 @@ def run(arguments: list[str], wide: bool = False) -> int:
 
 
 def main() -> int:
-    return guarded(lambda arguments: run(arguments, wide=True), sys.argv[1:])
+    return guarded(helpful("train", lambda arguments: run(arguments, wide=True)), sys.argv[1:])
 
 
 if __name__ == "__main__":

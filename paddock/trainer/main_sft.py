@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from paddock.door import guarded, start_log
+from paddock.door import guarded, helpful, start_log
 
 
 def run(arguments: list[str]) -> int:
@@ -25,7 +25,7 @@ def run(arguments: list[str]) -> int:
 
 
 def main() -> int:
-    return guarded(run, sys.argv[1:])
+    return guarded(helpful("sft", run), sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -58,8 +58,9 @@ def attempt(config: Config, launch: Launch, store: CheckpointStore, lock: Folder
         total_steps = config.trainer.total_training_steps or loader.steps_per_epoch * config.trainer.total_epochs
         rewards.total_steps = total_steps
         dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))
-        rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.place, row.messages)
-                       for row in dataset.one_of_each_source() if row.style != MODEL])  # fmt: skip
+        first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
+        rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.place,
+                                    row.written_prompt) for row in first])  # fmt: skip
         log.info("loading the weights of %s", model.path)
         roles = open_things.enter_context(closing(build(config, tokenizer, total_steps)))
         models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)

@@ -14,6 +14,7 @@ from paddock.core.masked import masked_mean
 from paddock.trainer.files import replacing
 
 OWN_FIELDS = ("data_source", "ground_truth")
+NOT_SHOWN = ("images", "written_prompt")  # pixels are no words, and `messages` has the prompt
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def samples_of(batch: Batch, decode: Callable[[list[list[int]]], list[str]]) -> 
 
 
 def extras_of(batch: Batch, row: int) -> dict[str, Any]:
-    extras = {name: values[row] for name, values in batch.extras.items() if name != "images"}  # pixels are no words
+    extras = {name: values[row] for name, values in batch.extras.items() if name not in NOT_SHOWN}
     return {name: extras.pop(name) for name in OWN_FIELDS if name in extras} | {"extras": extras}
 
 

@@ -109,7 +109,9 @@ def test_processes_find_the_same_lengths_and_report_a_broken_row(tmp_path, monke
     ("row", "prompt", "truth"),
     [
         ({"prompt": "p", "answer": 4}, "p", "4"),
-        ({"problem": "p", "solution": [1, "é"]}, "p", '[1, "é"]'),
+        ({"problem": "p", "solution": [1, "é"]}, "p", ["1", "é"]),
+        ({"problem": "p", "solution": {"a": "é"}}, "p", '{"a": "é"}'),
+        ({"problem": "p", "solution": [{"a": 1}]}, "p", '[{"a": 1}]'),
         ({"instruction": "do", "input": "this", "label": True}, "do\n\nthis", "true"),
         ({"instruction": "do", "input": "", "ground_truth": "g", "prompt_id": 1}, "do", "g"),
         ({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}, "hi", "yo"),

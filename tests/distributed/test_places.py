@@ -144,7 +144,11 @@ def test_all_weights_travel_in_buckets_as_they_are():
 @pytest.mark.parametrize(
     ("overrides", "packages", "reason"),
     [
-        (["trainer.n_gpus_per_node=2"], [], 'n_gpus_per_node=2: 2 processes need ray\n  fix: pip install "paddock.ray'),
+        (
+            ["trainer.n_gpus_per_node=2"],
+            [],
+            'n_gpus_per_node=2: 2 processes need ray\n  fix: pip install "paddock-rl.ray',
+        ),
         (
             ["trainer.n_gpus_per_node=2", "actor_rollout_ref.actor.strategy=single"],
             ["ray"],

@@ -12,6 +12,7 @@ from conftest import ROOT
 
 from paddock.cli import main
 from paddock.doctor import environment, extras
+from paddock.facts.distribution import DISTRIBUTION
 from paddock.rewards.sandbox import local
 
 
@@ -26,7 +27,7 @@ def said(capsys):
 
 def test_extras_and_their_packages_are_those_of_the_distribution():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["name"] == extras.DISTRIBUTION
+    assert project["name"] == DISTRIBUTION
     declared = {
         name: {re.split(r"[\[<>=;~! ]", package)[0] for package in packages}
         for name, packages in project["optional-dependencies"].items()
@@ -41,7 +42,7 @@ def test_what_is_installed_has_its_version_and_what_is_missing_its_command(said)
     text = said("env")
     for extra in found["extras"]:
         if extra["missing"]:
-            assert f'fix: pip install "paddock[{extra["name"]}]"' in text and extra["without"] in text
+            assert f'fix: pip install "paddock-rl[{extra["name"]}]"' in text and extra["without"] in text
         else:
             for package, version in extra["versions"].items():
                 assert version == importlib.metadata.version(package) and f"{package} {version}" in text

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 from conftest import ROOT
@@ -114,3 +115,13 @@ def test_all_examples_work_when_they_are_pasted_one_after_the_other(tmp_path):
             [shell, "-c", before + line], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("ppo", "train"), ("sft", "sft"), ("rm", "rm"), ("generation", "generate")]
+)
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_a_module_that_is_run_in_place_of_the_command_has_the_same_help(module, name, flag, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [f"main_{module}.py", flag])
+    assert import_module(f"paddock.trainer.main_{module}").main() == 0
+    assert capsys.readouterr().out == shown(capsys, name, "--help")

@@ -65,7 +65,7 @@ def test_a_missing_package_is_named_with_its_fix(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "gguf" else find(name, *rest))
     assert main(["models", "get", NAME]) == 2
     said = capsys.readouterr().err
-    assert "needs gguf" in said and 'fix: pip install "paddock[models]"' in said
+    assert "needs gguf" in said and 'fix: pip install "paddock-rl[models]"' in said
 
 
 def test_an_unknown_model_is_answered_with_the_nearest(capsys):

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
-
-from paddock.cli import main
+from journey import metrics, typed
 
 SMALL = [
     *("algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=builtin:tiny", "trainer.device=cpu"),
@@ -19,12 +15,6 @@ SMALL = [
     *("trainer.total_training_steps=2", "data.dataloader_num_workers=0", "reward_model.num_workers=1"),
     *("trainer.default_local_dir=run", "trainer.rollout_data_dir=rollouts", "trainer.logger=[file]"),
 ]
-
-
-def paddock(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paddock.cli", *words]
-    settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=300)
 
 
 def write_rows(file: Path, **more) -> None:
@@ -38,10 +28,6 @@ def write_rows(file: Path, **more) -> None:
         for n in range(8)
     ]
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-
-
-def metrics(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
 
 
 def samples(folder: Path, step: int) -> list[dict]:
@@ -62,10 +48,9 @@ def test_several_rewards(tmp_path):
         *("reward=contains", "reward_weights=[2]"),
         *("custom_reward_function.path=[near.py,form.py:short]", "custom_reward_function.weights=[1,0.1]"),
     ]
-    ran = paddock(tmp_path, "train", *SMALL, "data.train_files=train.jsonl", *rewards)
-    assert ran.returncode == 0, ran.stderr
-    assert len(metrics(tmp_path)) == 2
-    for step, logged in enumerate(metrics(tmp_path), start=1):
+    out, log = typed(shlex.join(["paddock", "train", *SMALL, "data.train_files=train.jsonl", *rewards]), tmp_path)
+    assert len(metrics(tmp_path / "run")) == 2
+    for step, logged in enumerate(metrics(tmp_path / "run"), start=1):
         rows = samples(tmp_path, step)
         for name in ("contains", "compute_score", "short"):
             values = [row["extras"][name] for row in rows]
@@ -76,7 +61,7 @@ def test_several_rewards(tmp_path):
             own = row["extras"]
             total = 2 * own["contains"] + own["compute_score"] + 0.1 * own["short"]
             assert row["score"] == pytest.approx(total) and own["short"] == -len(row["answer"])
-    (evaluation,) = [line for line in ran.stdout.splitlines() + ran.stderr.splitlines() if "paddock eval" in line]
+    (evaluation,) = [line for line in (out + log).splitlines() if "paddock eval" in line]
     for setting in rewards:
         assert setting.replace("[2]", "[2.0]").replace("[1,0.1]", "[1.0,0.1]") in evaluation, (
             "the next command has them"
@@ -102,13 +87,12 @@ def wrong(completions, **kwargs):
 '''
 
 
-def test_a_trl_user(tmp_path, monkeypatch, capsys):
+def test_a_trl_user(tmp_path):
     write_rows(tmp_path / "train.jsonl", task=["strict", "free"])
     (tmp_path / "rewards.py").write_text(TRL)
     named = ["data.train_files=train.jsonl", "custom_reward_function.path=rewards.py"]
-    ran = paddock(tmp_path, "train", *SMALL, *named, "custom_reward_function.name=[correct,brief]")
-    assert ran.returncode == 0, ran.stderr
-    for step, logged in enumerate(metrics(tmp_path), start=1):
+    typed(shlex.join(["paddock", "train", *SMALL, *named, "custom_reward_function.name=[correct,brief]"]), tmp_path)
+    for step, logged in enumerate(metrics(tmp_path / "run"), start=1):
         rows = samples(tmp_path, step)
         strict = [row["extras"]["brief"] for row in rows if row["extras"]["extra_info"]["task"] == "strict"]
         free = [row["extras"]["brief"] for row in rows if row["extras"]["extra_info"]["task"] == "free"]
@@ -120,8 +104,6 @@ def test_a_trl_user(tmp_path, monkeypatch, capsys):
         assert all(row["extras"]["correct"] == (row["answer"].strip() == row["ground_truth"]) for row in rows)
         assert logged["reward/unscored"] == 0
     named += ["custom_reward_function.name=wrong", "trainer.default_local_dir=other"]
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", *SMALL, *named]) == 2
-    said = capsys.readouterr().err
+    _, said = typed(shlex.join(["paddock", "train", *SMALL, *named]), tmp_path, code=2)
     assert "custom_reward_function.path=rewards.py: wrong returned 1 scores for 2 rows" in said and "fix: " in said
     assert "Traceback" not in said and not (tmp_path / "other" / "metrics.jsonl").exists()

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from paddock.config.load import load
 from paddock.facts.models import shape_of
 from paddock.plan.advice import Advice, Facts, advise, is_tuned, recommended_n
 from paddock.plan.memory import GIB, Fsdp, Hardware, Job, Megatron, Role, Rollout, estimate
+from paddock.plan.plan import make
 
 # The guide's first example, with a warm-up and a validation frequency that count steps knowingly.
 RIGHT = Facts(
@@ -287,3 +289,26 @@ def test_a_host_too_small_for_what_is_offloaded_is_told() -> None:
 def test_a_run_that_does_not_fit_is_never_left_without_a_way(memory: int, name: str) -> None:
     work = job(memory=memory, name=name)
     assert bool(told(work)) is not estimate(work).fits
+
+
+SEVEN_BILLION = [
+    "trainer.device=cuda",
+    "trainer.n_gpus_per_node=1",
+    "trainer.nnodes=1",
+    "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct",
+]
+
+
+@pytest.mark.parametrize("card", ["4090", "3090", "l4"])
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "gae"])
+def test_a_7b_model_on_one_24_gb_card_is_told_lora_settings_that_fit_and_no_nodes(card: str, estimator: str) -> None:
+    asked = [*SEVEN_BILLION, f"algorithm.adv_estimator={estimator}"]
+    before = make(load(asked), card, assumed_rows=7473)
+    assert before.memory is not None and not before.memory.fits
+    told = [advice for advice in before.advice if advice.key != "data.train_batch_size"]
+    assert any("LoRA" in advice.message for advice in told)
+    assert not any("nnodes" in advice.suggestion for advice in told)
+    start = next(i for i, advice in enumerate(told) if "lora_rank" in advice.suggestion)
+    taken = [setting for advice in told[start:-1] for setting in advice.suggestion.split()]
+    after = make(load([*asked, *taken]), card, assumed_rows=7473)
+    assert after.memory is not None and after.memory.fits

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
+from conftest import ROOT
 
 from paddock.config.load import load
-from paddock.facts.machine import GPU_MEMORY_GIB, GPU_SPEED, Machine
+from paddock.facts import processor
+from paddock.facts.machine import GPU_MEMORY_GIB, GPU_SPEED, Machine, Speed
 from paddock.facts.models import ModelShape, shape_of
 from paddock.plan.duration import Work, duration, multiplied_weights, token_operations
 from paddock.plan.from_config import job as job_of
-from paddock.plan.from_config import seconds
+from paddock.plan.from_config import seconds, speed_of, threads
 from paddock.plan.memory import GIB, Fsdp, Hardware, Job, Role, Rollout
 from paddock.plan.tables import clock
 
@@ -107,15 +113,74 @@ def test_twice_the_gpus_halve_a_step() -> None:
     assert 0.45 < step(8) / step(4) < 0.75
 
 
-def test_a_cpu_and_a_device_that_is_only_seen_have_no_planned_time() -> None:
-    cpu = load(["trainer.device=cpu"]).config
-    work = job_of(cpu)
-    assert work is not None and seconds(cpu, work) is None
+def test_a_device_that_is_only_seen_has_no_planned_time() -> None:
     seen = Machine("cuda", 8, 80 * GIB, 512 * GIB, 64, frozenset())
     config = load(["trainer.n_gpus_per_node=8"], seen).config
     here = job_of(config, machine=seen)
     assert here is not None and seconds(config, here, machine=seen) is None
     assert here.hardware.memory_bytes == 80 * GIB
+
+
+def test_a_processor_is_measured_and_a_run_on_it_has_a_time_by_its_threads(monkeypatch) -> None:
+    """The embedded model is small and has one thread; a larger one has all cores, up to the memory's channels."""
+    one = processor.measured()
+    assert one is not None and 1e9 < one.flops < 1e13 and 1e8 < one.bandwidth < 1e12
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    eight = Machine("cpu", 0, None, 32 * GIB, 8, frozenset())
+    small, large = (
+        load(["trainer.device=cpu", *more], eight).config
+        for more in ([], ["actor_rollout_ref.model.path=HuggingFaceTB/SmolLM2-135M"])
+    )
+    dtype = "actor_rollout_ref.actor.fsdp_config.dtype=float32"
+    exact = load(["trainer.device=cpu", "actor_rollout_ref.model.path=HuggingFaceTB/SmolLM2-135M", dtype], eight).config
+    found = {}
+    for name, config in (("small", small), ("large", large), ("exact", exact)):
+        work = job_of(config, machine=eight)
+        assert work is not None
+        found[name] = speed_of(config, work, None, eight)
+        time = seconds(config, work, machine=eight)
+        assert time is not None and time.step > 0
+    assert found["small"] == one
+    assert found["exact"] == Speed(8 * one.flops, 4 * one.bandwidth)
+    assert found["large"] == Speed(8 * one.flops * processor.bf16_rate(processor.processor_flags()), 4 * one.bandwidth)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads(small, eight) == threads(large, eight) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "rate"), [({"avx512f", "avx512_bf16", "amx_bf16"}, 8.0), ({"avx512_bf16"}, 1.5), ({"avx512f"}, 1.0)]
+)
+def test_bf16_products_take_their_time_by_what_the_processor_has(flags: set[str], rate: float) -> None:
+    assert processor.bf16_rate(frozenset(flags)) == rate
+
+
+def test_a_processor_that_cannot_be_measured_and_those_of_other_nodes_have_no_planned_time(monkeypatch) -> None:
+    monkeypatch.setattr(processor, "PROBE", "raise SystemExit(1)")
+    processor.measured.cache_clear()
+    config = load(["trainer.device=cpu"]).config
+    work = job_of(config)
+    assert work is not None and seconds(config, work) is None
+    processor.measured.cache_clear()
+    config.trainer.nnodes = 2
+    assert speed_of(config, work, None, Machine("cpu", 0, None, GIB, 2, frozenset())) is None
+
+
+@pytest.mark.slow
+def test_a_step_on_this_processor_takes_what_was_planned_within_a_factor_of_three(tmp_path) -> None:
+    """A run of the embedded default, planned with the lengths that its answers had."""
+    chosen = [f"trainer.default_local_dir={tmp_path}", "trainer.total_training_steps=6", "trainer.save_freq=-1"]
+    quiet = ["trainer.val_before_train=False", "trainer.test_freq=-1"]
+    command = [sys.executable, "-m", "paddock.cli", "train", *chosen, *quiet]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()][1:]
+    config = load(["trainer.device=cpu"]).config
+    config.data.max_prompt_length = round(steps[0]["prompt_length/mean"])
+    config.data.max_response_length = round(sum(step["response_length/mean"] for step in steps) / len(steps))
+    work = job_of(config)
+    assert work is not None
+    planned = seconds(config, work)
+    measured = min(step["timing_s/step"] for step in steps)
+    assert planned is not None and measured / 3 < planned.step < measured * 3
 
 
 def test_npus_are_planned_for_an_npu() -> None:

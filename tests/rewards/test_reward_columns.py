@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 import time
 
@@ -10,7 +11,10 @@ import torch
 
 from paddock.config.load import load
 from paddock.core.batch import Batch
+from paddock.data.dataset import PromptDataset
+from paddock.data.loader import prompt_batch
 from paddock.errors import UserError
+from paddock.models.load import load_tokenizer
 from paddock.rewards.columns import load_columns, load_whole
 from paddock.rewards.custom import Failed, Target, takes_columns
 from paddock.rewards.manager import RewardManager
@@ -247,6 +251,38 @@ def test_a_call_that_takes_too_long_is_killed_and_stops_the_run(manager):
     with pytest.raises(UserError, match=r"took longer than 0.5 s \(reward_model.timeout\), on 2 responses"):
         rewards.fill(batch_of(["a", "b"]), ["a", "b"])
     assert time.monotonic() - began < 30
+
+
+def test_an_argument_that_a_function_does_not_take_is_named(manager):
+    code = "def reward(completions, bonus=0.0): return [bonus for _ in completions]"
+    given = "custom_reward_function.reward_kwargs={bonus:0.5,malus:1.0}"
+    with pytest.raises(UserError, match=r"takes no 'malus', which reward_kwargs gives it, and has no \*\*columns"):
+        manager(code, given).check([request()])
+    manager(code, given.replace(",malus:1.0", "")).check([request()])
+    manager(code.replace("bonus=0.0", "bonus, **columns"), given).check([request()])
+
+
+ROWS = [{"question": "1+1?", "answer": "2"}, {"question": "2+2?", "answer": "4"}]
+PLAIN = """
+def reward(prompts, completions, **columns):
+    assert prompts == ["1+1?", "2+2?"], prompts
+    return [float(completion == "2") for completion in completions]
+"""
+
+
+def test_a_text_that_was_wrapped_for_a_chat_template_reaches_the_function_as_the_text_it_was(manager, tmp_path):
+    """Texts in the data are texts for TRL; the policy is asked by the template all the same."""
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    tokenizer = load_tokenizer("builtin:tiny")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    config = load([f"data.train_files={tmp_path / 'mine.jsonl'}", "trainer.device=cpu"]).config
+    dataset = PromptDataset.train(config.data, tokenizer)
+    rows = dataset.rows([0, 1])
+    assert [row.messages for row in rows] == [[{"role": "user", "content": row["question"]}] for row in ROWS]
+    batch, mask = prompt_batch(rows, 1, 0), torch.tensor([[1, 1, 0]] * 2)
+    batch = batch.with_(responses=mask + 4, mask=mask, lengths=mask.sum(-1))
+    scored, _ = manager(PLAIN).fill(batch, ["2", "5"])
+    assert scored.scores.sum(-1).tolist() == [1.0, 0.0]
 
 
 def test_calls_of_single_responses_cannot_be_limited_for_it(manager):

@@ -6,9 +6,11 @@ import json
 import time
 
 import pytest
+from byte_tokenizer import byte_tokenizer
 
 from paddock.config.load import load
 from paddock.config.schema import REWARD_RULES
+from paddock.data.dataset import PromptDataset
 from paddock.errors import UserError
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.named import NAMED, contains, exact_match, json_schema, last_json, regex
@@ -306,7 +308,7 @@ def test_an_argument_that_cannot_be_used_is_refused_before_training(settings, ke
 
 def test_a_rule_without_its_package_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr("paddock.rewards.named.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r'jsonschema, which is not installed\n  fix: pip install "paddock'):
+    with pytest.raises(UserError, match=r'jsonschema, which is not installed\n  fix: pip install "paddock-rl'):
         RewardManager(load(["reward=json_schema"]).config)
 
 
@@ -323,3 +325,28 @@ def test_a_row_that_a_rule_cannot_read_is_named():
     with pytest.raises(UserError, match=r"reward=exact_match: .*not a text.*on a.parquet row 3") as error:
         scores([request("x", {"a": 1}, row=3)], "reward=exact_match")
     assert "choose another rule" in error.value.fix
+
+
+@pytest.mark.parametrize("rule", ["exact_match", "contains"])
+def test_each_answer_of_a_list_in_the_data_is_right(tmp_path, rule):
+    """From the file to the score: a column with several accepted answers, and one with a number."""
+    rows = [{"question": "Where?", "answer": ["United Kingdom", "UK"]}, {"question": "How many?", "answer": [2, "two"]}]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = load([f"data.train_files={tmp_path / 'mine.jsonl'}", f"reward={rule}", "trainer.device=cpu"]).config
+    asked = PromptDataset.train(config.data, byte_tokenizer()).rows([0, 1])
+    given = [
+        ScoreRequest(row.data_source, answer, row.ground_truth, row.extra_info, row.place)
+        for row, answer in zip(asked * 3, ["UK", "two", "United Kingdom", "2", "Kingdom", "three"], strict=True)
+    ]
+    with RewardManager(config) as rewards:
+        assert [score.value for score in rewards.score(given)] == [1, 1, 1, 1, 0, 0]
+
+
+def test_an_argument_that_no_scorer_of_the_data_takes_is_named_in_a_warning(caplog):
+    config = load(["reward_model.compute_score_kwargs={method: flexible}", "reward_model.num_workers=1"]).config
+    with RewardManager(config) as rewards:
+        rewards.check([request("5", source="openai/gsm8k")])
+        assert caplog.messages == []
+        rewards.check([request("5", source="lighteval/MATH")])
+    (said,) = caplog.messages
+    assert "reward_model.compute_score_kwargs.method has no effect: no scorer of lighteval/MATH takes it" in said

@@ -324,7 +324,7 @@ def test_a_logger_that_is_not_installed_is_a_user_error_with_the_command(tmp_pat
     monkeypatch.setitem(sys.modules, name, None)  # the import system's own way to say: not there
     with pytest.raises(UserError, match=f"needs {name}") as error:
         Tracker(config(tmp_path, name), total_steps=1)
-    assert error.value.key == "trainer.logger" and "pip install" in error.value.fix
+    assert error.value.key == "trainer.logger" and f'pip install "paddock-rl[{name}]"' in error.value.fix
 
 
 def test_a_logger_that_does_not_start_is_a_user_error(tmp_path, monkeypatch):

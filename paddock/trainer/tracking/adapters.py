@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from paddock.errors import UserError
+from paddock.facts.distribution import install_command
 from paddock.trainer.samples import Sample
 from paddock.trainer.tracking.run import Run
 
@@ -22,15 +23,16 @@ GENERATIONS = "val/generations"
 COLUMNS = ("step", "prompt", "answer", "score", "ground_truth")
 
 
-def need(package: str, logger: str, extra: str) -> ModuleType:
+def need(logger: str) -> ModuleType:
+    """Imports the logger's package; package and extra have the logger's name."""
     try:
-        return importlib.import_module(package)
+        return importlib.import_module(logger)
     except ImportError as error:
         raise UserError(
             f"needs {logger}, which cannot be imported ({error})",
             key="trainer.logger",
             value=logger,
-            fix=f'pip install "paddock[{extra}]", or leave it out of trainer.logger',
+            fix=f"{install_command(logger)}, or leave it out of trainer.logger",
         ) from error
 
 
@@ -38,7 +40,7 @@ class TensorBoard:
     run_id: str | None = None
 
     def __init__(self, run: Run):
-        need("tensorboard", "tensorboard", "dashboard")
+        need("tensorboard")
         summaries = importlib.import_module("torch.utils.tensorboard")
         beyond = None if run.resumed is None else run.resumed + 1  # hides what the interrupted run wrote later
         self.writer = summaries.SummaryWriter(str(run.folder / "tensorboard"), purge_step=beyond)
@@ -58,7 +60,7 @@ class TensorBoard:
 
 class WandB:
     def __init__(self, run: Run):
-        self.wandb = need("wandb", "wandb", "wandb")
+        self.wandb = need("wandb")
         self.run_id: str | None = run.run_id or new_id()
         self.run = self.wandb.init(
             project=run.project,
@@ -82,7 +84,7 @@ class WandB:
 
 class MLflow:
     def __init__(self, run: Run):
-        self.mlflow = need("mlflow", "mlflow", "mlflow")
+        self.mlflow = need("mlflow")
         self.mlflow.set_experiment(run.project)
         known: dict[str, Any] = {"run_id": run.run_id} if run.run_id else {"run_name": run.name}
         self.run_id: str | None = self.mlflow.start_run(**known).info.run_id
@@ -100,7 +102,7 @@ class MLflow:
 
 class SwanLab:
     def __init__(self, run: Run):
-        self.swanlab = need("swanlab", "swanlab", "swanlab")
+        self.swanlab = need("swanlab")
         self.run_id: str | None = run.run_id or new_id()
         self.swanlab.init(
             project=run.project,
@@ -126,7 +128,7 @@ class Trackio:
     """Finds a run by its name, so the name carries the id."""
 
     def __init__(self, run: Run):
-        self.trackio = need("trackio", "trackio", "trackio")
+        self.trackio = need("trackio")
         self.run_id: str | None = run.run_id or f"{run.name}-{new_id()[:8]}"
         self.trackio.init(project=run.project, name=self.run_id, config=dict(run.settings), resume="allow")
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from paddock.errors import UserError
+from paddock.facts.distribution import install_command
 from paddock.trainer.samples import Sample
 from paddock.trainer.tracking.run import Run
 
@@ -25,7 +26,7 @@ class Prometheus:
         try:
             from paddock.workers.ray import gauge, is_up
         except ImportError as error:
-            raise refused(f"needs ray, which cannot be imported ({error})", 'pip install "paddock[ray]"') from error
+            raise refused(f"needs ray, which cannot be imported ({error})", install_command("ray")) from error
         if not is_up():
             raise refused("goes through Ray, and one process runs without it", "trainer.logger=[console]")
         self.gauge, self.labels = gauge, dict(zip(LABELS, (run.project, run.name), strict=True))
