@@ -20,7 +20,7 @@ from paddock.data.loader import Loader, validation_batches
 from paddock.data.pairs import PairDataset
 from paddock.data.transcript import Transcript
 from paddock.engines.train.base import LossFn, Outputs
-from paddock.engines.train.settings import Budget, actor_settings, model_source, refuse_unsupported
+from paddock.engines.train.settings import Budget, actor_settings, model_source
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
 from paddock.models.adapters import Lora, attach
@@ -61,7 +61,6 @@ def open_trainer(config: Config, lock: FolderLock) -> RewardTrainer:
 
 def open_engine(config: Config, tokenizer: Any, total_steps: int) -> SingleEngine:
     """A language model with a head of zeros, which finds every answer equally good; or a reward model to train on."""
-    refuse_unsupported(config)
     device, source = device_of(config.trainer.device), config.actor_rollout_ref.model
     settings = actor_settings(config, device, total_steps)
     where = model_source(source, "actor_rollout_ref.model")

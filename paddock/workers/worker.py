@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paddock.algorithms.losses import POLICY_LOSS, LossInputs, policy_loss_terms, value_loss
+from paddock.algorithms.losses import POLICY_LOSS, LossInputs, policy_loss_terms, value_loss, wanted_columns
 from paddock.algorithms.rollout_gap import gap_metrics, gap_shares
 from paddock.config import rollout_correction
 from paddock.config.roles import ActorConfig, CriticConfig
@@ -156,7 +156,7 @@ class PolicyWorker(Worker):
         def loss_of(mini: Batch, denominators: Denominators) -> LossFn:
             return self._loss(mini, denominators, plan.anchored, plan.step)
 
-        return self.learn(batch, plan.minis, loss_of, frozenset({"log_probs", "entropy"}))
+        return self.learn(batch, plan.minis, loss_of, wanted_columns(self.actor))
 
     def _loss(self, mini: Batch, denominators: Denominators, anchored: bool, step: int) -> LossFn:
         selected = self._selection(mini, anchored, step)
