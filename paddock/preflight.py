@@ -43,11 +43,11 @@ def check(config: Config, machine: Machine | None = None) -> None:
     require_free(config.trainer.default_local_dir)
 
 
-def stops_here(config: Config, machine: Machine | None = None) -> Iterator[UserError]:
+def stops_here(config: Config) -> Iterator[UserError]:
     """Yields what this machine lacks for the run: packages, processes, devices. A plan may be for another machine."""
     for has_what_it_needs in (_packages, _processes, _devices):
         try:
-            has_what_it_needs(config, machine or this_machine())
+            has_what_it_needs(config, this_machine())
         except UserError as error:
             yield error
 

@@ -27,7 +27,6 @@ FLOORS = [
         "scripts",
         "cli",
         "doctor",
-        "dashboard",
         "export",
         "ending",
         "report",
@@ -51,6 +50,10 @@ def module_of(path: Path) -> str:
 
 def room_of(module: str) -> str:
     return module if module in FLOOR else module.split(".")[0]
+
+
+def test_every_room_that_has_a_floor_is_there():
+    assert {room for room in FLOOR if not any(module_of(path).startswith(room) for path in FILES)} == set()
 
 
 @cache

@@ -355,8 +355,8 @@ def rule_for(key: str) -> Rule | None:
 
 
 def is_section(key: str) -> bool:
-    """True if rules here are for keys inside `key`, and `key` itself has none."""
-    return rule_for(key) is None and any(pattern.startswith(f"{key}.") for pattern in LEGACY)
+    """True if rules here are for keys inside `key`."""
+    return any(pattern.startswith(f"{key}.") for pattern in LEGACY)
 
 
 def _refers(value: Any) -> bool:
