@@ -57,7 +57,7 @@ class DataConfig:
     shuffle: bool = key(True, "shuffle the training rows each epoch")
     validation_shuffle: bool = key(False, "shuffle the validation rows")
     seed: int | None = key(None, "seed of the shuffle; unset: trainer.seed")
-    dataloader_num_workers: int = key(8, "processes that tokenise ahead", low=0)
+    dataloader_num_workers: int = key(8, "above 0: tokenise the next batch while this one is trained on", low=0)
     tokenizer: str | None = key(None, "tokenizer; unset: the model's", path=True)
     trust_remote_code: bool = follows("actor_rollout_ref.model.trust_remote_code", "for the tokenizer")
     apply_chat_template_kwargs: dict[str, Any] = key({}, "arguments of the chat template")
