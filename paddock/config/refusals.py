@@ -204,6 +204,57 @@ def reward_model_has_devices_and_an_engine(config: Config) -> None:
         no_float16(reward.model.fsdp_config.dtype, "reward_model.model.fsdp_config.dtype")
 
 
+def judge_runs_in_this_process(config: Config) -> None:
+    """A judge of the run's own is loaded beside the other roles, and generates by their engines."""
+    reward, limits = config.reward_model, config.reward_model.rollout
+    if not reward.enable or reward.judge.source != "engine":
+        return
+    elsewhere = "serve the judge and use reward_model.judge.source=endpoint"
+    for name in ("tensor_model_parallel_size", "data_parallel_size", "expert_parallel_size"):
+        if (size := getattr(limits, name)) != 1:
+            key = f"reward_model.rollout.{name}"
+            reason = "the judge shares the one device of a run"
+            raise UserError(reason, key=key, value=size, fix=f"leave it at 1, or {elsewhere}")
+    if limits.name not in ("embedded", "hf"):
+        key = "reward_model.rollout.name"
+        reason = "does not serve a judge in this process"
+        raise UserError(reason, key=key, value=limits.name, fix=f"{key}=embedded, or {elsewhere}")
+
+
+def served_log_probs_are_those_of_the_temperature(config: Config) -> None:
+    """An engine with a copy of the weights reports log-probs at one point of its sampler: training needs them after
+    temperature and before top-k, top-p and min-p."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name not in ("vllm", "sglang") or rollout.temperature == 1.0:
+        return
+    filtered = rollout.do_sample and (rollout.top_k > 0 or rollout.top_p < 1.0 or rollout.min_p > 0.0)
+    if rollout.name == "vllm" and filtered:
+        raise UserError(
+            "beside top_k, top_p or min_p, vLLM cannot report log-probs of the distribution before they cut it",
+            key=f"{_RO}.temperature",
+            value=rollout.temperature,
+            fix=f"{_RO}.temperature=1.0; or {_RO}.top_k=-1 {_RO}.top_p=1.0 {_RO}.min_p=0; or {_RO}.name=embedded",
+        )
+    if rollout.logprobs_mode == "raw_logprobs":
+        raise UserError(
+            f"log-probs would not be those of temperature {rollout.temperature}, at which tokens are drawn",
+            key=f"{_RO}.logprobs_mode",
+            value=rollout.logprobs_mode,
+            fix=f"{_RO}.logprobs_mode=processed_logprobs",
+        )
+
+
+def responses_have_no_priorities(config: Config) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name == "sglang" and rollout.scheduling_policy != "fcfs":
+        raise UserError(
+            "responses have no priorities",
+            key=f"{_RO}.scheduling_policy",
+            value=rollout.scheduling_policy,
+            fix=f"{_RO}.scheduling_policy=fcfs, or an order of SGLang's own by {_RO}.engine_kwargs.sglang",
+        )
+
+
 def trained(config: Config) -> list[tuple[str, Any]]:
     """The roles that a training engine runs, with their sections."""
     group = config.actor_rollout_ref
@@ -220,4 +271,7 @@ REFUSALS: tuple[Callable[[Config], None], ...] = (
     routers_are_balanced_by_the_engine,
     limited_calls_are_a_functions,
     reward_model_has_devices_and_an_engine,
+    judge_runs_in_this_process,
+    served_log_probs_are_those_of_the_temperature,
+    responses_have_no_priorities,
 )

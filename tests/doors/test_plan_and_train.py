@@ -48,6 +48,10 @@ UNTRAINED = [
     ((*REWARD, "reward_model.strategy=megatron"), "reward_model.strategy=megatron"),
     ((*REWARD, "reward_model.model.fsdp_config.dtype=fp16"), "reward_model.model.fsdp_config.dtype=fp16"),
     ((*REWARD, "reward_model.enable_resource_pool=True"), "reward_model.nnodes=0"),
+    ((*REWARD, "reward_model.judge.source=engine", "reward_model.rollout.name=vllm"), "reward_model.rollout.name=vllm"),
+    ((f"{RO}.name=vllm", f"{RO}.temperature=0.7", f"{RO}.top_p=0.9"), f"{RO}.temperature=0.7"),
+    ((f"{RO}.name=sglang", f"{RO}.temperature=0.7", f"{RO}.logprobs_mode=raw_logprobs"), f"{RO}.logprobs_mode=raw"),
+    ((f"{RO}.name=sglang", f"{RO}.scheduling_policy=priority"), f"{RO}.scheduling_policy=priority"),
 ]
 VALUES = {f"{RO}.quantization": "fp8", f"{RO}.agent.default_agent_loop": "tool_agent", "global_profiler.tool": "nsys",
           "trainer.esi_redundant_time": 60, f"{RO}.over_sample_rate": 0.1,
