@@ -15,11 +15,12 @@ TABLE = Path(__file__).parent.parent / "tests" / "rewards" / "answers.tsv"
 
 
 def paddock() -> Callable[[str, str, str], bool]:
-    from paddock.rewards.maths import boxed, equivalent
+    from paddock.rewards.answers.verdicts import compared
+    from paddock.rewards.maths import boxed
     from paddock.rewards.score import checked
 
     def judge(kind: str, truth: str, answer: str) -> bool:
-        return checked(boxed("", answer, truth)).value == 1 if kind == "boxes" else equivalent(answer, truth)
+        return checked(boxed("", answer, truth)).value == 1 if kind == "boxes" else compared(answer, truth).equal
 
     return judge
 

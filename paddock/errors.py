@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 EXIT_CODE = 2
+FIX = "\n  fix: "
 
 
 class UserError(Exception):
@@ -20,4 +21,4 @@ class UserError(Exception):
     def __str__(self) -> str:
         subject = "" if self.key is None else self.key if self.value is None else f"{self.key}={self.value}"
         text = f"{subject}: {self.reason}" if subject else self.reason
-        return f"{text}\n  fix: {self.fix}" if self.fix else text
+        return f"{text}{FIX}{self.fix}" if self.fix else text

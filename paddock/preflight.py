@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paddock.config import tree
 from paddock.config.paths import BUILTIN, missing_folder
+from paddock.config.refusals import refused
 from paddock.config.schema import Config
-from paddock.config.topology import in_one_process, pool_size, pools, trains_adapters, wants_one_thread
+from paddock.config.topology import in_one_process, pools, trains_adapters, wants_one_thread
 from paddock.errors import UserError
 from paddock.facts.distribution import install_command
 from paddock.facts.machine import Machine, this_machine
@@ -20,37 +21,33 @@ ENGINE_PACKAGES = {"vllm": "vllm", "sglang": "sglang"}
 LOGGER_PACKAGES = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")
 
 
-NOT_BUILT = (
-    "actor_rollout_ref.actor.router_replay.record_file", "actor_rollout_ref.actor.router_replay.replay_file",
-    "actor_rollout_ref.actor.profiler.enable",
-    "actor_rollout_ref.rollout.multi_turn.enable", "actor_rollout_ref.rollout.over_sample_rate",
-    "actor_rollout_ref.rollout.quantization", "actor_rollout_ref.rollout.prometheus.enable",
-    "critic.profiler.enable", "reward_model.ulysses_sequence_parallel_size",
-    "global_profiler.tool", "trainer.esi_redundant_time",
-)  # fmt: skip
-"""Keys that `plan` understands and training does not honour yet: refused unless they have their default."""
-
-_M, _RO = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+_M = "actor_rollout_ref.model"
 MODEL_FOLDERS = (f"{_M}.path", f"{_M}.tokenizer_path", f"{_M}.lora_adapter_path", "data.tokenizer",
-                 "critic.model.path", "critic.model.tokenizer_path")  # fmt: skip
+                 "critic.model.path")  # fmt: skip
 OUTPUT_FOLDERS = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
-_NO_COPY_CHOICE = (
-    f"{_RO}.enable_rollout_routing_replay",
-    f"{_RO}.data_parallel_size", f"{_RO}.checkpoint_engine.backend", f"{_RO}.checkpoint_engine.engine_kwargs",
-)  # fmt: skip
-NOT_OF_ENGINE = {"vllm": (*_NO_COPY_CHOICE, f"{_RO}.expert_parallel_size"), "sglang": _NO_COPY_CHOICE}
 
 
 def check(config: Config, machine: Machine | None = None) -> None:
     machine = machine or this_machine()
-    _built(config)
+    for refusal in refused(config):
+        raise refusal
     choose_threads(config)
     _packages(config, machine)
     check_paths(config)
-    _reward_model(config)
+    if config.reward_model.enable:
+        _folder("reward_model.model.path", config.reward_model.model.path)
     _processes(config, machine)
     _devices(config, machine)
     require_free(config.trainer.default_local_dir)
+
+
+def stops_here(config: Config) -> Iterator[UserError]:
+    """Yields what this machine lacks for the run: packages, processes, devices. A plan may be for another machine."""
+    for has_what_it_needs in (_packages, _processes, _devices):
+        try:
+            has_what_it_needs(config, this_machine())
+        except UserError as error:
+            yield error
 
 
 def check_paths(
@@ -89,23 +86,6 @@ def choose_threads(config: Config) -> None:
     """Sets the number of threads before torch reads it at its import; the user's own setting wins."""
     if wants_one_thread(config):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
-def _built(config: Config) -> None:
-    default = Config()
-    for key in NOT_BUILT:
-        value = tree.get(config, key)
-        if value != tree.get(default, key):
-            raise UserError(
-                "is not built yet: this version plans with it and does not train",
-                key=key,
-                value=value,
-                fix="leave it out",
-            )
-    engine = config.actor_rollout_ref.rollout.name
-    for key in NOT_OF_ENGINE.get(engine or "", ()):
-        if tree.get(config, key) != tree.get(default, key):
-            raise UserError(f"is not built yet for {engine}", key=key, value=tree.get(config, key), fix="leave it out")
 
 
 def _packages(config: Config, machine: Machine) -> None:
@@ -163,22 +143,6 @@ def _packages(config: Config, machine: Machine) -> None:
 def _processes(config: Config, machine: Machine) -> None:
     """What only several processes can do, and what they need."""
     actor = config.actor_rollout_ref.actor
-    trained = (
-        ("actor_rollout_ref.actor", "actor_rollout_ref.actor.fsdp_config", actor),
-        ("critic", "critic.model.fsdp_config", config.critic),
-    )
-    for section, keys, role in trained:
-        size = pool_size(config, role)
-        if size == 1 and tree.get(config, f"{keys}.offload_policy"):
-            raise UserError(
-                "is FSDP2's, and one device runs `single`",
-                key=f"{keys}.offload_policy",
-                value=True,
-                fix=f"{keys}.param_offload=True {keys}.optimizer_offload=True",
-            )
-        if size > 1 and role.strategy == "single":
-            key = f"{section}.strategy"
-            raise UserError(f"trains on one device, and there are {size}", key=key, value="single", fix=f"{key}=fsdp")
     if in_one_process(config):
         return
     if actor.strategy == "megatron" and config.trainer.device == "cpu":
@@ -221,17 +185,3 @@ def _folder(key: str, path: str | None) -> None:
     local = path.startswith(("/", ".", "~")) or path.count("/") > 1 or os.path.isfile(path)
     if local and not path.startswith(BUILTIN) and not os.path.isdir(path):
         raise missing_folder(key, path, "check the path, or give a hub name")
-
-
-def _reward_model(config: Config) -> None:
-    reward = config.reward_model
-    if not reward.enable:
-        return
-    _folder("reward_model.model.path", reward.model.path)
-    if reward.judge.source == "endpoint":
-        return
-    if reward.enable_resource_pool and reward.nnodes == 0:
-        raise UserError("its pool has no node", key="reward_model.nnodes", value=0, fix="reward_model.nnodes=1")
-    if reward.strategy == "megatron":
-        key = "reward_model.strategy"
-        raise UserError("is not built yet", key=key, value="megatron", fix=f"{key}=fsdp, on one device")

@@ -27,7 +27,6 @@ LEVELS = [
         "scripts",
         "cli",
         "doctor",
-        "dashboard",
         "export",
         "ending",
         "report",
@@ -51,6 +50,10 @@ def module_of(path: Path) -> str:
 
 def package_of(module: str) -> str:
     return module if module in LEVEL else module.split(".")[0]
+
+
+def test_every_package_that_has_a_level_is_there():
+    assert {name for name in LEVEL if not any(module_of(path).startswith(name) for path in FILES)} == set()
 
 
 @cache

@@ -2,12 +2,14 @@
 
 The types of expressions are followed from annotations: a parameter `config: Config`, a field `optim: OptimConfig`, a
 local name that was assigned `config.data`. An attribute of an expression whose type is a dataclass of the schema is a
-read of that field. Four more forms count: `getattr(section, "name")`; a whole section that is handed to `vars`
-or `asdict`; the text of a key in a module that looks keys up by text (`tree.get`, or a table of texts); and
-`config.name` in the algorithms, whose `config` is any object with those names: it is read as every key that ends so.
+read of that field. Four more forms count: `getattr(section, "name")`; a field of a section that is handed to `vars`,
+where the module has the field's name as a text; the text of a key in a module that looks keys up by text (`tree.get`,
+or a table of texts); and `config.name` in the algorithms, whose `config` is any object with those names: it is read as
+every key that ends so.
 
-Where one dataclass stands in several sections (an optimizer's keys are those of actor and critic), a read of its field
-is a read of each of these keys.
+A section is followed by its path: `config.critic.optim.lr` is a read of that key alone. Only a parameter that is
+annotated with a dataclass of several sections (an optimizer's keys are those of actor and critic) stands for all of
+them.
 """
 
 from __future__ import annotations
@@ -29,36 +31,38 @@ PACKAGE = Path(__file__).resolve().parent.parent / "paddock"
 DECLARING = ("config.schema", "config.roles", "config.engine", "config.field", "config.legacy", "config.tree",
              "config.load", "config.recipes")  # fmt: skip
 """These declare keys, or treat every key alike; `help` and `doctor` only show them."""
-WHOLE = {"vars", "asdict", "astuple"}
 LEARNING = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.comprehension, ast.withitem)
-LOOKUP = "tree.get("
+LOOKUPS = ("tree.get(", "chosen.get(")
 DUCK_TYPED, DUCK = "algorithms", "config"
 Types = frozenset[str]
 NONE: Types = frozenset()
 
 
-@cache
-def fields_of_schema() -> tuple[dict[str, dict[str, Types]], dict[tuple[str, str], list[str]]]:
-    """Of each dataclass the type of its fields (none: a value), and of each field the keys that it stands for."""
-    shapes: dict[str, dict[str, Types]] = {}
-    keys: dict[tuple[str, str], list[str]] = {}
+ROOT = "Config"
+"""Name of the whole config among the sections."""
 
-    def walk(kind: Any, prefix: str) -> None:
-        types = typing.get_type_hints(kind)
+
+@cache
+def sections_of_schema() -> tuple[dict[str, dict[str, Types]], dict[str, Types]]:
+    """Returns the fields of each section, with the section that a field is (none: a value), and the sections of each
+    dataclass: an annotation that names a dataclass, or a base of it, means any of them."""
+    shapes: dict[str, dict[str, Types]] = {}
+    places: dict[str, Types] = {}
+
+    def walk(kind: Any, section: str) -> None:
+        types, prefix = typing.get_type_hints(kind), "" if section == ROOT else f"{section}."
+        for ancestor in kind.__mro__:
+            if dataclasses.is_dataclass(ancestor):
+                places[ancestor.__name__] = places.get(ancestor.__name__, NONE) | {section}
+        shapes[section] = {}
         for field in dataclasses.fields(kind):
             inner, key = types[field.name], f"{prefix}{field.name}"
-            is_section = dataclasses.is_dataclass(inner)
-            for ancestor in kind.__mro__:
-                if field.name in getattr(ancestor, "__dataclass_fields__", {}):
-                    kinds = shapes.setdefault(ancestor.__name__, {})
-                    own = typing.get_type_hints(ancestor)[field.name]
-                    kinds[field.name] = frozenset({own.__name__}) if is_section else NONE
-                    keys.setdefault((ancestor.__name__, field.name), []).append(key)
-            if is_section:
-                walk(inner, f"{key}.")
+            shapes[section][field.name] = frozenset({key}) if dataclasses.is_dataclass(inner) else NONE
+            if dataclasses.is_dataclass(inner):
+                walk(inner, key)
 
-    walk(Config, "")
-    return shapes, keys
+    walk(Config, ROOT)
+    return shapes, places
 
 
 def readers() -> dict[str, list[str]]:
@@ -67,17 +71,16 @@ def readers() -> dict[str, list[str]]:
     chosen = {name: ast.parse(text) for name, text in texts.items() if counts(name)}
     program = Program(chosen.values())
     found: dict[str, set[str]] = {key: set() for key in tree.leaves()}
-    _, keys = fields_of_schema()
     for name, source in chosen.items():
-        reads = Reads(program, source, LOOKUP in texts[name])
+        reads = Reads(program, source, any(word in texts[name] for word in LOOKUPS))
         endings = set(duck_reads(source)) if name.startswith(f"{DUCK_TYPED}.") else set()
         for key in found:
             if any(key.endswith(f".{ending}") for ending in endings):
                 found[key].add(name)
-        for place in reads.found:
-            for key in keys.get(place, ()):
-                if key in found:
-                    found[key].add(name)
+        for section, field in reads.found:
+            key = field if section == ROOT else f"{section}.{field}"
+            if key in found:
+                found[key].add(name)
         for key in reads.texts & found.keys():
             found[key].add(name)
     return {key: sorted(modules) for key, modules in found.items()}
@@ -95,11 +98,11 @@ class Program:
     """What the package's classes and functions say about types: of attributes, of results."""
 
     def __init__(self, sources: Iterable[ast.Module]):
-        shapes, _ = fields_of_schema()
+        shapes, self.places = sections_of_schema()
         self.attributes: dict[str, dict[str, Types]] = {name: dict(fields) for name, fields in shapes.items()}
         self.bases: dict[str, list[str]] = {}
         self.results: dict[str, Types] = {}
-        self.classes = set(shapes)
+        self.classes = set(self.places)
         trees = list(sources)
         nodes = [node for source in trees for node in ast.walk(source)]
         self.classes |= {node.name for node in nodes if isinstance(node, ast.ClassDef)}
@@ -134,14 +137,18 @@ class Program:
                             own[place.attr] = own.get(place.attr, NONE) | types
 
     def named(self, annotation: ast.expr) -> Types:
-        """Classes that an annotation names; of a list or a mapping those of what is in it."""
+        """Returns the classes that an annotation names; of a list or a mapping those of what is in it."""
         names = set()
         for node in ast.walk(annotation):
             if isinstance(node, ast.Name | ast.Attribute):
                 names.add(node.id if isinstance(node, ast.Name) else node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 names.add(node.value)
-        return frozenset(names & self.classes)
+        return frozenset().union(*(self.instances(name) for name in names & self.classes))
+
+    def instances(self, name: str) -> Types:
+        """Returns the sections that a dataclass of the schema stands for; any other class stands for itself."""
+        return self.places.get(name, frozenset({name}))
 
     def attribute(self, types: Types, name: str) -> Types:
         found: Types = NONE
@@ -164,6 +171,17 @@ def walked(function: ast.AST) -> tuple[list[Any], list[ast.arg]]:
     return [node for node in nodes if not isinstance(node, ast.arg)], parameters
 
 
+@cache
+def narrowed(function: ast.AST) -> list[tuple[str, ast.expr]]:
+    """Returns the names that `isinstance` tests in a function, and the classes that it asks for."""
+    found = []
+    for node in ast.walk(function):
+        match node:
+            case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=name), kinds]):
+                found.append((name, kinds))
+    return found
+
+
 def learning_nodes(function: ast.AST) -> list[Any]:
     return walked(function)[0]
 
@@ -179,6 +197,8 @@ class Scope:
         for _ in range(2):
             for part in learning_nodes(function):
                 self.learn(part)
+        for subject, kinds in narrowed(function):
+            self.names[subject] = self.names.get(subject, NONE) | program.named(kinds)
 
     def add(self, name: str, types: Types) -> None:
         self.names[name] = self.names.get(name, NONE) | types
@@ -235,7 +255,7 @@ class Scope:
             case ast.Call(func=function, args=arguments):
                 name = getattr(function, "id", getattr(function, "attr", ""))
                 if name in self.program.classes:
-                    return frozenset({name})
+                    return self.program.instances(name)
                 if name in ("cast", "replace", "deepcopy"):
                     return frozenset().union(*(self.type_of(value) for value in arguments))
                 return self.program.results.get(name, NONE)
@@ -257,6 +277,7 @@ class Reads:
 
     def __init__(self, program: Program, source: ast.Module, looks_up: bool):
         self.program, self.found = program, set[tuple[str, str]]()
+        self.words = {node.value for node in ast.walk(source) if isinstance(node, ast.Constant)}
         self.visit(source, Scope(program, {}, ast.Module([], [])), None)
         self.texts = set(key_texts(source)) if looks_up else set[str]()
 
@@ -276,9 +297,9 @@ class Reads:
                 self.found |= {(kind, name) for kind in scope.type_of(value)}
             case ast.Call(func=ast.Name(id="getattr"), args=[value, wanted, *_]):
                 self.found |= {(kind, name) for kind in scope.type_of(value) for name in scope.texts_of(wanted)}
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[value, *_]) if name in WHOLE:
-                for kind in scope.type_of(value):
-                    self.found |= {(kind, field) for field in self.program.attributes.get(kind, {})}
+            case ast.Call(func=ast.Name(id="vars"), args=[value]):
+                fields = {kind: self.program.attributes.get(kind, {}) for kind in scope.type_of(value)}
+                self.found |= {(kind, name) for kind, names in fields.items() for name in names.keys() & self.words}
 
 
 def duck_reads(source: ast.Module) -> Iterator[str]:
@@ -292,8 +313,12 @@ def duck_reads(source: ast.Module) -> Iterator[str]:
                 if isinstance(one, ast.Name) and (name := dotted(other, parts)):
                     parts[one.id] = f"{name}."
     for inner in ast.walk(source):
-        if isinstance(inner, ast.Attribute) and (name := dotted(inner, parts)):
-            yield name
+        match inner:
+            case ast.Attribute() if name := dotted(inner, parts):
+                yield name
+            case ast.Call(func=ast.Name(id="getattr"), args=[value, ast.Constant(value=str(last)), *_]):
+                if (name := dotted(value, parts)) or getattr(value, "id", "") in parts:
+                    yield f"{name}.{last}" if name else last
 
 
 def dotted(node: ast.expr, parts: dict[str, str]) -> str | None:

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from key_readers import readers
 
 from paddock.config import tree
+from paddock.config.refusals import NOT_BUILT
 from paddock.data.prepare import NAMES
 from paddock.help.entry import COMMANDS, Entry, entries
 from paddock.help.known import FILE
@@ -35,7 +36,7 @@ class Language:
     title: str
     opening: str
     columns: tuple[str, ...]
-    unread: str
+    unbuilt: str
     follows: str
     unset: str
     types: dict[str, str]
@@ -54,10 +55,10 @@ ENGLISH = Language(
 - A default of `unset` means that something else decides; the meaning says what. `= key` takes the value of that key.
 - An algorithm's recipe, the embedded default and some commands set other defaults: `paddock plan` shows each value of a
   run with where it came from.
-- {unread} keys are marked †: they are accepted, and no module of this version reads them.
+- {unbuilt} keys are marked †: what they ask for is not built yet, and training refuses any value but the default.
 """,
     columns=("key", "type", "default", "limits", "meaning"),
-    unread="†",
+    unbuilt="†",
     follows="= ",
     unset="unset",
     types={},
@@ -74,11 +75,11 @@ CHINESE = Language(
 
 - 默认值为 `未设`，表示由其他因素决定，含义一栏会说明；`= 键` 表示取另一个键的值。
 - 算法配方、内置默认任务以及部分命令会给出其他默认值：`paddock plan` 会列出一次运行的每个值及其来源。
-- 标有 † 的 {unread} 个键会被接受，但本版本没有任何模块读取它们。
+- 标有 † 的 {unbuilt} 个键对应的功能尚未实现：训练只接受其默认值。
 - {translated} 个键的含义已译成中文；其余（主要是很少由用户设置的键）保留英文。
 """,
     columns=("键", "类型", "默认值", "取值限制", "含义"),
-    unread="†",
+    unbuilt="†",
     follows="= ",
     unset="未设",
     types={
@@ -128,8 +129,8 @@ def files(read: dict[str, list[str]]) -> dict[Path, str]:
     """Everything that is generated, by its file."""
     return {
         FILE: json.dumps(known(read), indent=1, ensure_ascii=False) + "\n",
-        ENGLISH.file: page(ENGLISH, read, {}),
-        CHINESE.file: page(CHINESE, read, translations()),
+        ENGLISH.file: page(ENGLISH, {}),
+        CHINESE.file: page(CHINESE, translations()),
     }
 
 
@@ -145,11 +146,11 @@ def known(read: dict[str, list[str]]) -> dict[str, object]:
     return {"keys": keys, "commands": commands, "arguments": {"data": [*NAMES], "models": [*CATALOGUE]}}
 
 
-def page(language: Language, read: dict[str, list[str]], meanings: dict[str, str]) -> str:
+def page(language: Language, meanings: dict[str, str]) -> str:
     counts = {
         "count": len(entries()),
         "sections": len([*groups()]),
-        "unread": sum(not modules for modules in read.values()),
+        "unbuilt": len(NOT_BUILT),
         "translated": len(meanings),
     }
     parts = [f"# {language.title}\n\n{language.opening.format(**counts)}"]
@@ -157,7 +158,7 @@ def page(language: Language, read: dict[str, list[str]], meanings: dict[str, str
         heading = f"{language.sections[section]}：`{section}`" if section in language.sections else f"`{section}`"
         level = "##" if section.count(".") < 2 else "###"
         rule = "|".join("---" for _ in language.columns)
-        rows = "\n".join(row(language, entry, section, bool(read[entry.key]), meanings) for entry in inside)
+        rows = "\n".join(row(language, entry, section, meanings) for entry in inside)
         parts.append(f"{level} {heading}\n\n| {' | '.join(language.columns)} |\n|{rule}|\n{rows}\n")
     return "\n".join(parts)
 
@@ -170,8 +171,8 @@ def groups() -> Iterator[tuple[str, list[Entry]]]:
     yield from found.items()
 
 
-def row(language: Language, entry: Entry, section: str, is_read: bool, meanings: dict[str, str]) -> str:
-    name = f"`{entry.key.removeprefix(f'{section}.')}`{'' if is_read else ' ' + language.unread}"
+def row(language: Language, entry: Entry, section: str, meanings: dict[str, str]) -> str:
+    name = f"`{entry.key.removeprefix(f'{section}.')}`{' ' + language.unbuilt if entry.key in NOT_BUILT else ''}"
     kind = entry.type
     for english, other in language.types.items():
         kind = kind.replace(english, other)

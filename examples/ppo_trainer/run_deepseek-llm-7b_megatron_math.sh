@@ -30,7 +30,6 @@ python3 -m paddock.trainer.main_ppo \
     actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 \
     actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2 \
     actor_rollout_ref.actor.megatron.param_offload=True \
-    actor_rollout_ref.actor.megatron.grad_offload=True \
     actor_rollout_ref.actor.megatron.optimizer_offload=True \
     actor_rollout_ref.rollout.name=vllm \
     actor_rollout_ref.rollout.tensor_model_parallel_size=2 \
@@ -41,7 +40,6 @@ python3 -m paddock.trainer.main_ppo \
     critic.megatron.tensor_model_parallel_size=2 \
     critic.megatron.pipeline_model_parallel_size=2 \
     critic.megatron.param_offload=True \
-    critic.megatron.grad_offload=True \
     critic.megatron.optimizer_offload=True \
     trainer.project_name=paddock_ppo \
     trainer.experiment_name=deepseek-llm-7b_megatron_math \

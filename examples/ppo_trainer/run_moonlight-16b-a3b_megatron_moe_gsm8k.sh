@@ -29,7 +29,6 @@ python3 -m paddock.trainer.main_ppo \
     actor_rollout_ref.actor.megatron.expert_model_parallel_size=8 \
     actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1 \
     actor_rollout_ref.actor.megatron.param_offload=True \
-    actor_rollout_ref.actor.megatron.grad_offload=True \
     actor_rollout_ref.actor.megatron.optimizer_offload=True \
     +actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full \
     +actor_rollout_ref.actor.megatron.override_transformer_config.recompute_method=uniform \
@@ -45,7 +44,6 @@ python3 -m paddock.trainer.main_ppo \
     critic.megatron.expert_model_parallel_size=8 \
     critic.megatron.expert_tensor_parallel_size=1 \
     critic.megatron.param_offload=True \
-    critic.megatron.grad_offload=True \
     critic.megatron.optimizer_offload=True \
     trainer.project_name=paddock_ppo \
     trainer.experiment_name=moonlight-16b-a3b_megatron_moe_gsm8k \

@@ -163,6 +163,12 @@ def policy_loss_terms(
     return total, metrics
 
 
+def wanted_columns(config: Any) -> frozenset[str]:
+    """Returns what `policy_loss_terms` reads of a forward pass: entropy only for its bonus or its metric."""
+    entropy = config.calculate_entropy or config.entropy_coeff != 0
+    return frozenset({"log_probs", "entropy"} if entropy else {"log_probs"})
+
+
 def value_loss(
     values: PerToken, old_values: PerToken, returns: PerToken, mask: PerToken, config: Any, denominators: Denominators
 ) -> tuple[Tensor, dict[str, Tensor]]:

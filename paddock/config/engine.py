@@ -1,11 +1,11 @@
-"""Keys of the training engines: optimizer, FSDP, Megatron, checkpoints, profilers. Every trained role has these."""
+"""Keys of the training engines: optimizer, FSDP, Megatron, checkpoints. A frozen role has some of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.config.field import follows, key, section
+from paddock.config.field import key, section
 
 DTYPES = ("bfloat16", "bf16", "float16", "fp16", "float32", "fp32")
 STRATEGIES = ("fsdp", "fsdp2", "megatron", "single")
@@ -31,27 +31,41 @@ class OptimConfig:
 
 @dataclass
 class MixedPrecisionConfig:
-    param_dtype: str = key("bf16", "type in which forward and backward compute", choices=DTYPES)
     reduce_dtype: str = key("fp32", "type in which gradients are summed over ranks", choices=DTYPES)
-    buffer_dtype: str = key("fp32", "type of buffers", choices=DTYPES)
 
 
 @dataclass
-class FSDPConfig:
+class FrozenConfig:
+    """Keys of a model that is not trained and lies whole on each device."""
+
     param_offload: bool = key(False, "keep parameters in host memory while the role is idle")
-    optimizer_offload: bool = key(False, "keep optimizer state in host memory while the role is idle")
-    offload_policy: bool = key(False, "FSDP2's own offload: parameters live on the host, also in training")
-    reshard_after_forward: bool = key(True, "free gathered parameters between forward and backward")
-    fsdp_size: int = key(-1, "ranks that share one copy of the weights; -1: all")
-    forward_prefetch: bool = key(False, "gather the next layer while this one computes")
-    model_dtype: str = key("fp32", "type of the master weights", choices=DTYPES)
     dtype: str = key("bfloat16", "type in which the model computes", choices=DTYPES)
-    mixed_precision: MixedPrecisionConfig = section(MixedPrecisionConfig)
     full_determinism: bool = key(False, "deterministic kernels, at the price of speed")
 
 
 @dataclass
-class MegatronConfig:
+class ShardedConfig(FrozenConfig):
+    """Keys of a model that is not trained and is sharded by FSDP."""
+
+    offload_policy: bool = key(False, "FSDP2's own offload: parameters live on the host, also in training")
+    reshard_after_forward: bool = key(True, "free gathered parameters between forward and backward")
+    fsdp_size: int = key(-1, "ranks that share one copy of the weights; -1: all")
+    forward_prefetch: bool = key(False, "gather the next layer while this one computes")
+
+
+@dataclass
+class FSDPConfig(ShardedConfig):
+    """Keys of a model that FSDP trains."""
+
+    optimizer_offload: bool = key(False, "keep optimizer state in host memory while the role is idle")
+    model_dtype: str = key("fp32", "type of the master weights", choices=DTYPES)
+    mixed_precision: MixedPrecisionConfig = section(MixedPrecisionConfig)
+
+
+@dataclass
+class FrozenMegatronConfig:
+    """Keys of a model that is not trained and is split by Megatron."""
+
     tensor_model_parallel_size: int = key(1, "ranks that share each matrix", low=1)
     pipeline_model_parallel_size: int = key(1, "ranks that share the layers", low=1)
     virtual_pipeline_model_parallel_size: int | None = key(None, "chunks of layers per pipeline rank", low=1)
@@ -59,16 +73,8 @@ class MegatronConfig:
     expert_model_parallel_size: int = key(1, "ranks that share the experts", low=1)
     expert_tensor_parallel_size: int | None = key(None, "ranks that share each expert's matrices", low=1)
     sequence_parallel: bool = key(True, "split activations outside tensor-parallel regions")
-    use_distributed_optimizer: bool = key(True, "share optimizer state over data-parallel ranks")
     param_offload: bool = key(False, "keep parameters in host memory while the role is idle")
-    grad_offload: bool = key(False, "keep gradient buffers in host memory while the role is idle")
-    optimizer_offload: bool = key(False, "keep optimizer state in host memory while the role is idle")
-    use_mbridge: bool = key(True, "of no effect: Paddock maps weights from and to Hugging Face's names")
-    vanilla_mbridge: bool = key(True, "of no effect: as use_mbridge")
     use_dist_checkpointing: bool = key(False, "start from a Megatron distributed checkpoint")
-    dist_checkpointing_path: str | None = key(None, "that checkpoint", path=True)
-    dist_checkpointing_prefix: str = key("", "prefix of the names in that checkpoint")
-    use_remove_padding: bool = key(True, "pack sequences instead of padding them")
     seed: int = key(42, "seed of Megatron's RNG tracker")
     dtype: str = key("bfloat16", "type in which the model computes", choices=DTYPES)
     override_ddp_config: dict[str, Any] = key({}, "fields of Megatron's DistributedDataParallelConfig")
@@ -79,6 +85,14 @@ class MegatronConfig:
 
 
 @dataclass
+class MegatronConfig(FrozenMegatronConfig):
+    """Keys of a model that Megatron trains."""
+
+    use_distributed_optimizer: bool = key(True, "share optimizer state over data-parallel ranks")
+    optimizer_offload: bool = key(False, "keep optimizer state in host memory while the role is idle")
+
+
+@dataclass
 class CheckpointConfig:
     save_contents: list[str] = key(
         ["model", "optimizer", "extra"],
@@ -86,16 +100,6 @@ class CheckpointConfig:
     )
     load_contents: list[str] | None = key(None, "what is read back; unset: all that was saved")
     async_save: bool = key(False, "write while the next step runs")
-
-
-@dataclass
-class ProfilerConfig:
-    enable: bool = key(False, "profile this role in the steps of global_profiler.steps")
-    all_ranks: bool = key(False, "profile every rank")
-    ranks: list[int] = key([], "ranks to profile")
-    tool: str | None = follows("global_profiler.tool", "profiler of this role")
-    save_path: str | None = follows("global_profiler.save_path", "where its traces go", path=True)
-    tool_config: dict[str, Any] = key({}, "options of the tool: nsys, npu, torch, torch_memory")
 
 
 @dataclass

@@ -45,7 +45,8 @@ _REF = "actor_rollout_ref.ref"
 _RO = "actor_rollout_ref.rollout"
 _M = "actor_rollout_ref.model"
 _FSDP = (f"{_A}.fsdp_config", f"{_REF}.fsdp_config", "critic.model.fsdp_config", "reward_model.model.fsdp_config")
-_MEGATRON = (f"{_A}.megatron", f"{_REF}.megatron", "critic.megatron", "reward_model.megatron")
+_MEGATRON = (f"{_A}.megatron", f"{_REF}.megatron", "critic.megatron")
+_FSDP_FROZEN = (_FSDP[1], _FSDP[3])
 _OPTIM = (f"{_A}.optim", "critic.optim")
 
 
@@ -72,7 +73,14 @@ _ALWAYS_CHUNKED = Ignored("logits are always processed in chunks here")
 _ALWAYS_FUSED = Ignored("log-probs and entropy are always fused and chunked here")
 _FOLLOWS_N = Ignored("follows actor_rollout_ref.rollout.n")
 _ONE_SEED = Ignored("every random choice follows trainer.seed")
-_EACH_PHASE = Ignored("every phase of a step is a trace of its own")
+_NOT_PROFILED = Ignored("no profiler is started: global_profiler.tool is refused")
+_NOT_COMPILED = Ignored("layers run by kernels of their own, and none is compiled")
+_ONE_TURN = Ignored(f"only with {_RO}.multi_turn.enable=True, which is not built yet")
+_OWN_MAPPING = Ignored("weights are mapped from and to Hugging Face's names by Paddock itself")
+_NO_SUCH_CHECKPOINT = Ignored("only with use_dist_checkpointing=True, which is refused")
+_NO_OPTIMIZER = Ignored("a frozen model has no optimizer and no gradients")
+_WHOLE = Ignored("a reward model lies whole on each device")
+_OWN_JUDGE = Ignored("a judge in this process is run by the actor's modules, without a server of its own")
 _WHOLE_ROLE = Ignored("follows the role's strategy")
 
 LEGACY: dict[str, Rule] = {
@@ -82,8 +90,6 @@ LEGACY: dict[str, Rule] = {
             f"{_A}.grad_clip": f"{_A}.optim.clip_grad",
             "critic.grad_clip": "critic.optim.clip_grad",
             f"{_A}.use_remove_padding": f"{_M}.use_remove_padding",
-            f"{_A}.fsdp_config.use_torch_compile": f"{_A}.use_torch_compile",
-            f"{_REF}.fsdp_config.use_torch_compile": f"{_REF}.use_torch_compile",
             f"{_A}.fsdp_config.ulysses_sequence_parallel_size": f"{_A}.ulysses_sequence_parallel_size",
             f"{_REF}.fsdp_config.ulysses_sequence_parallel_size": f"{_REF}.ulysses_sequence_parallel_size",
             "critic.model.fsdp_config.ulysses_sequence_parallel_size": "critic.ulysses_sequence_parallel_size",
@@ -92,10 +98,7 @@ LEGACY: dict[str, Rule] = {
             "algorithm.rollout_is_threshold": "algorithm.rollout_correction.rollout_is_threshold",
             "trainer.train_batch_size": "data.train_batch_size",
             "reward_model.sandbox_fusion_url": "reward_model.sandbox_fusion.url",
-            "trainer.profile_steps": "global_profiler.steps",
-            "profile.options.save_path": "global_profiler.save_path",
-            **{f"{role}.profile_ranks": f"{role}.profiler.ranks" for role in (_A, _REF, "critic")},
-            **{f"{role}.profile_ranks_all": f"{role}.profiler.all_ranks" for role in (_A, _REF, "critic")},
+            **{f"{place}.mixed_precision.param_dtype": f"{place}.dtype" for place in _FSDP},
             # later names of the same surface
             "reward.custom_reward_function.path": "custom_reward_function.path",
             "reward.custom_reward_function.name": "custom_reward_function.name",
@@ -153,10 +156,39 @@ LEGACY: dict[str, Rule] = {
             "forward_only": Ignored("follows from the role"),
             "entropy_from_logits_with_chunking": _ALWAYS_CHUNKED,
             "entropy_checkpointing": _ALWAYS_CHUNKED,
+            "use_torch_compile": _NOT_COMPILED,
+            "mixed_precision": Refused("is a section", "set mixed_precision.reduce_dtype, and dtype"),
+            "mixed_precision.buffer_dtype": Refused(
+                "buffers keep the type in which transformers makes them", "leave it out", (None, "fp32", "float32")
+            ),
         },
     ),
-    **_each(_FSDP[2:], {"use_torch_compile": Ignored("follows actor_rollout_ref.actor.use_torch_compile")}),
-    **_each(_MEGATRON, {"forward_only": Ignored("follows from the role")}),
+    **_each(
+        _FSDP_FROZEN,
+        {
+            "optimizer_offload": _NO_OPTIMIZER,
+            "model_dtype": _NO_OPTIMIZER,
+            "mixed_precision.reduce_dtype": _NO_OPTIMIZER,
+        },
+    ),
+    **_each(
+        _FSDP[3:],
+        dict.fromkeys(("offload_policy", "reshard_after_forward", "fsdp_size", "forward_prefetch"), _WHOLE),
+    ),
+    **_each(
+        _MEGATRON,
+        {
+            "forward_only": Ignored("follows from the role"),
+            "use_remove_padding": Ignored("Megatron's layers always get packed sequences"),
+            "grad_offload": Ignored("gradients are freed after each optimizer step: none is left to offload"),
+            "use_mbridge": _OWN_MAPPING,
+            "vanilla_mbridge": _OWN_MAPPING,
+            "dist_checkpointing_path": _NO_SUCH_CHECKPOINT,
+            "dist_checkpointing_prefix": _NO_SUCH_CHECKPOINT,
+        },
+    ),
+    **_each((f"{_REF}.megatron",), {"use_distributed_optimizer": _NO_OPTIMIZER, "optimizer_offload": _NO_OPTIMIZER}),
+    "reward_model.megatron.*": Ignored("reward_model.strategy=megatron is not built yet"),
     **_each(
         (_A, _REF, "critic", "reward_model"),
         {
@@ -187,10 +219,18 @@ LEGACY: dict[str, Rule] = {
     f"{_REF}.entropy_from_logits_with_chunking": _ALWAYS_CHUNKED,
     f"{_REF}.entropy_checkpointing": _ALWAYS_CHUNKED,
     f"{_A}.use_fused_kernels": _ALWAYS_FUSED,
+    f"{_A}.use_torch_compile": _NOT_COMPILED,
+    f"{_REF}.use_torch_compile": _NOT_COMPILED,
+    "critic.nccl_timeout": Ignored("follows actor_rollout_ref.nccl_timeout"),
     f"{_A}.calculate_sum_pi_squared": Ignored("follows what the estimator needs"),
     f"{_A}.sum_pi_squared_checkpointing": _ALWAYS_CHUNKED,
     f"{_REF}.router_replay.*": Ignored("the reference is another policy, and chooses experts of its own"),
     # model
+    f"{_M}.hf_config_path": Refused(
+        "a model's config is read from beside its weights", "put config.json into the model's folder"
+    ),
+    "critic.model.lora.merge": Ignored("no rollout engine has the critic's weights"),
+    "critic.model.tokenizer_path": Ignored("the critic reads the policy's tokens"),
     f"{_M}.use_shm": Ignored("weights are memory-mapped from where they are"),
     "critic.model.use_shm": Ignored("weights are memory-mapped from where they are"),
     "reward_model.model.use_shm": Ignored("weights are memory-mapped from where they are"),
@@ -215,6 +255,9 @@ LEGACY: dict[str, Rule] = {
             "lora.dropout_position": Refused("dropout stands before the adapter", "leave it out", (None, "pre")),
             "lora.a2a_experimental": Refused("is an experiment of another system", "leave it out", (None, False)),
             "lora.freeze_*": Ignored("only adapters are trained under LoRA"),
+            "lora.lora_B_init_method": Refused(
+                "B starts at zero, so that training starts at the model itself", "leave it out", (None, "zero")
+            ),
         },
     ),
     # rollout
@@ -223,12 +266,24 @@ LEGACY: dict[str, Rule] = {
     f"{_RO}.skip_tokenizer_init": Ignored("engines take tokens and give tokens"),
     f"{_RO}.layered_summon": Ignored("weights are always streamed layer by layer"),
     f"{_RO}.layer_name_map.*": Ignored("weights travel under Hugging Face names"),
-    f"{_RO}.profiler.*": Ignored("rollouts share the actor's profiler"),
-    f"{_RO}.profile_*": Ignored("rollouts share the actor's profiler"),
     f"{_RO}.moe_tensor_parallel_size": Ignored("experts are split as the engine splits its other matrices"),
     f"{_RO}.skip_rollout": Refused("rollouts are not read from a file", "leave it out", (None, False)),
     f"{_RO}.skip_dump_dir": Refused("rollouts are not read from a file", "leave it out"),
     f"{_RO}.multi_turn.num_repeat_rollouts": _FOLLOWS_N,
+    **{
+        f"{_RO}.multi_turn.{name}": _ONE_TURN
+        for name in (
+            *("max_assistant_turns", "max_user_turns", "max_parallel_calls", "max_tool_response_length"),
+            *("tool_response_truncate_side", "tool_config_path", "interaction_config_path", "format"),
+            *("tokenization_sanity_check_mode", "use_inference_chat_template"),
+        )
+    },
+    f"{_RO}.agent.num_workers": _ONE_TURN,
+    f"{_RO}.agent.agent_loop_config_path": _ONE_TURN,
+    "data.tool_config_path": _ONE_TURN,
+    f"{_RO}.quantization_config_file": Ignored(f"only with {_RO}.quantization, which is not built yet"),
+    f"{_RO}.prometheus.port": Ignored(f"only with {_RO}.prometheus.enable=True, which is not built yet"),
+    f"{_RO}.prometheus.served_model_name": Ignored(f"only with {_RO}.prometheus.enable=True, which is not built yet"),
     f"{_RO}.trace.backend": Refused(
         "traces go to no service", "set trainer.rollout_data_dir to keep every rollout as jsonl"
     ),
@@ -248,10 +303,19 @@ LEGACY: dict[str, Rule] = {
     "reward_model.reward_loop_source": Refused("managers are chosen by name", "leave it out", (None, "register")),
     "reward_model.reward_loop_module_path": Refused("managers are chosen by name", "use custom_reward_function.path"),
     "reward_model.reward_loop_class_name": Refused("managers are chosen by name", "use custom_reward_function.path"),
-    "reward_model.profiler.*": Ignored("reward models are not profiled"),
     "reward_model.nccl_timeout": Ignored("follows actor_rollout_ref.nccl_timeout"),
     "reward_model.rollout.limit_images": Ignored("a judge reads texts alone"),
     "reward_model.rollout.skip_tokenizer_init": Ignored("engines take tokens and give tokens"),
+    **_each(
+        ("reward_model.rollout",),
+        dict.fromkeys(
+            (
+                *("gpu_memory_utilization", "enforce_eager", "cudagraph_capture_sizes", "load_format"),
+                *("enable_chunked_prefill", "enable_prefix_caching", "disable_log_stats", "engine_kwargs*"),
+            ),
+            _OWN_JUDGE,
+        ),
+    ),
     # data
     "data.return_raw_chat": Ignored("messages are always kept"),
     "data.return_raw_input_ids": Ignored("prompt tokens are always kept"),
@@ -267,8 +331,13 @@ LEGACY: dict[str, Rule] = {
     "trainer.use_v1": Ignored("there is one trainer"),
     "trainer.v1.*": Refused("there is one trainer, and it is synchronous", "leave it out"),
     "transfer_queue.*": Refused("tensors travel without a queue service", "leave it out", (None, False)),
-    **_each((_A, _REF, "critic"), {"profile*.discrete": _EACH_PHASE, "profile_discrete": _EACH_PHASE}),
-    "profile.options.*": Ignored("what a trace holds is chosen by the role's profiler.tool_config"),
+    **_each((_A, _REF, _RO, "critic", "reward_model"), {"profile*": _NOT_PROFILED}),
+    **_each(
+        ("global_profiler",),
+        dict.fromkeys(("steps", "profile_continuous_steps", "save_path", "global_tool_config*"), _NOT_PROFILED),
+    ),
+    "trainer.profile_steps": _NOT_PROFILED,
+    "profile.options.*": _NOT_PROFILED,
     "hydra.*": Ignored("Hydra's own run folder and logging are not used"),
 }
 
@@ -285,6 +354,11 @@ def rule_for(key: str) -> Rule | None:
     return None
 
 
+def is_section(key: str) -> bool:
+    """True if rules here are for keys inside `key`."""
+    return any(pattern.startswith(f"{key}.") for pattern in LEGACY)
+
+
 def _refers(value: Any) -> bool:
     """A reference to another key, as whole config files hold them, asks for nothing by itself."""
     return isinstance(value, str) and value.startswith("${")
@@ -296,7 +370,9 @@ def translate(key: str, value: Any) -> tuple[tuple[str, Any] | None, str | None]
         case None:
             return (key, value), None
         case Mapped(to=to, value=convert):
-            return (to, convert(value)), f"{key} is called {to} here"
+            named = f"{key} is called {to} here"
+            found, said = translate(to, convert(value))  # the other name may have a rule of its own
+            return found, f"{named}, and {said}" if said else named
         case Ignored(why=why):
             return None, f"{key}={value} is ignored: {why}"
         case Refused(why=why, harmless=harmless) if value in harmless or _refers(value):

@@ -94,8 +94,6 @@ GUIDE: dict[str, Any] = {
 }
 GUIDE_GPUS_PER_NODE, GUIDE_NPUS_PER_NODE = 8, 16
 ON_NPU: dict[str, Any] = {
-    "actor_rollout_ref.actor.use_torch_compile": False,
-    "actor_rollout_ref.ref.use_torch_compile": False,
     "actor_rollout_ref.rollout.gpu_memory_utilization": 0.3,
     "actor_rollout_ref.rollout.enable_chunked_prefill": False,
 }

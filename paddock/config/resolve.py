@@ -46,7 +46,7 @@ def resolve(config: Config, origins: dict[str, str], machine: Machine) -> list[s
     _roles(config, fill)
     _reward_components(config, origins)
     _seeds_and_loggers(config, fill, machine)
-    return _validation_files(config, fill) + _unused_row_counts(config, origins)
+    return _validation_files(config, fill) + _unused_row_counts(config)
 
 
 class _Filler:
@@ -189,7 +189,7 @@ def _validation_files(config: Config, fill: _Filler) -> list[str]:
     return [] if found else ["data.val_files is unset: there will be no validation"]
 
 
-def _unused_row_counts(config: Config, origins: dict[str, str]) -> list[str]:
+def _unused_row_counts(config: Config) -> list[str]:
     return [
         f"{section}.{rows}={tree.get(config, f'{section}.{rows}')} is not used: {section}.{switch}=True packs by tokens"
         for section, rows, switch in MICRO_BATCHES

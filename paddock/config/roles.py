@@ -9,11 +9,12 @@ from paddock.config.engine import (
     DTYPES,
     STRATEGIES,
     CheckpointConfig,
+    FrozenMegatronConfig,
     FSDPConfig,
     MegatronConfig,
     OptimConfig,
-    ProfilerConfig,
     RouterReplayConfig,
+    ShardedConfig,
 )
 from paddock.config.field import follows, key, section
 
@@ -47,10 +48,13 @@ class LoraConfig:
     target_modules: list[str] = key(["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"], "layers that get one")
     exclude_modules: list[str] = key([], "layers that get none")
     lora_A_init_method: str = key("xavier", "initial A", choices=("xavier", "kaiming", "normal"))
-    lora_B_init_method: str = key("zero", "initial B", choices=("zero",))
     adapter_path: str | None = key(None, "adapter to start from", path=True)
-    merge: bool = key(False, "hand merged weights to the rollout engine instead of the adapter")
     dtype: str | None = key(None, "type of the adapters; unset: the model's", choices=DTYPES)
+
+
+@dataclass
+class PolicyLoraConfig(LoraConfig):
+    merge: bool = key(False, "hand merged weights to the rollout engine instead of the adapter")
 
 
 @dataclass
@@ -60,7 +64,6 @@ class ModelConfig:
         "local folder or hub name; unset: a small built-in model, or Qwen2-7B-Instruct if data or hardware is named",
         path=True,
     )
-    hf_config_path: str | None = key(None, "config.json from another place", path=True)
     tokenizer_path: str | None = key(None, "tokenizer; unset: beside the model", path=True)
     trust_remote_code: bool = key(False, "run model code that comes with the weights")
     custom_chat_template: str | None = key(None, "Jinja chat template instead of the tokenizer's")
@@ -74,7 +77,7 @@ class ModelConfig:
     target_modules: Any = key("all-linear", "layers that get an adapter: a name, a pattern or a list")
     exclude_modules: Any = key(None, "layers that get none")
     lora_adapter_path: str | None = key(None, "adapter to start from", path=True)
-    lora: LoraConfig = section(LoraConfig)
+    lora: PolicyLoraConfig = section(PolicyLoraConfig)
 
 
 @dataclass
@@ -112,37 +115,27 @@ class ActorConfig:
         None, "divisor of seq-mean-token-sum-norm; unset: data.max_response_length", above=0
     )
     entropy_coeff: float = key(0.0, "weight of the entropy bonus")
-    calculate_entropy: bool = key(False, "report entropy also where no bonus needs it")
+    calculate_entropy: bool = key(True, "compute and report entropy; False: only if entropy_coeff needs it")
     use_kl_loss: bool = key(False, "add KL(policy | reference) to the loss")
     kl_loss_coef: float = key(0.001, "weight of that KL", low=0)
     kl_loss_type: str = key("low_var_kl", "its estimator; `+`: straight-through k2 gradient", choices=KL_KINDS)
     use_prefix_grouper: bool | None = key(
         None, "compute a group's shared prompt once in training; unset: where that is possible"
     )
-    use_torch_compile: bool = key(True, "compile layers where it pays")
     ulysses_sequence_parallel_size: int = key(1, "ranks that share each sequence (FSDP)", low=1)
     freeze_vision_tower: bool = key(False, "do not train the vision tower")
     optim: OptimConfig = section(OptimConfig)
     fsdp_config: FSDPConfig = section(FSDPConfig)
     megatron: MegatronConfig = section(MegatronConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig)
-    profiler: ProfilerConfig = section(ProfilerConfig)
     router_replay: RouterReplayConfig = section(RouterReplayConfig)
-
-    @property
-    def clip_low(self) -> float:
-        return self.clip_ratio if self.clip_ratio_low is None else self.clip_ratio_low
-
-    @property
-    def clip_high(self) -> float:
-        return self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
 
 
 _ACTOR = "actor_rollout_ref.actor"
 
 
 @dataclass
-class RefMegatronConfig(MegatronConfig):
+class RefMegatronConfig(FrozenMegatronConfig):
     tensor_model_parallel_size: int = follows(f"{_ACTOR}.megatron.tensor_model_parallel_size", "as the actor", low=1)
     pipeline_model_parallel_size: int = follows(
         f"{_ACTOR}.megatron.pipeline_model_parallel_size", "as the actor", low=1
@@ -159,9 +152,6 @@ class RefMegatronConfig(MegatronConfig):
     override_transformer_config: dict[str, Any] = follows(
         f"{_ACTOR}.megatron.override_transformer_config", "as the actor"
     )
-    use_mbridge: bool = follows(f"{_ACTOR}.megatron.use_mbridge", "as the actor")
-    vanilla_mbridge: bool = follows(f"{_ACTOR}.megatron.vanilla_mbridge", "as the actor")
-    use_remove_padding: bool = follows(f"{_ACTOR}.megatron.use_remove_padding", "as the actor")
     seed: int = follows(f"{_ACTOR}.megatron.seed", "as the actor")
 
 
@@ -172,10 +162,8 @@ class RefConfig:
     log_prob_use_dynamic_bsz: bool | None = key(None, "by token budget; unset: unless a row count is set")
     log_prob_max_token_len_per_gpu: int = follows(f"{_ACTOR}.ppo_max_token_len_per_gpu", "token budget", low=1)
     ulysses_sequence_parallel_size: int = follows(f"{_ACTOR}.ulysses_sequence_parallel_size", "as the actor", low=1)
-    use_torch_compile: bool = follows(f"{_ACTOR}.use_torch_compile", "as the actor")
-    fsdp_config: FSDPConfig = section(FSDPConfig)
+    fsdp_config: ShardedConfig = section(ShardedConfig)
     megatron: RefMegatronConfig = section(RefMegatronConfig)
-    profiler: ProfilerConfig = section(ProfilerConfig)
 
 
 @dataclass
@@ -190,27 +178,11 @@ class ValidationSamplingConfig:
 @dataclass
 class MultiTurnConfig:
     enable: bool = key(False, "conversations with tools or an environment")
-    max_assistant_turns: int | None = key(None, "most turns of the policy", low=1)
-    max_user_turns: int | None = key(None, "most turns of the environment", low=1)
-    max_parallel_calls: int = key(1, "tool calls per turn", low=1)
-    max_tool_response_length: int = key(256, "longest tool answer, in characters", low=1)
-    tool_response_truncate_side: str = key(
-        "middle", "where a long tool answer is cut", choices=("left", "middle", "right")
-    )
-    tool_config_path: str | None = key(None, "YAML that lists the tools", path=True)
-    interaction_config_path: str | None = key(None, "YAML that lists the environments", path=True)
-    format: str = key("hermes", "how the model writes tool calls")
-    tokenization_sanity_check_mode: str = key(
-        "strict", "check that tokens and text agree", choices=("strict", "ignore_strippable", "disable")
-    )
-    use_inference_chat_template: bool = key(False, "template of the inference engine between turns")
 
 
 @dataclass
 class AgentConfig:
-    num_workers: int = key(8, "agent loops at a time, in workers", low=1)
     default_agent_loop: str = key("single_turn_agent", "loop of rows without agent_name")
-    agent_loop_config_path: str | None = key(None, "YAML that lists further loops", path=True)
 
 
 @dataclass
@@ -231,8 +203,6 @@ class EngineArguments:
 @dataclass
 class PrometheusConfig:
     enable: bool = key(False, "serve engine metrics")
-    port: int = key(9090, "at this port", low=1, high=65535)
-    served_model_name: str | None = key(None, "under this name; unset: the model's path")
 
 
 @dataclass
@@ -287,7 +257,6 @@ class RolloutConfig:
     log_prob_max_token_len_per_gpu: int = follows(f"{_ACTOR}.ppo_max_token_len_per_gpu", "token budget", low=1)
     enable_rollout_routing_replay: bool = key(False, "return the experts chosen in rollout")
     quantization: str | None = key(None, "quantised rollout weights", choices=("fp8", "torchao"))
-    quantization_config_file: str | None = key(None, "its settings", path=True)
     val_kwargs: ValidationSamplingConfig = section(ValidationSamplingConfig)
     multi_turn: MultiTurnConfig = section(MultiTurnConfig)
     agent: AgentConfig = section(AgentConfig)
@@ -317,7 +286,6 @@ _MODEL = "actor_rollout_ref.model"
 @dataclass
 class CriticModelConfig:
     path: str | None = follows(f"{_MODEL}.path", "backbone of the critic", path=True)
-    tokenizer_path: str | None = follows(f"{_MODEL}.tokenizer_path", "its tokenizer", path=True)
     external_lib: str | None = follows(f"{_MODEL}.external_lib", "module imported first")
     trust_remote_code: bool = follows(f"{_MODEL}.trust_remote_code", "run model code that comes with the weights")
     override_config: dict[str, Any] = key({}, "fields of the model's own config.json")
@@ -355,6 +323,4 @@ class CriticConfig:
     cliprange_value: float = key(0.5, "clip range of the value loss", above=0)
     loss_agg_mode: str = key("token-mean", "how token losses become one number", choices=AGGREGATIONS)
     ulysses_sequence_parallel_size: int = key(1, "ranks that share each sequence (FSDP)", low=1)
-    nccl_timeout: int = follows("actor_rollout_ref.nccl_timeout", "seconds until a collective counts as hung", low=1)
     checkpoint: CheckpointConfig = section(CheckpointConfig)
-    profiler: ProfilerConfig = section(ProfilerConfig)

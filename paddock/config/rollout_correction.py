@@ -7,6 +7,7 @@ says how their ratio is used: importance weights, rejection of tokens or rows, b
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -91,13 +92,16 @@ class CorrectionPlan:
         return self.weights is not None or bool(self.rejections) or self.bypass
 
 
-def preset_values(name: str) -> dict[str, Any]:
-    """What a preset sets; keys that the user writes win over it."""
+def preset_settings(chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """Returns the preset that `chosen` names and the keys that it sets, which those that the user writes win over."""
+    name = chosen.get(f"{KEY}.preset")
+    if not name:
+        return None
     if name not in PRESETS:
         raise UserError(
             "is no known preset", key=f"{KEY}.preset", value=name, fix=f"use one of {', '.join(sorted(PRESETS))}"
         )
-    return PRESETS[name]
+    return name, {f"{KEY}.{key}": value for key, value in PRESETS[name].items()}
 
 
 def parse(config: Any) -> CorrectionPlan:

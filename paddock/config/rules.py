@@ -533,6 +533,14 @@ RULES: tuple[Callable[[Config], None], ...] = (
 )
 
 
+COPIES_ONLY = (
+    *("gpu_memory_utilization", "pipeline_model_parallel_size", "data_parallel_size", "expert_parallel_size"),
+    *("enable_chunked_prefill", "enable_prefix_caching", "cudagraph_capture_sizes", "load_format", "logprobs_mode"),
+    *("scheduling_policy", "disable_log_stats", "multi_stage_wake_up", "checkpoint_engine.", "engine_kwargs."),
+)
+"""Keys of the rollout, or sections, that only an engine with a copy of the weights reads."""
+
+
 def _warnings(config: Config, origins: dict[str, str]) -> Iterator[str]:
     """Keys that the user set and that this run does not read."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -548,6 +556,8 @@ def _warnings(config: Config, origins: dict[str, str]) -> Iterator[str]:
             yield f"{key} has no effect: no judge writes; a classifier runs without an engine of its own"
         elif key == f"{_RO}.tensor_model_parallel_size" and engine_size(config) < (tree.get(config, key) or 1):
             yield f"{key}={tree.get(config, key)} has no effect: {_RO}.name={rollout.name} runs on one device"
+        elif rollout.name in ("embedded", "hf") and key.startswith(tuple(f"{_RO}.{name}" for name in COPIES_ONLY)):
+            yield f"{key} has no effect: {_RO}.name={rollout.name} runs the actor's own weights"
         elif key in (f"{_RO}.nnodes", f"{_RO}.n_gpus_per_node") and not rolls_out_apart(config):
             yield f"{key} has no effect: actor and rollout share devices, actor_rollout_ref.hybrid_engine=True"
 

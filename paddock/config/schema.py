@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.config.engine import DTYPES, STRATEGIES, FSDPConfig, MegatronConfig
+from paddock.config.engine import DTYPES, STRATEGIES, FrozenConfig
 from paddock.config.field import follows, key, section
 from paddock.config.roles import KL_KINDS, ROLLOUT_ENGINES, ActorRolloutRefConfig, CriticConfig
 
@@ -57,13 +57,10 @@ class DataConfig:
     shuffle: bool = key(True, "shuffle the training rows each epoch")
     validation_shuffle: bool = key(False, "shuffle the validation rows")
     seed: int | None = key(None, "seed of the shuffle; unset: trainer.seed")
-    dataloader_num_workers: int = key(8, "processes that tokenise ahead", low=0)
+    dataloader_num_workers: int = key(8, "above 0: tokenise the next batch while this one is trained on", low=0)
     tokenizer: str | None = key(None, "tokenizer; unset: the model's", path=True)
     trust_remote_code: bool = follows("actor_rollout_ref.model.trust_remote_code", "for the tokenizer")
     apply_chat_template_kwargs: dict[str, Any] = key({}, "arguments of the chat template")
-    tool_config_path: str | None = follows(
-        "actor_rollout_ref.rollout.multi_turn.tool_config_path", "tools shown in the prompt", path=True
-    )
     custom_cls: PluginConfig = section(PluginConfig)
     sampler: SamplerConfig = section(SamplerConfig)
 
@@ -130,7 +127,7 @@ class RewardModelModelConfig:
     trust_remote_code: bool = key(False, "run model code that comes with the weights")
     override_config: dict[str, Any] = key({}, "fields of the model's own config.json")
     use_remove_padding: bool = key(True, "pack sequences instead of padding them")
-    fsdp_config: FSDPConfig = section(FSDPConfig)
+    fsdp_config: FrozenConfig = section(FrozenConfig)
 
 
 @dataclass
@@ -139,23 +136,15 @@ class RewardRolloutConfig:
 
     name: str | None = key(None, "engine; unset: as actor_rollout_ref.rollout.name", choices=ROLLOUT_ENGINES)
     dtype: str = key("bfloat16", "type in which it computes", choices=DTYPES)
-    gpu_memory_utilization: float = key(0.5, "share of GPU memory it may use", above=0, high=1)
     tensor_model_parallel_size: int = key(1, "ranks that share its weights", low=1)
     data_parallel_size: int = key(1, "copies that share expert layers", low=1)
     expert_parallel_size: int = key(1, "ranks that share the experts", low=1)
     max_num_batched_tokens: int = key(8192, "tokens per engine step", low=1)
     max_num_seqs: int = key(1024, "sequences at a time", low=1)
     max_model_len: int | None = key(None, "longest sequence; unset: prompt + response", low=1)
-    enforce_eager: bool = key(True, "no CUDA graphs")
-    cudagraph_capture_sizes: list[int] | None = key(None, "batch sizes captured as CUDA graphs")
     free_cache_engine: bool = key(True, "give memory back while training")
-    load_format: str = key("auto", "how weights are loaded")
-    enable_chunked_prefill: bool = key(True, "mix prefill into decode steps")
-    enable_prefix_caching: bool = key(True, "compute a shared prefix once")
-    disable_log_stats: bool = key(True, "no periodic statistics of the engine")
     prompt_length: int = key(2048, "longest prompt of a judge", low=1)
     response_length: int = key(2048, "longest answer of a judge", low=1)
-    engine_kwargs: dict[str, Any] = key({}, "further arguments of the engine")
 
 
 @dataclass
@@ -231,7 +220,6 @@ class RewardModelConfig:
     nnodes: int = key(0, "nodes of that pool", low=0)
     strategy: str = follows("actor_rollout_ref.actor.strategy", "engine", choices=STRATEGIES)
     model: RewardModelModelConfig = section(RewardModelModelConfig)
-    megatron: MegatronConfig = section(MegatronConfig, use_distributed_optimizer=False)
     micro_batch_size_per_gpu: int | None = key(None, "rows per forward; unset: a token budget", low=1)
     use_dynamic_bsz: bool | None = key(None, "by token budget; unset: unless a row count is set")
     forward_max_token_len_per_gpu: int = follows("critic.forward_max_token_len_per_gpu", "token budget", low=1)
@@ -314,10 +302,6 @@ class TrainerConfig:
 @dataclass
 class GlobalProfilerConfig:
     tool: str | None = key(None, "profiler", choices=("nsys", "npu", "torch", "torch_memory"))
-    steps: list[int] | None = key(None, "steps to profile")
-    profile_continuous_steps: bool = key(False, "one trace over neighbouring steps")
-    save_path: str = key("outputs/profile", "where traces go", path=True)
-    global_tool_config: dict[str, Any] = key({}, "options of the tool: nsys, torch_memory")
 
 
 @dataclass

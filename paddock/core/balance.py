@@ -87,10 +87,10 @@ def split_into(
 
 
 def token_budget_micro_batches(
-    lengths: Sequence[int], budget: int, min_count: int = 1, key: str = "ppo_max_token_len_per_gpu"
+    lengths: Sequence[int], budget: int, key: str = "ppo_max_token_len_per_gpu"
 ) -> list[list[int]]:
-    """As few micro-batches as the token budget allows, but ``min_count`` at least."""
-    return split_into(lengths, max(needed_micro_batches(lengths, budget, key), min_count), budget, key)
+    """As few micro-batches as the token budget allows."""
+    return split_into(lengths, needed_micro_batches(lengths, budget, key), budget, key)
 
 
 def pack(lengths: Sequence[int], budget: int, key: str) -> list[list[int]]:

@@ -100,16 +100,6 @@ class Batch:
         picked = {name: column[index] for name, column in self.columns().items()}
         return Batch(**picked, extras={name: [values[i] for i in positions] for name, values in self.extras.items()})
 
-    def in_order_of(self, rows: PerRow) -> Batch:
-        """The batch's rows with these ids, in this order: a join by id."""
-        place = {row: i for i, row in enumerate(self.row.tolist())}
-        if len(place) != len(self):
-            raise ValueError("row ids repeat in the batch: a join by id is ambiguous")
-        wanted = rows.tolist()
-        if missing := [row for row in wanted if row not in place]:
-            raise ValueError(f"the batch has no rows {missing}")
-        return self.rows(torch.tensor([place[row] for row in wanted], dtype=torch.long))
-
     def to(self, device: torch.device | str) -> Batch:
         return self.with_(**{name: column.to(device) for name, column in self.columns().items()})
 

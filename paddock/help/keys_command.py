@@ -8,18 +8,20 @@ import textwrap
 from collections import Counter
 
 from paddock.config import legacy, tree
+from paddock.config.refusals import NOT_BUILT
 from paddock.errors import UserError
 from paddock.help.entry import Entry, commands_reading, entries, followers, set_elsewhere
 from paddock.help.known import readers
 from paddock.help.pages import PAGES
 from paddock.help.show import width
-from paddock.preflight import NOT_BUILT
 
 WHOLE, MOST = 3, 25
 """Up to so many keys are shown with all that is known, and up to so many on a line each."""
 COMMON = list(dict.fromkeys(key for page in PAGES.values() for key in page.keys))
 """Keys that a page of help shows come before others that fit as well."""
 WORD = re.compile(r"[a-z0-9]+")
+CHECKING = ("plan.", "preflight", "config.rules", "config.refusals")
+"""Modules that compare a key with others or show it; none of them acts on it."""
 LIKE = 0.8  # share of letters in which a misspelt word agrees
 
 
@@ -133,7 +135,7 @@ def becomes(key: str, rule: legacy.Rule) -> str:
 
 def line(entry: Entry) -> str:
     head = f"  {entry.key} = {entry.default.removeprefix('= ')}"
-    return f"{head:<70} {entry.meaning}" + ("" if readers(entry.key) else " [read nowhere]")
+    return f"{head:<70} {entry.meaning}" + (" [not built yet]" if entry.key in NOT_BUILT else "")
 
 
 def whole(entry: Entry) -> str:
@@ -157,11 +159,9 @@ def whole(entry: Entry) -> str:
 
 
 def reading(key: str) -> str:
-    """The modules that read a key, or the fact that none does."""
+    """Returns the modules that read a key, and whether they only check it."""
     modules = ", ".join(f"paddock.{module}" for module in readers(key))
     if key in NOT_BUILT:
         return f"{modules}; not built yet: training refuses any value but the default"
-    if not modules:
-        return "no module: the key is accepted, and has no effect in this version"
-    own = {module.split(".")[0] for module in readers(key)}
-    return f"{modules} (checked and planned with only)" if own <= {"config", "plan", "preflight"} else modules
+    checked = all(module.startswith(CHECKING) for module in readers(key))
+    return f"{modules} (checked and planned with only)" if checked else modules

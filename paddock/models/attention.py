@@ -138,7 +138,7 @@ def hidden_states(
 ) -> Tensor:
     """The last hidden states ``[N, L, hidden]`` of a causal LM, or of a bare backbone; ``positions [N, L]``.
 
-    By the model's fused forward, if it has one (see fused.py), else by its modules.
+    By the model's fused forward, if it has one (see models/fused), else by its modules.
     """
     decoder = vars(model.base_model).get(FUSED)
     if decoder:  # one without experts

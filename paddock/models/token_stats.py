@@ -43,7 +43,7 @@ class Head:
     scale: float = 1.0
     softcap: float | None = None
     exact: bool = False
-    """A row's logits do not depend on the other rows, bit by bit (see fused.py)."""
+    """A row's logits do not depend on the other rows, bit by bit (see models/fused)."""
     never: tuple[int, ...] = ()
     """Words that have probability 0: see `vision_tokens`."""
     first: int = 0

@@ -48,7 +48,6 @@ MEGATRON_SECTIONS = {
     "actor": f"{ACTOR}.megatron",
     "reference": f"{REF}.megatron",
     "critic": "critic.megatron",
-    "reward_model": "reward_model.megatron",
 }
 # phase: role, field, section, key that counts rows, key that counts tokens
 MICRO_BATCHES = {

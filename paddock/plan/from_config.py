@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from paddock.config import rollout_correction
-from paddock.config.engine import FSDPConfig, MegatronConfig
+from paddock.config.engine import FrozenConfig, FrozenMegatronConfig, FSDPConfig, MegatronConfig, ShardedConfig
 from paddock.config.recipes import recipe_of
 from paddock.config.resolve import MICRO_BATCHES
 from paddock.config.roles import ActorConfig, CriticConfig, CriticModelConfig, ModelConfig, RefConfig
@@ -162,7 +162,7 @@ def lora_rank(model: ModelConfig | CriticModelConfig) -> int:
 
 def _reference(config: Config, shape: ModelShape) -> Role:
     ref = config.actor_rollout_ref.ref
-    offload: FSDPConfig | MegatronConfig = ref.megatron if ref.strategy == "megatron" else ref.fsdp_config
+    offload: FrozenConfig | FrozenMegatronConfig = ref.megatron if ref.strategy == "megatron" else ref.fsdp_config
     most = _rows_of_a_step(config, ref) * _row_tokens(config)
     return Role(
         borrowed=trains_adapters(config),
@@ -191,7 +191,7 @@ def _rows_of_a_step(config: Config, role: ActorConfig | RefConfig | CriticConfig
     return -(-rows // data_parallel_size(config, role))
 
 
-def _split(config: Config, role: ActorConfig | RefConfig | CriticConfig, fsdp: FSDPConfig) -> Fsdp | Megatron:
+def _split(config: Config, role: ActorConfig | RefConfig | CriticConfig, fsdp: ShardedConfig) -> Fsdp | Megatron:
     world = pool_size(config, role)
     if role.strategy == "megatron":
         m = role.megatron
@@ -202,7 +202,7 @@ def _split(config: Config, role: ActorConfig | RefConfig | CriticConfig, fsdp: F
             context=m.context_parallel_size,
             expert=m.expert_model_parallel_size,
             expert_tensor=m.expert_tensor_parallel_size,
-            distributed_optimizer=m.use_distributed_optimizer,
+            distributed_optimizer=not isinstance(m, MegatronConfig) or m.use_distributed_optimizer,
             host_optimizer=_host_optimizer(role),
         )
     degree = world if fsdp.fsdp_size < 1 else min(fsdp.fsdp_size, world)

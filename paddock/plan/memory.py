@@ -38,7 +38,7 @@ PREFETCHED = {"reward": "reference", "log_probs": "reference"}
 UPDATE_PHASES = {"update_critic": "critic", "update_actor": "actor"}
 TRAINED = tuple(UPDATE_PHASES.values())
 
-Engine = Literal["embedded", "hf", "vllm", "sglang", "trtllm"]
+Engine = Literal["embedded", "hf", "vllm", "sglang"]
 
 
 def share(amount: int, ways: int) -> int:

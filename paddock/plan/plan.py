@@ -8,13 +8,16 @@ from typing import Any
 from paddock.config.load import Loaded
 from paddock.config.paths import BUILTIN
 from paddock.config.recipes import recipe_of
+from paddock.config.refusals import refused
 from paddock.config.schema import Config
 from paddock.config.topology import needs_reference
+from paddock.errors import FIX
 from paddock.plan.advice import Advice, advise
 from paddock.plan.arithmetic import BatchPlan, DataFile, batch_plan, data_files
 from paddock.plan.duration import Duration
 from paddock.plan.from_config import advice_facts, job, seconds
 from paddock.plan.memory import Job, MemoryPlan, estimate
+from paddock.preflight import stops_here
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,15 @@ class Plan:
         missing = [file.note for file in [*self.train_files, *self.val_files] if file.note]
         path = self.loaded.config.actor_rollout_ref.model.path
         unknown = [] if self.memory else [f"the shape of {path} is not known: give a folder with a config.json"]
-        return [*self.loaded.warnings, *missing, *unknown]
+        return [*self.refusals, *self.loaded.warnings, *missing, *unknown]
+
+    @property
+    def refusals(self) -> list[str]:
+        """Returns what `paddock train` would answer in place of training: on any machine, and on this one."""
+        config = self.loaded.config
+        anywhere = [f"training refuses it: {error}" for error in refused(config)]
+        here = [f"training does not start on this machine: {error}" for error in stops_here(config)]
+        return [text.replace(FIX, "; fix: ") for text in (*anywhere, *here)]
 
 
 def make(loaded: Loaded, gpu: str | None = None, assumed_rows: int | None = None, strict: bool = True) -> Plan:

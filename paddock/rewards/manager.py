@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from paddock.algorithms.selection import overlong_penalty
+from paddock.config.refusals import limited_calls_are_a_functions
 from paddock.config.rewards import Part, reward_parts
 from paddock.config.schema import Config
 from paddock.core.batch import Batch, PerRow, PerToken
@@ -51,6 +52,7 @@ class RewardManager:
 
     def __init__(self, config: Config):
         self.config = config.reward_model
+        limited_calls_are_a_functions(config)
         self.parts = [component_of(part, config) for part in reward_parts(config)]
         """All that the config names; empty if each row's data_source picks a rule."""
         self.weighted = config.custom_reward_function.weights is not None
@@ -210,13 +212,6 @@ class RewardManager:
         config = self.config
         if config.reward_manager != "rate_limited":
             return self.rule_pool
-        if all(part.rule for part in self.parts):
-            raise UserError(
-                "limits the calls of a function of your own, and none is named",
-                key="reward_model.reward_manager",
-                value=config.reward_manager,
-                fix="custom_reward_function.path=my_reward.py, or reward_model.reward_manager=naive",
-            )
         return LimitedPool(
             config.num_workers or 1,
             config.timeout,

@@ -57,11 +57,6 @@ def thought_and_boxed(
     return _unless_undecided({"score": score, "acc": verdict.equal, "format": in_format}, verdict)
 
 
-def equivalent(answer: str, truth: str) -> bool:
-    """Whether the answer is the truth, as mathematics; False as well if that takes too long to decide."""
-    return compared(answer, truth).equal
-
-
 def _boxed_verdict(response: str, truth: str) -> Verdict:
     r"""The last box counts; `\boxed{1} and \boxed{2}` counts as `1, 2` too."""
     boxes = last_boxes(response)

@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 
 from paddock import __version__
-from paddock.config import tree
+from paddock.config.refusals import checkpoints_wait_for_steps
 from paddock.config.schema import Config, TrainerConfig
 from paddock.errors import UserError
 from paddock.trainer.files import REFUSALS, replacing, sync_folder, unwritable
@@ -39,7 +39,6 @@ LATEST = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
 FORMAT = 1
 NATIVE_REFUSALS = ("inline_container.cc", "No space left on device")  # of torch.save, of others
-ASYNC_SAVE = ("actor_rollout_ref.actor.checkpoint.async_save", "critic.checkpoint.async_save")
 
 
 @dataclass(frozen=True)
@@ -312,14 +311,7 @@ def disk_refusal(error: BaseException) -> OSError | None:
 
 def checkpoint_store(config: Config) -> CheckpointStore:
     """The store of a run. One folder holds actor and critic, so the larger of the two limits counts."""
-    for key in ASYNC_SAVE:
-        if tree.get(config, key):
-            raise UserError(
-                "checkpoints are written between steps, not while the next one runs",
-                key=key,
-                value=True,
-                fix=f"{key}=False; a larger trainer.save_freq makes saving cheaper",
-            )
+    checkpoints_wait_for_steps(config)
     trainer = config.trainer
     limits = [n for n in (trainer.max_actor_ckpt_to_keep, trainer.max_critic_ckpt_to_keep) if n is not None]
     return CheckpointStore(trainer.default_local_dir, max(limits, default=None))

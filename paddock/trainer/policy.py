@@ -58,7 +58,7 @@ def open_tokenizer(config: Config) -> Any:
     if model.external_lib:
         import_plugin(model.external_lib, "actor_rollout_ref.model.external_lib")
     path = config.data.tokenizer or model.tokenizer_path or model.path or ""
-    return load_tokenizer(path, model.trust_remote_code, model.custom_chat_template)
+    return load_tokenizer(path, config.data.trust_remote_code, model.custom_chat_template)
 
 
 def require_one_device(config: Config) -> None:

@@ -8,11 +8,9 @@ from contextlib import ExitStack, closing
 from paddock.config.schema import Config
 from paddock.config.topology import pools
 from paddock.core.device import seed_all
-from paddock.core.registry import import_plugin
 from paddock.data.dataset import MODEL, PromptDataset
 from paddock.data.loader import Loader
 from paddock.models.image_reader import ImageReader
-from paddock.models.load import load_tokenizer
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.trainer.checkpoint import CheckpointStore, checkpoint_store, resume_point
@@ -22,6 +20,7 @@ from paddock.trainer.lifecycle import Outcome, with_restarts
 from paddock.trainer.lock import FolderLock
 from paddock.trainer.loop import Trainer
 from paddock.trainer.model_rewards import open_models, training_styles, validation_styles
+from paddock.trainer.policy import open_tokenizer
 from paddock.trainer.tracking import Tracker
 from paddock.trainer.validation import Validation
 from paddock.workers.roles import build
@@ -40,16 +39,9 @@ def train(config: Config, launch: Launch = TRAIN) -> Outcome:
 
 def attempt(config: Config, launch: Launch, store: CheckpointStore, lock: FolderLock) -> Outcome:
     """From the newest checkpoint to the end, unless a worker is lost."""
-    model = config.actor_rollout_ref.model
-    if model.external_lib:
-        import_plugin(model.external_lib, "actor_rollout_ref.model.external_lib")
+    tokenizer = open_tokenizer(config)
     seed_all(config.trainer.seed)
     with ExitStack() as open_things:
-        tokenizer = load_tokenizer(
-            config.data.tokenizer or model.tokenizer_path or model.path or "",
-            model.trust_remote_code,
-            model.custom_chat_template,
-        )
         reader = ImageReader.of(config)
         log.info("reading %s", config.data.train_files)
         dataset = PromptDataset.train(config.data, tokenizer, reader)
@@ -61,7 +53,7 @@ def attempt(config: Config, launch: Launch, store: CheckpointStore, lock: Folder
         first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
         rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.place,
                                     row.written_prompt) for row in first])  # fmt: skip
-        log.info("loading the weights of %s", model.path)
+        log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
         roles = open_things.enter_context(closing(build(config, tokenizer, total_steps)))
         models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)
         if models:

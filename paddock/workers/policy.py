@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paddock.algorithms.losses import POLICY_LOSS, LossInputs, policy_loss_terms
+from paddock.algorithms.losses import POLICY_LOSS, LossInputs, policy_loss_terms, wanted_columns
 from paddock.algorithms.rollout_gap import gap_shares
 from paddock.config import rollout_correction
 from paddock.config.schema import Config
@@ -23,12 +23,11 @@ from paddock.workers.updates import Metrics, UpdatePlan, actor_plan
 class Policy(TrainedRole):
     """A language model that gives log-probs; the actor is also updated."""
 
-    wants = frozenset({"log_probs", "entropy"})
-
     def __init__(self, engine: TrainEngine, config: Config, name: str = "actor"):
         super().__init__(engine, name)
         self.config = config
         self.loss_keys = loss_settings(config)
+        self.wants = wanted_columns(self.loss_keys)
 
     def log_probs(self, batch: Batch) -> PerToken:
         log_probs = self.forward(batch, frozenset({"log_probs"})).log_probs

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from paddock.config.load import load
-from paddock.config.rollout_correction import PRESETS, CorrectionPlan, Rejection, parse, preset_values
+from paddock.config.rollout_correction import KEY, PRESETS, CorrectionPlan, Rejection, parse, preset_settings
 from paddock.errors import UserError
 
 GEO = Rejection("seq_mean", "k1", math.log(0.999), math.log(1.001))
@@ -45,7 +45,11 @@ def plan_of(**keys):
 
 
 def test_every_preset_means_what_its_name_says():
-    assert {name: plan_of(**preset_values(name)) for name in PRESETS} == EXPECTED
+    def values(name):
+        found, settings = preset_settings({f"{KEY}.preset": name})
+        return {key.removeprefix(f"{KEY}."): value for key, value in settings.items() if found == name}
+
+    assert {name: plan_of(**values(name)) for name in PRESETS} == EXPECTED
 
 
 def test_the_launch_default_corrects_nothing():

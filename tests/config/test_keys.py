@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
-from conftest import ROOT
 
 from paddock.config import legacy, tree
 from paddock.config.load import load
 from paddock.errors import UserError
 
-REFERENCE = ROOT.parent / "shared" / "reference"
+LAUNCH_KEYS = Path(__file__).with_name("launch_keys.tsv")
 MISSION_KEYS = [
     "actor_rollout_ref.rollout.n",
     "actor_rollout_ref.actor.optim.lr",
@@ -57,28 +58,21 @@ def test_keys_of_the_guide_are_real_fields(key):
     assert legacy.rule_for(key) is None
 
 
-def _reference_lines(name: str) -> list[str]:
-    path = REFERENCE / name
-    if not path.is_file():
-        pytest.skip(f"the reference list {name} is not beside this checkout")
-    return [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+def launch_keys() -> list[list[str]]:
+    """Rows of launch_keys.tsv: tree, key, default, number of public scripts that set the key."""
+    lines = LAUNCH_KEYS.read_text().splitlines()
+    return [line.split("\t") for line in lines if not line.startswith("#")]
 
 
-def _reference_keys(name: str, column: int) -> list[str]:
-    return [line.split()[column] for line in _reference_lines(name)]
-
-
-@pytest.mark.parametrize(("name", "column"), [("override_keys.txt", 0), ("config_keys.tsv", 1)])
-def test_every_known_key_is_a_field_or_has_a_legacy_rule(name, column):
-    keys = _reference_keys(name, column)
-    assert len(keys) >= 249
+def test_every_known_key_is_a_field_or_has_a_legacy_rule():
+    keys = [key for _, key, _, _ in launch_keys()]
+    assert len(keys) == 696 and sum(int(scripts) > 0 for _, _, _, scripts in launch_keys()) == 249
     assert [key for key in keys if tree.leaf_of(key) is None and legacy.rule_for(key) is None] == []
 
 
 def test_a_whole_upstream_config_file_loads(tmp_path):
     """Every key with its upstream default, as one file: what people dump and keep."""
-    lines = [line.split("\t") for line in _reference_lines("config_keys.tsv")]
-    given = {key: yaml.safe_load(default or '""') for tree_name, key, default, _ in lines if tree_name == "F"}
+    given = {key: yaml.safe_load(default or '""') for name, key, default, _ in launch_keys() if name == "F"}
     given |= {key: "vllm" for key in given if key.endswith("rollout.name")}
     del given["trainer.n_gpus_per_node"]  # eight, which the machine decides here
     (tmp_path / "all.yaml").write_text(yaml.safe_dump({key: None if v == "None" else v for key, v in given.items()}))

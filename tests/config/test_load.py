@@ -166,6 +166,18 @@ def test_keys_that_this_run_does_not_read_are_named():
     assert any("megatron.tensor_model_parallel_size has no effect" in warning for warning in loaded.warnings)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("checkpoint_engine.backend", "nccl"), ("gpu_memory_utilization", "0.4"), ("engine_kwargs.vllm", "{seed: 1}")],
+)
+def test_a_key_that_only_copies_of_the_weights_read_says_so(name, value):
+    """`embedded` runs the actor's own weights: nothing is served, sent or shared."""
+    warnings = load([f"actor_rollout_ref.rollout.{name}={value}"]).warnings
+    assert [warning.split()[0] for warning in warnings if "runs the actor's own" in warning] == [
+        f"actor_rollout_ref.rollout.{name}"
+    ]
+
+
 def test_defaults_lists_may_not_go_in_circles(tmp_path):
     (tmp_path / "a.yaml").write_text("defaults: [b]\n")
     (tmp_path / "b.yaml").write_text("defaults: [a]\n")

@@ -89,7 +89,7 @@ def test_a_tight_packing_is_found_where_balancing_the_work_alone_fails():
 
 
 def test_at_least_the_asked_number_of_micro_batches():
-    assert len(token_budget_micro_batches([5, 5, 5, 5], 100, min_count=3)) == 3
+    assert len(split_into([5, 5, 5, 5], 3, 100, "key")) == 3
 
 
 def test_a_sequence_longer_than_the_budget_names_key_value_and_fix():

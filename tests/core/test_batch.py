@@ -79,16 +79,6 @@ def test_concat_refuses_batches_of_different_phases():
         Batch.concat([make([1]), make([2], values=torch.zeros(1, 3))])
 
 
-def test_a_join_goes_by_row_id_not_by_order():
-    batch = make([7, 3, 5])
-    assert batch.in_order_of(torch.tensor([3, 5, 7])).need("responses")[:, 0].tolist() == [30, 50, 70]
-    assert batch.in_order_of(torch.tensor([5])).extras["truth"] == ["answer 5"]
-    with pytest.raises(ValueError, match=r"no rows \[4\]"):
-        batch.in_order_of(torch.tensor([3, 4]))
-    with pytest.raises(ValueError, match="ambiguous"):
-        make([3, 3]).in_order_of(torch.tensor([3]))
-
-
 def test_a_batch_survives_a_safe_save_and_load():
     batch = make([0, 1], values=torch.rand(2, 3))
     file = io.BytesIO()

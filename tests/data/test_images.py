@@ -75,7 +75,7 @@ def test_all_answers_to_a_prompt_carry_one_object(tmp_path, folder):
     batch = prompt_batch(loader.next_prompts(), samples=3, pad_token=0)
     images = batch.extras["images"]
     assert [one is images[0] for one in images] == [True] * 3 + [False] * 3
-    again = batch.rows(torch.tensor([5, 2, 0])).in_order_of(batch.row[[0, 2]])
+    again = batch.rows(torch.tensor([5, 2, 0])).rows(torch.tensor([2, 1]))
     assert all(one is images[0] for one in again.extras["images"])
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from paddock.cli import main
 from paddock.config import legacy, tree
+from paddock.config.refusals import NOT_BUILT
 from paddock.help.keys_command import search
-from paddock.preflight import NOT_BUILT
 
 
 def said(capsys, *words: str) -> str:
@@ -48,14 +48,15 @@ def test_a_key_that_another_follows_names_it_and_choices_are_limits(capsys):
     assert "one of error, left, right, middle" in said(capsys, "data.truncation")
 
 
-def test_a_key_that_no_module_reads_says_so(capsys):
-    assert "no module: the key is accepted, and has no effect" in said(capsys, "critic.nccl_timeout")
-    assert "[read nowhere]" in said(capsys, "critic.profiler")
-
-
 def test_a_key_that_is_not_built_says_so(capsys):
     for key in NOT_BUILT:
         assert "not built yet" in said(capsys, key)
+    assert "[not built yet]" in said(capsys, "global_profiler")
+
+
+def test_a_key_that_is_only_checked_says_so(capsys):
+    assert "(checked and planned with only)" in " ".join(said(capsys, "critic.checkpoint.load_contents").split())
+    assert "only)" not in said(capsys, "trainer.nnodes")
 
 
 def test_sections_are_listed_with_their_counts_and_a_section_with_its_keys(capsys):

@@ -139,8 +139,11 @@ def test_a_script_without_training_is_not_called_planned(tmp_path):
         ("reward_model.model_path=/a/b", "reward_model.model.path", "/a/b"),
         ("reward_model.inference.prompt_length=5", "reward_model.rollout.prompt_length", 5),
         ("critic.fsdp.param_offload=True", "critic.model.fsdp_config.param_offload", True),
-        ("critic.profile_ranks=[1,2]", "critic.profiler.ranks", [1, 2]),
-        ("trainer.profile_steps=[3]", "global_profiler.steps", [3]),
+        (
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32",
+            "actor_rollout_ref.actor.fsdp_config.dtype",
+            "fp32",
+        ),
     ],
 )
 def test_names_of_other_years_lead_to_the_field(given, key, value):
@@ -156,6 +159,24 @@ def test_names_of_other_years_lead_to_the_field(given, key, value):
         "actor_rollout_ref.actor.profile_discrete=True",
         "actor_rollout_ref.ref.profiler.discrete=True",
         "profile.options.level=level1",
+        "critic.profile_ranks=[1,2]",
+        "critic.profiler={enable: True, tool_config: {npu: {level: level1}}}",
+        "trainer.profile_steps=[3]",
+        "global_profiler.global_tool_config.nsys.discrete=True",
+        "actor_rollout_ref.actor.use_torch_compile=False",
+        "actor_rollout_ref.ref.fsdp_config.optimizer_offload=True",
+        "actor_rollout_ref.ref.fsdp_config.mixed_precision={reduce_dtype: fp32}",
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision=null",
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype=fp32",
+        "actor_rollout_ref.actor.megatron.grad_offload=True",
+        "critic.megatron.dist_checkpointing_path=/a/b",
+        "actor_rollout_ref.rollout.multi_turn.format=hermes",
+        "actor_rollout_ref.rollout.multi_turn.max_user_turns=3",
+        "actor_rollout_ref.rollout.agent.num_workers=4",
+        "data.tool_config_path=tools.yaml",
+        "reward_model.rollout.gpu_memory_utilization=0.8",
+        "reward.reward_model.rollout.enforce_eager=False",
+        "reward_model.megatron={tensor_model_parallel_size: 2}",
     ],
 )
 def test_what_has_no_effect_here_is_said_to_be_ignored(given):
@@ -174,6 +195,12 @@ def test_what_has_no_effect_here_is_said_to_be_ignored(given):
             "actor_rollout_ref.actor.checkpoint.strict",
             "every weight",
         ),
+        (
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype=bf16",
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype",
+            "transformers makes them",
+        ),
+        ("actor_rollout_ref.model.hf_config_path=/a", "actor_rollout_ref.model.hf_config_path", "beside its weights"),
         ("actor@actor_rollout_ref.actor=mine", "actor@actor_rollout_ref.actor=mine", "chooses a config group"),
     ],
 )

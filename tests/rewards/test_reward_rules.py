@@ -12,9 +12,10 @@ from conftest import ROOT
 
 from paddock.config.load import load
 from paddock.errors import UserError
+from paddock.rewards.answers.verdicts import compared
 from paddock.rewards.custom import Failed
 from paddock.rewards.manager import RewardManager
-from paddock.rewards.maths import equivalent, thought_and_boxed
+from paddock.rewards.maths import thought_and_boxed
 from paddock.rewards.rules import compute_score, gsm8k, scorer_of
 from paddock.rewards.score import ScoreRequest
 
@@ -187,13 +188,13 @@ DIFFERENT = [
 
 @pytest.mark.parametrize(("answer", "truth"), EQUAL)
 def test_answers_that_mean_the_same_are_equal(answer, truth):
-    assert equivalent(answer, truth)
+    assert compared(answer, truth).equal
 
 
 @pytest.mark.parametrize(("answer", "truth"), DIFFERENT, ids=lambda text: text[:20])
 def test_answers_that_mean_another_thing_are_not(answer, truth):
     begin = time.perf_counter()
-    assert not equivalent(answer, truth)
+    assert not compared(answer, truth).equal
     assert time.perf_counter() - begin < 2.0
 
 

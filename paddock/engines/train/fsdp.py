@@ -22,7 +22,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from paddock.config.engine import FSDPConfig, OptimConfig
+from paddock.config.engine import FSDPConfig, OptimConfig, ShardedConfig
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import DTYPES, device_of
@@ -62,17 +62,10 @@ class Shards:
     """Section of the role, for errors."""
 
     @classmethod
-    def of(cls, config: FSDPConfig, sequence: int, key: str) -> Shards:
-        mixed = config.mixed_precision
-        if DTYPES[mixed.param_dtype] not in (torch.bfloat16, DTYPES[config.dtype]):
-            raise UserError(
-                f"the model computes in fsdp_config.dtype={config.dtype}",
-                key=f"{key}: fsdp_config.mixed_precision.param_dtype",
-                value=mixed.param_dtype,
-                fix="leave it out; fsdp_config.dtype says it",
-            )
+    def of(cls, config: ShardedConfig, sequence: int, key: str) -> Shards:
+        reduce = config.mixed_precision.reduce_dtype if isinstance(config, FSDPConfig) else "fp32"
         return cls(config.fsdp_size, config.reshard_after_forward, config.forward_prefetch, config.offload_policy,
-                   DTYPES[mixed.reduce_dtype], sequence, key)  # fmt: skip
+                   DTYPES[reduce], sequence, key)  # fmt: skip
 
 
 class Network(nn.Module):

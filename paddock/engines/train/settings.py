@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paddock.config import tree
-from paddock.config.engine import FSDPConfig, OptimConfig
+from paddock.config.engine import FrozenConfig, FSDPConfig, OptimConfig
+from paddock.config.refusals import no_float16, routers_are_balanced_by_the_engine
 from paddock.config.roles import CriticModelConfig, ModelConfig
 from paddock.config.schema import Config
 from paddock.config.topology import trains_adapters
@@ -17,16 +17,10 @@ from paddock.core.balance import needed_micro_batches, split_into, token_budget_
 from paddock.core.batch import Batch
 from paddock.core.device import DTYPES, compute_dtype
 from paddock.engines.train.routers import RouterSettings
-from paddock.errors import UserError
 from paddock.models.packing import sequence_lengths
 from paddock.models.sharing import parts_of_groups
 
 _A, _REF, _RO, _M = (f"actor_rollout_ref.{role}" for role in ("actor", "ref", "rollout", "model"))
-
-UNSUPPORTED: tuple[tuple[str, Any, str], ...] = (
-    (f"{_M}.hf_config_path", None, "a model's config is read from beside its weights"),
-)
-"""Keys that the engine `single` does not serve, and the values that ask for nothing."""
 
 
 @dataclass(frozen=True)
@@ -127,14 +121,8 @@ def actor_settings(config: Config, device: torch.device, total_steps: int | None
 
 def router_settings(config: Config) -> RouterSettings:
     """transformers' own loss of routers is off: it would be a mean over whatever batch a forward happens to have."""
+    routers_are_balanced_by_the_engine(config)
     overrides = config.actor_rollout_ref.model.override_config
-    if overrides.get("output_router_logits"):
-        raise UserError(
-            "routers are balanced over the whole mini-batch, by a loss of this engine's own",
-            key=f"{_M}.override_config.output_router_logits",
-            value=True,
-            fix=f"{_M}.override_config.router_aux_loss_coef=0.001",
-        )
     return RouterSettings(
         replay=config.actor_rollout_ref.actor.router_replay.mode != "disabled",
         balance=float(overrides.get("router_aux_loss_coef") or 0.0),
@@ -155,7 +143,7 @@ def reference_settings(config: Config, device: torch.device) -> Settings:
         exact=config.actor_rollout_ref.numerics == "exact",
         packed=config.actor_rollout_ref.model.use_remove_padding,
         share_prompts=config.actor_rollout_ref.actor.use_prefix_grouper,
-        **engine_settings(ref.fsdp_config, device, f"{_REF}.fsdp_config", trained=False),
+        **engine_settings(ref.fsdp_config, device, f"{_REF}.fsdp_config"),
     )
 
 
@@ -178,32 +166,16 @@ def critic_settings(config: Config, device: torch.device, total_steps: int | Non
     )
 
 
-def engine_settings(
-    engine: FSDPConfig, device: torch.device, section: str, trained: bool = True, adapters: bool = False
-) -> dict[str, Any]:
+def engine_settings(engine: FrozenConfig, device: torch.device, section: str, adapters: bool = False) -> dict[str, Any]:
     """Adapters, which are small, have masters in float32 whatever the weights beside them are kept in."""
-    if DTYPES[engine.dtype] == torch.float16:
-        raise UserError(
-            "gradients in float16 need a loss scale, which this engine has not",
-            key=f"{section}.dtype",
-            value=engine.dtype,
-            fix="bfloat16 or float32",
-        )
-    compute, masters = compute_dtype(engine.dtype, device), DTYPES[engine.model_dtype]
-    return {
-        "compute": compute,
-        "wide": torch.promote_types(compute, torch.float32 if adapters else masters) if trained else compute,
-        "deterministic": engine.full_determinism,
-        "offload_params": engine.param_offload,
-        "offload_optimizer": engine.optimizer_offload,
-    }
-
-
-def refuse_unsupported(config: Config) -> None:
-    for key, harmless, why in UNSUPPORTED:
-        value = tree.get(config, key)
-        if value != harmless:
-            raise UserError(f"{why} by the engine `single`", key=key, value=value, fix=f"leave it at {harmless}")
+    no_float16(engine.dtype, f"{section}.dtype")
+    compute = compute_dtype(engine.dtype, device)
+    found = {"compute": compute, "wide": compute, "deterministic": engine.full_determinism}
+    found |= {"offload_params": engine.param_offload}
+    if isinstance(engine, FSDPConfig):
+        masters = torch.float32 if adapters else DTYPES[engine.model_dtype]
+        found |= {"wide": torch.promote_types(compute, masters), "offload_optimizer": engine.optimizer_offload}
+    return found
 
 
 def model_source(model: ModelConfig | CriticModelConfig, section: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from paddock.config.engine import OptimConfig
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import Carrier, device_of, make_deterministic
+from paddock.core.registry import import_plugin
 from paddock.engines.train.activations import Activations
 from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, LossFn, Outputs, Residency, Want, join_shares
 from paddock.engines.train.offload import Offload, at_home
@@ -33,7 +34,6 @@ from paddock.engines.train.settings import (
     critic_settings,
     model_source,
     reference_settings,
-    refuse_unsupported,
 )
 from paddock.errors import UserError
 from paddock.models.adapters import MERGED, Lora, adapters_of, attach, is_adapter, read
@@ -98,7 +98,6 @@ class SingleEngine:
     @classmethod
     def for_actor(cls, config: Config, total_steps: int | None = None, **place: Any) -> Self:
         """`total_steps` is the number of optimizer steps of the run, if its schedule ends with it."""
-        refuse_unsupported(config)
         device, model = device_of(config.trainer.device), config.actor_rollout_ref.model
         settings = actor_settings(config, device, total_steps)
         lora = Lora.of(model, "actor_rollout_ref.model", config.trainer.seed)
@@ -118,8 +117,9 @@ class SingleEngine:
 
     @classmethod
     def for_critic(cls, config: Config, total_steps: int | None = None, **place: Any) -> Self:
-        refuse_unsupported(config)
         device, model = device_of(config.trainer.device), config.critic.model
+        if model.external_lib:
+            import_plugin(model.external_lib, "critic.model.external_lib")
         settings = critic_settings(config, device, total_steps)
         lora = Lora.of(model, "critic.model", config.trainer.seed)
         critic = ValueModel(cls.adapted(load_backbone, model_source(model, "critic.model"), settings, device, lora))
@@ -129,7 +129,6 @@ class SingleEngine:
     @classmethod
     def for_pairs(cls, config: Config, total_steps: int | None = None, **place: Any) -> Self:
         """A reward model to train on; a language model gets a head of zeros, which finds every answer equally good."""
-        refuse_unsupported(config)
         device, model = device_of(config.trainer.device), config.actor_rollout_ref.model
         settings = actor_settings(config, device, total_steps)
         lora = Lora.of(model, "actor_rollout_ref.model", config.trainer.seed)

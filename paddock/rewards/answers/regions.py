@@ -145,10 +145,6 @@ def _united(pieces: list[Piece]) -> tuple[Piece, ...]:
     return tuple(found)
 
 
-def _touch(left: Piece, right: Piece) -> bool:
-    return bool(right.low < left.high) or (same(right.low, left.high) and (right.closed_low or left.closed_high))
-
-
 def _shared(ones: tuple[Piece, ...], others: tuple[Piece, ...]) -> tuple[Piece, ...]:
     found = []
     for one in ones:

@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paddock.config.engine import MegatronConfig, OptimConfig
+from paddock.config.engine import FrozenMegatronConfig, MegatronConfig, OptimConfig
+from paddock.config.refusals import megatron_beside_other_keys
 from paddock.config.roles import LoraConfig
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
@@ -105,7 +106,9 @@ class MegatronEngine(SingleEngine):
 
     @classmethod
     def for_actor(cls, config: Config, total_steps: int | None = None, **place: Any) -> Self:
-        refuse_unsupported(config)
+        megatron_beside_other_keys(config)
+        if not config.actor_rollout_ref.model.use_remove_padding:
+            log.warning("use_remove_padding=False has no effect: Megatron's layers always get packed sequences")
         return super().for_actor(config, total_steps, **cls.place(config, "actor"))
 
     @classmethod
@@ -325,31 +328,13 @@ class MegatronEngine(SingleEngine):
     @classmethod
     def place(cls, config: Config, role: Literal["actor", "ref", "critic"]) -> dict[str, Any]:
         section = "critic" if role == "critic" else f"actor_rollout_ref.{role}"
-        keys: MegatronConfig = (config.critic if role == "critic" else getattr(config.actor_rollout_ref, role)).megatron
+        keys: FrozenMegatronConfig = (
+            config.critic if role == "critic" else getattr(config.actor_rollout_ref, role)
+        ).megatron
         device = device_of(config.trainer.device)
         model = config.critic.model if role == "critic" else config.actor_rollout_ref.model
         lora = None if role == "ref" else model.lora
         return {"layout": Layout.of(keys, f"{section}.megatron"), "device": device, "keys": keys, "lora": lora}
-
-
-def refuse_unsupported(config: Config) -> None:
-    """What the other engines do, and this one does not."""
-    group, name = config.actor_rollout_ref, "actor_rollout_ref"
-    balance = group.model.override_config.get("router_aux_loss_coef")
-    asked = {
-        f"{name}.numerics": (group.numerics == "exact", "its kernels are not those of the rollout", "fast"),
-        f"{name}.actor.router_replay.mode": (group.actor.router_replay.mode != "disabled",
-                                             "Megatron's routers choose by themselves", "disabled"),
-        f"{name}.model.override_config.router_aux_loss_coef": (bool(balance), "routers are not balanced", "0"),
-        f"{name}.actor.use_prefix_grouper": (group.actor.use_prefix_grouper,
-                                             "a prompt is computed once for each of its responses", "False"),
-    }  # fmt: skip
-    for key, (wanted, why, fix) in asked.items():
-        if wanted:
-            raise UserError(f"{why} under actor.strategy=megatron", key=key, fix=f"{key}={fix}, or another engine")
-    if not (group.model.use_remove_padding and group.actor.megatron.use_remove_padding):
-        log.warning("use_remove_padding=False has no effect: Megatron's layers get packed sequences, and the numbers "
-                    "are the same")  # fmt: skip
 
 
 def padded(inputs: Inputs, padding: int) -> Inputs:
@@ -367,7 +352,7 @@ def padded(inputs: Inputs, padding: int) -> Inputs:
     )
 
 
-def megatron_settings(settings: Settings, keys: MegatronConfig, device: torch.device) -> Settings:
+def megatron_settings(settings: Settings, keys: FrozenMegatronConfig, device: torch.device) -> Settings:
     """What FSDP's keys say in the other engines, Megatron's say here."""
     return replace(
         settings,
@@ -375,5 +360,5 @@ def megatron_settings(settings: Settings, keys: MegatronConfig, device: torch.de
         wide=torch.float32 if settings.optim is not None else compute_dtype(keys.dtype, device),
         deterministic=False,
         offload_params=keys.param_offload,
-        offload_optimizer=keys.optimizer_offload,
+        offload_optimizer=isinstance(keys, MegatronConfig) and keys.optimizer_offload,
     )

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from paddock.config.engine import MegatronConfig
+from paddock.config.engine import FrozenMegatronConfig, MegatronConfig
+from paddock.config.refusals import megatron_keys
 from paddock.core.processes import Rendezvous, join
 from paddock.errors import UserError
 
@@ -37,8 +38,8 @@ class Layout:
     """Section of the role, for errors."""
 
     @classmethod
-    def of(cls, config: MegatronConfig, key: str) -> Layout:
-        refuse_unsupported(config, key)
+    def of(cls, config: FrozenMegatronConfig, key: str) -> Layout:
+        megatron_keys(config, key)
         tensor = config.tensor_model_parallel_size
         return cls(
             tensor=tensor,
@@ -47,7 +48,7 @@ class Layout:
             expert=config.expert_model_parallel_size,
             expert_tensor=config.expert_tensor_parallel_size,
             sequence=config.sequence_parallel and tensor > 1,
-            spread_optimizer=config.use_distributed_optimizer,
+            spread_optimizer=not isinstance(config, MegatronConfig) or config.use_distributed_optimizer,
             overrides=dict(config.override_transformer_config),
             seed=config.seed,
             key=key,
@@ -185,36 +186,3 @@ def join_alone(device: torch.device) -> None:
 def leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def refuse_unsupported(config: MegatronConfig, key: str) -> None:
-    reasons = {
-        "virtual_pipeline_model_parallel_size": (
-            config.virtual_pipeline_model_parallel_size in (None, 1),
-            "a pipeline rank has one run of layers",
-            "leave it out",
-        ),
-        "use_dist_checkpointing": (
-            not config.use_dist_checkpointing,
-            "weights start from Hugging Face's files, which any layout reads",
-            "False, and actor_rollout_ref.model.path names the Hugging Face folder",
-        ),
-        "override_ddp_config": (
-            not config.override_ddp_config,
-            "Megatron's DistributedDataParallel is not in use: gradients are summed once a step",
-            "leave it out",
-        ),
-        "override_mcore_model_config": (
-            not config.override_mcore_model_config,
-            "the model's arguments follow from its Hugging Face config",
-            "override_transformer_config, or model.override_config",
-        ),
-        "dtype": (
-            config.dtype not in ("float16", "fp16"),
-            "gradients in float16 need a loss scale, which this engine has not",
-            "bfloat16 or float32",
-        ),
-    }
-    for name, (harmless, why, fix) in reasons.items():
-        if not harmless:
-            raise UserError(why, key=f"{key}.{name}", value=getattr(config, name), fix=fix)

@@ -1,0 +1,118 @@
+"""What `paddock train` refuses, `paddock plan` refuses as well or says; both before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paddock import preflight
+from paddock.cli import main
+from paddock.config.load import load
+from paddock.config.refusals import NOT_BUILT, REFUSALS
+from paddock.config.tree import leaves
+from paddock.errors import UserError
+from paddock.facts.machine import Machine
+
+A, RO, M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+MEGATRON, REWARD = f"{A}.strategy=megatron", ("reward_model.enable=True", "reward_model.model.path=/no/model")
+TINY = (f"{M}.path=builtin:tiny", "data.train_files=builtin:addition/train", "data.val_files=builtin:addition/test",
+        "data.train_batch_size=64")  # fmt: skip
+BARE = Machine("cpu", 0, None, 16 << 30, 2, frozenset())
+
+BROKEN_RULES = [
+    (("algorithm.adv_estimator=grpo", f"{RO}.n=1"), f"{RO}.n=1"),
+    (("algorithm.adv_estimator=rlooo",), "algorithm.adv_estimator=rlooo"),
+    (("data.train_batch_size=48", f"{A}.ppo_mini_batch_size=36"), f"{A}.ppo_mini_batch_size=36"),
+    ((f"{A}.clip_ratio=0",), f"{A}.clip_ratio=0"),
+    ((f"{A}.policy_loss.loss_mode=dro",), f"{A}.policy_loss.dro_beta"),
+    ((f"{A}.checkpoint.save_contents=[model]",), f"{A}.checkpoint.save_contents"),
+    (("trainer.save_freq=0",), "trainer.save_freq=0"),
+    (("reward_model.enable=True",), "reward_model.enable=True"),
+    ((f"{M}.hf_config_path=/a",), f"{M}.hf_config_path=/a"),
+    ((f"{A}.ppo_micro_batch_size=8",), f"{A}.ppo_micro_batch_size=8"),
+]
+UNTRAINED = [
+    ((f"{RO}.name=vllm", f"{RO}.data_parallel_size=2"), f"{RO}.data_parallel_size=2"),
+    ((f"{RO}.name=sglang", f"{RO}.checkpoint_engine.backend=nccl"), f"{RO}.checkpoint_engine.backend=nccl"),
+    ((f"{A}.checkpoint.async_save=True",), f"{A}.checkpoint.async_save=True"),
+    ((f"{A}.fsdp_config.dtype=fp16",), f"{A}.fsdp_config.dtype=fp16"),
+    (("critic.model.fsdp_config.dtype=fp16",), "critic.model.fsdp_config.dtype=fp16"),
+    ((f"{A}.fsdp_config.offload_policy=True",), f"{A}.fsdp_config.offload_policy=True"),
+    ((f"{A}.strategy=single", "trainer.n_gpus_per_node=2"), f"{A}.strategy=single"),
+    ((MEGATRON, f"{A}.megatron.use_dist_checkpointing=True"), f"{A}.megatron.use_dist_checkpointing=True"),
+    ((MEGATRON, "critic.megatron.dtype=fp16"), "critic.megatron.dtype=fp16"),
+    ((MEGATRON, "actor_rollout_ref.numerics=exact"), "actor_rollout_ref.numerics: its kernels"),
+    ((f"+{M}.override_config.output_router_logits=True",), f"{M}.override_config.output_router_logits=True"),
+    (("reward_model.reward_manager=rate_limited",), "reward_model.reward_manager=rate_limited"),
+    ((*REWARD, "reward_model.strategy=megatron"), "reward_model.strategy=megatron"),
+    ((*REWARD, "reward_model.model.fsdp_config.dtype=fp16"), "reward_model.model.fsdp_config.dtype=fp16"),
+    ((*REWARD, "reward_model.enable_resource_pool=True"), "reward_model.nnodes=0"),
+    ((*REWARD, "reward_model.judge.source=engine", "reward_model.rollout.name=vllm"), "reward_model.rollout.name=vllm"),
+    ((f"{RO}.name=vllm", f"{RO}.temperature=0.7", f"{RO}.top_p=0.9"), f"{RO}.temperature=0.7"),
+    ((f"{RO}.name=sglang", f"{RO}.temperature=0.7", f"{RO}.logprobs_mode=raw_logprobs"), f"{RO}.logprobs_mode=raw"),
+    ((f"{RO}.name=sglang", f"{RO}.scheduling_policy=priority"), f"{RO}.scheduling_policy=priority"),
+]
+VALUES = {f"{RO}.quantization": "fp8", f"{RO}.agent.default_agent_loop": "tool_agent", "global_profiler.tool": "nsys",
+          "trainer.esi_redundant_time": 60, f"{RO}.over_sample_rate": 0.1,
+          "reward_model.ulysses_sequence_parallel_size": 2}  # fmt: skip
+ABSENT = [
+    ((f"{RO}.name=vllm",), f"{RO}.name=vllm"),
+    ((f"{M}.lora_rank=8",), f"{M}.lora_rank=8"),
+    (("trainer.logger=[console,mlflow]",), "trainer.logger=mlflow"),
+    ((*TINY, "trainer.n_gpus_per_node=8"), "8 processes need ray"),
+    ((*TINY, "trainer.device=cuda"), "this machine has no accelerator"),
+    ((*TINY, "trainer.device=npu"), "trainer.device=npu"),
+]
+
+
+def unbuilt() -> list[tuple[tuple[str, ...], str]]:
+    """A value that is not the default for each key of NOT_BUILT."""
+    switches = {key: True for key, leaf in leaves().items() if leaf.type is bool}
+    values = {key: VALUES.get(key, switches.get(key, "/a/file")) for key in NOT_BUILT}
+    return [((f"{key}={value}",), f"{key}={value}") for key, value in values.items()]
+
+
+@pytest.fixture(autouse=True)
+def bare_machine(monkeypatch):
+    """No accelerator and no optional package, whatever this machine has."""
+    monkeypatch.setattr(preflight, "this_machine", lambda: BARE)
+
+
+def refusal_of_training(arguments, capsys) -> str:
+    assert main(["train", "trainer.total_training_steps=1", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "fix:" in captured.err
+    return captured.err
+
+
+@pytest.mark.parametrize(("arguments", "named"), BROKEN_RULES)
+def test_a_config_that_breaks_a_rule_is_refused_by_both(arguments, named, capsys):
+    trained = refusal_of_training(arguments, capsys)
+    assert named in trained
+    assert main(["plan", *arguments]) == 2
+    assert capsys.readouterr().err == trained
+
+
+@pytest.mark.parametrize(("arguments", "named"), [*unbuilt(), *UNTRAINED, *ABSENT])
+def test_what_training_refuses_a_plan_says(arguments, named, capsys):
+    trained = refusal_of_training(arguments, capsys)
+    assert main(["plan", "--json", "--rows", "7473", *arguments]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    said = [note for note in notes if note.startswith(("training refuses it: ", "training does not start on this"))]
+    assert [note for note in said if named in note]
+    first = trained.removeprefix("paddock: ").splitlines()[0]
+    assert any(first in note for note in said)
+
+
+def test_every_refusal_of_training_is_in_the_table():
+    """A function that is added to REFUSALS needs a case above."""
+    raised = set()
+    for arguments, _ in UNTRAINED:
+        config = load(arguments).config
+        for rule in REFUSALS:
+            try:
+                rule(config)
+            except UserError:
+                raised.add(rule)
+    assert {rule.__name__ for rule in set(REFUSALS) - raised} == set()
