@@ -45,6 +45,8 @@ class Offload:
         self.berths: dict[StorageWeakRef, Berth] = {}
         self.away = False
         self.arrival: Any = None
+        self.sent = self.fetched = 0
+        """Bytes that were copied to the host, and to the device."""
 
     @torch.no_grad()
     def leave(self) -> None:
@@ -75,6 +77,7 @@ class Offload:
             for storage, berth in found:
                 for part, piece in pairs(bytes_of(storage), berth.pieces):
                     part.copy_(piece, non_blocking=True)
+                self.fetched += berth.size
         self.arrival, self.away = self.carrier.launched(), False
 
     def arrive(self) -> None:
@@ -139,6 +142,7 @@ class Offload:
             piece.copy_(part, non_blocking=True)
             self.carrier.keep(part)
         berth.current = True
+        self.sent += berth.size
 
 
 def bytes_of(storage: torch.UntypedStorage) -> Tensor:
