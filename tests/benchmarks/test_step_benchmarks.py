@@ -14,9 +14,11 @@ from conftest import ROOT
     "arguments,rows",
     [
         (["gpu_step.py", "--shape", "smallest", "--parts", "rollout,step,training", "--device", "cpu"], 3),
-        (["cpu_step.py", "--case", "smallest"], 3),
-        (["lora.py", "--shape", "smallest", "--device", "cpu", "--rank", "4"], 3),
-        (["offload.py", "--shape", "smallest", "--device", "cpu", "--tokens", "64"], 5),
+        pytest.param(["cpu_step.py", "--case", "smallest"], 3, marks=pytest.mark.slow),
+        pytest.param(["lora.py", "--shape", "smallest", "--device", "cpu", "--rank", "4"], 3, marks=pytest.mark.slow),
+        pytest.param(
+            ["offload.py", "--shape", "smallest", "--device", "cpu", "--tokens", "64"], 5, marks=pytest.mark.slow
+        ),
     ],
     ids=["gpu_step", "cpu_step", "lora", "offload"],
 )
