@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paddock.config import recipes
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.masked import EPS, group_count, group_index, group_mean, group_std, group_sum, whiten
 from paddock.core.registry import Registry
@@ -38,14 +39,18 @@ ESTIMATOR: Registry[Estimator] = Registry("advantage estimator", key="algorithm.
 
 
 def estimator(name: str, *aliases: str, needs: Iterable[str] = ()) -> Callable[[Compute], Compute]:
-    """Registers ``fn(batch, config) -> (advantages, returns)`` with what it needs of a run (keys of ``CHECKS``)."""
-    unknown = set(needs) - set(CHECKS)
-    if unknown:
-        raise ValueError(f"unknown needs {sorted(unknown)}: {sorted(CHECKS)} are known")
+    """Registers ``fn(batch, config) -> (advantages, returns)``.
+
+    `needs` are what a plug-in's estimator needs of a run (``config.recipes.NEEDS``), and the run honours them: a critic
+    is trained, a greedy response is drawn, ... Those of our own are declared in ``config/recipes.py``.
+    """
+
+    known = recipes.known_needs(needs)
 
     def file(fn: Compute) -> Compute:
         compute = torch.no_grad()(fn)
-        ESTIMATOR.register(name, *aliases)(Estimator(name, compute, frozenset(needs)))
+        recipe = recipes.declare(name, (fn.__doc__ or name).splitlines()[0], known)
+        ESTIMATOR.register(name, *aliases)(Estimator(name, compute, recipe.needs))
         return compute
 
     return file
@@ -175,7 +180,7 @@ def rewards_to_go(rewards: PerToken, mask: PerToken, gamma: float = 1.0) -> PerT
     return returns.T.contiguous()
 
 
-@estimator("gae", needs={"critic"})
+@estimator("gae")
 def gae_estimator(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
     """PPO's: GAE, whitened over the batch. Padding is zero here, not the whitened zero that ``whiten`` leaves there."""
     mask = batch.need("mask")
@@ -192,7 +197,7 @@ def reinforce_plus_plus(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
     return whitened(returns, mask), returns.mul_(mask)
 
 
-@estimator("remax", needs={"greedy_baseline"})
+@estimator("remax")
 def remax(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
     """``A_t = G_t - R(greedy)``: rewards to go, less the score of the prompt's greedy response.  arXiv:2310.10505"""
     mask = batch.need("mask")
@@ -210,7 +215,7 @@ def grpo_advantage(R: PerRow, group: PerRow, by_std: bool = True) -> PerRow:
     return centred / (group_std(R, group).masked_fill(alone, 1) + 1e-6) if by_std else centred
 
 
-@estimator("grpo", "grpo_vectorized", needs={"groups"})
+@estimator("grpo", "grpo_vectorized")
 def grpo(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
     """``A_i = (R_i - mean) / (std + 1e-6)``, arXiv:2402.03300; without std it is Dr. GRPO's, arXiv:2503.20783."""
     return on_tokens(batch, grpo_advantage(outcome(batch), batch.group, config.norm_adv_by_std_in_grpo))
@@ -236,7 +241,7 @@ def passk_advantage(R: PerRow, group: PerRow, by_std: bool = True) -> PerRow:
     return lead / (group_std(R, group) + 1e-6) if by_std else lead
 
 
-@estimator("grpo_passk", needs={"groups"})
+@estimator("grpo_passk")
 def grpo_passk(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
     """Only the best of a group is reinforced, by its lead over the second: training for pass@k.  arXiv:2503.19595"""
     R, group = outcome(batch), batch.group
@@ -252,13 +257,13 @@ def rloo_advantage(R: PerRow, group: PerRow) -> PerRow:
     return torch.where(n > 1, (R - group_mean(R, group)) * (n / (n - 1).clamp(min=1)), R)
 
 
-@estimator("rloo", "rloo_vectorized", needs={"groups"})
+@estimator("rloo", "rloo_vectorized")
 def rloo(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
     """``A_i = R_i - mean of the other responses' R_j``: REINFORCE, leave-one-out baseline.  arXiv:2402.14740"""
     return on_tokens(batch, rloo_advantage(outcome(batch), batch.group))
 
 
-@estimator("reinforce_plus_plus_baseline", needs={"groups"})
+@estimator("reinforce_plus_plus_baseline")
 def reinforce_plus_plus_baseline(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
     """``A = W(R_i - mean)``: the group's mean, the batch's std.  arXiv:2501.03262"""
     mask = batch.need("mask")
@@ -273,7 +278,7 @@ def opo_advantage(R: PerRow, lengths: PerRow, group: PerRow) -> PerRow:
     return R - baseline.masked_fill(group_count(group) == 1, 0)
 
 
-@estimator("opo", needs={"groups"})
+@estimator("opo")
 def opo(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
     """The baseline of least variance when gradients grow with length: the length-weighted mean.  arXiv:2505.23585"""
     lengths = batch.need("mask").sum(-1)
@@ -286,7 +291,7 @@ def gpg_advantage(R: PerRow, group: PerRow, counted: Tensor | None = None) -> Pe
     return len(rows) / (rows != 0).sum().clamp(min=1) * grpo_advantage(R, group, by_std=False)
 
 
-@estimator("gpg", needs={"groups"})
+@estimator("gpg")
 def gpg(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
     """Group policy gradient: the group's mean as baseline, scaled up where many rewards are zero.  arXiv:2504.02546"""
     return on_tokens(batch, gpg_advantage(outcome(batch), batch.group, batch.need("mask").sum(-1) > 0))
@@ -298,7 +303,7 @@ def gdpo_advantage(components: Iterable[PerRow], weights: Iterable[float], group
     return torch.stack([weight * grpo_advantage(R, group, by_std) for R, weight in pairs]).sum(0)
 
 
-@estimator("gdpo", needs={"groups", "reward_components"})
+@estimator("gdpo")
 def gdpo(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
     """``A = W(sum_k w_k GRPO(R^(k)))``: each reward component normalised in its group by itself.  arXiv:2601.05242
 
@@ -360,13 +365,13 @@ def otb_of(batch: Batch, by_rank: bool) -> tuple[PerToken, PerToken]:
     return advantages, returns.mul_(mask)
 
 
-@estimator("optimal_token_baseline", needs={"groups", "sum_pi_squared"})
+@estimator("optimal_token_baseline")
 def otb(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
     """A variance-minimising baseline for every column of a group."""
     return otb_of(batch, by_rank=False)
 
 
-@estimator("tir_optimal_token_baseline", needs={"groups", "sum_pi_squared"})
+@estimator("tir_optimal_token_baseline")
 def tir_otb(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
     """The same for responses interleaved with tool output: tokens are compared by rank among those the policy wrote."""
     return otb_of(batch, by_rank=True)

@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from paddock.config import legacy, own_data, recipes, resolve, rollout_correction, rules, tree
 from paddock.config.overrides import Setting, parse
 from paddock.config.paths import expanded
+from paddock.config.plugins import import_plugin
 from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.facts.machine import Machine, this_machine
@@ -56,6 +57,9 @@ def load(arguments: Sequence[str] = (), machine: Machine | None = None) -> Loade
     warnings += resolve.resolve(config, origins, machine)
     warnings += rules.check(config, origins)
     return Loaded(config, origins, warnings)
+
+
+PLUGIN = "actor_rollout_ref.model.external_lib"
 
 
 @cache
@@ -111,11 +115,7 @@ def _layers(
     ours = {choice.key: choice.value for choice in own}
     default = ours.get("algorithm.adv_estimator", Config().algorithm.adv_estimator)
     estimator = str(chosen.get("algorithm.adv_estimator", default))
-    recipe = recipes.recipe_of(estimator)
-    if recipe is None and not chosen.get("actor_rollout_ref.model.external_lib"):
-        names = (*recipes.ESTIMATORS, *recipes.ALIASES)
-        raise rules.unknown("advantage estimator", "algorithm.adv_estimator", estimator, names)
-    layers = [(f"recipe {estimator}", recipe.values if recipe else {}), ("--config-name", base)]
+    layers = [(f"recipe {estimator}", _recipe(estimator, chosen.get(PLUGIN)).values), ("--config-name", base)]
     deciding = set(recipes.EMBEDDED_UNLESS_SET) - ({recipes.DEVICES} if chosen.get(recipes.DEVICE) == "cpu" else set())
     if not any(chosen.get(key) is not None for key in deciding):
         layers.append(("embedded default", recipes.EMBEDDED))
@@ -126,6 +126,17 @@ def _layers(
     if preset := rollout_correction.preset_settings(chosen):
         layers.append((f"preset {preset[0]}", preset[1]))
     return layers
+
+
+def _recipe(estimator: str, plugin: str | None) -> recipes.Recipe:
+    """Returns what the estimator sets and needs. One that is not ours is declared by the plug-in, imported here."""
+    if recipes.recipe_of(estimator) is None and plugin:
+        import_plugin(plugin, PLUGIN)
+    recipe = recipes.recipe_of(estimator)
+    if recipe is None:
+        names = (*recipes.ESTIMATORS, *recipes.ALIASES)
+        raise rules.unknown("advantage estimator", "algorithm.adv_estimator", estimator, names)
+    return recipe
 
 
 def _assign(node: DictConfig, setting: Setting, origins: dict[str, str]) -> None:

@@ -1,11 +1,13 @@
 """What a key left unset becomes, by the chosen algorithm. The one place for it; `paddock plan` prints what it gave.
 
-An estimator's entry also declares its needs, so that a run that cannot meet them is refused before anything heavy is
-imported; `paddock.algorithms.advantages` registers one function for each entry.
+An estimator's entry is the one place that declares its needs, so that a run that cannot meet them is refused before
+anything heavy is imported; `paddock.algorithms.advantages` registers one function for each entry. A plug-in declares an
+estimator of its own by `@estimator(name, needs=...)`, which adds an entry.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +17,7 @@ _N = "actor_rollout_ref.rollout.n"
 @dataclass(frozen=True)
 class Recipe:
     about: str
-    needs: frozenset[str] = frozenset()  # groups, critic, greedy_baseline, sum_pi_squared, reward_components
+    needs: frozenset[str] = frozenset()  # of NEEDS
     values: dict[str, Any] = field(default_factory=dict)
 
 
@@ -100,5 +102,25 @@ ON_NPU: dict[str, Any] = {
 GUIDE_TENSOR_PARALLEL = 2
 
 
+NEEDS = frozenset({"groups", "critic", "greedy_baseline", "sum_pi_squared", "reward_components"})
+
+
 def recipe_of(estimator: str) -> Recipe | None:
     return ESTIMATORS.get(ALIASES.get(estimator, estimator))
+
+
+def needs_of(estimator: str) -> frozenset[str]:
+    """Returns what the estimator needs of a run beside rewards."""
+    recipe = recipe_of(estimator)
+    return recipe.needs if recipe else frozenset()
+
+
+def known_needs(needs: Iterable[str]) -> frozenset[str]:
+    if unknown := set(needs) - NEEDS:
+        raise ValueError(f"unknown needs {sorted(unknown)}: {sorted(NEEDS)} are known")
+    return frozenset(needs)
+
+
+def declare(estimator: str, about: str, needs: frozenset[str]) -> Recipe:
+    """Adds a plug-in's estimator to the catalogue; unset keys keep the schema's defaults."""
+    return ESTIMATORS.setdefault(estimator, Recipe(about, needs))

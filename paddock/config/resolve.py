@@ -144,15 +144,15 @@ def _batches(config: Config, fill: _Filler, origins: dict[str, str]) -> None:
 
 
 def _roles(config: Config, fill: _Filler) -> None:
-    recipe = recipes.recipe_of(config.algorithm.adv_estimator)
-    needs_critic = recipe is not None and "critic" in recipe.needs
+    needs_critic = "critic" in recipes.needs_of(config.algorithm.adv_estimator)
     fill("critic.enable", needs_critic, f"algorithm.adv_estimator={config.algorithm.adv_estimator}")
 
 
 def _reward_components(config: Config, origins: dict[str, str]) -> None:
     """An estimator that normalises each reward by itself takes the named rules and functions, with their weights."""
-    algorithm, recipe = config.algorithm, recipes.recipe_of(config.algorithm.adv_estimator)
-    wanted = recipe is not None and "reward_components" in recipe.needs and not algorithm.gdpo_reward_keys
+    algorithm = config.algorithm
+    needs = recipes.needs_of(algorithm.adv_estimator)
+    wanted = "reward_components" in needs and not algorithm.gdpo_reward_keys
     parts = reward_parts(config) if wanted else []
     if len(parts) < 2:  # a single function may return components in its dict, and only the user knows their names
         return

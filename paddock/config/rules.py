@@ -79,8 +79,7 @@ def unknown(kind: str, key: str, name: str, known: Collection[str]) -> UserError
 
 def estimator_gets_its_groups(config: Config) -> None:
     estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
-    recipe = recipes.recipe_of(estimator)
-    if recipe and "groups" in recipe.needs and n < 2:
+    if "groups" in recipes.needs_of(estimator) and n < 2:
         raise UserError(
             f"{estimator} compares the responses to one prompt with each other, and one response has no other",
             key=f"{_RO}.n",
@@ -90,8 +89,7 @@ def estimator_gets_its_groups(config: Config) -> None:
 
 
 def estimator_gets_its_critic(config: Config) -> None:
-    recipe = recipes.recipe_of(config.algorithm.adv_estimator)
-    if recipe and "critic" in recipe.needs and not config.critic.enable:
+    if "critic" in recipes.needs_of(config.algorithm.adv_estimator) and not config.critic.enable:
         raise UserError(
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} needs a critic",
             key="critic.enable",
@@ -102,9 +100,9 @@ def estimator_gets_its_critic(config: Config) -> None:
 
 def estimator_gets_its_components(config: Config) -> None:
     algorithm = config.algorithm
-    recipe = recipes.recipe_of(algorithm.adv_estimator)
+    needs = recipes.needs_of(algorithm.adv_estimator)
     keys, weights = algorithm.gdpo_reward_keys, algorithm.gdpo_reward_weights
-    if recipe and "reward_components" in recipe.needs and not keys:
+    if "reward_components" in needs and not keys:
         raise UserError(
             "gdpo normalises reward components, and none is named",
             key="algorithm.gdpo_reward_keys",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -46,18 +45,6 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
-
-
-def import_plugin(name: str, key: str) -> None:
-    """Imports the user's module `name`, which registers things; `key` is the setting that names it."""
-    try:
-        importlib.import_module(name)
-    except (UserError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # a user's module runs: SystemExit is as likely as SyntaxError
-        reason = f"cannot be imported: {type(error).__name__}: {error}"
-        fix = "a module that this Python imports: check its name, and PYTHONPATH"
-        raise UserError(reason, key=key, value=name, fix=fix) from error
 
 
 def suggest(name: str, known: list[str]) -> str:

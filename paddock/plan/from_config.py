@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paddock.config import rollout_correction
 from paddock.config.engine import FrozenConfig, FrozenMegatronConfig, FSDPConfig, MegatronConfig, ShardedConfig
-from paddock.config.recipes import recipe_of
+from paddock.config.recipes import needs_of
 from paddock.config.resolve import MICRO_BATCHES
 from paddock.config.roles import ActorConfig, CriticConfig, CriticModelConfig, ModelConfig, RefConfig
 from paddock.config.schema import Config
@@ -247,11 +247,10 @@ def _bytes(dtype: str) -> int:
 def advice_facts(config: Config, batch: BatchPlan, work: Job | None) -> Facts:
     group, algorithm, trainer = config.actor_rollout_ref, config.algorithm, config.trainer
     actor, optim = group.actor, group.actor.optim
-    recipe = recipe_of(algorithm.adv_estimator)
     shape = shape_of(group.model.path or "")
     return Facts(
         estimator=algorithm.adv_estimator,
-        grouped=recipe is not None and "groups" in recipe.needs,
+        grouped="groups" in needs_of(algorithm.adv_estimator),
         critic=bool(config.critic.enable),
         n=group.rollout.n,
         model_name=group.model.path or "",

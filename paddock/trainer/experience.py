@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paddock.algorithms.selection import GroupBuffer, group_metric
-from paddock.config.recipes import recipe_of
+from paddock.config.recipes import needs_of
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.timing import Timer
@@ -67,8 +67,7 @@ class Experience:
         self.config, self.loader, self.engine, self.rewards, self.tokenizer = config, loader, engine, rewards, tokenizer
         self.samples = config.actor_rollout_ref.rollout.n
         self.sampling = training_sampling(config, stops)
-        recipe = recipe_of(config.algorithm.adv_estimator)
-        self.needs_greedy_baseline = recipe is not None and "greedy_baseline" in recipe.needs
+        self.needs_greedy_baseline = "greedy_baseline" in needs_of(config.algorithm.adv_estimator)
 
     def collect(self, step: int, time: Timer, generating: Generating) -> tuple[Batch, Metrics]:
         """Returns the batch of a step: data.train_batch_size prompts with their responses and scores.

@@ -11,7 +11,7 @@ from paddock.algorithms.correction import correct
 from paddock.algorithms.kl import kl_controller, penalise
 from paddock.algorithms.selection import resample
 from paddock.config import rollout_correction
-from paddock.config.recipes import recipe_of
+from paddock.config.recipes import needs_of
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.engines.train.base import EXPERT_COLUMNS
@@ -49,8 +49,7 @@ class Trainer(TrainingRun):
         self.kl = kl_controller(config.algorithm.kl_ctrl)
         self.correction = rollout_correction.parse(config.algorithm.rollout_correction)
         self.replays = config.actor_rollout_ref.actor.router_replay.mode
-        recipe = recipe_of(config.algorithm.adv_estimator)
-        self.needs = recipe.needs if recipe else frozenset()
+        self.needs = needs_of(config.algorithm.adv_estimator)
         self.trusts_rollout = self.can_trust_rollout()
         if self.trusts_rollout:
             log.info("one update a step, and the actor samples: old log-probs are those of the rollout")

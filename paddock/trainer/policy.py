@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from paddock.config.plugins import import_plugin
 from paddock.config.schema import Config
 from paddock.config.topology import rolls_out_apart, world_size
 from paddock.core.device import compute_dtype, device_of
-from paddock.core.registry import import_plugin
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, RolloutEngine, Sampling
 from paddock.engines.train.settings import Settings, model_source
 from paddock.engines.train.single import SingleEngine

@@ -41,7 +41,10 @@ class RewardTrainer(SupervisedTrainer):
     rows = PairDataset
 
     def step(self) -> tuple[Metrics, Batch]:
-        metrics, batch = super().step()
+        """One optimizer step on data.train_batch_size pairs."""
+        batch = self.batch(self.loader.next_prompts())
+        with self.timer("update_reward_model"), self.updating():
+            metrics = self.learner.update(batch, self.step_no)
         return metrics, batch.with_(lengths=batch.need("lengths") - 1)  # the place behind each answer is no token
 
     def batch(self, rows: list[PromptRow]) -> Batch:

@@ -80,7 +80,7 @@ class SupervisedTrainer(TrainingRun):
     """Trains one model on rows whose answers are given."""
 
     part = "actor"
-    """The folder of the model in a checkpoint, and the name of its update in timings."""
+    """The folder of the model in a checkpoint."""
     role = ANSWERS
     rows: type[PromptDataset] = AnswerDataset
 
@@ -92,9 +92,9 @@ class SupervisedTrainer(TrainingRun):
         self.learner, self.validation, self.tokenizer = learner, validation, tokenizer
 
     def step(self) -> tuple[Metrics, Batch]:
-        """One optimizer step on data.train_batch_size rows, or pairs of them."""
+        """One optimizer step on data.train_batch_size rows."""
         batch = self.batch(self.loader.next_prompts())
-        with self.timer(f"update_{self.part}"), self.updating():
+        with self.timer("update_actor"), self.updating():
             return self.learner.update(batch, self.step_no), batch
 
     def batch(self, rows: list[PromptRow]) -> Batch:

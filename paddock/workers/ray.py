@@ -24,12 +24,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 from torch.distributed import TCPStore
 
+from paddock.config.plugins import import_plugin
 from paddock.config.schema import Config
 from paddock.config.topology import Pool
 from paddock.core.batch import Batch
 from paddock.core.device import RESOURCE, device_of, seed_all
 from paddock.core.processes import Rendezvous, join
-from paddock.core.registry import import_plugin
 from paddock.errors import UserError
 from paddock.models.packing import images_of
 from paddock.workers.heartbeat import Heartbeat, last_status

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import torch
 
+from paddock.config.plugins import import_plugin
 from paddock.config.schema import Config
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.device import compute_dtype, device_of
-from paddock.core.registry import import_plugin
 from paddock.data.chat import PromptEncoder
 from paddock.data.transcript import Transcriber, Transcript, same_tokens
 from paddock.engines.rollout.base import Prompt, RolloutEngine, Sampling

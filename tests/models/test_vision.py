@@ -385,7 +385,7 @@ def test_engines_with_weights_of_their_own_are_refused_by_name(name, folder):
 
 def test_without_pillow_the_user_is_told_what_to_install(folder, monkeypatch):
     monkeypatch.setattr("paddock.models.image_reader.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"paddock\[vision\]"):
+    with pytest.raises(UserError, match=r"paddock-rl\[vision\]"):
         ImageReader.of(settings(folder))
 
 

@@ -144,7 +144,7 @@ def test_every_timer_of_the_trainers_is_a_phase():
     from paddock.report.summary import PHASES
 
     found = set()
-    for path in (*(ROOT / "paddock/trainer").glob("*.py"), ROOT / "paddock/workers/roles.py"):
+    for path in (*(ROOT / "paddock/trainer").glob("*.py"), *(ROOT / "paddock/workers").glob("*.py")):
         found |= set(re.findall(r'(?:time|timer)\("(\w+)"\)', path.read_text()))
     assert found - {"step"} == set(PHASES)
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paddock.config.engine import OptimConfig
+from paddock.config.plugins import import_plugin
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import Carrier, device_of, make_deterministic
-from paddock.core.registry import import_plugin
 from paddock.engines.train.activations import Activations
 from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, LossFn, Outputs, Residency, Want, join_shares
 from paddock.engines.train.offload import Offload, at_home

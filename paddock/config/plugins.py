@@ -1,0 +1,19 @@
+"""Imports the modules of users that register estimators, losses and scorers."""
+
+from __future__ import annotations
+
+import importlib
+
+from paddock.errors import UserError
+
+
+def import_plugin(name: str, key: str) -> None:
+    """Imports the user's module `name`, which registers things; `key` is the setting that names it."""
+    try:
+        importlib.import_module(name)
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a user's module runs: SystemExit is as likely as SyntaxError
+        reason = f"cannot be imported: {type(error).__name__}: {error}"
+        fix = "a module that this Python imports: check its name, and PYTHONPATH"
+        raise UserError(reason, key=key, value=name, fix=fix) from error
