@@ -87,7 +87,7 @@ def memory_line(plan: dict[str, Any]) -> str:
 
 def time_line(plan: dict[str, Any]) -> str | None:
     seconds, steps = plan["seconds"], plan["batch"]["total_steps"]
-    if seconds is None:
+    if seconds is None or plan["config"]["trainer"]["device"] == "cpu":  # a time of the processor at hand
         return None
     whole = f", {clock(steps * seconds['step'])} for {steps} steps" if steps else ""
     return f"about {clock(seconds['step'])} a step{whole} (paddock plan, every response of full length)"

@@ -202,8 +202,8 @@ SMALL = [
     "name",
     [
         "grpo_trainer/run_qwen2.5-3b_lora_gsm8k.sh",
-        "ppo_trainer/run_deepseek-llm-7b_gsm8k.sh",
-        "rloo_trainer/run_qwen2-7b_offload_gsm8k.sh",
+        pytest.param("ppo_trainer/run_deepseek-llm-7b_gsm8k.sh", marks=pytest.mark.slow),
+        pytest.param("rloo_trainer/run_qwen2-7b_offload_gsm8k.sh", marks=pytest.mark.slow),
     ],
 )
 def test_a_script_trains_where_the_model_is_small(name, tmp_path):

@@ -277,7 +277,7 @@ HELD = (  # keys whose values depend on each other, or that name things which mu
 KEYS = [leaf for key, leaf in tree.leaves().items() if leaf.type in FREE and not any(part in key for part in HELD)]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_valid_overrides_survive_a_round_trip_through_json(data, capsys, tmp_path):
     chosen = data.draw(st.lists(st.sampled_from(KEYS), max_size=6, unique_by=lambda leaf: leaf.key))

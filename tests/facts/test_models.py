@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paddock.errors import UserError
@@ -73,7 +73,15 @@ def true_count(facts: Mapping[str, Any]) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["names"][0])
+FIRST = {entry["config"]["model_type"]: number for number, entry in reversed([*enumerate(ENTRIES)])}
+SOME = [
+    pytest.param(entry, marks=() if number in FIRST.values() else pytest.mark.slow, id=entry["names"][0])
+    for number, entry in enumerate(ENTRIES)
+]
+"""One shape of each architecture in the default tests."""
+
+
+@pytest.mark.parametrize("entry", SOME)
 def test_every_bundled_shape_counts_what_transformers_builds(entry: dict[str, Any]) -> None:
     assert from_config(entry["config"]).parameters == true_count(entry["config"])
 
@@ -283,6 +291,7 @@ VALUES = (
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(sorted(FAMILIES)),
     st.dictionaries(st.sampled_from(KEYS), VALUES | st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4)),

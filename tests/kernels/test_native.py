@@ -315,6 +315,7 @@ def test_a_machine_compiles_once(fresh, monkeypatch):
     assert [file] == list(fresh.iterdir())
 
 
+@pytest.mark.slow
 def test_another_processor_compiles_for_itself(fresh, monkeypatch):
     compiler.library()
     compiler.library.cache_clear()
