@@ -86,7 +86,8 @@ def _known(settings: list[Setting]) -> tuple[list[Setting], list[str]]:
 
 def _leaves_of(setting: Setting) -> list[Setting]:
     """A mapping assigned to a section, of ours or of other systems, is one setting for each key in it."""
-    section = setting.key in tree.sections() or legacy.is_section(setting.key)
+    ours = setting.key in tree.sections() or tree.leaf_of(setting.key) is not None
+    section = setting.key in tree.sections() or (not ours and legacy.is_section(setting.key))
     if not section or not isinstance(setting.value, dict):
         return [setting]
     return [

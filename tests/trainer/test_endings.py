@@ -21,6 +21,7 @@ from test_loop import arguments, start, wait_for, weights
 from paddock.cli import main
 from paddock.config.load import load
 from paddock.errors import UserError
+from paddock.trainer import main_ppo
 from paddock.trainer.checkpoint import CheckpointStore
 from paddock.trainer.loop import Trainer
 from paddock.trainer.run import train
@@ -270,6 +271,7 @@ def drain(terminal: int) -> None:
         os.read(terminal, 65536)
 
 
+@pytest.mark.slow
 def test_nohup_outlives_its_terminal(tmp_path):
     keys = arguments(tmp_path, GRPO, "trainer.total_training_steps=4")
     code = f"import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); sys.argv = {['paddock', *keys]!r}; " \
@@ -317,15 +319,21 @@ def test_a_checkpoint_whose_validation_is_owed_is_validated_first(tmp_path, monk
     assert logged == [(2, True), (3, True)]
 
 
-def test_paddock_train_prints_no_wide_lines_into_a_pipe_and_the_module_of_launch_scripts_does(tmp_path):
+def test_paddock_train_prints_no_wide_lines_into_a_pipe_and_the_module_of_launch_scripts_does(
+    tmp_path, capsys, caplog, monkeypatch
+):
+    caplog.set_level("INFO", logger="paddock")
     keys = arguments(tmp_path, GRPO, "trainer.logger=[console]", "trainer.total_training_steps=1")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    keys.append("trainer.resume_mode=disable")
     said = {}
-    for module in ("paddock.cli train", "paddock.trainer.main_ppo"):
-        command = [sys.executable, "-m", *module.split(), *keys, "trainer.resume_mode=disable"]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        said[module] = done.stdout
-        assert "paddock: importing torch" in done.stderr and "paddock: loading the weights of" in done.stderr
+    for module, command, words in (
+        ("paddock.cli train", main, ["train", *keys]),
+        ("paddock.trainer.main_ppo", main_ppo.main, keys),
+    ):
+        monkeypatch.setattr(sys, "argv", ["paddock", *words])
+        assert command() == 0
+        said[module] = capsys.readouterr().out
+        assert "importing torch" in caplog.text and "loading the weights of" in caplog.text
+        caplog.clear()
     assert "step:1 - " not in said["paddock.cli train"] and "1/1  Actor Loss" in said["paddock.cli train"]
     assert "step:1 - " in said["paddock.trainer.main_ppo"]
