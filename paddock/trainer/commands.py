@@ -89,6 +89,8 @@ SUPERVISED_READS = (
     *("trainer.total_*", "trainer.test_freq", "trainer.val_before_train", "trainer.save_*", "trainer.resume_*"),
     *("trainer.default_local_dir", "trainer.max_actor_ckpt_to_keep", "trainer.max_nonfinite_steps"),
     *("trainer.project_name", "trainer.experiment_name", "trainer.logger"),
+    *("trainer.balance_batch", "trainer.max_restarts", f"{_A}.ulysses_sequence_parallel_size"),
+    *("actor_rollout_ref.nccl_timeout", "ray_kwargs.*", "trainer.ray_wait_register_center_timeout"),
 )
 SUPERVISED_NAMES = {
     "model": f"{_M}.path",
