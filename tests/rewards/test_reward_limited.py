@@ -207,7 +207,7 @@ def test_a_call_that_takes_too_long_is_cut_off_and_counted_and_the_others_are_sc
     rewards.check(requests("1"))
     begin = time.monotonic()
     scores = rewards.score(requests("0.5", "sleep 30", "0.25", *["1"] * 10))
-    assert time.monotonic() - begin < 15.0  # seconds on busy cores; uncut it would take 30
+    assert time.monotonic() - begin < 6.0
     assert [score.value for score in scores] == [0.5, 0.0, 0.25, *[1.0] * 10]
     assert [score.timed_out for score in scores] == [False, True, *[False] * 11]
 

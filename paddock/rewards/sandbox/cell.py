@@ -67,7 +67,7 @@ class Cell:
         self.control = ours
         self._end = weakref.finalize(self, _end, self.control, self.process, self.group, os.getpid())
         hello = self._hello()
-        self.group, self.kills = self._bounded(self.group), 0
+        self.group = self._bounded(self.group)
         self.reusable = bool(hello["nested"])
         """Each program has walls of its own. Where the system does not allow walls within walls, the cell's are all
         there is, and it serves one program."""
@@ -88,6 +88,7 @@ class Cell:
                 "checked": bool(program.checks),
                 "bounded": self.group is not None,
             }
+            kills = self.group.kills() if self.group else 0
             try:
                 socket.send_fds(self.control, [json.dumps(job).encode()], [file.fileno() for file in files])
                 answer = self._receive(seconds + SLACK)
@@ -98,8 +99,8 @@ class Cell:
             raise CellLost(str(answer["lost"]))
         if "broken" in answer:
             raise CellFailed(str(answer["broken"]))
-        if self.group and (kills := self.group.kills()) > self.kills:
-            self.kills, answer["ended_by"] = kills, "memory"
+        if self.group and self.group.kills() > kills:
+            answer["ended_by"] = "memory"
         return result_of(answer, report, stdout, stderr, program)
 
     def close(self) -> None:
