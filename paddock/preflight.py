@@ -9,6 +9,7 @@ from pathlib import Path
 from paddock.config import tree
 from paddock.config.paths import BUILTIN, missing_folder
 from paddock.config.refusals import refused
+from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
 from paddock.config.topology import in_one_process, pools, trains_adapters, wants_one_thread
 from paddock.errors import UserError
@@ -17,7 +18,6 @@ from paddock.facts.machine import Machine, this_machine
 from paddock.plan.arithmetic import require_files
 from paddock.trainer.lock import require_free
 
-ENGINE_PACKAGES = {"vllm": "vllm", "sglang": "sglang"}
 LOGGER_PACKAGES = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")
 
 
@@ -89,8 +89,8 @@ def choose_threads(config: Config) -> None:
 
 
 def _packages(config: Config, machine: Machine) -> None:
-    rollout = config.actor_rollout_ref.rollout.name or ""
-    package = ENGINE_PACKAGES.get(rollout)
+    rollout = config.actor_rollout_ref.rollout.name
+    package = engine_kind(rollout).package
     if package and not machine.has(package):
         raise UserError(
             f"needs {package}",

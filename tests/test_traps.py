@@ -15,12 +15,12 @@ from paddock.config.load import load
 from paddock.core.balance import needed_micro_batches, split_into
 from paddock.core.masked import Denominators, aggregate
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
+from paddock.engines.rollout.embedded import engine as embedded
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleEngine
 from paddock.models.packing import sequence_lengths
 from paddock.trainer.run import train
-from paddock.workers import open_engines
 from paddock.workers.updates import Average
 
 
@@ -62,7 +62,7 @@ def test_trap_7_engines_that_sleep_answer_in_every_step_of_the_critic_warm_up(tm
     """Nothing pushes weights in a warm-up step, so nothing may rely on that to wake the engine."""
     expected = warm_up(tmp_path / "awake")
     LightSleeper.steps = []
-    monkeypatch.setattr(open_engines, "EmbeddedEngine", LightSleeper)
+    monkeypatch.setattr(embedded, "EmbeddedEngine", LightSleeper)
     found = warm_up(tmp_path / "asleep")
     assert set(LightSleeper.steps) >= {1, 2, 3} and len(LightSleeper.steps) == 3 + 4  # and four validations
     assert ["actor/pg_loss" in row for row in found] == [False, False, False, True]

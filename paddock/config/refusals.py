@@ -12,6 +12,7 @@ from typing import Any
 from paddock.config import tree
 from paddock.config.engine import FrozenMegatronConfig
 from paddock.config.rewards import reward_parts
+from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
 from paddock.config.topology import needs_reference, pool_size
 from paddock.errors import UserError
@@ -41,12 +42,13 @@ NOT_BUILT: dict[str, tuple[str, str]] = {
     ),
 }  # fmt: skip
 """Reason and fix by key: refused unless the key has its default."""
-
-_NO_COPY_CHOICE = (
+NOT_FOR_COPIES = (
     f"{_RO}.enable_rollout_routing_replay",
-    f"{_RO}.data_parallel_size", f"{_RO}.checkpoint_engine.backend", f"{_RO}.checkpoint_engine.engine_kwargs",
-)  # fmt: skip
-NOT_OF_ENGINE = {"vllm": (*_NO_COPY_CHOICE, f"{_RO}.expert_parallel_size"), "sglang": _NO_COPY_CHOICE}
+    f"{_RO}.data_parallel_size",
+    f"{_RO}.checkpoint_engine.backend",
+    f"{_RO}.checkpoint_engine.engine_kwargs",
+)
+"""Keys that no engine with a copy of the weights honours."""
 
 
 def refused(config: Config) -> Iterator[UserError]:
@@ -60,9 +62,13 @@ def refused(config: Config) -> Iterator[UserError]:
 
 
 def not_built(config: Config) -> Iterator[UserError]:
-    default, engine = Config(), config.actor_rollout_ref.rollout.name or ""
+    default, engine = Config(), config.actor_rollout_ref.rollout.name
+    kind = engine_kind(engine)
+    unsupported = [*NOT_FOR_COPIES] if kind.copies_weights else []
+    if kind.copies_weights and not kind.splits_experts:
+        unsupported.append(f"{_RO}.expert_parallel_size")
     reasons = {key: (f"is not built yet: {why}", fix) for key, (why, fix) in NOT_BUILT.items()}
-    reasons |= {key: (f"is not built yet for {engine}", "leave it out") for key in NOT_OF_ENGINE.get(engine, ())}
+    reasons |= {key: (f"is not built yet for {engine}", "leave it out") for key in unsupported}
     for key, (why, fix) in reasons.items():
         if (value := tree.get(config, key)) != tree.get(default, key):
             yield UserError(why, key=key, value=value, fix=fix)
@@ -215,7 +221,7 @@ def judge_runs_in_this_process(config: Config) -> None:
             key = f"reward_model.rollout.{name}"
             reason = "the judge shares the one device of a run"
             raise UserError(reason, key=key, value=size, fix=f"leave it at 1, or {elsewhere}")
-    if limits.name not in ("embedded", "hf"):
+    if engine_kind(limits.name).copies_weights:
         key = "reward_model.rollout.name"
         reason = "does not serve a judge in this process"
         raise UserError(reason, key=key, value=limits.name, fix=f"{key}=embedded, or {elsewhere}")
@@ -225,12 +231,13 @@ def served_log_probs_are_those_of_the_temperature(config: Config) -> None:
     """An engine with a copy of the weights reports log-probs at one point of its sampler: training needs them after
     temperature and before top-k, top-p and min-p."""
     rollout = config.actor_rollout_ref.rollout
-    if rollout.name not in ("vllm", "sglang") or rollout.temperature == 1.0:
+    kind = engine_kind(rollout.name)
+    if not kind.copies_weights or rollout.temperature == 1.0:
         return
     filtered = rollout.do_sample and (rollout.top_k > 0 or rollout.top_p < 1.0 or rollout.min_p > 0.0)
-    if rollout.name == "vllm" and filtered:
+    if filtered and not kind.unfiltered_log_probs:
         raise UserError(
-            "beside top_k, top_p or min_p, vLLM cannot report log-probs of the distribution before they cut it",
+            f"beside top_k, top_p or min_p, {rollout.name} reports log-probs only of what these leave",
             key=f"{_RO}.temperature",
             value=rollout.temperature,
             fix=f"{_RO}.temperature=1.0; or {_RO}.top_k=-1 {_RO}.top_p=1.0 {_RO}.min_p=0; or {_RO}.name=embedded",
@@ -246,7 +253,8 @@ def served_log_probs_are_those_of_the_temperature(config: Config) -> None:
 
 def responses_have_no_priorities(config: Config) -> None:
     rollout = config.actor_rollout_ref.rollout
-    if rollout.name == "sglang" and rollout.scheduling_policy != "fcfs":
+    kind = engine_kind(rollout.name)
+    if kind.copies_weights and not kind.priorities and rollout.scheduling_policy != "fcfs":
         raise UserError(
             "responses have no priorities",
             key=f"{_RO}.scheduling_policy",

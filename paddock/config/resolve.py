@@ -8,6 +8,7 @@ from typing import Any
 from paddock.config import recipes, tree
 from paddock.config.paths import files_of
 from paddock.config.rewards import reward_parts
+from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
 from paddock.config.topology import rolls_out_apart
 from paddock.facts.datasets import known_dataset
@@ -117,7 +118,7 @@ def _rollout_engine(config: Config, fill: _Filler, machine: Machine) -> None:
         fill(f"{rollout}.name", "vllm", "installed, and there are several devices")
     else:
         fill(f"{rollout}.name", "embedded", "vllm is not installed here")
-    served = config.actor_rollout_ref.rollout.name in ("vllm", "sglang")
+    served = engine_kind(config.actor_rollout_ref.rollout.name).copies_weights
     if served and each % recipes.GUIDE_TENSOR_PARALLEL == 0:
         fill(f"{rollout}.tensor_model_parallel_size", recipes.GUIDE_TENSOR_PARALLEL, "guide")
     fill(f"{rollout}.tensor_model_parallel_size", 1, "the engine spans one device")

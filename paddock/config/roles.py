@@ -17,6 +17,7 @@ from paddock.config.engine import (
     ShardedConfig,
 )
 from paddock.config.field import follows, key, section
+from paddock.config.rollout_engines import ENGINES
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum")
 KL_KINDS = tuple(kind + plus for kind in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for plus in ("", "+"))
@@ -35,7 +36,7 @@ POLICY_LOSSES = (
     "reinforce",
     "bypass_mode",
 )
-ROLLOUT_ENGINES = ("embedded", "hf", "vllm", "sglang")
+ROLLOUT_ENGINES = tuple(ENGINES)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from paddock.config import recipes, rollout_correction, tree
 from paddock.config.paths import files_of, missing_file
 from paddock.config.rewards import absent_files, reward_parts
 from paddock.config.roles import POLICY_LOSSES
+from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import LOGGERS, Config
 from paddock.config.topology import (
     data_parallel_size,
@@ -191,7 +192,7 @@ def rollouts_apart_have_an_engine_and_devices(config: Config) -> None:
     rollout = config.actor_rollout_ref.rollout
     if not rolls_out_apart(config):
         return
-    if rollout.name in ("embedded", "hf"):
+    if not engine_kind(rollout.name).copies_weights:
         raise UserError(
             f"{_RO}.name={rollout.name} runs the actor's own weights, on the actor's devices",
             key="actor_rollout_ref.hybrid_engine",
@@ -554,7 +555,9 @@ def _warnings(config: Config, origins: dict[str, str]) -> Iterator[str]:
             yield f"{key} has no effect: no judge writes; a classifier runs without an engine of its own"
         elif key == f"{_RO}.tensor_model_parallel_size" and engine_size(config) < (tree.get(config, key) or 1):
             yield f"{key}={tree.get(config, key)} has no effect: {_RO}.name={rollout.name} runs on one device"
-        elif rollout.name in ("embedded", "hf") and key.startswith(tuple(f"{_RO}.{name}" for name in COPIES_ONLY)):
+        elif not engine_kind(rollout.name).copies_weights and key.startswith(
+            tuple(f"{_RO}.{name}" for name in COPIES_ONLY)
+        ):
             yield f"{key} has no effect: {_RO}.name={rollout.name} runs the actor's own weights"
         elif key in (f"{_RO}.nnodes", f"{_RO}.n_gpus_per_node") and not rolls_out_apart(config):
             yield f"{key} has no effect: actor and rollout share devices, actor_rollout_ref.hybrid_engine=True"

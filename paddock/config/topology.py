@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
+from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
 from paddock.facts.models import shape_of
 
@@ -118,7 +119,7 @@ def data_parallel_size(config: Config, role: ActorConfig | RefConfig | CriticCon
 def engine_size(config: Config) -> int:
     """Devices that one rollout engine spans."""
     rollout = config.actor_rollout_ref.rollout
-    if rollout.name in ("embedded", "hf"):
+    if not engine_kind(rollout.name).copies_weights:
         return 1
     return (rollout.tensor_model_parallel_size or 1) * rollout.pipeline_model_parallel_size
 

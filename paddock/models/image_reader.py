@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
+from paddock.config.rollout_engines import ENGINES
 from paddock.config.schema import Config
 from paddock.core.images import Images
 from paddock.errors import UserError
@@ -29,8 +30,6 @@ from paddock.models.vision import has_tower
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 FILES = (PREPROCESSOR, PROCESSOR, "video_preprocessor_config.json", "chat_template.json", "chat_template.jinja")
 """What a model's folder says about its processor."""
-SEEING = ("embedded", "hf")
-"""Rollout engines that run the model's own tower."""
 KWARGS_KEY = "data.mm_processor_kwargs"
 PIXELS = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 """Limits of an image's area, and what a processor calls them."""
@@ -51,12 +50,14 @@ class ImageReader:
         read = load_config(str(model.path), model.trust_remote_code, model.override_config)
         if not has_tower(read) or not hasattr(backbone_class(read), "get_rope_index"):
             return None
-        if (engine := config.actor_rollout_ref.rollout.name) not in SEEING:
+        engine = config.actor_rollout_ref.rollout.name
+        seeing = [name for name, kind in ENGINES.items() if kind.sees_images]
+        if engine not in seeing:
             raise UserError(
                 f"images are not handed to {engine}, and it could draw words that only a processor writes",
                 key="actor_rollout_ref.rollout.name",
                 value=engine,
-                fix=f"{' or '.join(SEEING)}, for a model with a vision tower",
+                fix=f"{' or '.join(seeing)}, for a model with a vision tower",
             )
         folder = model_folder(str(model.path))
         reader = cls(load_processor(folder, config.data.mm_processor_kwargs), read, folder)

@@ -229,7 +229,7 @@ def _host_optimizer(role: ActorConfig | RefConfig | CriticConfig) -> float:
 def _rollout(config: Config) -> Rollout:
     rollout, size = config.actor_rollout_ref.rollout, engine_size(config)
     return Rollout(
-        engine=rollout.name or "embedded",  # type: ignore[arg-type]
+        engine=rollout.name or "embedded",
         rows=-(-config.data.train_batch_size * rollout.n * size // rollout_devices(config)),
         row_tokens=_row_tokens(config),
         max_sequences=rollout.max_num_seqs or 1,

@@ -23,8 +23,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar
 
+from paddock.config.rollout_engines import engine_kind
 from paddock.facts.models import ModelShape
 
 GIB = 1024**3
@@ -37,8 +38,6 @@ PREFETCHED = {"reward": "reference", "log_probs": "reference"}
 """Whose weights are on their way to the device during a phase, for the one behind it."""
 UPDATE_PHASES = {"update_critic": "critic", "update_actor": "actor"}
 TRAINED = tuple(UPDATE_PHASES.values())
-
-Engine = Literal["embedded", "hf", "vllm", "sglang"]
 
 
 def share(amount: int, ways: int) -> int:
@@ -227,7 +226,7 @@ class Role:
 class Rollout:
     """The engine that writes responses: `rows` of them a step, prompt + response tokens each at most."""
 
-    engine: Engine
+    engine: str
     rows: int
     row_tokens: int
     max_sequences: int = 1024
@@ -241,7 +240,7 @@ class Rollout:
     @property
     def external(self) -> bool:
         """Takes its fraction of the memory as one pool, weights included."""
-        return self.engine not in ("embedded", "hf")
+        return engine_kind(self.engine).copies_weights
 
 
 @dataclass(frozen=True)
@@ -379,7 +378,7 @@ def offloaded(job: Job) -> int:
 
 def shares_weights(job: Job) -> bool:
     """The embedded engine runs the actor's own modules; weights split over ranks it must gather first."""
-    return job.rollout.engine == "embedded" and job.actor.split.whole
+    return engine_kind(job.rollout.engine).trainer_log_probs and job.actor.split.whole
 
 
 def rollout_parts(job: Job) -> tuple[dict[str, int], int]:

@@ -12,6 +12,7 @@ from paddock.algorithms.kl import kl_controller, penalise
 from paddock.algorithms.selection import resample
 from paddock.config import rollout_correction
 from paddock.config.recipes import needs_of
+from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.engines.train.base import EXPERT_COLUMNS
@@ -106,7 +107,7 @@ class Trainer(TrainingRun):
         """With one optimizer step, and the actor's own modules sampling, computing them again changes nothing."""
         group, data = self.config.actor_rollout_ref, self.config.data
         one_update = group.actor.ppo_mini_batch_size == data.train_batch_size and group.actor.ppo_epochs == 1
-        same_numbers = group.rollout.name == "embedded" and "sum_pi_squared" not in self.needs
+        same_numbers = engine_kind(group.rollout.name).trainer_log_probs and "sum_pi_squared" not in self.needs
         return one_update and same_numbers and not self.correction.active and self.replays != "R2"
 
     def reward(self, batch: Batch) -> tuple[Batch, Metrics]:

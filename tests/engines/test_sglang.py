@@ -31,7 +31,6 @@ from paddock.engines.rollout.served import Server
 from paddock.engines.rollout.sglang import parameters
 from paddock.engines.rollout.sglang import start as start_server
 from paddock.errors import UserError
-from paddock.workers import open_engines
 
 ARGUMENTS = {"load_format": "dummy", "tp_size": 1, "pp_size": 1, "max_running_requests": 4}
 
@@ -165,9 +164,9 @@ def test_seeds_fit_the_narrowest_type_that_a_version_keeps_them_in():
 def opened(monkeypatch: Any, *settings: str) -> dict[str, Any]:
     """What the engine is opened with."""
     found: dict[str, Any] = {}
-    monkeypatch.setattr(open_engines, "SGLangEngine", lambda path, **kwargs: found.update(kwargs))
+    monkeypatch.setattr(sglang, "SGLangEngine", lambda path, **kwargs: found.update(kwargs))
     config = load(["actor_rollout_ref.rollout.name=sglang", "trainer.device=cpu", *settings]).config
-    open_engines.open_sglang(config)
+    sglang.open_engine(config, None)
     return found
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from copy_pairs import MODELS, PROMPTS, SAMPLED, Pair, require_right_log_probs, train, worst_gap
 
+from paddock.config.load import load
+from paddock.config.refusals import served_log_probs_are_those_of_the_temperature
 from paddock.config.roles import RolloutConfig
 from paddock.engines.rollout import vllm
+from paddock.engines.rollout.vllm import logprobs_mode
 from paddock.errors import UserError
-from paddock.workers.open_engines import logprobs_mode
 
 
 @pytest.fixture(scope="module", params=list(MODELS))
@@ -80,6 +82,8 @@ def test_ray_workers_have_an_engine_each_or_share_one_and_train_alike(tmp_path):
 def test_log_probs_are_asked_for_before_filters_or_refused():
     assert logprobs_mode(RolloutConfig(temperature=0.7)) == "processed_logprobs"
     assert logprobs_mode(RolloutConfig(top_p=0.9)) == "raw_logprobs"
-    for settings in ({"temperature": 0.7, "top_k": 5}, {"temperature": 0.7, "logprobs_mode": "raw_logprobs"}):
+    key = "actor_rollout_ref.rollout"
+    for settings in ([f"{key}.top_k=5"], [f"{key}.logprobs_mode=raw_logprobs"]):
+        config = load([f"{key}.name=vllm", f"{key}.temperature=0.7", *settings]).config
         with pytest.raises(UserError):
-            logprobs_mode(RolloutConfig(**settings))
+            served_log_probs_are_those_of_the_temperature(config)

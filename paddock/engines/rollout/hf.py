@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from paddock.config.schema import Config
 from paddock.engines.rollout.base import Chosen, Completion, OnDone, Prompt, Sampling
 from paddock.engines.rollout.embedded.engine import borrowed
 from paddock.engines.rollout.embedded.sampling import require_finite, sample, uniforms
 from paddock.models.experts import ARGUMENT, Routing, experts_of, recordable
 from paddock.models.token_stats import forbid
 from paddock.models.vision import plain, plain_positions, vision_tokens
+
+if TYPE_CHECKING:
+    from paddock.engines.train.single import SingleEngine
 
 
 class HFEngine:
@@ -125,3 +130,14 @@ def with_experts(found: list[Completion], lengths: list[int], width: int, chosen
         response[-1] = 0
         completions.append(replace(one, experts=Chosen(whole[row, width - length : width], response)))
     return completions
+
+
+def open_engine(config: Config, trainer: SingleEngine | None) -> HFEngine:
+    """Makes the engine over the trainer's own model."""
+    rollout = config.actor_rollout_ref.rollout
+    assert trainer is not None and rollout.max_num_seqs is not None
+    return HFEngine(
+        trainer.rollout_model,
+        max_num_seqs=rollout.max_num_seqs,
+        record_experts=rollout.enable_rollout_routing_replay,
+    )

@@ -17,18 +17,24 @@ import pickle
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paddock.core.device import shares_memory, visible_devices, visible_devices_variable
+from paddock.config.refusals import responses_have_no_priorities, served_log_probs_are_those_of_the_temperature
+from paddock.config.schema import Config
+from paddock.config.topology import rolls_out_apart
+from paddock.core.device import compute_dtype, device_of, shares_memory, visible_devices, visible_devices_variable
 from paddock.core.processes import from_everyone, subgroups
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
 from paddock.engines.rollout.copies import load_in_buckets, require_no_images, row_seeds
 from paddock.engines.rollout.served import Server, arguments_of_this_server
 from paddock.errors import UserError
+
+if TYPE_CHECKING:
+    from paddock.engines.train.single import SingleEngine
 
 KEY = "actor_rollout_ref.rollout"
 ARGUMENTS = f"{KEY}.engine_kwargs.sglang"
@@ -303,3 +309,41 @@ def serve() -> None:
 
 if __name__ == "__main__":
     serve()
+
+
+def open_engine(config: Config, trainer: SingleEngine | None) -> SGLangEngine:
+    """Its log-probs are after temperature and before filters: those that training needs, whatever the sampling."""
+    model, rollout, device = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer.device
+    from paddock.models.load import model_folder  # the server's own process does without transformers
+
+    served_log_probs_are_those_of_the_temperature(config)
+    responses_have_no_priorities(config)
+    arguments: dict[str, Any] = {
+        "trust_remote_code": model.trust_remote_code,
+        "json_model_override_args": json.dumps(dict(model.override_config)),
+        "tp_size": rollout.tensor_model_parallel_size,
+        "pp_size": rollout.pipeline_model_parallel_size,
+        "ep_size": rollout.expert_parallel_size,
+        "mem_fraction_static": rollout.gpu_memory_utilization,
+        "max_running_requests": rollout.max_num_seqs,
+        "max_prefill_tokens": rollout.max_num_batched_tokens,
+        "chunked_prefill_size": rollout.max_num_batched_tokens if rollout.enable_chunked_prefill else -1,
+        "context_length": rollout.max_model_len or rollout.prompt_length + rollout.response_length,
+        "disable_radix_cache": not rollout.enable_prefix_caching,
+        "disable_cuda_graph": rollout.enforce_eager or device == "cpu",
+        "load_format": rollout.load_format,
+        "random_seed": rollout.seed,
+        "log_level": "error" if rollout.disable_log_stats else "info",
+    }
+    if rollout.cudagraph_capture_sizes:
+        arguments["cuda_graph_bs"] = list(rollout.cudagraph_capture_sizes)
+    return SGLangEngine(
+        str(model_folder(str(model.path))),
+        dtype=compute_dtype(rollout.dtype, device_of(device)),
+        device=str(device),
+        arguments=arguments,
+        extra=dict(rollout.engine_kwargs.sglang),
+        free_cache=rollout.free_cache_engine and not rolls_out_apart(config),
+        staged_wake=rollout.multi_stage_wake_up,
+        bucket_bytes=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,
+    )

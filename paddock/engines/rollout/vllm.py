@@ -12,15 +12,24 @@ import difflib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paddock.config.refusals import served_log_probs_are_those_of_the_temperature
+from paddock.config.roles import RolloutConfig
+from paddock.config.schema import Config
+from paddock.config.topology import rolls_out_apart
+from paddock.core.device import compute_dtype, device_of
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
 from paddock.engines.rollout.copies import load_in_buckets, require_no_images, row_seeds
 from paddock.errors import UserError
+from paddock.models.load import model_folder
+
+if TYPE_CHECKING:
+    from paddock.engines.train.single import SingleEngine
 
 KEY = "actor_rollout_ref.rollout"
 ARGUMENTS = f"{KEY}.engine_kwargs.vllm"
@@ -348,3 +357,46 @@ def completion(row: int, output: Any) -> Completion:
     tokens = list(output.token_ids)
     log_probs = [place[token].logprob for place, token in zip(output.logprobs, tokens, strict=True)]
     return Completion(row, tokens, log_probs, stopped=output.finish_reason == "stop")
+
+
+def open_engine(config: Config, trainer: SingleEngine | None) -> VLLMEngine:
+    """Makes the engine as the config asks for it. Without a trainer beside it, it takes adapters merged."""
+    served_log_probs_are_those_of_the_temperature(config)
+    model, rollout, device = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer.device
+    path = model_folder(str(model.path))
+    arguments: dict[str, Any] = {
+        "trust_remote_code": model.trust_remote_code,
+        "hf_overrides": dict(model.override_config),
+        "tensor_parallel_size": rollout.tensor_model_parallel_size,
+        "pipeline_parallel_size": rollout.pipeline_model_parallel_size,
+        "gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "max_num_seqs": rollout.max_num_seqs,
+        "max_num_batched_tokens": rollout.max_num_batched_tokens,
+        "max_model_len": rollout.max_model_len or rollout.prompt_length + rollout.response_length,
+        "enable_chunked_prefill": rollout.enable_chunked_prefill,
+        "enable_prefix_caching": rollout.enable_prefix_caching,
+        "enforce_eager": rollout.enforce_eager or device == "cpu",
+        "load_format": rollout.load_format,
+        "scheduling_policy": rollout.scheduling_policy,
+        "disable_log_stats": rollout.disable_log_stats,
+        "logprobs_mode": logprobs_mode(rollout),
+    }
+    if rollout.cudagraph_capture_sizes:
+        arguments["compilation_config"] = {"cudagraph_capture_sizes": list(rollout.cudagraph_capture_sizes)}
+    return VLLMEngine(
+        str(path),
+        dtype=compute_dtype(rollout.dtype, device_of(device)),
+        device=str(device),
+        arguments=arguments,
+        extra=dict(rollout.engine_kwargs.vllm),
+        free_cache=rollout.free_cache_engine and not rolls_out_apart(config),
+        staged_wake=rollout.multi_stage_wake_up,
+        bucket_bytes=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,
+        adapter_rank=trainer.adapters.rank if trainer and trainer.adapters and not model.lora.merge else 0,
+    )
+
+
+def logprobs_mode(rollout: RolloutConfig) -> str:
+    """vLLM's raw ones are before temperature and filters, its processed ones after both. Ours are between."""
+    filtered = rollout.do_sample and (rollout.top_k > 0 or rollout.top_p < 1.0 or rollout.min_p > 0.0)
+    return "raw_logprobs" if filtered else rollout.logprobs_mode

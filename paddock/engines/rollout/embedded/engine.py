@@ -6,12 +6,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from paddock.config.schema import Config
 from paddock.core.device import can_record, empty_cache
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
 from paddock.engines.rollout.embedded.graphs import STEPS, Graphs, bucket
@@ -31,6 +33,9 @@ from paddock.models.fused import fused
 from paddock.models.packing import spare
 from paddock.models.token_stats import Head, forbid
 from paddock.models.vision import Placed, place, vision_tokens
+
+if TYPE_CHECKING:
+    from paddock.engines.train.single import SingleEngine
 
 ROUND = 16  # buffers grow in steps of so many positions
 PREFILL_SPARE = 8  # a share of a prefill that may be for nothing: lengths of prompts vary, and a prefill is short
@@ -308,3 +313,18 @@ def borrowed(model: PreTrainedModel, attention: str, autocast: torch.dtype | Non
         model.set_attn_implementation(implementation)
         for module in training:
             module.training = True
+
+
+def open_engine(config: Config, trainer: SingleEngine | None) -> EmbeddedEngine:
+    """Makes the engine over the trainer's own model."""
+    rollout = config.actor_rollout_ref.rollout
+    assert trainer is not None and rollout.max_num_seqs is not None
+    return EmbeddedEngine(
+        trainer.rollout_model,
+        max_num_seqs=rollout.max_num_seqs,
+        max_num_batched_tokens=rollout.max_num_batched_tokens,
+        max_model_len=rollout.max_model_len,
+        enforce_eager=rollout.enforce_eager,
+        free_cache=rollout.free_cache_engine,
+        record_experts=rollout.enable_rollout_routing_replay,
+    )
