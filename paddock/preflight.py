@@ -24,6 +24,7 @@ LOGGER_PACKAGES = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")
 _M = "actor_rollout_ref.model"
 MODEL_FOLDERS = (f"{_M}.path", f"{_M}.tokenizer_path", f"{_M}.lora_adapter_path", "data.tokenizer",
                  "critic.model.path")  # fmt: skip
+RUNS = Config().trainer.default_local_dir.partition("/")[0]
 OUTPUT_FOLDERS = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
 
 
@@ -180,8 +181,11 @@ def _devices(config: Config, machine: Machine) -> None:
 
 
 def _folder(key: str, path: str | None) -> None:
-    """A model's, where its name is not one of the hub's."""
+    """Refuses a model's folder that is not there. A name of two parts is the hub's, unless the first is a folder
+    here or the one that runs are written to."""
     path = path or ""
-    local = path.startswith(("/", ".", "~")) or path.count("/") > 1 or os.path.isfile(path)
+    first, _, rest = path.partition("/")
+    here = bool(rest) and (first == RUNS or os.path.isdir(first))
+    local = here or path.startswith(("/", ".", "~")) or path.count("/") > 1 or os.path.isfile(path)
     if local and not path.startswith(BUILTIN) and not os.path.isdir(path):
         raise missing_folder(key, path, "check the path, or give a hub name")

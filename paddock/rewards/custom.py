@@ -152,7 +152,8 @@ def function_of(target: Target) -> Callable[..., Any]:
             for name, value in vars(module).items()
             if inspect.isfunction(value) and value.__module__ == module.__name__
         ]
-        raise Failed(f"has no function {target.name!r}; {suggest(target.name, here) if here else 'it defines none'}")
+        known = suggest(target.name, here) if here else "it defines none"
+        raise Failed(f"is not there: {Path(target.path).name} has no function {target.name!r}; {known}")
     return function
 
 

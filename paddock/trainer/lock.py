@@ -68,9 +68,12 @@ class FolderLock:
         self.path = self.folder / NAME
         self.owner = this_process()
         self._file = -1
+        self._made: list[Path] = []
+        """Folders that this lock made, the innermost first: those still empty at the end go again."""
         self._stop = threading.Event()
 
     def __enter__(self) -> FolderLock:
+        self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._take()
@@ -84,6 +87,8 @@ class FolderLock:
         with suppress(OSError):  # a folder that is gone or read-only by now: a lock without its process blocks nobody
             if read_owner(self._file) == self.owner:
                 self.path.unlink(missing_ok=True)
+                for folder in self._made:
+                    folder.rmdir()
         self._release()
 
     def require(self) -> None:

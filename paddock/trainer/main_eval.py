@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paddock.door import guarded, helpful
 from paddock.errors import UserError
 from paddock.preflight import check_paths, choose_threads, require_writable_file
 
@@ -82,3 +83,11 @@ def cell(metrics: dict[str, float], name: str) -> str:
     if name not in metrics:
         return ""
     return f"{100 * metrics[name]:.1f}%" if "pass@1" in metrics else f"{metrics[name]:.4g}"
+
+
+def main() -> int:
+    return guarded(helpful("eval", run), sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

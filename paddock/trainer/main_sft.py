@@ -21,7 +21,11 @@ def run(arguments: list[str]) -> int:
 
     outcome = fine_tune(loaded.config, Launch("sft", loaded.origins))
     model = Path(loaded.config.trainer.default_local_dir) / EXPORT
-    return conclude(outcome, loaded.config, model, [f"paddock train actor_rollout_ref.model.path={model}"])
+    commands = [
+        f"paddock generate {model} prompt=TEXT",
+        f"paddock train actor_rollout_ref.model.path={model} data.train_files=FILE",
+    ]
+    return conclude(outcome, loaded.config, model, commands)
 
 
 def main() -> int:

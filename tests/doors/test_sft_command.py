@@ -23,7 +23,8 @@ def test_the_embedded_model_learns_the_warm_up_rows_and_leaves_a_model_that_tran
         == 0
     )
     out = capsys.readouterr()
-    assert f"paddock train actor_rollout_ref.model.path={folder}/huggingface" in out.out
+    assert f"paddock train actor_rollout_ref.model.path={folder}/huggingface data.train_files=FILE" in out.out
+    assert f"paddock generate {folder}/huggingface prompt=TEXT" in out.out
     assert "no effect" not in out.err
     losses = [json.loads(line)["train/loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert len(losses) == 12 and losses[-1] < losses[0]

@@ -47,6 +47,16 @@ def written(folder: Path, age: float = 0.0, **changes: object) -> None:
     os.utime(path, (time.time() - age, time.time() - age))
 
 
+def test_folders_that_a_refused_run_made_go_again_and_what_was_there_or_written_stays(tmp_path):
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(UserError), FolderLock(tmp_path / "runs" / "paddock" / "grpo"):
+        raise UserError("the scorer is missing")
+    assert list(tmp_path.iterdir()) == [tmp_path / "runs"] and not list((tmp_path / "runs").iterdir())
+    with FolderLock(tmp_path / "runs" / "paddock" / "grpo") as lock:
+        (lock.folder / "metrics.jsonl").touch()
+    assert [path.name for path in lock.folder.iterdir()] == ["metrics.jsonl"]
+
+
 def test_a_second_process_is_refused_with_the_owner_the_place_and_the_time(tmp_path):
     process = hold(tmp_path)
     try:
