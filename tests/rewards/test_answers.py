@@ -187,14 +187,11 @@ HEAVY = [
 
 @pytest.mark.parametrize("answer", [*LARGE, *HEAVY], ids=lambda text: text[:24])
 def test_an_answer_that_is_too_much_for_a_parser_is_refused_within_a_second(answer):
+    assert compared(r"\lim_{n\to\infty} \frac{1}{n}", "0").equal  # the first call of a process imports what it needs
     for truth in ("7", "x+1", "(1,2)", r"\{1,2\}", "x>3"):
-        seconds = []
-        for _ in range(2):  # the first may fill caches, on cores that others use
-            begin = time.process_time()
-            verdict = compared(answer, truth)
-            seconds.append(time.process_time() - begin)
-            assert not verdict.equal, (truth, verdict)
-        assert min(seconds) < 1.0, (truth, seconds)
+        begin = time.process_time()
+        verdict = compared(answer, truth)
+        assert not verdict.equal and time.process_time() - begin < 1.0, (truth, verdict)
 
 
 @pytest.mark.parametrize("answer", LARGE, ids=lambda text: text[:24])

@@ -15,7 +15,7 @@ KINDS = list(dict.fromkeys(case.kind for case in CASES))
 EVERY = 8
 """Of the invocations that import torch, every so many-th is a process of its own; others are forked from one that has
 imported it already, which saves some seconds each."""
-OF_EACH_KIND = 2
+OF_EACH_KIND = 3
 
 
 def alone(case: Case) -> bool:
