@@ -31,7 +31,8 @@ class Ranks:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "transformers", "paddock.engines.train.fsdp"])  # once a worker
         pairs = [context.Pipe() for _ in range(size)]
         self.pipes = [ours for ours, _ in pairs]
         self.processes = [

@@ -98,12 +98,12 @@ CASES = [
     ("actor", "qwen2", {}, {}, 7),
     ("critic", "qwen2", {}, {}, 7),
     ("actor", "llama", {"checkpointing": True}, {"reshard": False}, 7),
-    ("actor", "qwen3", {"budget": Budget(64, rows=2)}, {"prefetch": True}, 7),
-    ("actor", "gemma2", {"packed": False}, {}, 7),
+    pytest.param("actor", "qwen3", {"budget": Budget(64, rows=2)}, {"prefetch": True}, 7, marks=pytest.mark.slow),
+    pytest.param("actor", "gemma2", {"packed": False}, {}, 7, marks=pytest.mark.slow),
     ("actor", "qwen2", {}, {"size": 1}, 7),  # every rank has all weights
     ("actor", "qwen2", {"offload_params": True, "offload_optimizer": True}, {}, 1),  # one rank has no rows
     ("actor", "qwen2", {}, {"sequence": 2}, 7),
-    ("critic", "llama", {"checkpointing": True}, {"sequence": 2}, 7),
+    pytest.param("critic", "llama", {"checkpointing": True}, {"sequence": 2}, 7, marks=pytest.mark.slow),
     ("actor", "gemma3", {}, {"sequence": 2}, 1),
 ]
 
@@ -191,7 +191,10 @@ def resume_on_rank(rank: int, role: str, family: str, folder: Path) -> dict[str,
     return trained(engine, role, lambda batch: part(rank, 2, batch), 7, steps=2)
 
 
-@pytest.mark.parametrize(("role", "family"), [("actor", "qwen2"), ("actor", "llama"), ("critic", "qwen2")])
+@pytest.mark.parametrize(
+    ("role", "family"),
+    [("actor", "qwen2"), pytest.param("actor", "llama", marks=pytest.mark.slow), ("critic", "qwen2")],
+)
 def test_a_checkpoint_goes_from_two_ranks_to_one_and_back(ranks, role, family, tmp_path):
     """Weights, optimizer and schedule: training goes on as if nothing had been."""
     straight = SingleEngine(model_of(role, family), settings())

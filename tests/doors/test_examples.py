@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 from functools import cache
@@ -208,7 +209,9 @@ SMALL = [
 )
 def test_a_script_trains_where_the_model_is_small(name, tmp_path):
     folder = f"trainer.default_local_dir={tmp_path}"
-    done = shell("bash", str(ROOT / "examples" / name), *SMALL, folder, MODEL="builtin:tiny", HOME=str(tmp_path))
+    compiled = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # kernels, not once more
+    done = shell("bash", str(ROOT / "examples" / name), *SMALL, folder, MODEL="builtin:tiny", HOME=str(tmp_path),
+                 XDG_CACHE_HOME=compiled)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "step:1 - " in done.stdout
     assert "Done: " in done.stdout and "The model is in " in done.stdout

@@ -83,7 +83,7 @@ def test_a_run_that_was_complete_says_that_nothing_was_trained_and_what_to_chang
     assert "Done: 1 steps of 3" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+@pytest.mark.parametrize("estimator", [pytest.param("grpo", marks=pytest.mark.slow), "gae"])
 def test_a_scorer_that_raises_in_step_3_leaves_steps_1_and_2(estimator, tmp_path, monkeypatch):
     flag, scorer = tmp_path / "broken", tmp_path / "scorer.py"
     scorer.write_text(SCORER.format(flag=str(flag)))
@@ -123,7 +123,13 @@ POINTS = {
 """A function that fails in step 3, and the step whose checkpoint is left."""
 
 
-@pytest.mark.parametrize("point", POINTS)
+FEW = ("data", "engine", "dump", "log")
+"""Points of the default tests; the others are slow."""
+
+
+@pytest.mark.parametrize(
+    "point", [pytest.param(point, marks=() if point in FEW else pytest.mark.slow) for point in POINTS]
+)
 def test_an_error_outside_an_update_leaves_the_last_finished_step(point, tmp_path, monkeypatch, caplog):
     name, kept = POINTS[point]
     common = [GRPO, "trainer.total_training_steps=4", "trainer.save_freq=-1", "trainer.test_freq=3"]

@@ -145,7 +145,7 @@ def test_validation_reports_accuracy_by_source(tmp_path):
     assert rows[0]["val-aux/paddock/addition/reward/pass@4"] >= rows[0]["val-core/paddock/addition/reward/mean@4"]
 
 
-@pytest.mark.parametrize("estimator", ["gae", "rloo"])
+@pytest.mark.parametrize("estimator", ["gae", pytest.param("rloo", marks=pytest.mark.slow)])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(estimator, tmp_path):
     common = [
         f"algorithm.adv_estimator={estimator}",
@@ -185,6 +185,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     assert path.exists(), process.communicate()[0]
 
 
+@pytest.mark.slow  # tests/chaos/test_kills.py kills a run three times among the default tests
 def test_kill_9_then_the_same_command_gives_the_same_weights(tmp_path):
     common = ["algorithm.adv_estimator=grpo", "trainer.total_training_steps=12"]
     run(tmp_path / "whole", *common)

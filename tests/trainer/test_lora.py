@@ -100,7 +100,7 @@ def test_the_reference_of_a_rank_is_the_model_that_was_loaded(tmp_path):
     assert not torch.equal(actor.forward(batch, want).log_probs, alone.forward(batch, want).log_probs)
 
 
-@pytest.mark.parametrize("overrides", [GRPO, PPO], ids=["grpo", "ppo"])
+@pytest.mark.parametrize("overrides", [pytest.param(GRPO, marks=pytest.mark.slow), PPO], ids=["grpo", "ppo"])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(overrides, tmp_path):
     common = [*overrides, *FP32, "trainer.total_training_steps=4"]
     whole = run(tmp_path / "whole", *common)
