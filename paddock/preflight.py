@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paddock.config import tree
+from paddock.config.loggers import LOGGERS
 from paddock.config.paths import BUILTIN, missing_folder
 from paddock.config.refusals import refused
 from paddock.config.rollout_engines import engine_kind
@@ -17,9 +18,6 @@ from paddock.facts.distribution import install_command
 from paddock.facts.machine import Machine, this_machine
 from paddock.plan.arithmetic import require_files
 from paddock.trainer.lock import require_free
-
-LOGGER_PACKAGES = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")
-
 
 _M = "actor_rollout_ref.model"
 MODEL_FOLDERS = (f"{_M}.path", f"{_M}.tokenizer_path", f"{_M}.lora_adapter_path", "data.tokenizer",
@@ -132,12 +130,13 @@ def _packages(config: Config, machine: Machine) -> None:
             fix="pip install vllm-ascend of vLLM's own version, or actor_rollout_ref.rollout.name=embedded",
         )
     for logger in config.trainer.logger:
-        if logger in LOGGER_PACKAGES and not machine.has(logger):
+        package = LOGGERS[logger].package
+        if package and not machine.has(package):
             raise UserError(
-                f"needs {logger}",
+                f"needs {package}",
                 key="trainer.logger",
                 value=logger,
-                fix=f"{install_command(logger)}, or leave it out of trainer.logger",
+                fix=f"{install_command(package)}, or leave it out of trainer.logger",
             )
 
 

@@ -11,10 +11,10 @@ import sys
 import pytest
 from conftest import ROOT
 
+from paddock.config.loggers import LOGGERS
 from paddock.config.rollout_engines import ENGINES
 from paddock.doctor.extras import EXTRAS
 from paddock.facts.distribution import DISTRIBUTION, install_command
-from paddock.preflight import LOGGER_PACKAGES
 
 OLD = (
     re.compile(r"""(?<![\w./-])paddock\[[a-z{]"""),  # an extra
@@ -79,5 +79,8 @@ def test_commands_work_without_the_metadata_of_a_distribution(tmp_path):
 def test_every_extra_that_a_message_names_exists():
     literal = re.compile(r"""install_command\(["'](\w+)["']\)""")
     named = {extra for file in (ROOT / "paddock").rglob("*.py") for extra in literal.findall(file.read_text())}
-    named |= {*(kind.package for kind in ENGINES.values() if kind.package), *LOGGER_PACKAGES}
+    named |= {
+        *(kind.package for kind in ENGINES.values() if kind.package),
+        *(kind.package for kind in LOGGERS.values() if kind.package),
+    }
     assert len(named) > 10 and named <= set(EXTRAS)

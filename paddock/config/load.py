@@ -13,9 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from paddock.config import legacy, own_data, recipes, resolve, rollout_correction, rules, tree
+from paddock.config.loggers import LOGGERS
 from paddock.config.overrides import Setting, parse
 from paddock.config.paths import expanded
 from paddock.config.plugins import import_plugin
+from paddock.config.rollout_engines import ENGINES
 from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.facts.machine import Machine, this_machine
@@ -116,7 +118,8 @@ def _layers(
     ours = {choice.key: choice.value for choice in own}
     default = ours.get("algorithm.adv_estimator", Config().algorithm.adv_estimator)
     estimator = str(chosen.get("algorithm.adv_estimator", default))
-    layers = [(f"recipe {estimator}", _recipe(estimator, chosen.get(PLUGIN)).values), ("--config-name", base)]
+    _import_declaring(chosen, estimator)
+    layers = [(f"recipe {estimator}", _recipe(estimator).values), ("--config-name", base)]
     deciding = set(recipes.EMBEDDED_UNLESS_SET) - ({recipes.DEVICES} if chosen.get(recipes.DEVICE) == "cpu" else set())
     if not any(chosen.get(key) is not None for key in deciding):
         layers.append(("embedded default", recipes.EMBEDDED))
@@ -129,10 +132,21 @@ def _layers(
     return layers
 
 
-def _recipe(estimator: str, plugin: str | None) -> recipes.Recipe:
-    """Returns what the estimator sets and needs. One that is not ours is declared by the plug-in, imported here."""
-    if recipes.recipe_of(estimator) is None and plugin:
+def _import_declaring(chosen: dict[str, Any], estimator: str) -> None:
+    """Imports the user's plug-in if a setting names an estimator, engine or logger that no catalogue has: the plug-in
+    declares it. Otherwise the plug-in is imported with torch, later."""
+    loggers, engine = chosen.get("trainer.logger"), chosen.get("actor_rollout_ref.rollout.name")
+    unknown = (
+        recipes.recipe_of(estimator) is None
+        or (engine is not None and engine not in ENGINES)
+        or any(name not in LOGGERS for name in (loggers if isinstance(loggers, list) else [loggers]) if name)
+    )
+    if unknown and (plugin := chosen.get(PLUGIN)):
         import_plugin(plugin, PLUGIN)
+
+
+def _recipe(estimator: str) -> recipes.Recipe:
+    """Returns what the estimator sets and needs."""
     recipe = recipes.recipe_of(estimator)
     if recipe is None:
         names = (*recipes.ESTIMATORS, *recipes.ALIASES)

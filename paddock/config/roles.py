@@ -36,7 +36,6 @@ POLICY_LOSSES = (
     "reinforce",
     "bypass_mode",
 )
-ROLLOUT_ENGINES = tuple(ENGINES)
 
 
 @dataclass
@@ -208,9 +207,7 @@ class PrometheusConfig:
 
 @dataclass
 class RolloutConfig:
-    name: str | None = key(
-        None, "engine that generates; unset: by hardware and what is installed", choices=ROLLOUT_ENGINES
-    )
+    name: str | None = key(None, "engine that generates; unset: by hardware and what is installed", choices=ENGINES)
     n_gpus_per_node: int = key(1, "devices per node of a pool of its own (hybrid_engine=False)", low=1)
     nnodes: int = key(1, "nodes of that pool", low=0)
     n: int = key(1, "responses per prompt", low=1)

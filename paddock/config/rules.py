@@ -9,11 +9,12 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from paddock.config import recipes, rollout_correction, tree
+from paddock.config.loggers import LOGGERS
 from paddock.config.paths import files_of, missing_file
 from paddock.config.rewards import absent_files, reward_parts
 from paddock.config.roles import POLICY_LOSSES
 from paddock.config.rollout_engines import engine_kind
-from paddock.config.schema import LOGGERS, Config
+from paddock.config.schema import Config
 from paddock.config.topology import (
     data_parallel_size,
     engine_size,

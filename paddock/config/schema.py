@@ -11,9 +11,9 @@ from typing import Any
 
 from paddock.config.engine import DTYPES, STRATEGIES, FrozenConfig
 from paddock.config.field import follows, key, section
-from paddock.config.roles import KL_KINDS, ROLLOUT_ENGINES, ActorRolloutRefConfig, CriticConfig
+from paddock.config.roles import KL_KINDS, ActorRolloutRefConfig, CriticConfig
+from paddock.config.rollout_engines import ENGINES
 
-LOGGERS = ("console", "steps", "tensorboard", "wandb", "mlflow", "swanlab", "trackio", "prometheus", "file")
 REWARD_MANAGERS = ("naive", "batch", "prime", "dapo", "remote", "rate_limited", "gdpo")
 REWARD_RULES = ("exact_match", "contains", "regex", "json_schema", "math", "code")
 
@@ -134,7 +134,7 @@ class RewardModelModelConfig:
 class RewardRolloutConfig:
     """The engine that serves a reward model or judge."""
 
-    name: str | None = key(None, "engine; unset: as actor_rollout_ref.rollout.name", choices=ROLLOUT_ENGINES)
+    name: str | None = key(None, "engine; unset: as actor_rollout_ref.rollout.name", choices=ENGINES)
     dtype: str = key("bfloat16", "type in which it computes", choices=DTYPES)
     tensor_model_parallel_size: int = key(1, "ranks that share its weights", low=1)
     data_parallel_size: int = key(1, "copies that share expert layers", low=1)

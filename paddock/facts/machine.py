@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -76,27 +78,19 @@ class Machine:
     device_memory: int | None  # bytes of one accelerator, where it can be read
     memory: int  # bytes of RAM
     cores: int
-    installed: frozenset[str]  # optional packages that can be imported
+    installed: Container[str]  # packages that can be imported
     wandb_ready: bool = True  # someone is logged in, or it is told to stay offline
 
     def has(self, package: str) -> bool:
         return package in self.installed
 
 
-OPTIONAL_PACKAGES = (
-    "ray",
-    "peft",
-    "vllm",
-    "sglang",
-    "megatron",
-    "wandb",
-    "mlflow",
-    "swanlab",
-    "trackio",
-    "tensorboard",
-    "torch_npu",
-    "vllm_ascend",
-)
+class Importable:
+    """Contains the name of every package that this Python can import."""
+
+    def __contains__(self, package: object) -> bool:
+        imported = package in sys.modules
+        return imported or (isinstance(package, str) and importlib.util.find_spec(package) is not None)
 
 
 @cache
@@ -109,7 +103,7 @@ def this_machine() -> Machine:
         device_memory=_cuda_memory() if device == "cuda" else None,
         memory=_ram(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        installed=frozenset(name for name in OPTIONAL_PACKAGES if importlib.util.find_spec(name)),
+        installed=Importable(),
         wandb_ready=_wandb_ready(),
     )
 

@@ -12,9 +12,10 @@ from functools import cache
 from typing import Any
 
 from paddock.config import recipes, tree
+from paddock.config.loggers import LOGGERS
 from paddock.config.roles import POLICY_LOSSES
 from paddock.config.rollout_correction import PRESETS
-from paddock.config.schema import LOGGERS, Config
+from paddock.config.schema import Config
 from paddock.trainer.commands import EVAL, GENERATE, RM, SFT, Command
 
 FOLLOWS = re.compile(r"\$\{([\w.]+)\}")
@@ -26,7 +27,7 @@ OPEN_CHOICES: dict[str, tuple[str, ...]] = {
     "algorithm.adv_estimator": tuple(recipes.ESTIMATORS),
     "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSSES,
     "algorithm.rollout_correction.preset": tuple(PRESETS),
-    "trainer.logger": LOGGERS,
+    "trainer.logger": tuple(LOGGERS),
     "actor_rollout_ref.model.path": ("builtin:tiny",),
     "data.train_files": ("builtin:addition/train",),
     "data.val_files": ("builtin:addition/test",),

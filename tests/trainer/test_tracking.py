@@ -26,7 +26,7 @@ from paddock.trainer.samples import Sample, dump_samples, samples_of
 from paddock.trainer.tracking.console import ConsoleLog, StepLines, highlights, validation
 from paddock.trainer.tracking.jsonl import MetricsFile, SamplesFile, worth_keeping
 from paddock.trainer.tracking.run import Run
-from paddock.trainer.tracking.tracker import LOGGERS, Tracker
+from paddock.trainer.tracking.tracker import Tracker
 
 STEP = {
     "actor/pg_loss": 0.234, "actor/ppo_kl": 0.5, "actor/kl_loss": 0.0123, "critic/score/mean": 0.456,
@@ -350,7 +350,7 @@ def test_a_logger_that_fails_later_is_reported_once_and_the_run_goes_on(tmp_path
 
         generations = close = lambda *_: None
 
-    monkeypatch.setitem(LOGGERS, "wandb", Broken)
+    monkeypatch.setattr("paddock.trainer.tracking.adapters.WandB", Broken)
     with Tracker(config(tmp_path, "wandb"), total_steps=2) as tracker:
         tracker.log(1, {"a": 1.0})
         tracker.log(2, {"a": 2.0})

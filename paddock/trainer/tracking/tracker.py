@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,30 +12,15 @@ from typing import Any
 
 import torch
 
+from paddock.config.loggers import LOGGERS
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.trainer.samples import Sample
-from paddock.trainer.tracking.adapters import MLflow, SwanLab, TensorBoard, Trackio, WandB
-from paddock.trainer.tracking.console import ConsoleLog, StepLines
 from paddock.trainer.tracking.jsonl import SHOWN, MetricsFile, SamplesFile, evenly, worth_keeping
-from paddock.trainer.tracking.prometheus import Prometheus
 from paddock.trainer.tracking.run import Logger, Run
 
 log = logging.getLogger(__name__)
-
-LOGGERS: dict[str, Callable[[Run], Logger]] = {
-    "console": ConsoleLog,
-    "steps": StepLines,
-    "tensorboard": TensorBoard,
-    "wandb": WandB,
-    "mlflow": MLflow,
-    "swanlab": SwanLab,
-    "trackio": Trackio,
-    "prometheus": Prometheus,
-}
-FILE = "file"
-"""Names metrics.jsonl, which is written anyway."""
 
 
 class Tracker:
@@ -65,8 +51,10 @@ class Tracker:
         )
         self.file, self.samples = MetricsFile(run.folder, resumed), SamplesFile(run.folder, resumed)
         try:
-            for name in [name for name in trainer.logger if name != FILE]:
-                self.loggers[name] = open_logger(name, dataclasses.replace(run, run_id=(state or {}).get(name)))
+            for name in trainer.logger:
+                if factory := LOGGERS[name].factory:
+                    again = dataclasses.replace(run, run_id=(state or {}).get(name))
+                    self.loggers[name] = open_logger(name, factory, again)
         except BaseException:
             self.close()
             raise
@@ -121,9 +109,12 @@ class Tracker:
                 self.failed.add(name)
 
 
-def open_logger(name: str, run: Run) -> Logger:
+def open_logger(name: str, factory: str, run: Run) -> Logger:
+    """Returns the logger that `factory` (`module:name`) makes for a run."""
+    module, _, maker = factory.partition(":")
     try:
-        return LOGGERS[name](run)
+        opened: Logger = getattr(importlib.import_module(module), maker)(run)
+        return opened
     except UserError:
         raise
     except Exception as error:

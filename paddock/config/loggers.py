@@ -1,0 +1,32 @@
+"""The catalogue of loggers: which object writes metrics for each name of trainer.logger, and the package it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_T = "paddock.trainer.tracking"
+
+
+@dataclass(frozen=True)
+class LoggerKind:
+    """What a logger declares about itself."""
+
+    factory: str | None
+    """`module:name` of a function or class that takes a `Run` (trainer/tracking/run.py) and returns a `Logger`; None
+    for metrics.jsonl, which every run writes."""
+    package: str | None = None
+    """Package that must be installed."""
+
+
+LOGGERS: dict[str, LoggerKind] = {
+    "console": LoggerKind(f"{_T}.console:ConsoleLog"),
+    "steps": LoggerKind(f"{_T}.console:StepLines"),
+    "tensorboard": LoggerKind(f"{_T}.adapters:TensorBoard", "tensorboard"),
+    "wandb": LoggerKind(f"{_T}.adapters:WandB", "wandb"),
+    "mlflow": LoggerKind(f"{_T}.adapters:MLflow", "mlflow"),
+    "swanlab": LoggerKind(f"{_T}.adapters:SwanLab", "swanlab"),
+    "trackio": LoggerKind(f"{_T}.adapters:Trackio", "trackio"),
+    "prometheus": LoggerKind(f"{_T}.prometheus:Prometheus"),
+    "file": LoggerKind(None),
+}
+"""A plug-in adds an entry of its own when it is imported."""
