@@ -1,0 +1,109 @@
+"""Each recipe of CONTRIBUTING.md is followed to the letter: its file is written, its command is typed, it works."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import shutil
+import sys
+
+import pytest
+import transformers
+from conftest import ROOT
+from pages import arguments_of
+
+from paddock.algorithms.advantages import ESTIMATOR
+from paddock.algorithms.losses import POLICY_LOSS
+from paddock.cli import main
+from paddock.config import recipes
+from paddock.config.loggers import LOGGERS
+from paddock.config.rollout_engines import ENGINES
+
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+RECIPES = dict(re.findall(r"^### An? (.+?)\n(.*?)(?=^##)", PAGE, re.M | re.S))
+SMALL = [
+    "data.train_batch_size=4", "actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.val_before_train=False",
+    "trainer.save_last=False", "data.dataloader_num_workers=0", "trainer.default_local_dir=run",
+]  # fmt: skip
+
+
+def blocks(recipe: str, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", RECIPES[recipe], re.M | re.S)
+
+
+def test_every_kind_of_addition_has_a_recipe():
+    assert list(RECIPES) == [
+        "advantage estimator", "policy loss", "scorer", "logger", "rollout engine", "model family", "key",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def catalogues():
+    """Forgets afterwards what a plug-in has added."""
+    tables = (recipes.ESTIMATORS, ESTIMATOR._entries, POLICY_LOSS._entries, LOGGERS, ENGINES)
+    before = [{*table} for table in tables]
+    yield
+    for table, names in zip(tables, before, strict=True):
+        for name in {*table} - names:
+            del table[name]
+
+
+@pytest.mark.parametrize("recipe", ["advantage estimator", "policy loss", "scorer", "logger", "rollout engine"])
+def test_one_file_and_one_command_train(recipe, tmp_path, monkeypatch, catalogues):
+    (source,), (command,) = blocks(recipe, "python"), blocks(recipe, "bash")
+    name = re.match(r"# (my_\w+)\.py\n", source)[1]
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    words = tuple(shlex.split(command.replace("\\\n", " ")))
+    if words[0] == "PYTHONPATH=.":
+        monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    assert main([*arguments_of(words), *SMALL]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2] and all(line["actor/skipped"] == 0 for line in lines)
+    if recipe == "logger":
+        assert [text.split()[0] for text in (tmp_path / "run" / "lines.txt").read_text().splitlines()] == ["1", "2"]
+    if recipe == "scorer":
+        assert 0 <= lines[0]["critic/score/mean"] <= 1
+
+
+def test_a_family_is_proved_by_a_tiny_model_alone(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "families"))
+    import tiny_zoo
+    from table import outcome
+
+    (line,) = blocks("model family", "python")
+    zoo = dict[str, object]()
+    exec(line, {"DENSE": zoo, "GraniteConfig": transformers.GraniteConfig})
+    assert not set(zoo) & set(tiny_zoo.ZOO)
+    for name, entry in zoo.items():
+        monkeypatch.setitem(tiny_zoo.ZOO, name, entry)
+        assert [outcome(name, gear, tmp_path) for gear in ("embedded", "packed", "update")] == ["works"] * 3
+
+
+def test_a_key_without_a_reader_is_found_and_one_with_a_reader_is_listed(tmp_path, monkeypatch):
+    """By the walk over the source that `make test` and `make keys-reference` do, on a copy of the package."""
+    (block,) = blocks("key", "python")
+    field = block.partition("\n")[2]
+    schema = tmp_path / "paddock" / "config" / "schema.py"
+    shutil.copytree(ROOT / "paddock", tmp_path / "paddock", ignore=shutil.ignore_patterns("__pycache__", "assets"))
+    text = schema.read_text()
+    declared = re.search(r"^class TrainerConfig.*?\n(?=    \w+: )", text, re.M | re.S)
+    schema.write_text(text[: declared.end()] + field + text[declared.end() :])
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from key_readers import Program, Reads
+
+    def readers() -> list[str]:
+        sources = {path: ast.parse(path.read_text()) for path in (tmp_path / "paddock").rglob("*.py")}
+        program = Program([*sources.values()])
+        return [path.name for path, source in sources.items()
+                if ("trainer", "greeting") in Reads(program, source, looks_up=False).found]  # fmt: skip
+
+    assert readers() == []
+    loop = tmp_path / "paddock" / "trainer" / "run.py"
+    opening = "    store = checkpoint_store(config)\n"
+    loop.write_text(loop.read_text().replace(opening, f"    print(config.trainer.greeting)\n{opening}"))
+    assert readers() == ["run.py"]
