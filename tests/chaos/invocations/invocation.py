@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from paddock.facts.machine import cache_folder
+
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT = 90.0  # seconds for one invocation; most end within one
 PRELOADED = ("torch", "transformers", "pyarrow.parquet", "paddock.cli", "paddock.trainer.run", "paddock.trainer.sft",
@@ -90,8 +92,15 @@ def entries(folder: Path) -> set[str]:
 
 
 def own_cache(folder: Path) -> dict[str, str]:
-    """What another run has found out about the same rows is no part of the answer."""
-    return {"XDG_CACHE_HOME": str(folder.with_name("cache"))}
+    """Returns a cache of the case's own: what another run has found out about the same rows is no part of the answer.
+    Compiled kernels are the user's, or each case would wait for a compiler."""
+    cache = folder.with_name("cache")
+    (cache / "paddock").mkdir(parents=True, exist_ok=True)
+    compiled = cache_folder("kernels")
+    compiled.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (cache / "paddock" / "kernels").symlink_to(compiled)
+    return {"XDG_CACHE_HOME": str(cache)}
 
 
 def left_behind(case: Case, folder: Path, before: set[str]) -> tuple[str, ...]:
