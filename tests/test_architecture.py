@@ -89,6 +89,14 @@ def test_a_module_imports_from_lower_levels_or_its_own_folder(path):
         assert lower, f"{module_of(path)} imports {name} from above"
 
 
+def test_attention_imports_nothing_else_of_models():
+    inside = [path for path in FILES if module_of(path).startswith("models.attention")]
+    assert len(inside) > 5
+    for path in inside:
+        strange = [name for name in imports(path) if name.startswith("paddock.models.")]
+        assert [name for name in strange if not name.startswith("paddock.models.attention.")] == [], module_of(path)
+
+
 @pytest.mark.parametrize(
     ("pattern", "home"),
     [

@@ -124,7 +124,7 @@ def decode_attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """``q [rows, H, D]`` over ``keys, values [tokens, K, D]``; returns ``[rows, H, D]``. Nothing waits for the device.
-    ``sinks [H]``: see models/sinks.py.
+    ``sinks [H]``: see models/attention/sinks.py.
 
     `exact`: with the very products of `packed.packed_attention`, so that a query's result is the same, bit by bit.
     """

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from paddock.kernels.arguments import Draws, Families, HeadNorm, Pieces
+from paddock.kernels.arguments import Draws, HeadNorm, Pieces, PromptGroups
 from paddock.kernels.compiler import library
 
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
@@ -38,7 +38,7 @@ def kernel(name: str, dtype: torch.dtype, stream: torch.dtype, types: tuple[type
 def call(
     name: str, dtype: torch.dtype, *arguments: Tensor | float | bool | None, stream: torch.dtype = torch.float32
 ) -> None:
-    """Tensors go by their address, None by that of nothing."""
+    """Calls the C++ kernel `name`. Tensors are passed as data pointers, None as a null pointer."""
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
     assert all(x.is_contiguous() and x.device.type == "cpu" for x in tensors), f"{name} reads rows without gaps"
     types = tuple(TYPES.get(type(argument), ctypes.c_void_p) for argument in arguments)
@@ -147,21 +147,21 @@ def decode_attention(
     return out
 
 
-def family_attention(q: Tensor, k: Tensor, v: Tensor, families: Families, scale: float) -> Tensor:
+def short_attention(q: Tensor, k: Tensor, v: Tensor, groups: PromptGroups, scale: float) -> Tensor:
     """``q [T, H, D], k, v [T, K, D] -> [T, H, D]``; zero for tokens of no sequence."""
     out = torch.empty_like(q)
-    out[families.end :] = 0
-    call("family_attention", q.dtype, q, k, v, out, *families.layout(q, k), scale)
+    out[groups.end :] = 0
+    call("short_attention", q.dtype, q, k, v, out, *groups.layout(q, k), scale)
     return out
 
 
-def family_attention_backward(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, families: Families, scale: float
+def short_attention_backward(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, groups: PromptGroups, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     for grad in (dq, dk, dv):
-        grad[families.end :] = 0
-    call("family_attention_backward", q.dtype, q, k, v, dout, dq, dk, dv, *families.layout(q, k), scale)
+        grad[groups.end :] = 0
+    call("short_attention_backward", q.dtype, q, k, v, dout, dq, dk, dv, *groups.layout(q, k), scale)
     return dq, dk, dv
 
 

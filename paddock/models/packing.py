@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.images import Images
-from paddock.models.attention import Packed, hidden_states
+from paddock.models.attention import Packed
 from paddock.models.experts import ARGUMENT, Routing
+from paddock.models.forward import hidden_states
 from paddock.models.vision import Placed, place, plain, plain_positions
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paddock.errors import UserError
-from paddock.models.attention import Packed, hidden_states
+from paddock.models.attention import Packed
 from paddock.models.experts import PLACE, Experts, Routing, experts_of
+from paddock.models.forward import hidden_states
 from paddock.models.packing import pack, pad
 
 LENGTHS = [9, 6]

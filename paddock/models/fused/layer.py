@@ -7,7 +7,7 @@ a `Tape`; attention alone has a graph of its own, whatever way it is computed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,20 +33,6 @@ PLAIN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 SANDWICH = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-
-
-class Stored(Protocol):
-    """An `Attention` with a cache that keys and values can be written to where they are made."""
-
-    def buffers(self, layer: int, heads: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values ``[rows, K, D]`` of a layer, and the row of each token of this forward."""
-        ...
-
-    def attend_stored(
-        self, layer: int, query: Tensor, scaling: float, window: int | None, softcap: float | None, exact: bool
-    ) -> Tensor:
-        """``query [T, H, D]``; returns the same shape."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +102,7 @@ class Shared:
     cos: Tensor
     sin: Tensor
     how: Any
-    """An `Attention`."""
+    """An `Attention`, in decode a `StoredAttention`."""
     shape: tuple[int, int]
     """Of the tokens: a packed row, or rows of one token in a decode."""
     adapted: bool

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
-from paddock.models.attention import Packed, module_states
+from paddock.models.attention import Packed
+from paddock.models.forward import module_states
 from paddock.models.fused.joined import Unfit
 from paddock.models.fused.layer import Layer, Scores, Shared
 

@@ -24,10 +24,9 @@ from paddock.engines.rollout.embedded.routes import Routes
 from paddock.engines.rollout.embedded.sequences import KeyValues, Sequences
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.errors import UserError
-from paddock.kernels.choice import kernels_for
 from paddock.kernels.launch import can_launch
 from paddock.models.adapters import adapters_on
-from paddock.models.attention import NAME, Attention, no_mask
+from paddock.models.attention import NAME, Attention, cache_layout, no_mask
 from paddock.models.experts import ARGUMENT, Experts, Routing, experts_of, recordable
 from paddock.models.fused import fused
 from paddock.models.packing import spare
@@ -222,8 +221,8 @@ class EmbeddedEngine:
 
     @property
     def pooled(self) -> bool:
-        """Are there kernels for these weights? Those of a module that is filled for a rollout are not there before."""
-        return self.autocast is None and kernels_for(next(self.model.parameters())) is not None
+        """True if the KV cache is a `TokenPool`. A sharded model's weights are known only once they are gathered."""
+        return cache_layout(next(self.model.parameters()), self.autocast) == "pool"
 
     def restore(self, pool: TokenPool) -> None:
         if not self.address:
