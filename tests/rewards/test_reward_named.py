@@ -244,10 +244,10 @@ def test_a_catastrophic_pattern_is_counted_and_ends_nothing():
         load(["reward=regex", "reward_kwargs={pattern: '^(a+)+$'}", "reward_model.num_workers=1"]).config
     ) as rewards:
         slow, fast = rewards.score([request("a" * 40 + "!"), request("aaa")])
-        process = rewards.pool.workers[0].keeper.pid
+        process = rewards.pool.workers[0].supervisor.pid
         assert slow.timed_out and slow.value == 0 and fast.value == 1
         rewards.score([request("aa")])
-        assert rewards.pool.workers[0].keeper.pid == process, "its process lives on"
+        assert rewards.pool.workers[0].supervisor.pid == process, "its process lives on"
 
 
 def test_rules_and_limited_functions_go_their_own_ways(tmp_path):

@@ -46,7 +46,7 @@ def main(job: dict[str, Any], code: int, streams: tuple[int, ...], link: socket.
 
 
 def _as_a_process_starts() -> None:
-    os.setsid()  # a signal to one's own process group does not stop at walls
+    os.setsid()  # a signal to one's own process group does not stop at namespaces
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     for number in (signal.SIGTERM, signal.SIGXFSZ):
