@@ -42,7 +42,7 @@ TAKEN = frozenset(
             "extra_info",
             "messages",
             "index",
-            "place",
+            "location",
             "style",
             "images",
             "written_prompt",

@@ -46,7 +46,7 @@ class PromptRow:
     data_source: str
     ground_truth: Any
     extra_info: dict[str, Any]
-    place: str
+    location: str
     """File and row, for messages to people."""
     style: str = RULE
     """Who scores its answers: a rule, a reward model, or both."""
@@ -214,12 +214,12 @@ class PromptDataset:
             PromptRow(
                 index=index,
                 group=index,
-                tokens=self._shortened(tokens, images, row.place),
+                tokens=self._shortened(tokens, images, row.location),
                 messages=row.messages,
-                data_source=source_of(row.record[config.reward_fn_key], row.place, config.reward_fn_key),
-                ground_truth=truth_of(row.record[TRUTH], row.place),
+                data_source=source_of(row.record[config.reward_fn_key], row.location, config.reward_fn_key),
+                ground_truth=truth_of(row.record[TRUTH], row.location),
                 extra_info=row.record.get(EXTRA) or {},
-                place=row.place,
+                location=row.location,
                 style=self.scored_by.get(style := style_of(row.record[TRUTH]), style),
                 images=images,
                 written_prompt=row.record[TRUTH].get(WRITTEN, row.messages),
@@ -227,15 +227,15 @@ class PromptDataset:
             for index, row, (tokens, images) in zip(indices, rows, self.prompts.encode(rows), strict=True)
         ]
 
-    def _shortened(self, tokens: list[int], images: Images | None, place: str) -> list[int]:
+    def _shortened(self, tokens: list[int], images: Images | None, location: str) -> list[int]:
         """An image is never cut: its features would find no tokens."""
         how = self.config.truncation if images is None else "error"
-        return truncated(tokens, self.config.max_prompt_length, how, place)
+        return truncated(tokens, self.config.max_prompt_length, how, location)
 
     def _asked(self, indices: list[int]) -> list[Asked]:
-        places, messages, records = self._prompts(indices)
+        locations, messages, records = self._prompts(indices)
         folders = [Path(self._find(index)[0].path).expanduser().parent for index in indices]
-        return [Asked(*row) for row in zip(messages, records, places, folders, strict=True)]
+        return [Asked(*row) for row in zip(messages, records, locations, folders, strict=True)]
 
     def _prompts(self, indices: list[int]) -> tuple[list[str], list[Messages], list[Record]]:
         """Where each row stands, what it asks, and all it holds."""

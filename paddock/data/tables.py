@@ -48,13 +48,13 @@ class Table:
         """Rows by their numbers. With `names`, columns that are not among them may be missing."""
         return self.take(indices, names) if self.take else [self.row(index) for index in indices]
 
-    def place(self, row: int) -> str:
+    def location(self, row: int) -> str:
         """What an error message names: `train.parquet row 12`."""
         return f"{self.path} row {row}"
 
 
-def bad_row(place: str, column: str, reason: str, fix: str) -> UserError:
-    return UserError(reason, key=f"{place}, column {column!r}", fix=fix)
+def bad_row(location: str, column: str, reason: str, fix: str) -> UserError:
+    return UserError(reason, key=f"{location}, column {column!r}", fix=fix)
 
 
 def open_tables(path: str, key: str, wanted: Callable[[list[str]], Sequence[str]]) -> list[Table]:
@@ -252,10 +252,10 @@ class Lines:
         return found.st_size, found.st_mtime_ns
 
     def _parse(self, index: int, line: bytes) -> Record:
-        place = f"{self.path} row {index}"
+        location = f"{self.path} row {index}"
         if self.header:
-            return files.csv_record(self.header[0], files.one_csv_row(line.decode(), self.header[1]), place)
-        return files.json_row(line, place)
+            return files.csv_record(self.header[0], files.one_csv_row(line.decode(), self.header[1]), location)
+        return files.json_row(line, location)
 
     def _read_header(self, source: Source) -> int:
         with self._stream() as stream:

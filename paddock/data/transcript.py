@@ -94,8 +94,8 @@ class Transcriber:
             asked if isinstance(asked, str) else [*asked, {"role": "assistant", "content": text}]
             for asked, text in zip(messages, texts, strict=True)
         ]
-        places = [f"row {row} of the batch" for row in range(len(texts))]
-        encoded = reader.encode(conversations, places, "prompt")
+        locations = [f"row {row} of the batch" for row in range(len(texts))]
+        encoded = reader.encode(conversations, locations, "prompt")
         last = [[reader.tokenizer.eos_token_id] if end else [] for end in ended]
         plain = reader.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         return [

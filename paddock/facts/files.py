@@ -164,13 +164,13 @@ def records(source: Source) -> Iterator[Record]:
                 yield json_row(line, f"{source.path} row {number}")
 
 
-def json_row(line: bytes, place: str) -> Record:
+def json_row(line: bytes, location: str) -> Record:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"not JSON: {error}", key=place, fix="mend or remove it") from error
+        raise UserError(f"not JSON: {error}", key=location, fix="mend or remove it") from error
     if not isinstance(record, dict):
-        raise UserError(f"a row must be a JSON object, not {record!r:.80}", key=place, fix="mend or remove it")
+        raise UserError(f"a row must be a JSON object, not {record!r:.80}", key=location, fix="mend or remove it")
     return record
 
 
@@ -218,10 +218,10 @@ def csv_rows(lines: Iterable[bytes], delimiter: str) -> Iterator[tuple[int, list
             yield read, values
 
 
-def csv_record(names: list[str], values: list[str], place: str) -> Record:
+def csv_record(names: list[str], values: list[str], location: str) -> Record:
     if len(values) != len(names):
         reason = f"has {len(values)} values, and the header names {len(names)} columns"
-        raise UserError(reason, key=place, fix='put a text with commas or line breaks in quotes: "a, b"')
+        raise UserError(reason, key=location, fix='put a text with commas or line breaks in quotes: "a, b"')
     return dict(zip(names, values, strict=True))
 
 

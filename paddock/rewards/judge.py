@@ -99,11 +99,11 @@ class Rubric:
         return [{"role": "user", "content": FIELD.sub(lambda field: values[field[1]], self.template)}]
 
     def read(self, reply: Reply) -> float | Reply:
-        """The number of the last place that the pattern finds: its first group, or without groups all of it."""
+        """Returns the number in the last match of the pattern: its first group, or without groups all of it."""
         if reply.cause is not None:
             return reply
-        places = list(self.pattern.finditer(reply.text))
-        text = places[-1][min(1, self.pattern.groups)] if places else None
+        matches = list(self.pattern.finditer(reply.text))
+        text = matches[-1][min(1, self.pattern.groups)] if matches else None
         try:
             value = float(str(text).replace(",", ""))
         except ValueError:
@@ -144,9 +144,9 @@ class Judge:
         does not draw lots."""
         asked = [self.rubric.ask(*row) for row in zip(prompts, responses, truths, strict=True)]
         names = [json.dumps(each) if self.config.temperature == 0 else str(i) for i, each in enumerate(asked)]
-        places = {name: place for place, name in reversed(list(enumerate(names)))}
-        replies = self.complete([asked[place] for place in places.values()])
-        found = {name: self.rubric.read(reply) for name, reply in zip(places, replies, strict=True)}
+        indices = {name: index for index, name in reversed(list(enumerate(names)))}
+        replies = self.complete([asked[index] for index in indices.values()])
+        found = {name: self.rubric.read(reply) for name, reply in zip(indices, replies, strict=True)}
         verdicts = [found[name] for name in names]
         failures = [verdict for verdict in verdicts if isinstance(verdict, Reply)]
         if len(failures) == len(verdicts):

@@ -46,7 +46,7 @@ class RewardManager:
     ...     batch, metrics = rewards.fill(batch, texts)
     ...
     ...     scoring = rewards.begin()                     # or, while responses are still generated
-    ...     scoring.add({place: rewards.request(batch, place, text, tokens)})
+    ...     scoring.add({index: rewards.request(batch, index, text, tokens)})
     ...     batch, metrics = rewards.finish(batch, scoring.collect())
     """
 
@@ -162,13 +162,13 @@ class RewardManager:
         asked = [self.request(batch, *row) for row in zip(range(len(batch)), texts, tokens, strict=True)]
         return self.finish(batch, self.score(asked))
 
-    def request(self, batch: Batch, place: int, text: str, tokens: Sequence[int] = ()) -> ScoreRequest | None:
+    def request(self, batch: Batch, index: int, text: str, tokens: Sequence[int] = ()) -> ScoreRequest | None:
         """What the scorers of this row are asked, once its response is there; None if a reward model scores the row."""
-        request = request_of(batch, place, text)
+        request = request_of(batch, index, text)
         if request is None or not self.columns:
             return request
         prompts = batch.extras.get("written_prompt") or batch.extras.get("messages")
-        prompt = prompts[place] if prompts else None
+        prompt = prompts[index] if prompts else None
         packed = array("q", tokens)  # takes half as long as a list on its way to another process
         return replace(request, prompt=prompt, tokens=packed, steps=(self.steps_done, self.total_steps))
 
@@ -318,7 +318,7 @@ def chosen(scorer: Scorer, request: ScoreRequest) -> Scorer:
 
 def where(request: ScoreRequest) -> str:
     return (
-        f"on {request.place} (data_source={request.data_source}, ground_truth={request.ground_truth!r:.60}, "
+        f"on {request.location} (data_source={request.data_source}, ground_truth={request.ground_truth!r:.60}, "
         f"response {request.solution!r:.120})"
     )
 
@@ -329,12 +329,12 @@ def answers_of(batch: Batch) -> list[list[int]]:
     return [row[:length] for row, length in zip(batch.need("responses").tolist(), lengths, strict=True)]
 
 
-def request_of(batch: Batch, place: int, text: str) -> ScoreRequest | None:
+def request_of(batch: Batch, index: int, text: str) -> ScoreRequest | None:
     """What the scorer of this row is asked, once its response is there; None for a row that a reward model scores."""
-    row = {name: values[place] for name, values in batch.extras.items()}
+    row = {name: values[index] for name, values in batch.extras.items()}
     if row.get("style") == "model":
         return None
-    number, where = int(batch.row[place]), row.get("place")
+    number, where = int(batch.row[index]), row.get("location")
     return ScoreRequest(
         row["data_source"],
         text,

@@ -123,9 +123,9 @@ class Pool:
         """What these give, in order. A failure, or a Ctrl-C, ends everything that the pool still works on."""
         try:
             wait_for(futures, return_when=FIRST_EXCEPTION)
-            for place, future in enumerate(futures):
+            for index, future in enumerate(futures):
                 if future.done() and isinstance(error := future.exception(), JobFailed):
-                    raise JobFailed(error.failure, place) from None
+                    raise JobFailed(error.failure, index) from None
             return [future.result() for future in futures]
         except BaseException:
             self.cancel()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 RESERVED = frozenset(
-    {"data_source", "ground_truth", "extra_info", "messages", "index", "place", "style", "written_prompt"}
+    {"data_source", "ground_truth", "extra_info", "messages", "index", "location", "style", "written_prompt"}
 )
 """Columns of a batch that come from the data; a scorer's own values go by other names."""
 
@@ -21,7 +21,7 @@ class ScoreRequest:
     solution: str
     ground_truth: Any
     extra_info: Mapping[str, Any] = field(default_factory=dict)
-    place: str = "a row"
+    location: str = "a row"
     """The row's file and number, or its id: what an error message names."""
     prompt: str | Sequence[Mapping[str, Any]] | None = None
     """A plain text or messages. This and what follows is filled for functions of TRL's contract alone."""

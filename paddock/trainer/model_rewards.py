@@ -104,14 +104,14 @@ class ModelRewards:
         """Of the wanted rows: one number each, the same by token, and what to say of them; zeros elsewhere."""
         rows = torch.zeros(len(batch))
         tokens = torch.zeros(batch.need("mask").shape)
-        places = wanted.nonzero().squeeze(-1)
-        if not len(places):
+        indices = wanted.nonzero().squeeze(-1)
+        if not len(indices):
             return rows, tokens, {}
-        part = batch if bool(wanted.all()) else batch.rows(places)
-        found = self.scorer.scores(part, [texts[place] for place in places.tolist()])
-        rows[places] = found.rows
+        part = batch if bool(wanted.all()) else batch.rows(indices)
+        found = self.scorer.scores(part, [texts[index] for index in indices.tolist()])
+        rows[indices] = found.rows
         by_token = found.tokens if found.tokens is not None else on_last_token(found.rows, part.need("mask"))
-        tokens[places] = by_token.cpu().float()
+        tokens[indices] = by_token.cpu().float()
         return rows, tokens, found.metrics | summary(found.rows)
 
     def weights(self, style: str) -> tuple[float, float]:

@@ -80,4 +80,4 @@ def pair_batch(rows: list[PromptRow], unread: int | None) -> Batch:
         for answer in (row.ground_truth.chosen, row.ground_truth.rejected)
     ]
     batch = scored_batch([each.prompt for each in found], [each.answer for each in found], every_token=False)
-    return batch.with_(group=batch.row // 2, extras={"place": [row.place for row in rows for _ in range(2)]})
+    return batch.with_(group=batch.row // 2, extras={"location": [row.location for row in rows for _ in range(2)]})

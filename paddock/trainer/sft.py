@@ -123,7 +123,7 @@ class SupervisedTrainer(TrainingRun):
         return f"{self.learner.devices} x {self.learner.device_name()}"
 
     def rows_of(self, batch: Batch) -> str:
-        return "rows of the last: " + ", ".join(batch.extras["place"][:8])
+        return "rows of the last: " + ", ".join(batch.extras["location"][:8])
 
     def save_weights(self, folder: Path) -> None:
         (folder / self.part).mkdir()

@@ -335,7 +335,7 @@ def test_each_answer_of_a_list_in_the_data_is_right(tmp_path, rule):
     config = load([f"data.train_files={tmp_path / 'mine.jsonl'}", f"reward={rule}", "trainer.device=cpu"]).config
     asked = PromptDataset.train(config.data, byte_tokenizer()).rows([0, 1])
     given = [
-        ScoreRequest(row.data_source, answer, row.ground_truth, row.extra_info, row.place)
+        ScoreRequest(row.data_source, answer, row.ground_truth, row.extra_info, row.location)
         for row, answer in zip(asked * 3, ["UK", "two", "United Kingdom", "2", "Kingdom", "three"], strict=True)
     ]
     with RewardManager(config) as rewards:

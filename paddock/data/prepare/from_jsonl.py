@@ -111,7 +111,7 @@ def _prompt(record: Record, options: argparse.Namespace) -> list[Row]:
     value = record.values.get(options.prompt_key)
     if value is None:
         record.text(options.prompt_key)  # which lists the fields there are
-    asked = messages_of(value, record.place, options.prompt_key)
+    asked = messages_of(value, record.location, options.prompt_key)
     turns: list[Row] = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
     for turn in turns:
         if not isinstance(turn["content"], str):
