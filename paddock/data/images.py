@@ -23,7 +23,7 @@ class ImageReader(Protocol):
     """What turns pictures into what a model sees of them."""
 
     token: int
-    """The word that stands for an image in a prompt."""
+    """The token that stands for an image in a prompt."""
 
     def features(self, height: int, width: int) -> int:
         """Tokens that an image of this size takes."""

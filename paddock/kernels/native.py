@@ -42,8 +42,8 @@ def call(
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
     assert all(x.is_contiguous() and x.device.type == "cpu" for x in tensors), f"{name} reads rows without gaps"
     types = tuple(TYPES.get(type(argument), ctypes.c_void_p) for argument in arguments)
-    places = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]
-    kernel(name, dtype, stream, types)(*places)
+    pointers = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]
+    kernel(name, dtype, stream, types)(*pointers)
 
 
 def add_norm(
@@ -166,9 +166,9 @@ def short_attention_backward(
 
 
 def draw(logits: Tensor, draws: Draws, temperature: float) -> None:
-    logits, (rows, words), greedy = logits.float().contiguous(), logits.shape, temperature == 0.0
+    logits, (rows, vocab_size), greedy = logits.float().contiguous(), logits.shape, temperature == 0.0
     call("draw", logits.dtype, logits, draws.numbers, draws.tokens, draws.log_probs, draws.token, draws.drawn,
-         draws.done, draws.limit, draws.stops, rows, words, draws.tokens.shape[1], len(draws.stops),
+         draws.done, draws.limit, draws.stops, rows, vocab_size, draws.tokens.shape[1], len(draws.stops),
          1.0 if greedy else 1.0 / temperature, greedy)  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from paddock.core.batch import Batch
 from paddock.models.attention.shared_prompts import SharedPrompts, ranges
 from paddock.models.packing import Inputs, counted, images_of, prompt_lengths
-from paddock.models.vision import Placed, place
+from paddock.models.vision import Placed, place_images
 
 PAYS = 0.95
 """Prompts are shared only if the number of tokens falls below this fraction: the mixed layout has an overhead."""
@@ -79,11 +79,11 @@ def pack_shared(batch: Batch, device: torch.device | str = "cpu") -> Inputs | No
     responses = [[groups.response[row] - 1 for row in rows if groups.response[row] > 1] for rows in members]
     ends = list(accumulate(prompts))
     last, first = [0] * len(batch), [0] * len(batch)  # of a row: its prompt's last token, its response's first
-    place = sum(prompts)
+    start = sum(prompts)
     for rows, end in zip(members, ends, strict=True):
         for row in rows:
-            last[row], first[row] = end - 1, place
-            place += groups.response[row] - 1
+            last[row], first[row] = end - 1, start
+            start += groups.response[row] - 1
     tokens = torch.cat([batch.prompts, batch.need("responses")], 1)
     owner, column = cells_of(members, prompts, groups.response, width)
     flat = (column - width + lengths[owner]).unsqueeze(0).to(device, non_blocking=True)
@@ -115,7 +115,7 @@ def images_in(
     for rows, prompt in zip(members, prompts, strict=True):
         pieces += [(images[row], response[row] - 1, prompt) for row in rows]
     seen, lengths, begins = zip(*pieces, strict=True)
-    return place(seen, lengths, device, begins)
+    return place_images(seen, lengths, device, begins)
 
 
 def cells_of(members: list[list[int]], prompts: list[int], response: list[int], width: int) -> tuple[Tensor, Tensor]:

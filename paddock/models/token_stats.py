@@ -88,14 +88,14 @@ class Head:
         for start in range(0, len(self.weight), size):
             part = slice(start, min(start + size, len(self.weight)))
             bias = None if self.bias is None else self.bias[part]
-            never = tuple(word - start for word in self.never if start <= word < part.stop)
+            never = tuple(token - start for token in self.never if start <= token < part.stop)
             yield part, replace(self, weight=self.weight[part], bias=bias, never=never, product=None)
 
 
 def forbid(logits: Tensor, never: tuple[int, ...]) -> Tensor:
-    """Gives these words no chance, in place. A finite logit: 0 x infinity would spread."""
-    for word in never:
-        logits[:, word] = NEVER
+    """Gives these tokens probability 0, in place. A finite logit: 0 x infinity would spread."""
+    for token in never:
+        logits[:, token] = NEVER
     return logits
 
 

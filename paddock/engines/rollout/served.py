@@ -46,7 +46,7 @@ class Server:
             start_new_session=True,  # its children are ended with it
         )
         self.ending = threading.Lock()
-        self.words: list[str] = []
+        self.last_lines: list[str] = []
         self.close = weakref.finalize(self, end, self.process, self.log)  # at exit too
         try:
             assert self.process.stdin is not None
@@ -95,17 +95,19 @@ class Server:
         return found
 
     def lost(self, reason: str, grace: float = 0.0) -> UserError:
-        """It is of no use any more: it is ended, and its last words tell why. Many threads may find out at once."""
+        """Ends the server and returns the error with the last lines that it wrote. Many threads may call it at once."""
         with self.ending:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 reason += f" (exit status {self.process.wait(grace)})"
             if not self.log.closed:
-                self.words = self.written()
+                self.last_lines = self.written()
             self.close()
-        return self.error(reason + ("; the last that it wrote:\n" + "\n".join(self.words) if self.words else ""))
+        return self.error(
+            reason + ("; the last that it wrote:\n" + "\n".join(self.last_lines) if self.last_lines else "")
+        )
 
     def written(self) -> list[str]:
-        """Its last lines; read without moving the place where it writes."""
+        """Returns the last lines of the server's log; reads them without moving the position at which it writes."""
         size = os.fstat(self.log.fileno()).st_size
         end = os.pread(self.log.fileno(), LOOKED_AT, max(0, size - LOOKED_AT))
         return end.decode(errors="replace").splitlines()[-TAIL:]

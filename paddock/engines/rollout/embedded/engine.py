@@ -31,7 +31,7 @@ from paddock.models.experts import ARGUMENT, Experts, Routing, experts_of, recor
 from paddock.models.fused import fused
 from paddock.models.packing import spare
 from paddock.models.token_stats import Head, forbid
-from paddock.models.vision import Placed, place, vision_tokens
+from paddock.models.vision import Placed, place_images, vision_tokens
 
 if TYPE_CHECKING:
     from paddock.engines.train.single import SingleEngine
@@ -129,7 +129,7 @@ class EmbeddedEngine:
         last = torch.tensor(lengths).cumsum(0) - 1
         tokens, positions, last = (x.to(device, non_blocking=True) for x in (tokens, positions, last))
         routing = sequences.routes.watch() if sequences.routes else None
-        seen = place([request.images for request in requests], lengths, device)
+        seen = place_images([request.images for request in requests], lengths, device)
         where, images = seen or (positions[None], None)
         more = (0, 0 if images or routing else spare(len(tokens), self.dtype, device, PREFILL_SPARE))
         logits = self.logits(pad(tokens[None], more), pad(where, more), how, last, routing, images)
