@@ -77,7 +77,8 @@ def _rm(arguments: list[str]) -> int:
 
     if arguments[:1] != ["train"]:
         given = arguments[0] if arguments else None
-        raise UserError("what shall become of the reward model?", key="paddock rm", value=given, fix="paddock rm train")
+        reason = "needs a subcommand, and `train` is the only one"
+        raise UserError(reason, key="paddock rm", value=given, fix="paddock rm train")
     return run(arguments[1:])
 
 
