@@ -185,7 +185,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def asks_for_help(arguments: list[str]) -> bool:
-    """Whether --help is for us: a script's own arguments, and those of a command with a parser, are left to them."""
+    """True if --help is for us: a script's own arguments, and those of a command with a parser, are left to them."""
     words = arguments[1:2] if arguments[0] in ("run", *OWN_HELP) else arguments[1:]
     return "-h" in words or "--help" in words
 

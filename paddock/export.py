@@ -88,7 +88,7 @@ def export_adapter(checkpoint: Path, out: Path) -> Path:
 
 
 def base_model(actor: Path) -> dict[str, Any]:
-    """Where the weights come from beside which an adapter stands, as arguments of the loaders."""
+    """Returns the base model of an adapter, as arguments of the loaders."""
     from paddock.models.adapters import CONFIG_FILE
     from paddock.models.files import read_json
 

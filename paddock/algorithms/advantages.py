@@ -117,7 +117,7 @@ def outcome(batch: Batch) -> PerRow:
 
 
 def spread(advantage: PerRow, mask: PerToken) -> PerToken:
-    """One value per row onto each of its valid tokens."""
+    """Repeats each row's value on its valid tokens."""
     return advantage[:, None] * mask.to(advantage.dtype)
 
 

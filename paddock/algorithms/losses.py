@@ -48,7 +48,7 @@ class LossInputs:
     rows: PerRow | None = None
     """Row ids, so that a random choice does not depend on the order of rows; unset: 0, 1, ..."""
     denominators: Denominators | None = None
-    """Of the whole mini-batch, for a loss that aggregates by itself."""
+    """Counts of the whole mini-batch, for a loss that aggregates by itself."""
 
     @property
     def log_ratio(self) -> PerToken:
@@ -71,18 +71,18 @@ class PolicyLoss:
     aggregate: str = "token-mean"
     """Aggregation where `loss_agg_mode` is unset."""
     fixed: bool = False
-    """Whether `aggregate` holds whatever the user asks for."""
+    """True if `aggregate` holds whatever the user asks for."""
     weighted: bool = False
-    """Whether the matrix has the importance weights in it already."""
+    """True if the matrix already includes the importance weights."""
     prepare: Callable[[LossInputs, Any], tuple[LossInputs, Matrices]] | None = None
     """Turns the inputs into those of the matrix, e.g. takes tokens out of the mask."""
     select: Callable[[LossInputs, Any, int, int], PerToken] | None = None
     """`select(inputs, config, seed, step)`: a choice that depends on the whole mini-batch, made without gradient."""
     selects: Callable[[Any], bool] = lambda config: True
-    """Whether `select` has anything to choose under this config."""
+    """True if `select` has anything to choose under this config."""
 
     def needs_selection(self, config: Any) -> bool:
-        """Whether `choose` must see the whole mini-batch before its first micro-batch runs."""
+        """True if `choose` must see the whole mini-batch before its first micro-batch runs."""
         return self.select is not None and self.selects(config)
 
     @torch.no_grad()

@@ -20,7 +20,7 @@ def key(default: Any, meaning: str, *, path: bool = False, **limits: Any) -> Any
 
 
 def section(kind: type, **defaults: Any) -> Any:
-    """A nested group of keys; `defaults` are those in which this place differs from the group's own."""
+    """Declares a nested group of keys. `defaults` replace the group's own defaults in this section only."""
     return dataclasses.field(default_factory=lambda: kind(**defaults))
 
 

@@ -57,7 +57,7 @@ class Part:
     """One rule or function; the reward is the sum of ``weight * value`` over all parts."""
 
     name: str
-    """Its column in samples and dumps, and its metric: ``reward/<name>/mean``."""
+    """Name of its column in samples and dumps, and of its metric: ``reward/<name>/mean``."""
     weight: float
     path: str | None
     """File or ``pkg://module`` of a function; None for a rule."""

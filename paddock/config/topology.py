@@ -73,7 +73,7 @@ def rollout_devices(config: Config) -> int:
 
 
 def scores_by_model(config: Config) -> bool:
-    """By one of the run's own: a judge behind an endpoint has devices elsewhere."""
+    """True if a reward model runs on devices of this run. A judge behind an endpoint does not."""
     return config.reward_model.enable and config.reward_model.judge.source != "endpoint"
 
 

@@ -33,13 +33,13 @@ class Batch:
     lengths: PerRow | None = None
     """Tokens of the response, those of tools and environments included; the rest of the row is padding."""
     rollout_log_probs: PerToken | None = None
-    """By the engine that sampled."""
+    """Log-probs of the responses, by the engine that sampled."""
     old_log_probs: PerToken | None = None
-    """By the actor, before this step's updates."""
+    """Log-probs of the responses, by the actor before this step's updates."""
     ref_log_probs: PerToken | None = None
     values: PerToken | None = None
     scores: PerToken | None = None
-    """By the reward function, on the last token the policy wrote."""
+    """Scores of the reward function, on the last token the policy wrote."""
     rewards: PerToken | None = None
     """Scores, less the KL penalty if there is one."""
     weights: PerToken | None = None

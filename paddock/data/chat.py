@@ -61,7 +61,8 @@ class PromptEncoder:
         return texts
 
     def _require_template(self, chat: tuple[Messages, str], column: str) -> None:
-        """There is a chat template, and it ends: a first conversation is tried where it can do no harm."""
+        """Checks that there is a chat template, and that it ends: a first conversation is tried in a process of its
+        own."""
         prompt, location = chat
         if self.tokenizer.chat_template is None and "chat_template" not in self.template_kwargs:
             raise bad_row(
@@ -140,7 +141,7 @@ def _present(value: Any) -> Any:
 
 
 def truncated(tokens: list[int], longest: int, how: str, location: str) -> list[int]:
-    """At most `longest` tokens, by `data.truncation`: cut on the left, on the right, or in the middle."""
+    """Returns at most `longest` tokens, by `data.truncation`: cut on the left, on the right, or in the middle."""
     if len(tokens) <= longest:
         return tokens
     if how == "error":

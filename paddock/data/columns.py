@@ -132,7 +132,7 @@ class PlainRows:
         return [self._row(record, self.table.location(row)) for row, record in zip(rows, found, strict=True)]
 
     def digest(self) -> bytes:
-        """Of the content and of the columns that are taken from it."""
+        """Returns a hash of the content and of the columns that are taken from it."""
         taken = repr((self.prompt, self.answer, self.templated, self.config.reward_fn_key, self.source))
         return hashlib.sha256(self.table.digest() + taken.encode()).digest()
 
@@ -169,7 +169,7 @@ class PlainRows:
 
 
 def question(record: Record, column: str) -> Any:
-    """What a row asks; of an instruction with an input, both."""
+    """Returns what a row asks; for an instruction with an input, both."""
     value = record.get(column)
     more = record.get(INPUT)
     if column == INSTRUCTION and isinstance(value, str) and isinstance(more, str) and more.strip():

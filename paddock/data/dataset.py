@@ -38,7 +38,7 @@ class PromptRow:
     """One prompt, ready to be answered."""
 
     index: int
-    """Its place among all rows of all files, those left out included."""
+    """The row's number among all rows of all files, those left out included."""
     group: int
     """Id of this draw of the prompt: `index` in the first epoch, then as many ids further on as there are rows."""
     tokens: list[int]
@@ -49,9 +49,9 @@ class PromptRow:
     location: str
     """File and row, for messages to people."""
     style: str = RULE
-    """Who scores its answers: a rule, a reward model, or both."""
+    """Names the scorer of its answers: a rule, a reward model, or both."""
     images: Images | None = None
-    """What the model sees beside the tokens."""
+    """The images of the prompt, as the model sees them."""
     written_prompt: Messages | None = None
     """The prompt as the data has it: a plain text, also if `messages` asks it as a message of the user's."""
 
@@ -74,7 +74,7 @@ class PromptDataset:
         """Opens the files, checks every row, and chooses those that are used."""
         self._open(files, tokenizer)
         self.row_styles: Labels
-        """Who scores each row, as the files have it."""
+        """The scorer of each row (rule, model or both), as the files have it."""
         self.scored_by = {MODEL: RULE}
         """The style that rows of a style get in this run, where it is another: without a model, rules score all."""
         self.row_sources = self._check()
@@ -99,7 +99,7 @@ class PromptDataset:
         self.reading = Rows(self.tables, self.config, self.prompts.reader is not None)
         self.starts = self.reading.starts
         self.entries = [0, *itertools.accumulate(sum(table.count for table in tables) for tables in opened)]
-        """Where the rows of each entry begin, and where the last one's end."""
+        """Index of the first row of each entry, and of the end of the last one."""
 
     @classmethod
     def train(cls, config: DataConfig, tokenizer: Any, reader: ImageReader | None = None) -> PromptDataset:
@@ -126,7 +126,7 @@ class PromptDataset:
 
     @property
     def rows_of_entries(self) -> list[int]:
-        """How many rows each entry of the key gives, of those that are used."""
+        """Returns how many used rows each entry of the key gives."""
         return np.diff(np.searchsorted(self.kept, self.entries)).tolist()
 
     def rows(self, positions: Sequence[int]) -> list[PromptRow]:
@@ -135,7 +135,7 @@ class PromptDataset:
 
     @property
     def sources(self) -> dict[str, int]:
-        """How many rows each data source gives."""
+        """Returns how many rows each data source gives."""
         return self.row_sources.counts(self.kept)
 
     @property
@@ -238,7 +238,7 @@ class PromptDataset:
         return [Asked(*row) for row in zip(messages, records, locations, folders, strict=True)]
 
     def _prompts(self, indices: list[int]) -> tuple[list[str], list[Messages], list[Record]]:
-        """Where each row stands, what it asks, and all it holds."""
+        """Returns each row's location, its prompt, and its record."""
         return self.reading.prompts(indices)
 
     def _find(self, index: int) -> tuple[Table, int]:

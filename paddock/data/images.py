@@ -15,12 +15,12 @@ from paddock.data.chat import Messages, PromptEncoder
 from paddock.data.tables import Record, bad_row
 
 IMAGE = "<image>"
-"""Where an image stands in the text of a message."""
+"""Marks an image in the text of a message."""
 WHITE = (255, 255, 255)
 
 
 class ImageReader(Protocol):
-    """What turns pictures into what a model sees of them."""
+    """Turns pictures into the arrays that a model reads."""
 
     token: int
     """The token that stands for an image in a prompt."""
@@ -40,7 +40,7 @@ class ImageReader(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a row asks, and where its images are looked for."""
+    """A row's prompt, and the folder of its images."""
 
     messages: Messages
     record: Record
@@ -69,7 +69,7 @@ class ImagePrompts:
         return found
 
     def lengths(self, rows: Sequence[Asked]) -> list[int]:
-        """How many tokens `encode` would give. An image tells its size without being read."""
+        """Returns how many tokens `encode` would give. An image tells its size without being read."""
         found = []
         for row, tokens, pictures in zip(rows, *self._tokens(rows), strict=True):
             with readable(row.location, self.images):
@@ -83,7 +83,7 @@ class ImagePrompts:
         return known + self.reader.identity() if known and self.reader else known
 
     def save(self, folder: Path) -> None:
-        """What reads prompts, for whoever uses the model next."""
+        """Saves the tokenizer and the image processor beside the model."""
         self.encoder.tokenizer.save_pretrained(folder)
         if self.reader:
             self.reader.save(folder)
@@ -196,7 +196,7 @@ def picture(content: bytes, name: str, location: str, column: str) -> Any:
 
 
 def opaque(shown: Any, location: str, column: str) -> Any:
-    """In red, green and blue; what is transparent, on white paper."""
+    """Converts the image to RGB; transparent pixels become white."""
     from PIL import Image
 
     try:

@@ -24,7 +24,7 @@ class Pair:
     rejected: list[int]
 
     def __len__(self) -> int:
-        """Of the longer one, which decides whether the row fits."""
+        """Returns the tokens of the longer answer, which decides whether the row fits."""
         return max(len(self.chosen), len(self.rejected))
 
 
@@ -55,7 +55,7 @@ class PairDataset(AnswerDataset):
         return UserError(f"{table.path} has no column {column!r}; it has {there}", key=self.key, fix=fix)
 
     def _parts(self, record: Record, location: str) -> tuple[Messages, str, str]:
-        """What was asked, the preferred answer, and the other."""
+        """Returns the prompt, the preferred answer, and the other."""
         (asked, chosen), (also, rejected) = (answer_of(record, name, location) for name in (CHOSEN, REJECTED))
         if asked != also:
             raise bad_row(location, REJECTED, "answers another conversation than 'chosen'", "pair two answers to one")
@@ -78,7 +78,7 @@ class PairDataset(AnswerDataset):
         )
 
     def _answers(self, texts: list[str], prompts: list[Messages]) -> list[list[int]]:
-        """In tokens, each with what ends it: the end of the text, or of the assistant's turn."""
+        """Encodes answers, each with its end: that of the text, or of the assistant's turn."""
         tokenizer = self.encoder.tokenizer
         encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         end = [tokenizer.eos_token_id]

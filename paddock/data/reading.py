@@ -32,7 +32,7 @@ class Rows:
         return self.tables[number], index - self.starts[number]
 
     def prompts(self, indices: Sequence[int]) -> tuple[list[str], list[Messages], list[Record]]:
-        """Where each row stands, what it asks, and all it holds."""
+        """Returns each row's location, its prompt, and its record."""
         config, locations, records = self.config, list[str](), list[Record]()
         for number, group in itertools.groupby(indices, lambda index: bisect.bisect_right(self.starts, index) - 1):
             table, rows = self.tables[number], [index - self.starts[number] for index in group]

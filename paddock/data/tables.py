@@ -40,7 +40,7 @@ class Table:
     records: Callable[[Sequence[str]], Iterable[Record]]
     """All rows in order, with these columns only."""
     digest: Callable[[], bytes]
-    """Of the content: a file that moved is the same file, one that was rewritten is another."""
+    """Returns a hash of the content: a file that moved is the same file, one that was rewritten is another."""
     take: Callable[[Sequence[int], Sequence[str] | None], list[Record]] | None = None
     """Several rows at a time, maybe with some columns only, where that is faster."""
 
@@ -49,7 +49,7 @@ class Table:
         return self.take(indices, names) if self.take else [self.row(index) for index in indices]
 
     def location(self, row: int) -> str:
-        """What an error message names: `train.parquet row 12`."""
+        """Returns the row's location as error messages name it: `train.parquet row 12`."""
         return f"{self.path} row {row}"
 
 
@@ -185,7 +185,7 @@ def _unpacked(source: Source) -> Iterator[bytes]:
 
 
 class Lines:
-    """Rows of JSON or csv, read by their places in a file or in bytes.
+    """Rows of JSON or csv, read by their offsets in a file or in bytes.
 
     Arrow's own JSON reader is not used: it takes texts for dates, and wants one type in a column.
     """
@@ -268,7 +268,7 @@ class Lines:
         return io.BytesIO(self.content) if isinstance(self.content, bytes) else self.content.open("rb")
 
     def _index(self, begins: int) -> dict[str, np.ndarray]:
-        """Where each row begins, how long it is, and the columns; kept for a large file."""
+        """Returns the start and length of each row, and the columns; kept for a large file."""
         if isinstance(self.content, bytes):
             return self._survey(begins)
         self._content = file_digest(self.content)

@@ -44,7 +44,7 @@ class UnscoredDataset(PromptDataset):
         return self._unlabelled()
 
     def _unlabelled(self) -> Labels:
-        """One source and one style for all rows: no scorer is called for them."""
+        """Gives all rows one source and one style: no scorer is called for them."""
         self.row_styles = Labels(STYLES, np.zeros(self.total, np.int8))
         return Labels([UNKNOWN], np.zeros(self.total, np.int32))
 
@@ -89,7 +89,7 @@ class AnswerDataset(UnscoredDataset):
         ]  # fmt: skip
 
     def _encoded(self, indices: list[int]) -> tuple[list[str], list[Messages], list[list[int]], list[list[int]]]:
-        """Where rows stand, what they ask, that in tokens, and their answers in tokens."""
+        """Returns locations, prompts, and the tokens of prompts and of answers."""
         column, tokenizer = self.config.prompt_key, self.encoder.tokenizer
         locations, messages, records = self._prompts(indices)
         pairs = [split(*parts, column) for parts in zip(messages, records, locations, strict=True)]
@@ -137,7 +137,7 @@ class AnswerDataset(UnscoredDataset):
 
 
 def split(prompt: Messages, record: Record, location: str, column: str) -> tuple[Messages, str]:
-    """What a row asks, and its answer."""
+    """Returns a row's prompt and its answer."""
     for name in ANSWER_COLUMNS:
         if record.get(name) is not None:
             return prompt, text_of(record[name], location, name)

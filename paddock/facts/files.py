@@ -45,7 +45,7 @@ class Source:
     """One file of rows."""
 
     path: str
-    """As messages name it."""
+    """The path as messages name it."""
     file: Path
     kind: str
     """parquet, arrow, jsonl, json or csv."""

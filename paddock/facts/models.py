@@ -51,7 +51,7 @@ class ModelShape:
     shared_expert_gate: bool = False
     expert_bias: bool = False
     dense_layers: int = 0
-    """In a mixture of experts: the layers that keep an ordinary MLP."""
+    """Layers of a mixture of experts that keep an ordinary MLP."""
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     """Above zero: multi-head latent attention, arXiv:2405.04434."""

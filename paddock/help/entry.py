@@ -130,7 +130,7 @@ def default_in(command: Command | None, entry: Entry) -> str:
 
 
 def set_elsewhere(key: str) -> list[str]:
-    """Who gives this key another value than the schema: recipes, the embedded default, a command, a kind of device."""
+    """Lists what sets this key unlike the schema: recipes, the embedded default, a command, a kind of device."""
     by_value: dict[str, list[str]] = {}
     for estimator, recipe in recipes.ESTIMATORS.items():
         if key in recipe.values:

@@ -26,7 +26,7 @@ class HeadNorm:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Where the tokens of each sequence lie in buffers ``[tokens, K, D]``; each a column ``[rows]``."""
+    """Rows of the buffers ``[tokens, K, D]`` that hold each sequence's tokens; each field is a column ``[rows]``."""
 
     prompt: Tensor
     """int32: the first token of its prompt."""

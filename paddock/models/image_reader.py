@@ -45,7 +45,7 @@ class ImageReader:
 
     @classmethod
     def of(cls, config: Config) -> Self | None:
-        """That of the run's model; None where it reads no images."""
+        """Returns the image reader of the run's model; None if it reads no images."""
         model = config.actor_rollout_ref.model
         read = load_config(str(model.path), model.trust_remote_code, model.override_config)
         if not has_tower(read) or not hasattr(backbone_class(read), "get_rope_index"):

@@ -136,7 +136,8 @@ def load_causal_lm(
     attn: str = PADDOCK_ATTENTION,
     key: str = MODEL_KEY,
 ) -> PreTrainedModel:
-    """In eval mode. On a CPU, weights stored in this type are mapped from the file, and shared until written."""
+    """Loads a model in eval mode. On a CPU, weights stored in this type are mapped from the file, shared until
+    written."""
     return load_model(AutoModelForCausalLM, path, dtype, device, trust_remote_code, override_config, attn, key)
 
 

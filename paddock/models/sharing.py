@@ -33,7 +33,7 @@ class Groups:
 
     @classmethod
     def of(cls, batch: Batch, wanted: Tensor) -> Groups:
-        """Of the rows that are wanted, a bool ``[B]``."""
+        """Groups the rows that are `wanted`, a bool ``[B]``, by prompt."""
         own = batch.prompts if batch.prompt_mask is None else torch.where(batch.prompt_mask != 0, batch.prompts, -1)
         images = images_of(batch) or [None] * len(batch)
         members: dict[tuple[bytes, int], list[int]] = {}
@@ -45,8 +45,8 @@ class Groups:
 
 
 def parts_of_groups(batch: Batch, budget: int) -> tuple[list[list[int]], list[int]]:
-    """Rows that go through the model together, and the tokens that takes: a group, or as much of it as there is room
-    for."""
+    """Returns the rows that go through the model together, and their tokens: a group, or as much of it as the budget
+    allows."""
     groups = Groups.of(batch, torch.ones(len(batch), dtype=torch.bool))
     parts: list[list[int]] = []
     tokens: list[int] = []
@@ -65,7 +65,7 @@ def parts_of_groups(batch: Batch, budget: int) -> tuple[list[list[int]], list[in
 
 
 def pack_shared(batch: Batch, device: torch.device | str = "cpu") -> Inputs | None:
-    """The rows with each prompt once, or None where that would save little. Laid out on the host, as `pack` does."""
+    """Packs the rows with each prompt once; None if that would save little. Laid out on the host, as `pack` does."""
     batch = batch.to("cpu")
     groups, lengths, width = Groups.of(batch, counted(batch).any(-1)), prompt_lengths(batch), batch.prompts.shape[1]
     answers = sum(groups.response[row] - 1 for rows in groups.rows for row in rows)
@@ -107,7 +107,7 @@ def pack_shared(batch: Batch, device: torch.device | str = "cpu") -> Inputs | No
 def images_in(
     batch: Batch, members: list[list[int]], prompts: list[int], response: list[int], device: torch.device | str
 ) -> tuple[Tensor, Placed] | None:
-    """Positions and images of the stream, where the rows have images: they stand in the prompts alone."""
+    """Returns positions and images of the stream, None without images; images stand in the prompts alone."""
     images = images_of(batch)
     if not images:
         return None
@@ -119,7 +119,7 @@ def images_in(
 
 
 def cells_of(members: list[list[int]], prompts: list[int], response: list[int], width: int) -> tuple[Tensor, Tensor]:
-    """Row and column, in prompts and responses side by side, of each token of the stream."""
+    """Returns row and column, in prompts and responses side by side, of each token of the stream."""
     pieces = [(rows[0], width - prompt, width) for rows, prompt in zip(members, prompts, strict=True)]
     pieces += [(row, width, width + response[row] - 1) for rows in members for row in rows]
     counts = [stop - start for _, start, stop in pieces]

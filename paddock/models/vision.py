@@ -119,7 +119,7 @@ class Placed:
         ).last_hidden_state
 
     def part(self, start: int, length: int) -> Placed:
-        """Of a slice of the stream."""
+        """Returns the images of a slice of the stream."""
         mine = (self.token_index >= start) & (self.token_index < start + length)
         return replace(self, token_index=self.token_index[mine] - start, features=self.features[mine])
 

@@ -151,7 +151,8 @@ def responses(facts: Facts) -> Iterator[Advice]:
 
 
 def is_tuned(model_name: str) -> bool | None:
-    """Whether training starts from an instruction-tuned model, as its name tells; None where it does not."""
+    """True if the model's name says that it is instruction-tuned, False if it is not; None if the name does not
+    tell."""
     name = model_name.rstrip("/").rsplit("/", 1)[-1].lower()
     words = set(re.split(r"[-_ ]+", name))
     if words & TUNED:

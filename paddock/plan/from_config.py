@@ -37,7 +37,7 @@ GUIDE_GPU = {"cuda": "h100", "npu": "910b"}  # planned for where no such device 
 
 
 def job(config: Config, gpu: str | None = None, machine: Machine | None = None) -> Job | None:
-    """None where the actor's shape is not known."""
+    """Returns the job; None if the actor's shape is not known."""
     group = config.actor_rollout_ref
     shape = shape_of(group.model.path or "")
     if shape is None:
@@ -73,7 +73,7 @@ def planned_device(config: Config, gpu: str | None, machine: Machine) -> str | N
 
 
 def seconds(config: Config, work: Job, gpu: str | None = None, machine: Machine | None = None) -> Duration | None:
-    """None on a device whose speed is not known."""
+    """Returns the seconds of a step; None if the device's speed is not known."""
     speed = speed_of(config, work, gpu, machine or this_machine())
     if speed is None:
         return None
@@ -186,7 +186,7 @@ def _reward_model(config: Config, shape: ModelShape) -> Role:
 
 
 def _rows_of_a_step(config: Config, role: ActorConfig | RefConfig | CriticConfig) -> int:
-    """Of one device: a micro-batch is never larger than that."""
+    """Returns the rows of one device in a step: a micro-batch is never larger."""
     rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     return -(-rows // data_parallel_size(config, role))
 

@@ -122,7 +122,7 @@ def _closed(prompt: str) -> str:
 
 
 def _body(text: str) -> str:
-    """What a model writes after a function's body is no part of it: up to the first line that is not indented."""
+    """Returns a function's body: up to the first line that is not indented."""
     lines = text.splitlines()
     ends = (place for place, line in enumerate(lines) if line and not line[0].isspace() and line[0] not in "#)]}")
     return "\n".join(lines[: next(ends, len(lines))]) + "\n"

@@ -140,8 +140,8 @@ class Judge:
     def scores(
         self, prompts: Sequence[Any], responses: Sequence[str], truths: Sequence[Any]
     ) -> tuple[list[float], dict[str, float]]:
-        """One number each, and how many replies failed by which cause. Equal questions are asked once, if the judge
-        does not draw lots."""
+        """Returns one number each, and how many replies failed by which cause. Equal questions are asked once, if the
+        judge does not draw lots."""
         asked = [self.rubric.ask(*row) for row in zip(prompts, responses, truths, strict=True)]
         names = [json.dumps(each) if self.config.temperature == 0 else str(i) for i, each in enumerate(asked)]
         indices = {name: index for index, name in reversed(list(enumerate(names)))}
@@ -156,7 +156,7 @@ class Judge:
         return values, {"reward/judge/failed": float(len(failures)), **{cause: float(n) for cause, n in causes.items()}}
 
     def check(self, prompt: Any, truth: Any) -> None:
-        """One question before training starts."""
+        """Asks one question before training starts."""
         self.scores([prompt], ["I do not know."], [truth])
 
     def nothing(self, failures: Sequence[Reply]) -> UserError:
@@ -204,7 +204,7 @@ class Endpoint:
         return found
 
     def attempt(self, conversation: Conversation) -> tuple[Reply, float]:
-        """What came, and how long the server asks to be left alone."""
+        """Returns the reply, and the seconds that the server asks to be left alone."""
         body = {
             "model": self.config.model,
             "messages": conversation,

@@ -63,7 +63,7 @@ class RewardManager:
         self.known = Known()
         self.rule_pool = Pool(self.config.num_workers or 1, self.config.timeout)
         self.pool = self._pool()
-        """Of functions: the same, unless their calls are limited."""
+        """The pool of user functions: that of rules, unless their calls are limited."""
         self.steps_done, self.total_steps = 0, config.trainer.total_training_steps or 1
         """The run's progress, for functions of TRL's contract that ask for it."""
         if self.config.reward_kwargs.overlong_buffer_cfg.enable:
@@ -107,7 +107,7 @@ class RewardManager:
         return JointScoring(self.components, scorings) if self.components else scorings[0]
 
     def _scorings(self) -> list[Scoring]:
-        """One for each component; without components one for all rows."""
+        """Returns one scoring per component; without components one for all rows."""
         if not self.components:
             kind = BatchScoring if self.parts and self.config.reward_manager == "batch" else Scoring
             return [kind(self._scorer, self.pool, self.known, self._error)]
@@ -151,7 +151,7 @@ class RewardManager:
         return part.name in self.columns or (self.config.reward_manager == "batch" and not part.rule)
 
     def score(self, requests: Sequence[ScoreRequest | None]) -> list[Score]:
-        """One score for each request, 0 for None; a UserError names the first that gave none."""
+        """Returns one score per request, 0 for None; a UserError names the first that gave none."""
         scoring = self.begin()
         scoring.add(dict(enumerate(requests)))
         return scoring.collect()
@@ -163,7 +163,7 @@ class RewardManager:
         return self.finish(batch, self.score(asked))
 
     def request(self, batch: Batch, index: int, text: str, tokens: Sequence[int] = ()) -> ScoreRequest | None:
-        """What the scorers of this row are asked, once its response is there; None if a reward model scores the row."""
+        """Builds the request of this row, once its response is there; None if a reward model scores the row."""
         request = request_of(batch, index, text)
         if request is None or not self.columns:
             return request
@@ -235,7 +235,7 @@ class RewardManager:
         return self.scorers[source]
 
     def _error(self, request: ScoreRequest, reason: str) -> UserError:
-        """Of the one scorer of this row."""
+        """Returns the error of the one scorer of this row."""
         if self.parts:
             return self._part_error(self.parts[0], request, reason)
         target = self._scorer(request).target
@@ -330,7 +330,7 @@ def answers_of(batch: Batch) -> list[list[int]]:
 
 
 def request_of(batch: Batch, index: int, text: str) -> ScoreRequest | None:
-    """What the scorer of this row is asked, once its response is there; None for a row that a reward model scores."""
+    """Builds the request of this row, once its response is there; None for a row that a reward model scores."""
     row = {name: values[index] for name, values in batch.extras.items()}
     if row.get("style") == "model":
         return None
@@ -352,7 +352,8 @@ def on_last_token(values: PerRow, mask: PerToken) -> PerToken:
 
 
 def columns_of(scores: Sequence[Score], names: Iterable[str], every_row_has_acc: bool) -> dict[str, list[Any]]:
-    """What the scorers returned, one entry a row. `acc` may be asked for where a scorer returns a bare number."""
+    """Returns what the scorers returned, one entry per row. `acc` may be asked for where a scorer returns a bare
+    number."""
     columns: dict[str, list[Any]] = {"score": [score.value for score in scores]}
     for name in names:
         given = [score.extras[name] for score in scores if name in score.extras]

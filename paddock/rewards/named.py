@@ -243,4 +243,4 @@ NAMED: dict[str, Scorer] = {
         Target(f"{MODULE}paddock.rewards.named", "code"), options=_PROGRAM.options, settings=_PROGRAM.settings
     ),
 }
-"""By the names that `config.schema.REWARD_RULES` lists."""
+"""Scorers by the names that `config.schema.REWARD_RULES` lists."""

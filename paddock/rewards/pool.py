@@ -68,7 +68,7 @@ class Job:
     shared: bool = False
     """Another job was in its process."""
     alone: bool = False
-    """It is given a process that has no other job."""
+    """True if it gets a process that has no other job."""
 
     @property
     def batch(self) -> bool:
@@ -76,9 +76,10 @@ class Job:
 
 
 class Pool:
-    """At most `size` processes, twice as many each time that work waits though all are at it; any thread may submit.
+    """Runs jobs in at most `size` processes; doubles their number while all are busy and jobs wait. `submit` is
+    thread-safe.
 
-    A rule scores a batch before a second process has started: it never is.
+    Rules score a batch before a second process could start, so it is never started for them.
 
     A thread hands out the work, and owns all but what is submitted. It lives while there is work, so that a pool which
     nobody holds any more is collected.
@@ -120,7 +121,8 @@ class Pool:
             self._wake_writer.send(b".")
 
     def results(self, futures: Sequence[Future[Any]]) -> list[Any]:
-        """What these give, in order. A failure, or a Ctrl-C, ends everything that the pool still works on."""
+        """Returns the results of these jobs, in order. A failure, or a Ctrl-C, ends everything that the pool still
+        works on."""
         try:
             wait_for(futures, return_when=FIRST_EXCEPTION)
             for index, future in enumerate(futures):
@@ -173,7 +175,7 @@ class Pool:
         return True
 
     def _next(self) -> float:
-        """When something is due, should nothing happen before."""
+        """Returns the time of the next deadline, if nothing happens before."""
         more = self._more_at if self.waiting and len(self.workers) < self.size else inf
         return min(more, *(job.deadline for worker in self.workers for job in worker.jobs.values()))
 
@@ -225,7 +227,7 @@ class Pool:
             pass  # it died: the answer that does not come tells
 
     def _listen(self, worker: Worker) -> None:
-        """What has arrived from it; then, whether its time is up."""
+        """Reads what has arrived from a worker; then ends it if its time is up."""
         try:
             while worker.jobs and worker.connection.poll():
                 kind, number, value = worker.connection.recv()
@@ -302,7 +304,7 @@ class Worker:
         self.jobs: dict[int, Job] = {}
 
     def how_it_ended(self) -> str:
-        """After it ended by itself: its supervisor tells."""
+        """Returns how a worker ended by itself, as its supervisor reports it."""
         self.control.settimeout(2 * PATIENCE)
         with suppress(OSError, ValueError):
             code = int(self.control.recv(16))
@@ -310,7 +312,7 @@ class Worker:
         return "was killed"
 
     def let_go(self) -> None:
-        """From now on its supervisor kills."""
+        """Closes both sockets: its supervisor then kills the worker."""
         self.connection.close()
         self.control.close()
 

@@ -144,7 +144,7 @@ class Scoring:
 
 
 class BatchScoring(Scoring):
-    """One call with lists, when all responses are there."""
+    """Scores with one call that gets lists, when all responses are there."""
 
     job: Job | None = None
 

@@ -54,7 +54,7 @@ class CheckpointStore:
         self.root = Path(root)
         self.keep = keep
         self.wrote = False
-        """Whether this run has a checkpoint of its own here."""
+        """True if this run has written a checkpoint here."""
 
     @contextmanager
     def write(self, step: int) -> Iterator[Path]:
@@ -318,8 +318,8 @@ def checkpoint_store(config: Config) -> CheckpointStore:
 
 
 def resume_point(trainer: TrainerConfig, store: CheckpointStore) -> Checkpoint | None:
-    """Where the run goes on: trainer.resume_mode. auto: the newest whole checkpoint of the store, if there is one;
-    disable: none; resume_path: the one that trainer.resume_from_path names, or an error."""
+    """Returns the checkpoint from which the run goes on: trainer.resume_mode. auto: the newest whole checkpoint of the
+    store, if there is one; disable: none; resume_path: the one that trainer.resume_from_path names, or an error."""
     if trainer.resume_mode == "disable":
         return None
     if trainer.resume_mode == "auto":

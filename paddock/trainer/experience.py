@@ -175,7 +175,7 @@ def with_responses(batch: Batch, completions: list[Completion], pad: int) -> Bat
 
 
 def expert_columns(completions: list[Completion], prompt_width: int, width: int) -> dict[str, Tensor]:
-    """What was recorded of the experts: prompts padded on the left, responses on the right."""
+    """Returns the recorded choices of experts: prompts padded on the left, responses on the right."""
     chosen = [completion.experts for completion in completions if completion.experts]
     if not chosen:
         return {}
@@ -204,7 +204,8 @@ def training_sampling(config: Config, stops: frozenset[int]) -> Sampling:
 
 
 def validation_sampling(config: Config, stops: frozenset[int]) -> Sampling:
-    """The same draws at every validation, so that curves differ by what was learnt alone."""
+    """Returns the sampling of a validation: the same draws each time, so that curves differ by what was learnt
+    alone."""
     val = config.actor_rollout_ref.rollout.val_kwargs
     temperature = val.temperature if val.do_sample else 0.0
     return replace(

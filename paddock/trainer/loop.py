@@ -104,7 +104,8 @@ class Trainer(TrainingRun):
         return batch.with_(old_log_probs=outputs.log_probs, **others)
 
     def can_trust_rollout(self) -> bool:
-        """With one optimizer step, and the actor's own modules sampling, computing them again changes nothing."""
+        """True if the rollout's log-probs are the trainer's: one optimizer step, and the actor's own modules
+        sampled."""
         group, data = self.config.actor_rollout_ref, self.config.data
         one_update = group.actor.ppo_mini_batch_size == data.train_batch_size and group.actor.ppo_epochs == 1
         same_numbers = engine_kind(group.rollout.name).trainer_log_probs and "sum_pi_squared" not in self.needs
@@ -174,9 +175,9 @@ class Trainer(TrainingRun):
         for name, role in self.trained().items():
             (folder / name).mkdir()
             role.save(folder / name)
-        for place in (folder / "actor", folder / "actor" / MERGED):
-            if place.is_dir():
-                self.loader.dataset.prompts.save(place)
+        for weights in (folder / "actor", folder / "actor" / MERGED):
+            if weights.is_dir():
+                self.loader.dataset.prompts.save(weights)
 
     def load_weights(self, folder: Path) -> None:
         for name, role in self.trained().items():

@@ -22,7 +22,7 @@ Metrics = dict[str, float]
 
 
 def training_styles(config: RewardModelConfig, styles: Collection[str]) -> dict[str, str]:
-    """How rows of a style are scored in training, where it is not as the file says.
+    """Returns how rows of a style are scored in training, if not as the file says.
 
     Without weights a row's own style decides. Where no row names the model, it was enabled to score them all.
     """
@@ -54,13 +54,13 @@ def open_models(
 
 
 class ModelRewards:
-    """What a model adds to the scores that rules gave."""
+    """Adds the scores of a reward model to those that rules gave."""
 
     def __init__(self, scorer: ModelScorer, config: RewardModelConfig):
         self.scorer, self.config = scorer, config
 
     def check(self, dataset: PromptDataset) -> None:
-        """One question before training, with the first prompt."""
+        """Asks one question before training, with the first prompt."""
         if dataset.shows_images and self.scorer.cheap:
             raise UserError(
                 f"it reads texts, and prompts of {dataset.key} show images",
@@ -101,7 +101,7 @@ class ModelRewards:
         return batch.with_(scores=scores, extras=extras), metrics | found
 
     def scores(self, batch: Batch, texts: Sequence[str], wanted: torch.Tensor) -> tuple[PerRow, PerToken, Metrics]:
-        """Of the wanted rows: one number each, the same by token, and what to say of them; zeros elsewhere."""
+        """Scores the wanted rows: one number each, the same by token, and metrics; zeros elsewhere."""
         rows = torch.zeros(len(batch))
         tokens = torch.zeros(batch.need("mask").shape)
         indices = wanted.nonzero().squeeze(-1)
@@ -115,7 +115,8 @@ class ModelRewards:
         return rows, tokens, found.metrics | summary(found.rows)
 
     def weights(self, style: str) -> tuple[float, float]:
-        """Of the rule and of the model. Only training mixes them: a validation row is scored as its file says."""
+        """Returns the weights of rule and model. Only training mixes them: a validation row is scored as its file
+        says."""
         model = 1.0 if self.config.model_weight is None else self.config.model_weight
         return {RULE: (1.0, 0.0), MODEL: (0.0, model), BOTH: (self.config.rule_weight or 0.0, model)}[style]
 

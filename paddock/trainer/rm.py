@@ -41,7 +41,7 @@ class RewardTrainer(SupervisedTrainer):
     rows = PairDataset
 
     def step(self) -> tuple[Metrics, Batch]:
-        """One optimizer step on data.train_batch_size pairs."""
+        """Takes one optimizer step on data.train_batch_size pairs."""
         batch = self.batch(self.loader.next_prompts())
         with self.timer("update_reward_model"), self.updating():
             metrics = self.learner.update(batch, self.step_no)

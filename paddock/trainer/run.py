@@ -38,7 +38,7 @@ def train(config: Config, launch: Launch = TRAIN) -> Outcome:
 
 
 def attempt(config: Config, launch: Launch, store: CheckpointStore, lock: FolderLock) -> Outcome:
-    """From the newest checkpoint to the end, unless a worker is lost."""
+    """Runs from the newest checkpoint to the end, unless a worker is lost."""
     tokenizer = open_tokenizer(config)
     seed_all(config.trainer.seed)
     with ExitStack() as open_things:

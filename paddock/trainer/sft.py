@@ -53,7 +53,7 @@ def supervise(config: Config, launch: Launch, kind: type[SupervisedTrainer]) -> 
 def attempt(
     config: Config, launch: Launch, kind: type[SupervisedTrainer], store: CheckpointStore, lock: FolderLock
 ) -> Outcome:
-    """From the newest checkpoint to the end, unless a worker is lost."""
+    """Runs from the newest checkpoint to the end, unless a worker is lost."""
     seed_all(config.trainer.seed)
     tokenizer = open_tokenizer(config)
     loader = Loader.train(config.data, kind.rows.train(config.data, tokenizer))
@@ -92,7 +92,7 @@ class SupervisedTrainer(TrainingRun):
         self.learner, self.validation, self.tokenizer = learner, validation, tokenizer
 
     def step(self) -> tuple[Metrics, Batch]:
-        """One optimizer step on data.train_batch_size rows."""
+        """Takes one optimizer step on data.train_batch_size rows."""
         batch = self.batch(self.loader.next_prompts())
         with self.timer("update_actor"), self.updating():
             return self.learner.update(batch, self.step_no), batch

@@ -33,7 +33,7 @@ def reward_model_is_named(config: Config) -> None:
 
 
 def reward_settings_agree(config: Config) -> None:
-    """What would be set and not used is named."""
+    """Refuses reward settings that would have no effect."""
     reward, judge = config.reward_model, config.reward_model.judge
     if not reward.enable:
         return

@@ -33,7 +33,7 @@ class Preparer:
 
     @property
     def folder(self) -> str:
-        """Where the files go unless the user says otherwise, and where recipes look for them."""
+        """Returns the folder of the files, unless the user names another; recipes look for them there."""
         return f"~/data/{self.name}"
 
 

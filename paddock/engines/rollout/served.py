@@ -70,7 +70,7 @@ class Server:
                 time.sleep(POLL_SECONDS)
 
     def post(self, path: str, body: dict[str, Any], timeout: float | None = CONTROL_SECONDS) -> Any:
-        """What it answers. A server that hangs is ended by its own watchdog; then this call fails."""
+        """Returns the server's answer. A server that hangs is ended by its own watchdog; then this call fails."""
         try:
             return self.call("POST", path, body, timeout)
         except Refusal as refusal:
@@ -144,7 +144,7 @@ def end(process: subprocess.Popen[bytes], log: Any) -> None:
 
 
 def arguments_of_this_server() -> dict[str, Any]:
-    """In the server: what it was started with. From now on it ends with the process that started it."""
+    """Runs in the server: returns its arguments, and from now on ends it with the process that started it."""
     found = json.loads(sys.stdin.readline())
     threading.Thread(target=end_with_starter, daemon=True).start()
     return found

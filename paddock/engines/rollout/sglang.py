@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 KEY = "actor_rollout_ref.rollout"
 ARGUMENTS = f"{KEY}.engine_kwargs.sglang"
 OURS = frozenset({"model_path", "host", "port", "skip_tokenizer_init", "enable_memory_saver", "dp_size", "nnodes"})
-"""Arguments that this adapter lives by: other values would break it."""
+"""Arguments that the adapter sets: other values would break it."""
 
 REFUSED = "paddock refuses:"
 SEED_BITS = 31  # older versions keep seeds as int32
 ROWS = 4  # of each matrix, that are remembered to compare
 SAME = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-"""Of a number's size, that rounding alone changes."""
+"""Largest relative difference that rounding can explain."""
 
 
 class SGLangEngine:
@@ -161,7 +161,7 @@ class SGLangEngine:
             raise self.open.error(f"new weights failed: {answer['message']}")
 
     def sleep(self) -> None:
-        """Weights and KV cache leave the device; the weights come anew with the next sync."""
+        """Frees weights and KV cache on the device; the weights come with the next sync."""
         if self.frees and not self.asleep:
             self.server_ranks.on_leader(lambda: self.open.post("/release_memory_occupation", {}))
             self.asleep = self.stale = True
@@ -173,7 +173,7 @@ class SGLangEngine:
             self.asleep = False
 
     def differing_layers(self) -> list[str]:
-        """By the first rows of each; for families whose layers SGLang can read back under their names."""
+        """Returns matrices whose first rows differ, for families whose layers SGLang reads back under their names."""
         return self.server_ranks.on_leader(self.far_layers)
 
     def far_layers(self) -> list[str]:
@@ -258,7 +258,7 @@ def start(arguments: dict[str, Any], extra: dict[str, Any], environment: dict[st
 
 
 def packed(bucket: list[tuple[str, Tensor]]) -> bytes:
-    """As SGLang unpacks them: handles of GPU memory where processes can share it, else the numbers themselves."""
+    """Packs tensors as SGLang unpacks them: handles of GPU memory if processes can share it, else the numbers."""
     if all(shares_memory(tensor.device) for _, tensor in bucket):
         buffer = io.BytesIO()
         ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(bucket)
@@ -295,7 +295,7 @@ def completion(row: int, answer: dict[str, Any], sampling: Sampling) -> Completi
 
 
 def serve() -> None:
-    """In the server's process."""
+    """Runs the SGLang server; called in its own process."""
     arguments = arguments_of_this_server()
     server_arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
     known = [field.name for field in dataclasses.fields(server_arguments)]
@@ -312,7 +312,7 @@ if __name__ == "__main__":
 
 
 def open_engine(config: Config, trainer: SingleEngine | None) -> SGLangEngine:
-    """Its log-probs are after temperature and before filters: those that training needs, whatever the sampling."""
+    """Opens the engine. Its log-probs are after temperature and before filters, as training needs them."""
     model, rollout, device = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer.device
     from paddock.models.load import model_folder  # the server's own process does without transformers
 

@@ -58,7 +58,7 @@ class Joined:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """In the order in which `Step.gradients` has their gradients."""
+        """The parameters in the order in which `Step.gradients` has their gradients."""
         return self.weights + self.biases + (self.adapters.parameters if self.adapters else [])
 
     def __call__(self, x: Tensor, adapted: bool) -> Tensor:
@@ -160,7 +160,8 @@ class Beside:
         return narrow
 
     def gradients(self, dy: Tensor, narrow: Tensor, x: Tensor) -> list[Tensor]:
-        """Of every A, then of every B. A x is computed once more: it is less to compute than to keep."""
+        """Returns the gradients of every A, then of every B. A x is computed again, which costs less than keeping
+        it."""
         by_a = (narrow.t() @ x).split(self.ranks)
         by_b = [
             torch.empty_like(pair.b).addmm_(part.t(), u, beta=0, alpha=pair.scale)

@@ -104,7 +104,7 @@ class Shared:
     how: Any
     """An `Attention`, in decode a `StoredAttention`."""
     shape: tuple[int, int]
-    """Of the tokens: a packed row, or rows of one token in a decode."""
+    """Shape of the tokens: a packed row, or rows of one token in a decode."""
     adapted: bool
     """Adapters are on, if the model has any."""
 
@@ -115,7 +115,7 @@ class Tape:
 
     branch_dtype: torch.dtype | None = None
     first: tuple[Tensor, ...] = ()
-    """Of a norm, here that before attention: what it read, 1 / rms. Its output is computed again in backward."""
+    """Input and 1 / rms of the norm before attention. Its output is computed again in backward."""
     qkv: Tensor | None = None
     attention: tuple[Tensor, ...] = ()
     """The output, with a graph, and its q, k, v."""
@@ -158,7 +158,7 @@ class Layer:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """In the order in which `backward` returns their gradients."""
+        """The parameters in the order in which `backward` returns their gradients."""
         heads = [] if self.head_norm is None else [self.head_norm.queries, self.head_norm.keys]
         norms = [norm.weight for norm in (self.first, self.after_attention, self.second, self.after_mlp) if norm]
         joined = [p for group in self.joined for p in group.parameters]
@@ -195,8 +195,8 @@ class Layer:
         return second[1], end[0]
 
     def decode(self, residual: Tensor, branch: Tensor | None, shared: Shared) -> tuple[Tensor, Tensor]:
-        """As `forward`, for one token a sequence, whose key and value are stored on the way: what counts with so few
-        rows is how many kernels are launched."""
+        """Runs the layer for one token per sequence, and stores its key and value on the way: with so few rows the
+        number of kernel launches counts."""
         dtype, adapted = self.qkv.weight.dtype, shared.adapted
         x, residual, _ = self.first(residual, branch, dtype)
         qkv, how, scores = self.qkv(x, adapted), shared.how, self.scores

@@ -146,7 +146,7 @@ def rotary_backward(
 
 
 def head_norm(heads: Tensor, weight: Tensor, norm: HeadNorm) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each head ``[T, heads, D]``; beside it what its backward reads."""
+    """Normalises each head ``[T, heads, D]``; also returns what the backward reads."""
     y, total, scale = add_norm(heads.reshape(-1, heads.shape[2]), None, weight, norm.eps, norm.unit, heads.dtype)
     return y.view(heads.shape), total, scale
 

@@ -178,7 +178,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _closed(text: str) -> bool:
-    """Whether no brace closes what it did not open: `1} + \\boxed{2` is two boxes."""
+    """True if no brace closes what it did not open: `1} + \\boxed{2` is two boxes."""
     depth = 0
     for found in re.finditer(r"\\.|[{}]", text, re.DOTALL):
         depth += {"{": 1, "}": -1}.get(found[0], 0)

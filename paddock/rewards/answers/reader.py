@@ -354,7 +354,7 @@ def letter(name: str) -> Node:
 
 
 def mixed(found: re.Match[str]) -> Fraction | None:
-    """None unless the fraction is proper: `2\\frac{5}{3}` is a product."""
+    """Returns the mixed number; None unless the fraction is proper: `2\\frac{5}{3}` is a product."""
     whole, above, below = (int(digits) for digits in found.groups() if digits)
     return Fraction(whole) + Fraction(above, below) if 0 < above < below else None
 

@@ -41,7 +41,7 @@ LINE = Piece(-MP.inf, False, MP.inf, False)
 
 
 def region(read: Form) -> Region | None:
-    """None if this is not a set of real numbers with known bounds."""
+    """Returns the region; None if this is not a set of real numbers with known bounds."""
     try:
         return _region(read)
     except (Unread, ZeroDivisionError):

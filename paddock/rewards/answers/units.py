@@ -100,7 +100,7 @@ def _is_noun(words: str) -> bool:
 
 
 def _only_names(words: str) -> bool:
-    """Whether these words name a unit or what is counted, and say nothing else."""
+    """True if these words name a unit or what is counted, and say nothing else."""
     said = re.sub(r"\^ ?\{? ?[23] ?\}?", "", words.replace(r"\text", " "))
     return not re.search(r"[\d=<>+*]", said) and not NEVER & set(re.findall(r"[a-z]+", said.lower()))
 

@@ -103,7 +103,7 @@ class Cell:
         return result_of(answer, report, stdout, stderr, program)
 
     def close(self) -> None:
-        """Nothing that ran in it is left when this returns."""
+        """Ends the cell; nothing that ran in it is left when this returns."""
         self._end()
 
     def _hello(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Cell:
 
 
 def plan_of(isolation: str, settings: Settings) -> dict[str, Any]:
-    """What launch.py builds: which of this machine's paths are seen, and under which names."""
+    """Returns the plan of a cell for launch.py: which of this machine's paths are seen, and under which names."""
     if platform.system() != "Linux" or platform.machine() not in seccomp.NUMBERS:
         raise CellFailed(f"needs Linux on {' or '.join(seccomp.NUMBERS)}, not {platform.system()} {platform.machine()}")
     bubblewrap = shutil.which("bwrap")

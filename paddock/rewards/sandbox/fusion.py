@@ -94,7 +94,7 @@ class FusionClient:
             return list(threads.map(lambda program: self.run(program, seconds), programs))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no resource is held."""
 
     def _asked(self, request: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
         """The service's answer. A service that is busy or fails is asked again, a few times and while there is time."""

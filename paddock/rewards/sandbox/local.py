@@ -81,7 +81,7 @@ class LocalSandbox:
             self._idle.put(cell)
 
     def _works(self) -> bool:
-        """Whether an honest program runs. Then the one that took its cells with it is to blame, and not the machine."""
+        """True if an honest program runs. Then the one that took its cells with it is to blame, and not the machine."""
         for pause in PAUSES:
             time.sleep(pause)
             try:

@@ -158,7 +158,7 @@ class EmbeddedEngine:
         sequences.aged(times)
 
     def step(self, sequences: Sequences, rows: int) -> None:
-        """One more token for each of the first `rows` slots. Nothing here waits for a GPU."""
+        """Draws one more token for each of the first `rows` slots. Nothing here waits for a GPU."""
         lengths, done = sequences.length[:rows], sequences.done[:rows]
         how = sequences.slots.decode(lengths, done)
         routing = sequences.routes.watch() if sequences.routes else None
@@ -268,7 +268,7 @@ class EmbeddedEngine:
         """Nothing to do, and nothing is read: the engine runs the actor's own parameters, which are already new."""
 
     def sleep(self) -> None:
-        """The next `generate` makes what it needs."""
+        """Frees what is idle; the next `generate` makes what it needs."""
         self.rest()
         if not self.on_gpu:
             empty_cache(self.model.device)  # of keys and values: else an update gets memory beside them, not theirs

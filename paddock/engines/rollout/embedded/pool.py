@@ -24,7 +24,7 @@ class Span:
 
 
 class Spans:
-    """Which rows of a stretch are free. Prompts come and go in blocks, so a list of gaps is enough."""
+    """Tracks which rows of a stretch are free. Prompts come and go in blocks, so a list of gaps is enough."""
 
     def __init__(self, size: int):
         self.gaps = [(0, size)]
@@ -65,7 +65,7 @@ class TokenPool:
         self.begin()
 
     def begin(self) -> None:
-        """Nothing is held; every row of the columns stands for nothing."""
+        """Forgets all sequences; every row of the columns stands for nothing."""
         self.spans = Spans(self.prompt_tokens)
         self.free = list(range(self.count))
         self.held: list[tuple[Span, int]] = []
@@ -82,13 +82,13 @@ class TokenPool:
         return self.keys[index], self.values[index]
 
     def drop(self) -> None:
-        """Keys and values are gone, but not what they looked like."""
+        """Frees keys and values, but remembers their shapes."""
         for buffers in (self.keys, self.values):
             self.shapes += [(buffers, index, buffer.shape, buffer.dtype) for index, buffer in buffers.items()]
             buffers.clear()
 
     def restore(self) -> int:
-        """Room for what was dropped, and its address."""
+        """Allocates what was dropped, and returns its address."""
         sizes = [rounded(shape.numel() * dtype.itemsize) for _, _, shape, dtype in self.shapes]
         whole = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.prompt.device)
         for (buffers, index, shape, dtype), part in zip(self.shapes, whole.split(sizes), strict=True):
@@ -100,7 +100,7 @@ class TokenPool:
         return sum(x.numel() * x.element_size() for x in (*self.keys.values(), *self.values.values()))
 
     def admit(self, requests: Sequence[Request]) -> int:
-        """Room for as many of the requests as prompts find some; returns how many."""
+        """Reserves rows for as many of the requests as fit; returns how many."""
         start, columns = len(self.held), []
         taken = 0
         for request in requests:
@@ -134,7 +134,7 @@ class TokenPool:
             self.held[hole] = self.held[mover]
 
     def shrink(self, left: int) -> None:
-        """The sequences behind the first `left` are gone."""
+        """Drops the sequences behind the first `left`."""
         self.blank(left, len(self.held))
         del self.held[left:]
 

@@ -22,7 +22,7 @@ class Request:
 
     @staticmethod
     def split(prompts: Iterable[Prompt], sampling: Sampling, most: int) -> list[Request]:
-        """At most as many rows each as there are slots: a prompt with more of them is prefilled again for the rest."""
+        """Splits prompts into requests that fit the slots; a prompt with more rows is prefilled again for the rest."""
         requests, first = [], 0
         for prompt in prompts:
             for start in range(0, len(prompt.rows), most):

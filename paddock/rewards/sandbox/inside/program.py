@@ -81,7 +81,7 @@ def _module(source: str, name: str) -> ModuleType:
 
 
 def _exit_code(work: Callable[[], Any]) -> int:
-    """As the interpreter itself would end."""
+    """Runs `work` and returns the exit code with which the interpreter itself would end."""
     try:
         work()
         return 0
@@ -102,7 +102,7 @@ def _exit_code(work: Callable[[], Any]) -> int:
 
 
 def _own_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Without ours, above the program's first."""
+    """Returns the frames of the program, without ours above its first."""
     while frames and frames.tb_frame.f_code.co_filename != FILE:
         frames = frames.tb_next
     return frames
