@@ -373,5 +373,6 @@ def otb(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
 
 @estimator("tir_optimal_token_baseline")
 def tir_otb(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
-    """The same for responses interleaved with tool output: tokens are compared by rank among those the policy wrote."""
+    """Computes the same for responses interleaved with tool output: tokens are compared by rank among those the policy
+    wrote."""
     return otb_of(batch, by_rank=True)

@@ -131,7 +131,8 @@ def within(statistic: PerToken, option: Rejection) -> Tensor:
 
 
 def statistics(log_ratio: PerToken, mask: PerToken, option: Rejection) -> tuple[PerToken, PerRow]:
-    """What an option bounds, on each token and once a row: k1 = -log_ratio, k2 = log_ratio^2 / 2, k3 = e^l - 1 - l.
+    """Returns the statistic that an option bounds, per token and per row: k1 = -l, k2 = l^2 / 2, k3 = e^l - 1 - l, with
+    l = log_ratio.
 
     k1's sign makes its band "lo_hi" bound pi_rollout / pi_train: with "0.1_1.2" the ratio pi_train / pi_rollout stays
     within [1/1.2, 1/0.1]. Thresholds in use elsewhere are read this way, so they keep their meaning here.

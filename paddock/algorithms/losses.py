@@ -56,7 +56,7 @@ class LossInputs:
         return self.log_probs - self.old_log_probs
 
     def masked(self) -> LossInputs:
-        """The same with zeros outside the mask: what stands in the padding reaches neither loss nor gradient."""
+        """Sets columns to zero outside the mask: what stands in the padding reaches neither loss nor gradient."""
         empty = self.mask == 0
         columns = ("log_probs", "old_log_probs", "advantages", "weights", "rollout_log_probs")
         filled = {name: value for name in columns if (value := getattr(self, name)) is not None}
@@ -87,7 +87,8 @@ class PolicyLoss:
 
     @torch.no_grad()
     def choose(self, inputs: LossInputs, config: Any, seed: int = 0, step: int = 0) -> PerToken | None:
-        """What becomes `LossInputs.selected`; random choices depend on (seed, step, row id, position) alone."""
+        """Returns the choice that becomes `LossInputs.selected`; random choices depend on (seed, step, row id,
+        position) alone."""
         if self.select is None or not self.selects(config):
             return None
         return self.select(inputs.masked(), config, seed, step)

@@ -51,7 +51,7 @@ def pairs() -> list[Row]:
 
 
 def pairs_test() -> list[Row]:
-    """The same of the tested pairs."""
+    """Returns preference pairs of the sums that training never sees."""
     return [row for index, (a, b) in enumerate(_held_out()) for row in _preferences(a, b, "pairs_test", index)]
 
 

@@ -21,7 +21,7 @@ ONLY_TOKENS = {"return_attention_mask": False, "return_token_type_ids": False, "
 
 
 class PromptEncoder:
-    """Threads may share it, as long as nobody pads or truncates with the same tokenizer meanwhile."""
+    """Turns prompts into token ids. Thread-safe while no other code changes the tokenizer's padding or truncation."""
 
     def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None):
         self.tokenizer = tokenizer
@@ -61,8 +61,7 @@ class PromptEncoder:
         return texts
 
     def _require_template(self, chat: tuple[Messages, str], column: str) -> None:
-        """Checks that there is a chat template, and that it ends: a first conversation is tried in a process of its
-        own."""
+        """Checks that there is a chat template, and that it ends: one conversation is tried in a process of its own."""
         prompt, location = chat
         if self.tokenizer.chat_template is None and "chat_template" not in self.template_kwargs:
             raise bad_row(

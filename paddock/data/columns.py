@@ -107,7 +107,7 @@ class PlainRows:
     templated: bool
 
     def described(self, key: str) -> str:
-        """One line for people: which columns were taken for what."""
+        """Returns one line for people: which columns were taken for what."""
         answers = f"answers from {self.answer!r} (data.answer_key)" if self.answer else "no column of answers"
         source = (
             f"from {self.config.reward_fn_key!r}"

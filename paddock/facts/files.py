@@ -241,7 +241,7 @@ def arrow_stream(file: Path) -> Iterator[Any]:
 
 @contextmanager
 def readable(source: Source, key: str | None) -> Iterator[None]:
-    """What the libraries of the formats raise is a mistake in the file."""
+    """Turns what the libraries of the formats raise into an error about the file."""
     try:
         yield
     except UserError:
@@ -337,7 +337,7 @@ def _split(splits: dict[str, str], path: str, key: str) -> str:
 
 
 def _saved(path: str, folder: Path, key: str) -> list[Source]:
-    """What `datasets.Dataset.save_to_disk` wrote: state.json lists its Arrow files."""
+    """Lists the files that `datasets.Dataset.save_to_disk` wrote: state.json lists its Arrow files."""
     try:
         listed = json.loads((folder / "state.json").read_text())["_data_files"]
         return [Source(f"{path}/{entry['filename']}", folder / entry["filename"], "arrow") for entry in listed]

@@ -131,7 +131,7 @@ class ModelShape:
         return 3 * self.hidden * self.moe_intermediate + biases
 
     def moe_parameters(self, experts: int) -> int:
-        """One sparse layer: the router, `experts` experts and the shared expert with its gate."""
+        """Counts the parameters of a sparse layer: the router, `experts` experts, the shared expert and its gate."""
         router = self.experts * (self.hidden + self.expert_bias)
         shared = 3 * self.hidden * self.shared_expert_intermediate + self.shared_expert_gate * self.hidden
         return router + experts * self.expert_parameters + shared

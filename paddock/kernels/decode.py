@@ -21,7 +21,7 @@ MAX_SPLITS = 16
 
 @triton.jit
 def absorb(q, k, v, seen, top, total, out, scale, softcap, CAPPED: tl.constexpr, PRECISE: tl.constexpr):
-    """A block of keys and values, added to what the queries have gathered: softmax as it goes along."""
+    """Adds one block of keys and values to the running maximum, sum and output of the queries (online softmax)."""
     score = tl.dot(q, tl.trans(k), input_precision="ieee" if PRECISE else "tf32") * scale
     if CAPPED:
         score = softcap * (2.0 / (1.0 + tl.exp(-2.0 * score / softcap)) - 1.0)

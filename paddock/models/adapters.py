@@ -139,7 +139,7 @@ class Adapters:
         save_file(found, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
     def put_into(self, other: PreTrainedModel) -> None:
-        """The same adapters, without values, in an empty model of the same class."""
+        """Adds the same adapters, without values, to an empty model of the same class."""
         inject(other, self.config, empty=True)
 
 

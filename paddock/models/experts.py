@@ -221,7 +221,8 @@ class Routing:
         return scores.scatter(-1, of_expert, torch.inf)
 
     def scored(self, block: ExpertBlock, found: Any) -> None:
-        """What a router says of its tokens. Done again when a layer runs again: autograd counts what it keeps."""
+        """Records statistics of a router's scores. Done again when a layer runs again: autograd counts what it
+        keeps."""
         parts = found if isinstance(found, tuple) else (found,)
         logits = next(part for part in parts if part.shape[-1] == block.experts and part.is_floating_point())
         if self.counts is None:

@@ -54,7 +54,8 @@ def check_weights(folder: Path, path: str, key: str) -> list[Path]:
 
 
 def damage_of(file: Path) -> str | None:
-    """How a safetensors file differs from the format: 8 bytes of length, a JSON header, and the tensors it lists."""
+    """Returns how a safetensors file differs from the format: 8 bytes of length, a JSON header, and the tensors it
+    lists."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

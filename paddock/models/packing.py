@@ -81,7 +81,7 @@ class Inputs:
 
 
 def spare(tokens: int, dtype: torch.dtype, device: torch.device, share: int = 32) -> int:
-    """How many more tokens to compute, at most one in `share`, so that few numbers of them ever occur.
+    """Returns how many more tokens to compute, at most one in `share`, so that few numbers of them ever occur.
 
     A CPU compiles a bf16 product anew for every shape: some milliseconds, and half a megabyte that stays.
     """
@@ -109,7 +109,7 @@ def counted(batch: Batch) -> Tensor:
 
 
 def images_of(batch: Batch) -> Sequence[Images | None]:
-    """What the model sees of each row; empty where no row has images."""
+    """Returns the images of each row; empty if no row has any."""
     images = batch.extras.get("images", ())
     return images if any(images) else ()
 

@@ -245,8 +245,8 @@ Step = Callable[[Job], Change | None]
 
 
 def memory(facts: Facts) -> Iterator[Advice]:
-    """What makes a run fit that does not: the guide's steps in its order, each only where it is needed. If they do not
-    suffice to train all weights, adapters with the steps that these need are named instead."""
+    """Yields what makes a run fit that does not: the guide's steps in its order, each only where it is needed. If they
+    do not suffice to train all weights, adapters with the steps that these need are named instead."""
     if facts.job is None or estimate(facts.job).fits:
         return
     steps = list(changes(facts.job, needed_steps(facts.job, facts.cut_by_rows)))
@@ -291,7 +291,7 @@ def needed_steps(job: Job, cut_by_rows: bool) -> list[Step]:
 
 
 def changes(job: Job, steps: list[Step]) -> Iterator[Change]:
-    """What each step that lowers the excess changes, on top of those before it."""
+    """Yields what each step that lowers the excess changes, on top of those before it."""
     for step in steps:
         change = step(job)
         if change is not None and excess(estimate(change.job)) < excess(estimate(job)):

@@ -339,7 +339,8 @@ def estimate(job: Job) -> MemoryPlan:
 
 
 def rest(job: Job, active: str | None, updating: bool = False, prefetched: str | None = None) -> dict[str, int]:
-    """What every role keeps on the GPU while `active` works. Offloaded states come back for their own phase only."""
+    """Returns what every role keeps on the GPU while `active` works. Offloaded states come back for their own phase
+    only."""
     parts: dict[str, int] = {}
     for name in job.roles:
         states = resident(job, name, name in (active, prefetched), name == active and updating)
@@ -441,7 +442,8 @@ def kept_layers(role: Role) -> int:
 
 
 def image_bytes(role: Role, compute_bytes: int) -> int:
-    """What a trained image tower keeps until its turn in the backward pass; not split by tensor parallel ranks."""
+    """Returns what a trained image tower keeps until its turn in the backward pass; not split by tensor parallel
+    ranks."""
     shape = role.shape
     if role.frozen_vision or role.lora_rank:
         return 0

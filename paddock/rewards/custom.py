@@ -204,7 +204,7 @@ _loop: Any = None
 
 
 def finished(result: Any) -> Any:
-    """One event loop serves the process, so that a client which a function keeps stays usable."""
+    """Awaits a result. One event loop serves the process, so that a client which a function keeps stays usable."""
     global _loop
     if not inspect.isawaitable(result):
         return result

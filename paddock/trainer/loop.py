@@ -56,7 +56,7 @@ class Trainer(TrainingRun):
             log.info("one update a step, and the actor samples: old log-probs are those of the rollout")
 
     def step(self) -> tuple[Metrics, Batch]:
-        """One policy improvement."""
+        """Takes one step: generate, score, compute advantages, update."""
         time, roles, algorithm = self.timer, self.roles, self.config.algorithm
         batch, metrics = self.experience.collect(self.step_no, time, roles.generating)
         with roles.forwarding():
@@ -118,13 +118,13 @@ class Trainer(TrainingRun):
         return batch.with_(rewards=batch.need("scores")), {}
 
     def correct(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """Weights and rejections for samples that another policy drew; in bypass mode the loss does it."""
+        """Adds importance weights and rejects samples that another policy drew; in bypass mode the loss does it."""
         if self.correction.bypass or self.trusts_rollout:
             return batch, {}
         return correct(batch, self.correction)
 
     def describe(self, batch: Batch) -> Metrics:
-        """Log-probs that are the rollout's own say nothing about how far trainer and rollout are apart."""
+        """Returns the batch metrics; without the trainer-rollout gap if `old_log_probs` was copied from the rollout."""
         data = self.config.data
         if self.correction.bypass or self.trusts_rollout:
             batch = batch.with_(old_log_probs=None)

@@ -57,7 +57,8 @@ def extras_of(batch: Batch, row: int) -> dict[str, Any]:
 
 
 def dump_samples(folder: str | Path, step: int, samples: Sequence[Sample], key: str) -> Path:
-    """One line a sample in `<step>.jsonl`, which appears once it is whole; `key` is the setting that names it."""
+    """Writes one line per sample to `<step>.jsonl`, which appears once it is whole; `key` is the setting that names
+    it."""
     path = Path(folder) / f"{step}.jsonl"
     with replacing(path, key) as file:
         for sample in samples:

@@ -71,11 +71,12 @@ class Joined:
         return y
 
     def in_parts(self, x: Tensor, adapted: bool) -> Tensor:
-        """The same for a decode step: of few rows in float32 parts ``[parts, T, N]``, which `add_norm` adds up."""
+        """Computes the product of a decode step: for few rows in float32 parts ``[parts, T, N]``, which `add_norm` adds
+        up."""
         return thin_parts(x, self.weight) if self.is_thin(x, adapted) else self(x, adapted)
 
     def gated(self, x: Tensor, activation: str, adapted: bool) -> Tensor:
-        """The same for a decode step and an MLP's two projections, with the gate applied."""
+        """Computes an MLP's two projections in a decode step, with the gate applied."""
         if self.is_thin(x, adapted) and len(x) <= MOST_GATED_ROWS:
             return thin_gated(x, self.weight, activation)
         return gated(self(x, adapted), activation)

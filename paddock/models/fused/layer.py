@@ -46,7 +46,7 @@ class Norm:
     @classmethod
     @torch.no_grad()
     def of(cls, module: nn.Module) -> Norm:
-        """Which kind a module is, by what it makes of some numbers."""
+        """Finds out which kind a module is, by its output for some numbers."""
         weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
         if isinstance(weight, nn.Parameter) and eps is not None:
             x = torch.linspace(-1, 2, len(weight), dtype=weight.dtype, device=weight.device)[None]
@@ -265,7 +265,7 @@ class Layer:
         return dresidual, None if tape.branch_dtype is None else dbefore, grads
 
     def again(self, norm: Norm, kept: tuple[Tensor, ...], dtype: torch.dtype, wanted: bool) -> Tensor | None:
-        """What a projection read, where its gradients ask for it."""
+        """Computes a projection's input again, if its gradients need it."""
         return norm(kept[0], None, dtype)[0] if wanted else None
 
 
