@@ -53,7 +53,7 @@ def stops_here(config: Config) -> Iterator[UserError]:
 def check_paths(
     config: Config, splits: Sequence[str] = ("train", "val"), outputs: Sequence[str] = OUTPUT_FOLDERS
 ) -> None:
-    """Model folders, data files of these splits, and the folders that these keys name to write into."""
+    """Checks model folders, data files of these splits, and the folders that these keys name to write into."""
     for key in MODEL_FOLDERS:  # what the user named comes before what a default asks for
         if config.critic.enable or not key.startswith("critic."):
             _folder(key, tree.get(config, key))

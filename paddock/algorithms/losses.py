@@ -422,7 +422,7 @@ def normalises(config: Any) -> bool:
 
 
 def select_bypass(x: LossInputs, config: Any, seed: int, step: int) -> PerToken:
-    """The batch-normalised weights of the whole mini-batch."""
+    """Returns the batch-normalised weights of the whole mini-batch."""
     plan = bypass_plan(config)
     weights = truncated_weights(x.log_probs - bypass_log_probs(x), x.mask, plan)
     return weights / batch_norm_factor(weights, x.mask, plan.weights)

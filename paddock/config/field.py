@@ -11,7 +11,8 @@ LIMITS = {"choices", "low", "high", "above"}
 
 
 def key(default: Any, meaning: str, *, path: bool = False, **limits: Any) -> Any:
-    """A dataclass field. Limits: choices, low <= value <= high, value > above. Paths have `~` and `$VARS` expanded."""
+    """Declares a dataclass field. Limits: choices, low <= value <= high, value > above. Paths have `~` and `$VARS`
+    expanded."""
     assert limits.keys() <= LIMITS, limits
     metadata = {"meaning": meaning, "path": path, **limits}
     if isinstance(default, (list, dict)):

@@ -72,7 +72,7 @@ def refused(path: Path) -> str | None:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names in a folder; none if it is not there, or may not be read."""
+    """Returns the names in a folder; none if it is not there, or may not be read."""
     try:
         return sorted(os.listdir(folder))
     except (OSError, ValueError):

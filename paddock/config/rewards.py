@@ -161,7 +161,8 @@ def _names(functions: Sequence[tuple[str, str]], rules: Sequence[str]) -> list[s
 
 
 def _arguments(given: dict[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
-    """The arguments of each function. One function takes them as they are; of several each has its own mapping."""
+    """Returns the arguments of each function. One function takes them as they are; of several each has its own
+    mapping."""
     if len(names) < 2:
         return [dict(given) for _ in names]
     for name, own in given.items():

@@ -125,7 +125,7 @@ def engine_size(config: Config) -> int:
 
 
 def trains_adapters(config: Config) -> bool:
-    """LoRA, by the keys of the actor's engine."""
+    """True if the actor trains LoRA adapters, by the keys of its engine."""
     model = config.actor_rollout_ref.model
     if config.actor_rollout_ref.actor.strategy == "megatron":
         return bool(model.lora.rank or model.lora.adapter_path)

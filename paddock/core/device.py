@@ -57,7 +57,7 @@ def device_of(name: str | None = None) -> torch.device:
 
 
 def load_npu() -> None:
-    """torch learns of Ascend devices by an import."""
+    """Imports torch_npu, by which torch learns of Ascend devices."""
     if hasattr(torch, "npu"):
         return
     try:
@@ -281,7 +281,8 @@ DETERMINISM = {
 
 
 def make_deterministic(device: torch.device) -> None:
-    """Every sum in the same order each time, for the rest of this process. An operation that cannot says so."""
+    """Makes every sum run in the same order each time, for the rest of this process. An operation that cannot says
+    so."""
     for name, value in DETERMINISM.get(device.type, {}).items():
         os.environ.setdefault(name, value)
     torch.use_deterministic_algorithms(True)
@@ -290,7 +291,7 @@ def make_deterministic(device: torch.device) -> None:
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type that a config names; float32 where a CPU can only emulate it, at a fraction of the speed."""
+    """Returns the type that a config names; float32 where a CPU can only emulate it, at a fraction of the speed."""
     dtype = DTYPES[name]
     if device.type == "cpu" and dtype != torch.float32 and not cpu_multiplies_bf16():
         return torch.float32

@@ -57,7 +57,7 @@ def subgroups(size: int) -> dist.ProcessGroup:
 
 
 def is_first() -> bool:
-    """Rank 0, or a process by itself."""
+    """True for rank 0, and for a process by itself."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 

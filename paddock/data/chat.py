@@ -29,7 +29,7 @@ class PromptEncoder:
         tokenizer("")  # drops a padding or truncation that the tokenizer came with: threads must not find one to drop
 
     def encode(self, prompts: Sequence[Messages], locations: Sequence[str], column: str) -> list[list[int]]:
-        """Token ids of each prompt; `locations` and `column` name a prompt that cannot be encoded."""
+        """Returns token ids of each prompt; `locations` and `column` name a prompt that cannot be encoded."""
         texts = self.render(prompts, locations, column)
         encoded: list[list[int]] = [[] for _ in prompts]
         for plain in (True, False):  # a chat template writes its special tokens itself
@@ -116,7 +116,7 @@ def whole_text(text: str, location: str, column: str) -> str:
 
 
 def messages_of(value: Any, location: str, column: str) -> Messages:
-    """A row's prompt, checked. Keys that Arrow filled with null, because another row has them, are left out."""
+    """Returns a row's prompt, checked. Keys that Arrow filled with null, because another row has them, are left out."""
     if isinstance(value, str) and value:
         return value
     fix = 'a text, or messages: [{"role": "user", "content": "..."}]'

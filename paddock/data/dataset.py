@@ -143,7 +143,7 @@ class PromptDataset:
         return self.prompts.reader is not None and any(self.config.image_key in table.columns for table in self.tables)
 
     def one_of_each_source(self) -> list[PromptRow]:
-        """The first row of every data source and style, to try a scorer on before training starts."""
+        """Returns the first row of every data source and style, to try a scorer on before training starts."""
         pairs = self.row_sources.codes[self.kept].astype(np.int64) * len(STYLES) + self.row_styles.codes[self.kept]
         _, first = np.unique(pairs, return_index=True)
         return self._rows(self.kept[np.sort(first)].tolist())
@@ -246,7 +246,7 @@ class PromptDataset:
 
 
 def _labels(table: Table, source: str) -> tuple[Labels, Labels]:
-    """The data source and the style of each row. Of a large table they are kept on disk, by its content."""
+    """Returns the data source and the style of each row. Of a large table they are kept on disk, by its content."""
 
     def make() -> dict[str, np.ndarray]:
         styles = np.zeros(table.count, np.int8)

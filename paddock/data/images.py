@@ -30,7 +30,7 @@ class ImageReader(Protocol):
         ...
 
     def read(self, tokens: list[int], pictures: Sequence[Any]) -> tuple[list[int], Images]:
-        """A prompt with so many tokens in each image's place, and its images."""
+        """Returns a prompt with as many tokens per image as it has features, and its images."""
         ...
 
     def identity(self) -> bytes: ...
@@ -112,8 +112,8 @@ class ImagePrompts:
         return [opened(image, row.location, self.images, row.folder) for image in images]
 
     def _with_entries(self, row: Asked, images: int) -> Messages:
-        """The prompt with an entry for each image, as chat templates want it. A row of a file without a column of
-        images may write of "<image>" as of anything else."""
+        """Returns the prompt with an entry for each image, as chat templates want it. A row of a file without a column
+        of images may write of "<image>" as of anything else."""
         if isinstance(row.messages, str):
             if images:
                 reason = "is a plain text, and how an image is written into it only a chat template knows"
@@ -168,7 +168,7 @@ def readable(location: str, column: str) -> Iterator[None]:
 
 
 def opened(image: Any, location: str, column: str, folder: Path) -> Any:
-    """A picture, its head alone parsed: of bytes, a path beside the data file, or {"bytes": ..., "path": ...}."""
+    """Opens a picture and parses only its head: bytes, a path beside the data file, or {"bytes": ..., "path": ...}."""
     fix = 'a file\'s bytes, its path, or {"bytes": ..., "path": ...}'
     content = image.get("bytes") if isinstance(image, dict) else image
     name = image.get("path") if isinstance(image, dict) else image

@@ -58,7 +58,7 @@ def bad_row(location: str, column: str, reason: str, fix: str) -> UserError:
 
 
 def open_tables(path: str, key: str, wanted: Callable[[list[str]], Sequence[str]]) -> list[Table]:
-    """A table for each file that the path stands for; `key` is the config key that names it.
+    """Opens a table for each file that the path stands for; `key` is the config key that names it.
 
     Of a file's columns the `wanted` ones are read, where the format allows to leave others out.
     """
@@ -158,7 +158,7 @@ def _blocks(count: int) -> Iterator[range]:
 
 
 def lines_of(source: Source) -> Lines:
-    """A text file as lines. A large packed one, or a list of JSON, is unpacked into the cache, once."""
+    """Opens a text file as lines. A large packed one, or a list of JSON, is unpacked into the cache, once."""
     if source.kind != "json" and not source.zipped:
         small = source.file.stat().st_size <= SMALL
         return Lines(source.path, source.file.read_bytes() if small else source.file, source)

@@ -96,7 +96,7 @@ def sample(paths: list[str], key: str, prompt: str | None = None, answer: str | 
 
 
 def _bytes(value: Any) -> int:
-    """The length of a text, or of the texts of messages."""
+    """Returns the length of a text, or of the texts of messages."""
     if isinstance(value, list):
         return sum(_bytes(turn.get("content")) for turn in value if isinstance(turn, dict))
     return 0 if value is None else len(str(value).encode(errors="replace"))
@@ -108,7 +108,7 @@ def is_here(path: str) -> bool:
 
 
 def sources(path: str | Path, key: str | None = None) -> list[Source]:
-    """The files that a path stands for: itself; of a folder its data files, or what `datasets` saved there.
+    """Returns the files that a path stands for: itself; of a folder its data files, or what `datasets` saved there.
 
     Where a folder names splits, `key` decides: data.val_files takes the held-out one, any other key the training one.
     """
@@ -190,7 +190,7 @@ def opened(source: Source) -> Iterator[BinaryIO]:
 
 
 def csv_header(lines: BinaryIO, source: Source) -> tuple[list[str], str]:
-    """The names of the columns, and what separates them; `lines` then stands at the first row."""
+    """Returns the names of the columns, and what separates them; `lines` then stands at the first row."""
     first = lines.readline()
     while first.strip() == b"" and first:
         first = lines.readline()
@@ -325,7 +325,7 @@ def held_out_split(path: str) -> bool:
 
 
 def _split(splits: dict[str, str], path: str, key: str) -> str:
-    """The split that this key asks for. A folder with one split has just that one to give."""
+    """Returns the split that this key asks for. A folder with one split has just that one to give."""
     wanted = HELD_OUT if key == "data.val_files" else ("train",)
     found = next((splits[name] for name in wanted if name in splits), None)
     if found is None and len(splits) == 1:

@@ -49,7 +49,7 @@ class Entry:
 
 @cache
 def entries() -> dict[str, Entry]:
-    """Every key of the schema, in its order."""
+    """Returns every key of the schema, in its order."""
     defaults = Config()
     return {
         key: Entry(

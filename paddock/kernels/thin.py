@@ -54,7 +54,7 @@ def thin_rows(
 
 
 def is_thin(x: Tensor, weight: Tensor) -> bool:
-    """Is the product better computed here?"""
+    """True if the product is better computed here."""
     fits = len(x) <= MOST_ROWS and weight.nbytes <= MOST_BYTES and weight.dtype == torch.bfloat16
     fits = fits and shared_memory(x.device) >= LARGEST
     return fits and weight.shape[0] % (2 * ALIGNED) == 0 and weight.shape[1] % ALIGNED == 0

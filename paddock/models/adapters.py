@@ -100,7 +100,7 @@ class Adapters:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """The frozen model alone, for the time of the block."""
+        """Switches the adapters off for the `with` block."""
         for layer in self.layers.values():
             layer._disable_adapters = True
         try:
@@ -345,7 +345,7 @@ def read_config(folder: Path, lora: Lora) -> Any:
 
 @torch.no_grad()
 def take(model: PreTrainedModel, folder: Path, lora: Lora) -> None:
-    """The values of an adapter to start from."""
+    """Loads the values of an adapter to start from."""
     for ends in (model.get_input_embeddings(), model.get_output_embeddings()):
         if hasattr(ends, "base_layer"):
             raise lora.wrong("changes the embedding or the head, which get no adapter here", "lora_adapter_path",

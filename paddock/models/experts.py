@@ -134,7 +134,8 @@ def hand_over(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def chosen_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The module's own forward, its choice watched. A bound method, so that a copy of the module runs the copy."""
+    """Runs the module's own forward and watches its choice. A bound method, so that a copy of the module runs the
+    copy."""
     routing, block = vars(module).pop(ROUTING, None), vars(module)[BLOCK]
     if routing is None:
         return type(module).forward(module, *args, **kwargs)

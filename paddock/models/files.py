@@ -30,7 +30,7 @@ def weight_files(folder: Path, path: str, key: str) -> list[Path]:
 
 
 def shards_of(index: Path, path: str, key: str) -> list[Path]:
-    """The files that an index names; they lie beside it."""
+    """Returns the files that an index names; they lie beside it."""
     listed = read_json(index, path, key)
     shards = listed.get("weight_map") if isinstance(listed, dict) else None
     if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):

@@ -93,7 +93,8 @@ def listing() -> str:
 
 
 def get(name: str, out: str | Path | None = None) -> Path:
-    """The folder of the model, downloaded, converted and tried. One that is in the cache already is taken as it is."""
+    """Returns the model's folder, downloaded, converted and tried. One that is in the cache already is taken as it
+    is."""
     if name not in CATALOGUE:
         raise UserError(
             "no such model in the catalogue", key="paddock models get", value=name, fix=suggest(name, [*CATALOGUE])

@@ -96,7 +96,7 @@ class ImageReader:
 
 
 def copy_processor(source: Path, target: Path) -> None:
-    """The files about a model's processor, as its authors wrote them; those that are there already stay."""
+    """Copies the files about a model's processor, as its authors wrote them; those that are there already stay."""
     for name in FILES:
         if (source / name).is_file() and not (target / name).exists():
             shutil.copyfile(source / name, target / name)
@@ -107,7 +107,7 @@ def backbone_class(config: PreTrainedConfig) -> Any:
 
 
 def load_processor(folder: Path, kwargs: Mapping[str, Any]) -> Any:
-    """With the user's changes: min_pixels, max_pixels."""
+    """Loads the image processor with the user's changes: min_pixels, max_pixels."""
     if find_spec("PIL") is None:
         raise UserError("images need Pillow", key=MODEL_KEY, value=folder, fix=install_command("vision"))
     file = next((folder / name for name in (PREPROCESSOR, PROCESSOR) if (folder / name).is_file()), None)

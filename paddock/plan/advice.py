@@ -306,7 +306,7 @@ def excess(plan: MemoryPlan) -> int:
 
 
 def effect(before: MemoryPlan, after: MemoryPlan) -> str:
-    """The overfull phase that gains most, before and after."""
+    """Returns the overfull phase that gains most, before and after."""
     if before.kv_sequences == 0 and after.kv_sequences > 0:
         return f"the KV cache then holds {after.kv_sequences} full responses, not none"
     phase = max(before.overfull, key=lambda name: before.total(name) - after.total(name))

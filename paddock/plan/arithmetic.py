@@ -57,8 +57,8 @@ class BatchPlan:
 
 
 def data_files(config: Config, split: str, strict: bool = True) -> list[DataFile]:
-    """The files of data.train_files or data.val_files. One that is neither here nor publicly known is an error if
-    `strict`, else its rows are not known; nor are those that a user's data set makes of it."""
+    """Returns the files of data.train_files or data.val_files. One that is neither here nor publicly known is an error
+    if `strict`, else its rows are not known; nor are those that a user's data set makes of it."""
     key = f"data.{split}_files"
     if config.data.custom_cls.path:
         paths = files_of(getattr(config.data, f"{split}_files"))

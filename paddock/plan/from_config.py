@@ -65,7 +65,7 @@ def hardware(config: Config, gpu: str | None, machine: Machine) -> Hardware:
 
 
 def planned_device(config: Config, gpu: str | None, machine: Machine) -> str | None:
-    """The named device, else the guide's; None: the one that is here, of which only the memory is known."""
+    """Returns the named device, else the guide's; None: the one that is here, of which only the memory is known."""
     if gpu is not None:
         return gpu.lower()
     here = machine.device == config.trainer.device and machine.device_memory
@@ -89,8 +89,8 @@ def seconds(config: Config, work: Job, gpu: str | None = None, machine: Machine 
 
 
 def speed_of(config: Config, work: Job, gpu: str | None, machine: Machine) -> Speed | None:
-    """A GPU's by its data sheet; None if only its memory is known. A processor's as measured, of the threads that the
-    run's processes have together; None for the processors of other nodes."""
+    """Returns a GPU's speed by its data sheet; None if only its memory is known. A processor's as measured, of the
+    threads that the run's processes have together; None for the processors of other nodes."""
     if work.hardware.gpus:
         device = planned_device(config, gpu, machine)
         return None if device is None else GPU_SPEED[device]

@@ -486,7 +486,7 @@ def mlp_width(shape: ModelShape) -> int:
 
 
 def expert_width(shape: ModelShape) -> int:
-    """The MLP columns one token meets in the widest kind of layer."""
+    """Returns the MLP columns one token meets in the widest kind of layer."""
     sparse = shape.experts_per_token * shape.moe_intermediate + shape.shared_expert_intermediate
     return max(shape.intermediate if shape.plain_layers else 0, sparse)
 

@@ -122,7 +122,7 @@ def read_template(path: str) -> str:
 
 
 def plain_text(prompt: Any) -> str:
-    """A conversation as a text; of a single question, the question."""
+    """Returns a conversation as a text; of a single question, the question."""
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:
@@ -271,7 +271,7 @@ def text_of(body: bytes) -> Reply:
 
 
 def seconds(header: str | None) -> float:
-    """A Retry-After in seconds; a date asks for no more than the usual pause."""
+    """Reads a Retry-After header as seconds; a date asks for no more than the usual pause."""
     try:
         return max(0.0, float(header or 0))
     except ValueError:

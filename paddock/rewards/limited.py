@@ -78,7 +78,8 @@ class LimitedPool(Pool):
             self._send(worker, [job])
 
     def _worker_for(self, job: Job) -> Worker | None:
-        """The least busy; None while a job that must be alone finds no process without jobs, or holds the only one."""
+        """Returns the least busy worker; None while a job that must be alone finds no process without jobs, or holds
+        the only one."""
         if len(self.workers) < self.size and all(worker.jobs for worker in self.workers):
             return self._hire()
         able = [w for w in self.workers if not w.jobs or not (job.alone or any(x.alone for x in w.jobs.values()))]

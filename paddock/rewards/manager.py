@@ -312,7 +312,7 @@ def rules_of(parts: Sequence[Component]) -> dict[str, Scorer]:
 
 
 def chosen(scorer: Scorer, request: ScoreRequest) -> Scorer:
-    """A component scores every row."""
+    """Returns the scorer of a component, which scores every row."""
     return scorer
 
 
@@ -324,7 +324,7 @@ def where(request: ScoreRequest) -> str:
 
 
 def answers_of(batch: Batch) -> list[list[int]]:
-    """Token ids of the responses, without padding."""
+    """Returns token ids of the responses, without padding."""
     lengths = batch.need("lengths").tolist()
     return [row[:length] for row, length in zip(batch.need("responses").tolist(), lengths, strict=True)]
 
@@ -345,7 +345,7 @@ def request_of(batch: Batch, index: int, text: str) -> ScoreRequest | None:
 
 
 def on_last_token(values: PerRow, mask: PerToken) -> PerToken:
-    """Each row's value on the last token that the policy wrote; a row in which it wrote none has no place for one."""
+    """Puts each row's value on the last token that the policy wrote; a row without such a token gets zeros."""
     positions = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
     last = positions.masked_fill(mask == 0, -1).amax(-1, keepdim=True)
     return torch.where(positions == last, values.to(mask.device)[:, None], 0.0)

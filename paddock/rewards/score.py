@@ -52,8 +52,8 @@ class BadScore(Exception):
 
 
 def checked(result: Any) -> Score:
-    """A finite number, or a dict with one under `score`; anything else is a mistake in the scorer, not a zero. A Score
-    was checked before."""
+    """Checks a scorer's result: a finite number, or a dict with one under `score`; anything else is a mistake in the
+    scorer, not a zero. A Score was checked before."""
     if isinstance(result, Score):
         return result
     if not isinstance(result, Mapping):
@@ -88,7 +88,7 @@ def _plain(value: Any, name: Any) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """The number in a NumPy scalar or a tensor of one element."""
+    """Returns the number in a NumPy scalar or a tensor of one element."""
     if not hasattr(value, "item"):
         return value
     try:

@@ -150,7 +150,8 @@ class CheckpointStore:
         return sorted(self.steps(), key=lambda step: (os.path.isdir(self.folder(step)), step in beyond, -step))
 
     def _latest(self) -> int | None:
-        """The step that the pointer file names; None if it names none. A pointer that does not help is reported."""
+        """Returns the step that the pointer file names; None if it names none. A pointer that does not help is
+        reported."""
         try:
             text = (self.root / LATEST).read_text().strip()
         except FileNotFoundError:
@@ -269,7 +270,7 @@ def described(value: Any) -> str:
 
 
 def find_damage(folder: Path) -> str | None:
-    """The first thing in which a checkpoint differs from its manifest, in words."""
+    """Returns the first thing in which a checkpoint differs from its manifest, in words."""
     try:
         if not folder.is_dir():
             kind = "a symbolic link to no folder" if folder.is_symlink() else "a file, not a folder"

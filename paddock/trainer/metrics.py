@@ -108,7 +108,7 @@ def mean(x: Tensor, valid: Tensor) -> Tensor:
 
 
 def variance(x: Tensor, valid: Tensor) -> Tensor:
-    """Unbiased; zero for a single value."""
+    """Returns the unbiased variance; zero for a single value."""
     centred = x.double() - mean(x, valid)
     return masked_sum(centred.square(), valid) / (valid.sum() - 1).clamp(min=1)
 

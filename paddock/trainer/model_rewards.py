@@ -74,7 +74,7 @@ class ModelRewards:
     def add(
         self, batch: Batch, texts: Sequence[str], metrics: Metrics, everywhere: bool = False
     ) -> tuple[Batch, Metrics]:
-        """The batch and the metrics that rules filled, with the model's part. `everywhere`: a model whose opinion is
+        """Adds the model's part to the batch and the metrics that rules filled. `everywhere`: a model whose opinion is
         cheap gives it on rows, too, that a rule scores, and it is kept beside."""
         styles = batch.extras["style"]
         all_of_them = everywhere and self.scorer.cheap

@@ -101,7 +101,7 @@ class SupervisedTrainer(TrainingRun):
         return answer_batch(rows, self.tokenizer.pad_token_id)
 
     def validate(self, tracker: Tracker) -> Metrics:
-        """The mean over all tokens of all validation answers."""
+        """Returns the mean over all tokens of all validation answers."""
         assert self.validation is not None
         data, total, tokens = self.config.data, 0.0, 0.0
         with self.timer("testing"):
@@ -134,7 +134,7 @@ class SupervisedTrainer(TrainingRun):
         self.learner.load(folder / self.part)
 
     def export(self) -> Path:
-        """The model in the type it computes in, and its tokenizer, as `transformers` loads them."""
+        """Exports the model in the type it computes in, and its tokenizer, as `transformers` loads them."""
         folder = Path(self.config.trainer.default_local_dir) / EXPORT
         with whole_folder(folder, KEY, replace=True) as writing:
             self.learner.export(writing)

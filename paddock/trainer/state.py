@@ -73,7 +73,8 @@ def survives_json(value: Any) -> bool:
 
 
 def rng_state() -> dict[str, Any]:
-    """The generators of this process: Python's, numpy's, torch's on the CPU. Engines keep those of their devices."""
+    """Returns the state of this process's generators: Python's, numpy's, torch's on the CPU. Engines keep those of
+    their devices."""
     numpy = np.random.get_state(legacy=False)
     numpy["state"]["key"] = numpy["state"]["key"].tolist()
     return {"python": random.getstate(), "numpy": numpy, "torch": torch.get_rng_state()}
@@ -87,7 +88,7 @@ def restore_rng(state: Mapping[str, Any]) -> None:
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """Every key with its value, for a checkpoint."""
+    """Returns every key with its value, for a checkpoint."""
     return {key: tree.get(config, key) for key in tree.leaves()}
 
 

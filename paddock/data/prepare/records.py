@@ -59,7 +59,7 @@ def from_path(folder: Path, config: str | None, splits: Sequence[str] = SPLITS) 
 
 
 def split_files(folder: Path) -> dict[str, Path]:
-    """The folder's train.jsonl and test.jsonl (or .jsonl.gz, .json) by split; empty where it holds neither."""
+    """Returns the folder's train.jsonl and test.jsonl (or .jsonl.gz, .json) by split; empty where it holds neither."""
     candidates = {split: [folder / f"{split}{suffix}" for suffix in SUFFIXES] for split in SPLITS}
     found = {split: next((file for file in files if file.is_file()), None) for split, files in candidates.items()}
     files = {split: file for split, file in found.items() if file}
@@ -70,7 +70,7 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 
 def from_hub(name: str, config: str | None, splits: Sequence[str] = SPLITS) -> Splits:
-    """The records as the hub publishes them; with HF_HUB_OFFLINE=1, from the cache."""
+    """Returns the records as the hub publishes them; with HF_HUB_OFFLINE=1, from the cache."""
     try:
         loaded = load_from_hub(name, config)
     except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's errors

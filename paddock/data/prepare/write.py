@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def write_splits(target: Path, rows: Mapping[str, list[Row]], schema: pa.Schema, examples: bool = False) -> None:
-    """A file for each split; with `examples`, its first row also as JSON."""
+    """Writes a file for each split; with `examples`, its first row also as JSON."""
     for split, found in rows.items():
         write_parquet(target / f"{split}.parquet", found, schema)
         if examples:

@@ -69,7 +69,7 @@ OnDone = Callable[[list[Completion]], None]
 
 class RolloutEngine(Protocol):
     def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
-        """All responses of all prompts, in the order of the prompts and of their rows."""
+        """Returns all responses of all prompts, in the order of the prompts and of their rows."""
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None: ...

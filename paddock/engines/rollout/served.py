@@ -56,7 +56,7 @@ class Server:
             raise self.lost("it ended at once") from error
 
     def wait_for(self, path: str, seconds: float = START_SECONDS) -> None:
-        """Until `path` answers."""
+        """Waits until `path` answers."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -131,7 +131,7 @@ def free_port() -> int:
 
 
 def end(process: subprocess.Popen[bytes], log: Any) -> None:
-    """The whole session that it leads; killed if it does not end in time."""
+    """Ends the whole session that the server leads; killed if it does not end in time."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sign)

@@ -134,7 +134,7 @@ class SGLangEngine:
         return completion(row, self.open.post("/generate", body, timeout=None), sampling)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """New weights under Hugging Face names; nothing computed with the old ones is kept."""
+        """Loads new weights under Hugging Face names; nothing computed with the old ones is kept."""
         load_in_buckets(self, weights, self.bucket_bytes)  # every rank helps to gather them
 
     def load_bucket(self, bucket: list[tuple[str, Tensor]], first: bool, last: bool) -> None:

@@ -196,7 +196,7 @@ class VLLMEngine:
         return [found[row] for _, row in pairs]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """New weights under Hugging Face names."""
+        """Loads new weights under Hugging Face names."""
         load_in_buckets(self, weights, self.bucket_bytes)
 
     def load_bucket(self, bucket: list[tuple[str, Tensor]], first: bool, last: bool) -> None:
@@ -209,7 +209,7 @@ class VLLMEngine:
             self.begin_anew()
 
     def load_adapter(self, folder: Path) -> None:
-        """The adapter in this folder, as peft saves it, in place of the one before."""
+        """Loads the adapter in this folder, as peft saves it, in place of the one before."""
         from vllm.lora.request import LoRARequest
 
         number = self.adapter.lora_int_id + 1 if self.adapter else 1

@@ -140,7 +140,7 @@ class Span:
         return CALL + (self.stop - self.start) * self.longest
 
     def first(self, window: int | None) -> int:
-        """The first position that a query of these slots sees."""
+        """Returns the first position that a query of these slots sees."""
         return 0 if window is None else max(0, self.shortest - window + 1)
 
     def joined(self, other: Span) -> Span:

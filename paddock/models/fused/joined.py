@@ -93,7 +93,7 @@ class Joined:
         return Step(self, dy, dx.addmm_(narrow, self.adapters.a), narrow)
 
     def reads_input(self, adapted: bool) -> bool:
-        """Must a backward know x?"""
+        """True if a backward reads x."""
         return trains(self.weights) or bool(self.adapters and adapted and trains(self.adapters.parameters))
 
 

@@ -68,7 +68,7 @@ class Norm:
         return add_norm_backward(dy, dsum, total, self.weight, scale, self.unit, dtype)
 
     def last(self, residual: Tensor, branch: Tensor, dtype: torch.dtype) -> Tensor:
-        """Behind the last layer."""
+        """Normalises the output of the last layer."""
         return LastNorm.apply(self, residual, branch, dtype, self.weight)
 
 

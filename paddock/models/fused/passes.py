@@ -64,7 +64,7 @@ def add_norm_backward(
 
 
 def norm_kernels(stream: Tensor, dtype: torch.dtype, weight: Tensor, other: Tensor | None) -> Any:
-    """A CPU's know one type, and beside it a stream in float32."""
+    """Returns the kernels of norms: a CPU's know one type, and beside it a stream in float32."""
     if can_launch(stream):
         return kernels_for(stream)
     known = dtype == weight.dtype and stream.dtype in (weight.dtype, torch.float32)

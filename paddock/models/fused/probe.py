@@ -92,7 +92,7 @@ def watch(model: PreTrainedModel, layers: nn.ModuleList, tokens: Tensor, positio
 
 
 def compare_layer(call: Call, scores: Scores, shared: Shared, exact: bool) -> None:
-    """On what the layer adds to the stream, in float32."""
+    """Compares what the layer adds to the stream with its module, in float32."""
     module = copy.deepcopy(call.layer).float()
     given, others, named = tree_map(wide, (call.given, call.others, call.named))
     wanted = module(given, *others, **named)

@@ -123,7 +123,7 @@ ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{(?:align|aligned|equation|gather|
 
 
 def canonical(text: str) -> str:
-    """The answer in one notation, without what surrounds it in prose."""
+    """Returns the answer in one notation, without what surrounds it in prose."""
     text = _unwrapped(text.translate(UNICODE).replace("...", "…"))
     text = SUPERSCRIPT.sub(lambda found: f"^{{{found[0].translate(RAISED)}}}", text)
     text = ENVIRONMENT.sub("", text)

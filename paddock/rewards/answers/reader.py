@@ -51,7 +51,7 @@ WORD = re.compile(r"\\([A-Za-z]+)")
 
 
 def read(text: str) -> Node:
-    """The tree of the whole text."""
+    """Returns the tree of the whole text."""
     reader = Reader(text)
     tree = reader.sum()
     if reader.peek():

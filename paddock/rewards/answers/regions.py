@@ -127,7 +127,7 @@ def _combined(read: Sets) -> Region:
 
 
 def _united(pieces: list[Piece]) -> tuple[Piece, ...]:
-    """Sorted, joined where they touch, without the empty ones."""
+    """Sorts the pieces, joins those that touch, and drops empty ones."""
     kept = [p for p in pieces if p.low < p.high or (same(p.low, p.high) and p.closed_low and p.closed_high)]
     kept.sort(key=lambda piece: (piece.low, not piece.closed_low))
     found: list[Piece] = []

@@ -75,7 +75,7 @@ NEVER = frozenset(NOT_NOUNS.split())
 
 
 def without_unit(text: str) -> tuple[str, str | None]:
-    """The expression, and its unit in one spelling; None if there is none, or only a noun."""
+    """Returns the expression, and its unit in one spelling; None if there is none, or only a noun."""
     text = text.strip()
     if found := MONEY.fullmatch(text):
         rest, unit = without_unit(found[3])

@@ -166,7 +166,7 @@ def inexact(value: Value) -> Any:
 
 
 def real(value: Value) -> Any:
-    """The value as a real number; Unread if it has an imaginary part."""
+    """Returns the value as a real number; Unread if it has an imaginary part."""
     value = inexact(value)
     if abs(MP.im(value)) > TOLERANCE * max(1, abs(value)):
         raise Unread("not a real number")
@@ -183,7 +183,7 @@ def sign(value: Value) -> int:
 
 
 def valued(tree: Node, sample: Sample) -> Value:
-    """The value of the tree at this point."""
+    """Returns the value of the tree at this point."""
     if tree.value is not None:
         return tree.value
     if tree.kind == "letter":
@@ -291,7 +291,7 @@ def rooted(inside: Value, degree: Value, sample: Sample) -> Value:
 
 
 def _root(number: int, power: int) -> int | None:
-    """The exact root of a natural number."""
+    """Returns the exact root of a natural number."""
     if number < 2:
         return number
     if power == 2:

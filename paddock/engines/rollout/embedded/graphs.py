@@ -14,7 +14,7 @@ STEPS = 16
 
 
 def bucket(rows: int, most: int) -> int:
-    """The size of the graph that serves so many rows: powers of two, and one between each."""
+    """Returns the size of the graph that serves so many rows: powers of two, and one between each."""
     size = 8
     while size < rows:
         size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3

@@ -82,7 +82,7 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
 
 
 def first_above(sums: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """The first index of the rising sums [B, N] beyond the target u x total, and the target."""
+    """Returns the first index of the rising sums [B, N] beyond the target u x total, and the target."""
     target = u * sums[:, -1]  # less than the total, since u <= LAST
     index = torch.searchsorted(sums, target[:, None], right=True)[:, 0]
     return index.clamp_max(sums.shape[1] - 1), target

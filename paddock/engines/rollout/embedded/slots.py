@@ -22,7 +22,7 @@ class Slots:
         self.values: dict[int, Tensor] = {}
 
     def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The buffers of a layer, shaped after what it stores."""
+        """Returns the buffers of a layer, shaped after what it stores."""
         if index not in self.keys:
             for buffers, like in ((self.keys, key), (self.values, value)):
                 shape = self.count, like.shape[1], self.max_len, like.shape[3]

@@ -107,7 +107,7 @@ def accepted(output: Any, expected: Any) -> bool:
 
 
 def marked(value: Any) -> Any:
-    """The value with a text in the place of each NaN, which equals nothing: a row that expects one means it."""
+    """Returns the value with a text in the place of each NaN, which equals nothing: a row that expects one means it."""
     if isinstance(value, float) and value != value:
         return "\0NaN"
     if isinstance(value, list | tuple):

@@ -265,7 +265,7 @@ class Line:
             return RuntimeError(f"{cls.__name__}: {text}")
 
     def _mirror(self, ancestors: list[Any]) -> Any:
-        """A class that stands here for an exception's class of the program's, below those that it extends."""
+        """Returns a class that stands here for an exception's class of the program's, below those that it extends."""
         (name, number), *rest = ancestors
         if number is None:
             found = getattr(builtins, name, None)

@@ -97,7 +97,7 @@ FORBIDDEN = tuple(name for name in NUMBERS["x86_64"] if name not in (*ABSENT, *B
 
 
 def assembled(socket: int = KILL, machine: str | None = None) -> bytes:
-    """The filter of a cell, for this machine or the named one. `socket` answers who opens one to the outside.
+    """Returns the filter of a cell, for this machine or the named one. `socket` answers who opens one to the outside.
 
     It allows what is needed to isolate a program: `assembled_last` is installed beside it once that is done.
     The kernel translates a filter when it is installed, which takes longer than all else here; this one is inherited.
