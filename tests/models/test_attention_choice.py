@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import paddock.models.attention.choice as choice
 import paddock.models.attention.hook as hook
 import paddock.models.attention.packed as packed
+import paddock.models.attention.shared_prompts as shared_prompts
 import paddock.models.attention.slot_attention as slot_attention
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.kernels import native
@@ -122,6 +123,38 @@ def test_packed_layouts_compute_with_the_way_that_the_table_names(how, scores, m
     out = how.attend(MODULE, *rows(1, 8), 0.25, **scores)
     named = choose("packed", call(keys=how.max_len, **scores))
     assert used == [named] and out.shape == (1, 8, 4, 16)
+
+
+def flash_by_loop(q, k, v, ends, lengths, scale, window, key_ends=None, key_lengths=None) -> Tensor:
+    """What a flash kernel computes: the queries of a sequence are the last of its keys, and see those before."""
+    key_ends, key_lengths = ends if key_ends is None else key_ends, key_lengths or lengths
+    assert (ends.diff().tolist(), key_ends.diff().tolist()) == (lengths, key_lengths)
+    out = []
+    for number, (length, seen) in enumerate(zip(lengths, key_lengths, strict=True)):
+        first, first_key = int(ends[number]), int(key_ends[number])
+        query, key = torch.arange(seen - length, seen)[:, None], torch.arange(seen)
+        sees = (key <= query) & (key > query - (window or seen))
+        keys, values = (x[first_key : first_key + seen].repeat_interleave(2, 1) for x in (k, v))
+        weights = torch.einsum("qhd,khd->hqk", q[first : first + length], keys).mul(scale)
+        weights = weights.masked_fill(~sees, -torch.inf).softmax(-1)
+        out.append(torch.einsum("hqk,khd->qhd", weights, values))
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("how", [Packed([3, 5]), SharedPrompts([3], [[2, 3]])], ids=lambda how: type(how).__name__)
+def test_a_flash_kernel_gets_what_it_needs_of_each_layout(how, window, monkeypatch):
+    """With a loop in its place, results and gradients are those of the blocks."""
+    given = [x.requires_grad_() for x in rows(1, 8)]
+    monkeypatch.setattr(native, "can_run", lambda *tensors: False)
+    blocks = how.attend(MODULE, *given, 0.25, window)
+    monkeypatch.setattr(choice, "has_flash", lambda tensor, window=None: True)
+    for module in (packed, shared_prompts):
+        monkeypatch.setattr(module, "flash_attention", flash_by_loop)
+    flash = how.attend(MODULE, *given, 0.25, window)
+    torch.testing.assert_close(flash, blocks, atol=1e-5, rtol=1e-5)
+    for mine, theirs in zip(*(torch.autograd.grad(x.square().sum(), given) for x in (flash, blocks)), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scores", [{}, {"softcap": 9.0}, {"sinks": SINKS}], ids=kind)
