@@ -17,14 +17,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from paddock.engines.rollout.embedded.pool import PoolDecode, TokenPool
+from paddock.engines.rollout.embedded.pool import TokenPool
 from paddock.engines.rollout.embedded.request import Request
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.kernels import native
-from paddock.models.blocks import BlockAttention
-from paddock.models.families import FamilyAttention
+from paddock.models.attention import SharedPrompts
+from paddock.models.attention.blocks import BlockAttention
+from paddock.models.attention.pool_attention import PoolDecode
+from paddock.models.attention.short_attention import ShortAttention
 from paddock.models.fused.passes import add_norm, add_norm_backward, gated, gated_backward, rotary, rotary_backward
-from paddock.models.sharing import SharedPrompts
 
 TOKENS, HIDDEN, INNER, HEADS, KEYS, DIM = 1280, 256, 704, 4, 2, 64
 
@@ -104,7 +105,7 @@ def training(turns: int, prompt: int, answer: int, each: int) -> None:
     grad, scale = numbers(total, HEADS, DIM), DIM**-0.5
 
     def own() -> None:
-        torch.autograd.grad(FamilyAttention.apply(q, k, v, how.families, scale), (q, k, v), grad)
+        torch.autograd.grad(ShortAttention.apply(q, k, v, how.prompt_groups, scale), (q, k, v), grad)
 
     def blocks() -> None:
         torch.autograd.grad(BlockAttention.apply(q, k, v, how.blocks, scale, None, None), (q, k, v), grad)

@@ -77,7 +77,8 @@ def _rm(arguments: list[str]) -> int:
 
     if arguments[:1] != ["train"]:
         given = arguments[0] if arguments else None
-        raise UserError("what shall become of the reward model?", key="paddock rm", value=given, fix="paddock rm train")
+        reason = "needs a subcommand, and `train` is the only one"
+        raise UserError(reason, key="paddock rm", value=given, fix="paddock rm train")
     return run(arguments[1:])
 
 
@@ -184,7 +185,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def asks_for_help(arguments: list[str]) -> bool:
-    """Whether --help is for us: a script's own arguments, and those of a command with a parser, are left to them."""
+    """True if --help is for us: a script's own arguments, and those of a command with a parser, are left to them."""
     words = arguments[1:2] if arguments[0] in ("run", *OWN_HELP) else arguments[1:]
     return "-h" in words or "--help" in words
 

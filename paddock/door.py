@@ -1,4 +1,4 @@
-"""What every door shares: how a command ends, whatever happens in it."""
+"""Shared by all entry points: how a command ends, whatever happens in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIX = "paddock: "
 
 
 def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """What every door does with an error: what the user can mend is one message and exit code 2."""
+    """Handles the errors of an entry point: what the user can mend is one message and exit code 2."""
     if note := os.environ.get(CALLED):
         with suppress(OSError):
             Path(note).touch()
@@ -78,7 +78,7 @@ def start_log(warnings: Iterable[str]) -> None:
 
 
 def say_last(text: str) -> None:
-    """Prints the last words of a command, whose exit code they must not change: the terminal may be closed by now."""
+    """Prints the last lines of a command, whose exit code they must not change: the terminal may be closed by now."""
     try:
         print(text, flush=True)
     except OSError:

@@ -88,7 +88,7 @@ def export_adapter(checkpoint: Path, out: Path) -> Path:
 
 
 def base_model(actor: Path) -> dict[str, Any]:
-    """Where the weights come from beside which an adapter stands, as arguments of the loaders."""
+    """Returns the base model of an adapter, as arguments of the loaders."""
     from paddock.models.adapters import CONFIG_FILE
     from paddock.models.files import read_json
 
@@ -106,7 +106,7 @@ def base_model(actor: Path) -> dict[str, Any]:
 
 
 def find_actor(folder: Path) -> Path:
-    """The folder of the policy's weights in what the user named, known to be whole."""
+    """Returns the folder of the policy's weights in what the user named, known to be whole."""
     from paddock.models.adapters import CONFIG_FILE
     from paddock.trainer.checkpoint import NAME, CheckpointStore, find_damage
 
@@ -148,7 +148,7 @@ def save_readers(actor: Path, writing: Path) -> None:
 
 
 def tokenizer_folder(actor: Path) -> Path:
-    """Beside the weights; else where the run had it from."""
+    """Returns the tokenizer's folder: beside the weights; else where the run had it from."""
     from paddock.models.load import model_folder
 
     if any((actor / name).is_file() for name in TOKENIZER_FILES):

@@ -52,7 +52,7 @@ def stops_here(config: Config) -> Iterator[UserError]:
 def check_paths(
     config: Config, splits: Sequence[str] = ("train", "val"), outputs: Sequence[str] = OUTPUT_FOLDERS
 ) -> None:
-    """Model folders, data files of these splits, and the folders that these keys name to write into."""
+    """Checks model folders, data files of these splits, and the folders that these keys name to write into."""
     for key in MODEL_FOLDERS:  # what the user named comes before what a default asks for
         if config.critic.enable or not key.startswith("critic."):
             _folder(key, tree.get(config, key))
@@ -141,7 +141,7 @@ def _packages(config: Config, machine: Machine) -> None:
 
 
 def _processes(config: Config, machine: Machine) -> None:
-    """What only several processes can do, and what they need."""
+    """Checks what only several processes can do, and what they need."""
     actor = config.actor_rollout_ref.actor
     if in_one_process(config):
         return
@@ -160,7 +160,7 @@ def _processes(config: Config, machine: Machine) -> None:
 
 
 def _devices(config: Config, machine: Machine) -> None:
-    """Of this machine, where the run stays on it. What a cluster has is known once it is joined."""
+    """Checks the devices of this machine, if the run stays on it. A cluster's are known once it is joined."""
     trainer = config.trainer
     joins = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS")
     several = not in_one_process(config)

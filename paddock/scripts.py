@@ -61,7 +61,7 @@ def _interpreter(script: str) -> list[str]:
 
 
 def read_script(script: str) -> str:
-    """The script's text. What no interpreter would run is refused before anything of it has run."""
+    """Returns the script's text. What no interpreter would run is refused before anything of it has run."""
     if not os.path.isfile(script):
         raise missing_file("paddock run", script, "paddock run [--plan] SCRIPT.sh [args]")
     try:

@@ -5,7 +5,7 @@
 
 The experiments are the files of benchmarks/results/experiments. Each part is the commands that a user would type:
 `paddock train`, which validates greedily on the whole test set, and `paddock eval` with eight samples per prompt of the
-model as it was and as it became. OUT/NAME-SEED.json has the curves, OUT/work/NAME-SEED logs, answers and checkpoint.
+model as it was and as it became. OUT/NAME-SEED.json has the curves, OUT/runs/NAME-SEED logs, answers and checkpoint.
 `--shared` notes that something else ran on the device, so that the seconds of this run mean little.
 """
 
@@ -40,19 +40,19 @@ class Run:
         self.model = options.model or experiment.model
         self.more, self.shared = options.set, options.shared
         name = f"{experiment.name}-{options.seed}"
-        self.file, self.work = options.out / f"{name}.json", options.out / "work" / name
+        self.file, self.folder = options.out / f"{name}.json", options.out / "runs" / name
         self.start = options.out / f"start-{experiment.model.rpartition('/')[2].lower()}.json"
-        self.work.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def train(self) -> None:
         """Rewrites the document whenever a step is done, so that a run that is cut off leaves its curve."""
-        held_out, began, seen = HeldOut(self.work / "validation"), time.monotonic(), -1
-        with (self.work / "train.log").open("w") as log:
-            process = self.launch("train", self.train_arguments(self.model, self.data, self.work), log)
+        held_out, began, seen = HeldOut(self.folder / "validation"), time.monotonic(), -1
+        with (self.folder / "train.log").open("w") as log:
+            process = self.launch("train", self.train_arguments(self.model, self.data, self.folder), log)
             document = self.head("train", self.train_arguments(self.experiment.model, "DATA"))
             while True:
                 running = process.poll() is None
-                found = curves(self.work / "metrics.jsonl")
+                found = curves(self.folder / "metrics.jsonl")
                 if len(found["step"]) != seen or not running:
                     seen = len(found["step"])
                     document["command_seconds"] = round(time.monotonic() - began, 1)
@@ -62,26 +62,26 @@ class Run:
                 if not running:
                     break
                 time.sleep(POLL)
-        self.require(process.returncode, self.work / "train.log")
+        self.require(process.returncode, self.folder / "train.log")
 
     def evaluate(self) -> None:
         """Accuracy and pass@8 of samples. The model as it was is evaluated once for all runs that start from it."""
         if not self.start.is_file():
             write(self.sampled(self.model, "before", self.experiment.model), self.start)
         trained = f"global_step_{self.experiment.steps}/actor"
-        after = self.sampled(f"{self.work}/{trained}", "after", trained)
+        after = self.sampled(f"{self.folder}/{trained}", "after", trained)
         document = json.loads(self.file.read_text())
         document["sampled"] = {"before": json.loads(self.start.read_text())["accuracy"], "after": after["accuracy"]}
         write(document, self.file)
 
     def sampled(self, model: str, when: str, name: str) -> Document:
-        folder, began = self.work / when, time.monotonic()
+        folder, began = self.folder / when, time.monotonic()
         keys = self.experiment.sampling()
         arguments = [f"model={model}", f"data={self.data}/test.parquet", *keys, f"trainer.seed={self.seed}"]
         extra = [*self.more, f"trainer.validation_data_dir={folder}"]
-        with (self.work / f"{when}.log").open("w") as log:
+        with (self.folder / f"{when}.log").open("w") as log:
             code = self.launch("eval", [*arguments, *extra], log).wait()
-        self.require(code, self.work / f"{when}.log")
+        self.require(code, self.folder / f"{when}.log")
         samples = samples_of(folder / "0.jsonl")
         document = self.head("eval", [f"model={name}", "data=DATA/test.parquet", *keys, f"trainer.seed={self.seed}"])
         seconds, length = time.monotonic() - began, sum(sample.length for sample in samples) / len(samples)

@@ -117,7 +117,7 @@ def outcome(batch: Batch) -> PerRow:
 
 
 def spread(advantage: PerRow, mask: PerToken) -> PerToken:
-    """One value per row onto each of its valid tokens."""
+    """Repeats each row's value on its valid tokens."""
     return advantage[:, None] * mask.to(advantage.dtype)
 
 
@@ -131,16 +131,16 @@ def zeroed(x: PerToken, mask: PerToken) -> PerToken:
 
 
 def settle(rewards: PerToken, mask: PerToken) -> PerToken:
-    """Moves rewards on masked positions to the valid token before; one before all valid tokens is nobody's doing."""
+    """Moves rewards on masked positions to the valid token before; drops those before the first valid token."""
     own = zeroed(rewards, mask).contiguous()
     if torch.equal(own, rewards):
         return rewards
     width = mask.shape[1]
     stray = (own != rewards).flatten().nonzero()[:, 0]
     valid = torch.nn.functional.pad(mask.flatten().nonzero()[:, 0], (1, 0), value=-1)  # -1 precedes the first row
-    home = valid[torch.searchsorted(valid, stray) - 1]
-    same = home // width == stray // width
-    own.view(-1).index_add_(0, home[same], rewards.flatten()[stray[same]])
+    receiver = valid[torch.searchsorted(valid, stray) - 1]
+    same = receiver // width == stray // width
+    own.view(-1).index_add_(0, receiver[same], rewards.flatten()[stray[same]])
     return own
 
 
@@ -373,5 +373,6 @@ def otb(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
 
 @estimator("tir_optimal_token_baseline")
 def tir_otb(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
-    """The same for responses interleaved with tool output: tokens are compared by rank among those the policy wrote."""
+    """Computes the same for responses interleaved with tool output: tokens are compared by rank among those the policy
+    wrote."""
     return otb_of(batch, by_rank=True)

@@ -58,7 +58,8 @@ def correction(
 def weigh(
     log_ratio: PerToken, mask: PerToken, plan: CorrectionPlan, reduce: Reduce | None = None
 ) -> tuple[PerToken, dict[str, Tensor]]:
-    """The plan's importance weights and their metrics, which describe the weights before batch normalisation."""
+    """Returns the plan's importance weights and their metrics, which describe the weights before batch
+    normalisation."""
     weights = truncated_weights(log_ratio, mask, plan)
     metrics = weight_metrics(log_ratio, importance_ratios(log_ratio, mask, plan.weights), weights, mask, plan)
     if plan.batch_normalize:
@@ -69,7 +70,7 @@ def weigh(
 
 
 def truncated_weights(log_ratio: PerToken, mask: PerToken, plan: CorrectionPlan) -> PerToken:
-    """The plan's importance weights before batch normalisation.
+    """Returns the plan's importance weights before batch normalisation.
 
     TIS, w = min(v, high); with a lower bound IcePop, w = v inside [low, high] and 0 outside (the mask stays).
     """
@@ -104,7 +105,7 @@ def batch_norm_factor(
 def reject(
     log_ratio: PerToken, mask: PerToken, rejections: tuple[Rejection, ...]
 ) -> tuple[PerToken, dict[str, Tensor]]:
-    """The mask of the tokens that every option keeps, and the metrics of each option and of all together."""
+    """Returns the mask of the tokens that every option keeps, and the metrics of each option and of all together."""
     metrics: dict[str, Tensor] = {}
     for option in rejections:
         statistic, row_statistic = statistics(log_ratio, mask, option)
@@ -118,7 +119,7 @@ def reject(
 
 
 def kept_mask(log_ratio: PerToken, mask: PerToken, rejections: tuple[Rejection, ...]) -> PerToken:
-    """The mask without the tokens that any option rejects."""
+    """Returns the mask without the tokens that any option rejects."""
     kept = mask
     for option in rejections:
         kept = kept.masked_fill(~within(statistics(log_ratio, mask, option)[0], option), 0)
@@ -131,7 +132,8 @@ def within(statistic: PerToken, option: Rejection) -> Tensor:
 
 
 def statistics(log_ratio: PerToken, mask: PerToken, option: Rejection) -> tuple[PerToken, PerRow]:
-    """What an option bounds, on each token and once a row: k1 = -log_ratio, k2 = log_ratio^2 / 2, k3 = e^l - 1 - l.
+    """Returns the statistic that an option bounds, per token and per row: k1 = -l, k2 = l^2 / 2, k3 = e^l - 1 - l, with
+    l = log_ratio.
 
     k1's sign makes its band "lo_hi" bound pi_rollout / pi_train: with "0.1_1.2" the ratio pi_train / pi_rollout stays
     within [1/1.2, 1/0.1]. Thresholds in use elsewhere are read this way, so they keep their meaning here.

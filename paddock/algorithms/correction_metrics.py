@@ -46,7 +46,7 @@ def off_policy_metrics(train: PerToken, rollout: PerToken, mask: PerToken) -> di
 def weight_metrics(
     log_ratio: PerToken, ratios: PerToken, weights: PerToken, mask: PerToken, plan: CorrectionPlan
 ) -> dict[str, Tensor]:
-    """Of the weights w (truncated) and the ratios v (not), names without the `rollout_is_` prefix."""
+    """Returns metrics of the weights w (truncated) and ratios v (not); names lack the prefix `rollout_is_`."""
     high = plan.high
     low = 1 / high if plan.low is None else plan.low
     valid = mask != 0
@@ -88,7 +88,7 @@ def weight_metrics(
 def rejection_metrics(
     statistic: PerToken, row_statistic: PerRow, keeps: PerToken, mask: PerToken, option: Rejection
 ) -> dict[str, Tensor]:
-    """Of one option's statistic x, which on a row option stands on each token of its row; names without prefix."""
+    """Returns metrics of one option's statistic x, which a row option repeats on each token; names lack the prefix."""
     valid = mask != 0
     rows = row_statistic[valid.any(-1)]
     spot = statistic[valid] if option.level == "token" else rows

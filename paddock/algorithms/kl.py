@@ -43,7 +43,7 @@ def estimate(d: Tensor, name: str) -> Tensor:
 
 
 def check_kind(kind: str) -> str:
-    """The estimator's own name, without alias or "+"; a UserError where there is none."""
+    """Returns the estimator's own name, without alias or "+"; a UserError where there is none."""
     base = kind.removesuffix("+")
     if base == "full":
         reason = "the full KL needs the probabilities of the whole vocabulary, which a batch does not carry"

@@ -48,7 +48,7 @@ class LossInputs:
     rows: PerRow | None = None
     """Row ids, so that a random choice does not depend on the order of rows; unset: 0, 1, ..."""
     denominators: Denominators | None = None
-    """Of the whole mini-batch, for a loss that aggregates by itself."""
+    """Counts of the whole mini-batch, for a loss that aggregates by itself."""
 
     @property
     def log_ratio(self) -> PerToken:
@@ -56,7 +56,7 @@ class LossInputs:
         return self.log_probs - self.old_log_probs
 
     def masked(self) -> LossInputs:
-        """The same with zeros outside the mask: what stands in the padding reaches neither loss nor gradient."""
+        """Sets columns to zero outside the mask: what stands in the padding reaches neither loss nor gradient."""
         empty = self.mask == 0
         columns = ("log_probs", "old_log_probs", "advantages", "weights", "rollout_log_probs")
         filled = {name: value for name in columns if (value := getattr(self, name)) is not None}
@@ -71,23 +71,24 @@ class PolicyLoss:
     aggregate: str = "token-mean"
     """Aggregation where `loss_agg_mode` is unset."""
     fixed: bool = False
-    """Whether `aggregate` holds whatever the user asks for."""
+    """True if `aggregate` holds whatever the user asks for."""
     weighted: bool = False
-    """Whether the matrix has the importance weights in it already."""
+    """True if the matrix already includes the importance weights."""
     prepare: Callable[[LossInputs, Any], tuple[LossInputs, Matrices]] | None = None
     """Turns the inputs into those of the matrix, e.g. takes tokens out of the mask."""
     select: Callable[[LossInputs, Any, int, int], PerToken] | None = None
     """`select(inputs, config, seed, step)`: a choice that depends on the whole mini-batch, made without gradient."""
     selects: Callable[[Any], bool] = lambda config: True
-    """Whether `select` has anything to choose under this config."""
+    """True if `select` has anything to choose under this config."""
 
     def needs_selection(self, config: Any) -> bool:
-        """Whether `choose` must see the whole mini-batch before its first micro-batch runs."""
+        """True if `choose` must see the whole mini-batch before its first micro-batch runs."""
         return self.select is not None and self.selects(config)
 
     @torch.no_grad()
     def choose(self, inputs: LossInputs, config: Any, seed: int = 0, step: int = 0) -> PerToken | None:
-        """What becomes `LossInputs.selected`; random choices depend on (seed, step, row id, position) alone."""
+        """Returns the choice that becomes `LossInputs.selected`; random choices depend on (seed, step, row id,
+        position) alone."""
         if self.select is None or not self.selects(config):
             return None
         return self.select(inputs.masked(), config, seed, step)
@@ -421,7 +422,7 @@ def normalises(config: Any) -> bool:
 
 
 def select_bypass(x: LossInputs, config: Any, seed: int, step: int) -> PerToken:
-    """The batch-normalised weights of the whole mini-batch."""
+    """Returns the batch-normalised weights of the whole mini-batch."""
     plan = bypass_plan(config)
     weights = truncated_weights(x.log_probs - bypass_log_probs(x), x.mask, plan)
     return weights / batch_norm_factor(weights, x.mask, plan.weights)

@@ -84,7 +84,7 @@ class GroupBuffer:
 
 
 def overlong_penalty(lengths: PerRow, longest: int, buffer: int, factor: float) -> PerRow:
-    """What a long response loses: ``min(0, -(|y| - (L_max - L_buf)) / L_buf factor)``.  DAPO, arXiv:2503.14476"""
+    """Penalises long responses: ``min(0, -(|y| - (L_max - L_buf)) / L_buf factor)``.  DAPO, arXiv:2503.14476"""
     if not 0 < buffer <= longest:
         raise UserError(
             f"must lie between 1 and the longest response, {longest} tokens",

@@ -11,7 +11,8 @@ LIMITS = {"choices", "low", "high", "above"}
 
 
 def key(default: Any, meaning: str, *, path: bool = False, **limits: Any) -> Any:
-    """A dataclass field. Limits: choices, low <= value <= high, value > above. Paths have `~` and `$VARS` expanded."""
+    """Declares a dataclass field. Limits: choices, low <= value <= high, value > above. Paths have `~` and `$VARS`
+    expanded."""
     assert limits.keys() <= LIMITS, limits
     metadata = {"meaning": meaning, "path": path, **limits}
     if isinstance(default, (list, dict)):
@@ -20,7 +21,7 @@ def key(default: Any, meaning: str, *, path: bool = False, **limits: Any) -> Any
 
 
 def section(kind: type, **defaults: Any) -> Any:
-    """A nested group of keys; `defaults` are those in which this place differs from the group's own."""
+    """Declares a nested group of keys. `defaults` replace the group's own defaults in this section only."""
     return dataclasses.field(default_factory=lambda: kind(**defaults))
 
 

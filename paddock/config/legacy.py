@@ -343,7 +343,7 @@ LEGACY: dict[str, Rule] = {
 
 
 def rule_for(key: str) -> Rule | None:
-    """The exact entry, else the first pattern that matches."""
+    """Returns the exact entry, else the first pattern that matches."""
     if key in LEGACY:
         return LEGACY[key]
     for pattern, rule in LEGACY.items():

@@ -114,7 +114,7 @@ def _unknown(key: str, setting: Setting) -> UserError:
 def _layers(
     base: dict[str, Any], chosen: dict[str, Any], own: Sequence[own_data.Choice]
 ) -> list[tuple[str, dict[str, Any]]]:
-    """What stands between the schema's defaults and the user's settings, weakest first; `own` are choices for data."""
+    """Returns the settings between the schema's defaults and the user's, weakest first; `own` are choices for data."""
     ours = {choice.key: choice.value for choice in own}
     default = ours.get("algorithm.adv_estimator", Config().algorithm.adv_estimator)
     estimator = str(chosen.get("algorithm.adv_estimator", default))

@@ -100,7 +100,7 @@ def _parse_overrides(overrides: Sequence[str]) -> list[Override]:
 
 
 def _remedy(text: str) -> str:
-    """What helps an override that Hydra's grammar refuses."""
+    """Returns the fix for an override that Hydra's grammar refuses."""
     key, _, value = text.lstrip("+~").partition("=")
     if not KEY.fullmatch(key):
         return "a key is words of letters, digits and _, joined by dots: data.train_files=..."
@@ -142,7 +142,7 @@ def _config_files(folder: str | None, name: str) -> tuple[dict[str, Any], list[S
 
 
 def _read(path: Path, trail: list[Path]) -> tuple[dict[str, Any], list[Setting]]:
-    """One YAML file and those that its `defaults` list names, in order; `_self_` is the file itself."""
+    """Reads one YAML file and those that its `defaults` list names, in order; `_self_` is the file itself."""
     if path.resolve() in trail:
         raise UserError("names itself in its defaults", key=str(path), fix="break the circle of `defaults`")
     document = _yaml(path)
@@ -200,7 +200,8 @@ def _yaml(path: Path) -> dict[str, Any]:
 
 
 def _values(node: yaml.Node, counted: dict[int, float]) -> float:
-    """How many values a YAML node stands for once aliases are written out; infinitely many if it holds itself."""
+    """Returns how many values a YAML node stands for once aliases are written out; infinitely many if it holds
+    itself."""
     if id(node) not in counted:
         counted[id(node)] = math.inf
         inner = node.value if isinstance(node, yaml.SequenceNode) else []

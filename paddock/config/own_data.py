@@ -58,7 +58,7 @@ def applies(chosen: Mapping[str, Any]) -> bool:
 
 
 def choices(chosen: Mapping[str, Any], machine: Machine) -> list[Choice]:
-    """What becomes of the keys that decide how long a run takes and whether it fits; those in `chosen` stay."""
+    """Returns values of the keys that decide how long a run takes and whether it fits; those in `chosen` stay."""
     paths = [expand(path) for path in files_of(chosen[FILES])]
     rows = sample(paths, FILES, chosen.get("data.prompt_key"), chosen.get("data.answer_key"))
     most = chosen.get("data.train_max_samples") or -1
@@ -149,7 +149,8 @@ def _batch(rows: Sample, tiny: bool, device: str) -> list[Choice]:
 
 
 def _details(tiny: bool, device: str) -> list[Choice]:
-    """What follows from the device and from the size of the model: precision, and no recomputation if it is small."""
+    """Returns what follows from the device and from the size of the model: precision, and no recomputation if it is
+    small."""
     if not tiny and device != "cpu":
         return []
     kept = [key for key in recipes.EMBEDDED if key.endswith((".dtype", ".enable_gradient_checkpointing"))]

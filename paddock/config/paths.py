@@ -31,7 +31,7 @@ def expanded(key: str, path: str) -> str:
 
 
 def files_of(value: Any) -> list[str]:
-    """One path or a list of them."""
+    """Returns the files of a key: one path or a list of them."""
     return [str(item) for item in value] if isinstance(value, (list, tuple)) else [] if value is None else [str(value)]
 
 
@@ -61,7 +61,7 @@ def missing_folder(key: str, path: str, fix: str) -> UserError:
 
 
 def refused(path: Path) -> str | None:
-    """What the operating system says of a path that it does not let us look at; None if it is there, or is not."""
+    """Returns the operating system's reason if it denies access to a path; None if the path exists or does not."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -72,7 +72,7 @@ def refused(path: Path) -> str | None:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names in a folder; none if it is not there, or may not be read."""
+    """Returns the names in a folder; none if it is not there, or may not be read."""
     try:
         return sorted(os.listdir(folder))
     except (OSError, ValueError):

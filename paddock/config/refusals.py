@@ -1,6 +1,6 @@
 """Settings that `paddock plan` understands and training refuses. `preflight` raises them, a plan shows them.
 
-A rule of rules.py holds for both; these hold for training alone, so that a launch script can be planned before every
+A rule of rules/ holds for both; these hold for training alone, so that a launch script can be planned before every
 part that it asks for is built. What no version will honour is refused in legacy.py.
 """
 

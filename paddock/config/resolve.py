@@ -81,7 +81,7 @@ def _hardware(config: Config, fill: _Filler, machine: Machine) -> None:
 
 
 def _ascend(config: Config, origins: dict[str, str]) -> None:
-    """What recipes for Ascend devices set, where the user said nothing."""
+    """Sets what recipes for Ascend devices set, if the user said nothing."""
     for key, value in recipes.ON_NPU.items() if config.trainer.device == "npu" else ():
         if origins.get(key, "follows").startswith("follows"):
             tree.put(config, key, value)
@@ -89,8 +89,8 @@ def _ascend(config: Config, origins: dict[str, str]) -> None:
 
 
 def _cpu_budgets(config: Config, origins: dict[str, str]) -> None:
-    """Where nobody set a budget: a CPU is as fast with small micro-batches, which stay in its caches, and takes a
-    fraction of the memory. Two sequences always find room: reward models train on pairs."""
+    """Lowers token budgets that nobody set: a CPU is as fast with small micro-batches, which stay in its caches, and
+    takes a fraction of the memory. Two sequences always find room: reward models train on pairs."""
     room = max(CPU_BUDGET, 2 * (config.data.max_prompt_length + config.data.max_response_length))
     why = "trainer.device=cpu"
     for key in TOKEN_BUDGETS if config.trainer.device == "cpu" else ():

@@ -42,7 +42,7 @@ TAKEN = frozenset(
             "extra_info",
             "messages",
             "index",
-            "place",
+            "location",
             "style",
             "images",
             "written_prompt",
@@ -57,7 +57,7 @@ class Part:
     """One rule or function; the reward is the sum of ``weight * value`` over all parts."""
 
     name: str
-    """Its column in samples and dumps, and its metric: ``reward/<name>/mean``."""
+    """Name of its column in samples and dumps, and of its metric: ``reward/<name>/mean``."""
     weight: float
     path: str | None
     """File or ``pkg://module`` of a function; None for a rule."""
@@ -161,7 +161,8 @@ def _names(functions: Sequence[tuple[str, str]], rules: Sequence[str]) -> list[s
 
 
 def _arguments(given: dict[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
-    """The arguments of each function. One function takes them as they are; of several each has its own mapping."""
+    """Returns the arguments of each function. One function takes them as they are; of several each has its own
+    mapping."""
     if len(names) < 2:
         return [dict(given) for _ in names]
     for name, own in given.items():

@@ -88,7 +88,7 @@ class CorrectionPlan:
 
     @property
     def active(self) -> bool:
-        """Whether the plan changes the training at all, beyond the metrics."""
+        """True if the plan changes the training, and not only the metrics."""
         return self.weights is not None or bool(self.rejections) or self.bypass
 
 

@@ -73,7 +73,7 @@ def rollout_devices(config: Config) -> int:
 
 
 def scores_by_model(config: Config) -> bool:
-    """By one of the run's own: a judge behind an endpoint has devices elsewhere."""
+    """True if a reward model runs on devices of this run. A judge behind an endpoint does not."""
     return config.reward_model.enable and config.reward_model.judge.source != "endpoint"
 
 
@@ -125,7 +125,7 @@ def engine_size(config: Config) -> int:
 
 
 def trains_adapters(config: Config) -> bool:
-    """LoRA, by the keys of the actor's engine."""
+    """True if the actor trains LoRA adapters, by the keys of its engine."""
     model = config.actor_rollout_ref.model
     if config.actor_rollout_ref.actor.strategy == "megatron":
         return bool(model.lora.rank or model.lora.adapter_path)

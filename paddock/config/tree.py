@@ -47,7 +47,7 @@ def sections() -> frozenset[str]:
 
 
 def leaf_of(key: str) -> Leaf | None:
-    """The leaf at this key, or the open mapping that the key lies in."""
+    """Returns the leaf at this key, or the open mapping that the key lies in."""
     parts = key.split(".")
     for depth in range(len(parts), 0, -1):
         leaf = leaves().get(".".join(parts[:depth]))

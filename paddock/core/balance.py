@@ -61,7 +61,7 @@ def balanced_order(lengths: Sequence[int], k: int) -> list[list[int]]:
 
 
 def needed_micro_batches(lengths: Sequence[int], budget: int, key: str = "ppo_max_token_len_per_gpu") -> int:
-    """How many micro-batches of at most ``budget`` tokens hold these sequences. Any larger number does, too."""
+    """Returns how many micro-batches of at most ``budget`` tokens hold these sequences. Any larger number does, too."""
     return len(pack(lengths, budget, key))
 
 
@@ -89,7 +89,7 @@ def split_into(
 def token_budget_micro_batches(
     lengths: Sequence[int], budget: int, key: str = "ppo_max_token_len_per_gpu"
 ) -> list[list[int]]:
-    """As few micro-batches as the token budget allows."""
+    """Returns as few micro-batches as the token budget allows."""
     return split_into(lengths, needed_micro_batches(lengths, budget, key), budget, key)
 
 

@@ -33,13 +33,13 @@ class Batch:
     lengths: PerRow | None = None
     """Tokens of the response, those of tools and environments included; the rest of the row is padding."""
     rollout_log_probs: PerToken | None = None
-    """By the engine that sampled."""
+    """Log-probs of the responses, by the engine that sampled."""
     old_log_probs: PerToken | None = None
-    """By the actor, before this step's updates."""
+    """Log-probs of the responses, by the actor before this step's updates."""
     ref_log_probs: PerToken | None = None
     values: PerToken | None = None
     scores: PerToken | None = None
-    """By the reward function, on the last token the policy wrote."""
+    """Scores of the reward function, on the last token the policy wrote."""
     rewards: PerToken | None = None
     """Scores, less the KL penalty if there is one."""
     weights: PerToken | None = None
@@ -74,7 +74,7 @@ class Batch:
         return len(self.row)
 
     def columns(self) -> dict[str, Tensor]:
-        """The columns filled so far; ``Batch(**columns, extras=extras)`` restores the batch."""
+        """Returns the columns filled so far; ``Batch(**columns, extras=extras)`` restores the batch."""
         return {name: column for name in COLUMNS if (column := getattr(self, name)) is not None}
 
     def need(self, column: str) -> Tensor:
@@ -84,11 +84,11 @@ class Batch:
         return value
 
     def numbers(self, extra: str) -> PerRow:
-        """An extra as numbers. None, which a scorer gives for a row that it does not apply to, counts as 0."""
+        """Returns an extra as numbers. None, which a scorer gives for a row that it does not apply to, counts as 0."""
         return torch.tensor([0.0 if value is None else float(value) for value in self.extras[extra]])
 
     def with_(self, **columns: Any) -> Batch:
-        """A batch with these columns filled or replaced; the others are shared, not copied."""
+        """Returns a batch with these columns filled or replaced; the others are shared, not copied."""
         unknown = sorted(set(columns) - {*COLUMNS, "extras"})
         if unknown:
             raise ValueError(f"a batch has no columns {unknown}: it has {[*COLUMNS, 'extras']}")
@@ -105,7 +105,8 @@ class Batch:
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
-        """All rows of all batches: prompts padded on the left, responses on the right, with zeros, to the longest."""
+        """Joins all rows of all batches: prompts padded on the left, responses on the right, with zeros, to the
+        longest."""
         filled, extras = {frozenset(b.columns()) for b in batches}, {frozenset(b.extras) for b in batches}
         if len(filled) != 1 or len(extras) != 1:
             raise ValueError(f"batches to join differ in columns: {[sorted(names) for names in filled | extras]}")

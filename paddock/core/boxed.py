@@ -14,7 +14,8 @@ LONGEST_JOINT = 40  # characters
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last `\boxed{...}` holds, or the last `\fbox{...}` where nothing is boxed; `$\boxed 5$` holds `5`."""
+    r"""Returns what the last `\boxed{...}` holds, or the last `\fbox{...}` where nothing is boxed; `$\boxed 5$` holds
+    `5`."""
     for command in (r"\boxed", r"\fbox"):
         start = text.rfind(command)
         if start >= 0:
@@ -24,7 +25,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_boxes(text: str) -> list[str]:
-    r"""What the last `\boxed{...}` holds, and those before it which only a comma or an `and` separates from it."""
+    r"""Returns what the last `\boxed{...}` holds, and those before it which only a comma or an `and` separates from
+    it."""
     last = last_boxed(text)
     if last is None:
         return []

@@ -57,7 +57,7 @@ def device_of(name: str | None = None) -> torch.device:
 
 
 def load_npu() -> None:
-    """torch learns of Ascend devices by an import."""
+    """Imports torch_npu, by which torch learns of Ascend devices."""
     if hasattr(torch, "npu"):
         return
     try:
@@ -88,17 +88,17 @@ RESOURCE = {"cuda": "GPU", "npu": "NPU", "cpu": "CPU"}
 
 
 def visible_devices_variable(kind: str) -> str | None:
-    """What tells a new process which devices it may use."""
+    """Returns the environment variable that tells a process which devices it may use."""
     return VISIBLE.get(kind)
 
 
 def visible_devices(kind: str) -> str | None:
-    """Those that this process may use; None: all."""
+    """Returns the devices that this process may use, as the variable lists them; None: all."""
     return os.environ.get(VISIBLE[kind]) if kind in VISIBLE else None
 
 
 def shares_memory(device: torch.device) -> bool:
-    """Can another process of this machine read a tensor of this device where it is?"""
+    """True if another process of this machine can read a tensor of this device without a copy."""
     return device.type == "cuda"
 
 
@@ -109,7 +109,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def launched(device: torch.device) -> Callable[[], None]:
-    """What waits, when it is called, for all that was launched before now, and not for what came later."""
+    """Returns a function that waits for all work that was launched before now, and not for later work."""
     if device.type == "cpu":
         return lambda: None
     event = vendor(device.type).Event()
@@ -118,13 +118,13 @@ def launched(device: torch.device) -> Callable[[], None]:
 
 
 def can_record(device: torch.device) -> bool:
-    """Can launches be recorded as a graph, and replayed at once?"""
+    """True if launches can be recorded as a graph and replayed at once."""
     return device.type == "cuda"
 
 
 @cache
 def recording_stream() -> Any:
-    """One for all: products keep some memory for each stream that they have run on."""
+    """Returns the one stream of all recordings: products keep some memory for each stream that they have run on."""
     return torch.cuda.Stream()
 
 
@@ -135,7 +135,7 @@ class Recording:
         self.memory = torch.cuda.graph_pool_handle()
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """What replays the function's launches; it does not run now.
+        """Returns a function that replays the launches of `function`, which does not run now.
 
         By hand: `torch.cuda.graph` gives all memory that torch holds back to the device first, and the next update
         would have to ask for it anew. Nothing may be collected meanwhile, since freeing a graph ends a recording.
@@ -170,7 +170,7 @@ class Carrier:
         self.stream: Any = vendor(device.type).Stream(device) if self.beside else None
 
     def host(self, size: int) -> torch.Tensor:
-        """Bytes that the device reads and writes by itself: pinned."""
+        """Returns pinned host memory of `size` bytes, which the device reads and writes by itself."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=self.beside)
 
     @contextmanager
@@ -184,12 +184,12 @@ class Carrier:
             yield
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Its memory is not given away before the copies that were launched so far are done."""
+        """Keeps the tensor's memory until the copies that were launched so far are done."""
         if self.beside:
             tensor.record_stream(self.stream)
 
     def launched(self) -> Any:
-        """For `wait`: the copies that were launched so far."""
+        """Returns the copies that were launched so far, for `wait`."""
         return self.stream.record_event() if self.beside else None
 
     def wait(self, copies: Any) -> None:
@@ -200,7 +200,7 @@ class Carrier:
 
 @cache
 def launches_early(device: torch.device) -> bool:
-    """Can a kernel be there before the one that it waits for has ended?"""
+    """True if a kernel can start before the one that it waits for has ended (programmatic dependent launch)."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -251,7 +251,7 @@ def describe_devices(kind: str) -> list[str]:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """On a CPU this is possible on Linux alone; elsewhere the peak is that of the process's life."""
+    """Resets the peak. On a CPU only Linux can; elsewhere the peak is that of the process's life."""
     if device.type != "cpu":
         vendor(device.type).reset_peak_memory_stats(device)
     elif os.access("/proc/self/clear_refs", os.W_OK):
@@ -281,7 +281,8 @@ DETERMINISM = {
 
 
 def make_deterministic(device: torch.device) -> None:
-    """Every sum in the same order each time, for the rest of this process. An operation that cannot says so."""
+    """Makes every sum run in the same order each time, for the rest of this process. An operation that cannot says
+    so."""
     for name, value in DETERMINISM.get(device.type, {}).items():
         os.environ.setdefault(name, value)
     torch.use_deterministic_algorithms(True)
@@ -290,7 +291,7 @@ def make_deterministic(device: torch.device) -> None:
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type that a config names; float32 where a CPU can only emulate it, at a fraction of the speed."""
+    """Returns the type that a config names; float32 where a CPU can only emulate it, at a fraction of the speed."""
     dtype = DTYPES[name]
     if device.type == "cpu" and dtype != torch.float32 and not cpu_multiplies_bf16():
         return torch.float32
@@ -298,13 +299,13 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def has_flash(tensor: torch.Tensor, window: int | None = None) -> bool:
-    """Is there a kernel for packed sequences of this type?"""
+    """True if the device has a flash-attention kernel for packed sequences of this type."""
     narrow = tensor.dtype in (torch.bfloat16, torch.float16)
     return narrow and (tensor.device.type == "cuda" or (tensor.device.type == "npu" and window is None))
 
 
 def has_wide_products(tensor: torch.Tensor) -> bool:
-    """Can a product of narrow matrices be given in float32, as it was summed?"""
+    """True if a product of 16-bit matrices can be returned in float32, as it was summed."""
     return tensor.device.type == "cuda"
 
 
@@ -319,7 +320,7 @@ def flash_attention(
     key_ends: torch.Tensor | None = None,
     key_lengths: list[int] | None = None,
 ) -> torch.Tensor:
-    """By the device's own kernel: packed ``[T, H, D]``, each sequence causal in itself.
+    """Computes attention with the device's own kernel: packed ``[T, H, D]``, each sequence causal in itself.
 
     `ends` are 0 and the places where sequences end, on the device; `lengths` are theirs, on the host. Where a sequence
     has more keys than queries, these are the last of them.

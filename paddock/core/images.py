@@ -15,12 +15,12 @@ class Images:
     """``[patches, values]``: those of all images, one after the other."""
     grids: Tensor
     """``[images, 3]``: patches of each in time, height and width."""
-    places: Tensor
-    """``[N]``: the prompt's tokens that stand for images, in the order of their features."""
+    token_index: Tensor
+    """``[N]``: indices of the prompt's tokens that stand for images, in the order of their features."""
     positions: Tensor
     """``[3, P]``: time, height and width of every token of the prompt."""
     offset: int
-    """What a token behind the prompt has as its position beyond its place: negative, as images are few positions."""
+    """Position minus index of the tokens behind the prompt: negative, as an image takes fewer positions than tokens."""
 
     def __repr__(self) -> str:
-        return f"Images({len(self.grids)} images, {len(self.places)} tokens)"
+        return f"Images({len(self.grids)} images, {len(self.token_index)} tokens)"

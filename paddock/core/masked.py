@@ -70,7 +70,8 @@ class Denominators:
 
 
 def aggregate(x: Tensor, mask: Tensor, mode: str, denominators: Denominators) -> Tensor:
-    """One number from a ``[B, R]`` matrix. With the whole mini-batch's denominators, shards' results add up to it.
+    """Reduces a ``[B, R]`` matrix to one number. With the whole mini-batch's denominators, shards' results add up to
+    it.
 
     token-mean: ``sum(x m) / T``; seq-mean-token-sum: ``sum(x m) / B``; seq-mean-token-mean:
     ``sum_i(sum_t(x m) / |y_i|) / B``; seq-mean-token-sum-norm: ``sum(x m) / (B L)``; token-sum: ``sum(x m)``.

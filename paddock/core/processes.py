@@ -17,7 +17,7 @@ from paddock.core.device import collective_backend
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where a process stands among those that train together."""
+    """The rank of a process among those that train together, and the address where they meet."""
 
     rank: int
     size: int
@@ -27,22 +27,22 @@ class Rendezvous:
     """Seconds until a collective counts as hung."""
 
 
-def join(place: Rendezvous, device: torch.device) -> None:
+def join(rendezvous: Rendezvous, device: torch.device) -> None:
     """Returns once every rank has come."""
-    if place.address.startswith("127."):
+    if rendezvous.address.startswith("127."):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         collective_backend(device.type),
-        init_method=f"tcp://{place.address}",
-        rank=place.rank,
-        world_size=place.size,
-        timeout=timedelta(seconds=place.timeout),
+        init_method=f"tcp://{rendezvous.address}",
+        rank=rendezvous.rank,
+        world_size=rendezvous.size,
+        timeout=timedelta(seconds=rendezvous.timeout),
     )
 
 
 @contextmanager
-def joined(place: Rendezvous, device: torch.device) -> Iterator[None]:
-    join(place, device)
+def joined(rendezvous: Rendezvous, device: torch.device) -> Iterator[None]:
+    join(rendezvous, device)
     try:
         yield
     finally:
@@ -57,7 +57,7 @@ def subgroups(size: int) -> dist.ProcessGroup:
 
 
 def is_first() -> bool:
-    """Rank 0, or a process by itself."""
+    """True for rank 0, and for a process by itself."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
@@ -69,7 +69,7 @@ def largest(number: int, device: torch.device) -> int:
 
 
 def from_everyone(thing: Any) -> list[Any]:
-    """What every rank gives, by rank."""
+    """Returns what every rank gives, in the order of ranks."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, thing)
     return found

@@ -64,7 +64,7 @@ def uniform(
 
 
 def to_unit(high: Tensor, low: Tensor, dtype: torch.dtype) -> Tensor:
-    """The middles of 2^23 (float32) or 2^52 (float64) equal cells: exact in the format, never 0 and never 1."""
+    """Returns the middles of 2^23 (float32) or 2^52 (float64) equal cells: exact in the format, never 0 and never 1."""
     if dtype == torch.float64:
         return (((high << 20) | (low >> 12)).double() + 0.5) * 2.0**-52
     return ((high >> 9).to(torch.float32) + 0.5) * 2.0**-23

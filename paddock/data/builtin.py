@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 def builtin_rows(name: str) -> list[Row]:
-    """The rows that `builtin:addition/train` names; other splits are test, warmup, pairs and pairs_test."""
+    """Returns the rows that `builtin:addition/train` names; other splits are test, warmup, pairs and pairs_test."""
     build = SPLITS.get(name)
     if build is None:
         raise UserError("there is no such built-in data set", key=name, fix=suggest(name, sorted(SPLITS)))
@@ -40,7 +40,7 @@ def test() -> list[Row]:
 
 
 def warmup() -> list[Row]:
-    """A part of the training pairs with their answers, for supervised warm start."""
+    """Returns a part of the training pairs with their answers, for supervised warm start."""
     pairs = sorted(_seen(), key=lambda pair: _rank("warmup", *pair))[:WARMUP_ROWS]
     return [_row(a, b, "warmup", index) | {"answer": reversed_sum(a, b)} for index, (a, b) in enumerate(pairs)]
 
@@ -51,7 +51,7 @@ def pairs() -> list[Row]:
 
 
 def pairs_test() -> list[Row]:
-    """The same of the tested pairs."""
+    """Returns preference pairs of the sums that training never sees."""
     return [row for index, (a, b) in enumerate(_held_out()) for row in _preferences(a, b, "pairs_test", index)]
 
 
@@ -82,12 +82,12 @@ def _changed(right: str, place: int, draw: int) -> str:
 
 
 def _held_out() -> list[tuple[int, int]]:
-    """Each tested pair once, in one of its two orders."""
+    """Returns each tested pair once, in one of its two orders."""
     return [(a, b) if _rank("order", a, b)[0] % 2 else (b, a) for a, b in _pairs()[:TEST_PAIRS]]
 
 
 def _seen() -> list[tuple[int, int]]:
-    """The other pairs, in both orders."""
+    """Returns the pairs of training, in both orders."""
     return sorted({order for a, b in _pairs()[TEST_PAIRS:] for order in ((a, b), (b, a))})
 
 
@@ -100,7 +100,7 @@ def _pairs() -> list[tuple[int, int]]:
 
 
 def _rank(use: str, a: int, b: int) -> bytes:
-    """A fixed pseudo-random key: the same on every machine and Python."""
+    """Returns a fixed pseudo-random key: the same on every machine and Python."""
     return hashlib.blake2b(f"{use} {SEED} {a}+{b}".encode(), digest_size=16).digest()
 
 

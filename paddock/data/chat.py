@@ -21,16 +21,16 @@ ONLY_TOKENS = {"return_attention_mask": False, "return_token_type_ids": False, "
 
 
 class PromptEncoder:
-    """Threads may share it, as long as nobody pads or truncates with the same tokenizer meanwhile."""
+    """Turns prompts into token ids. Thread-safe while no other code changes the tokenizer's padding or truncation."""
 
     def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None):
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
         tokenizer("")  # drops a padding or truncation that the tokenizer came with: threads must not find one to drop
 
-    def encode(self, prompts: Sequence[Messages], places: Sequence[str], column: str) -> list[list[int]]:
-        """Token ids of each prompt; `places` and `column` name a prompt that cannot be encoded."""
-        texts = self.render(prompts, places, column)
+    def encode(self, prompts: Sequence[Messages], locations: Sequence[str], column: str) -> list[list[int]]:
+        """Returns token ids of each prompt; `locations` and `column` name a prompt that cannot be encoded."""
+        texts = self.render(prompts, locations, column)
         encoded: list[list[int]] = [[] for _ in prompts]
         for plain in (True, False):  # a chat template writes its special tokens itself
             chosen = [i for i, prompt in enumerate(prompts) if isinstance(prompt, str) is plain]
@@ -38,34 +38,34 @@ class PromptEncoder:
                 found = self.tokenizer([texts[i] for i in chosen], add_special_tokens=plain, **ONLY_TOKENS)["input_ids"]
                 for i, ids in zip(chosen, found, strict=True):
                     encoded[i] = ids
-        for ids, place in zip(encoded, places, strict=True):
+        for ids, location in zip(encoded, locations, strict=True):
             if not ids:
-                raise bad_row(place, column, "becomes no tokens: there is nothing to answer", "write a prompt")
+                raise bad_row(location, column, "becomes no tokens: there is nothing to answer", "write a prompt")
         return encoded
 
-    def render(self, prompts: Sequence[Messages], places: Sequence[str], column: str) -> list[str]:
+    def render(self, prompts: Sequence[Messages], locations: Sequence[str], column: str) -> list[str]:
         """Each prompt as the text that is tokenised."""
-        asked = list(zip(prompts, places, strict=True))
-        chat = next(((prompt, place) for prompt, place in asked if not isinstance(prompt, str)), None)
+        asked = list(zip(prompts, locations, strict=True))
+        chat = next(((prompt, location) for prompt, location in asked if not isinstance(prompt, str)), None)
         if chat is None:
-            return [self._rendered(prompt, place, column) for prompt, place in asked]
+            return [self._rendered(prompt, location, column) for prompt, location in asked]
         self._require_template(chat, column)
-        texts, place = [], chat[1]
+        texts, location = [], chat[1]
         try:
             with Watch() as watch:
-                for prompt, place in asked:
+                for prompt, location in asked:
                     watch.next()
-                    texts.append(self._rendered(prompt, place, column))
+                    texts.append(self._rendered(prompt, location, column))
         except TimeLimit as error:
-            raise bad_row(place, column, TOO_LONG, REMEDY) from error
+            raise bad_row(location, column, TOO_LONG, REMEDY) from error
         return texts
 
     def _require_template(self, chat: tuple[Messages, str], column: str) -> None:
-        """There is a chat template, and it ends: a first conversation is tried where it can do no harm."""
-        prompt, place = chat
+        """Checks that there is a chat template, and that it ends: one conversation is tried in a process of its own."""
+        prompt, location = chat
         if self.tokenizer.chat_template is None and "chat_template" not in self.template_kwargs:
             raise bad_row(
-                place,
+                location,
                 column,
                 "holds messages, and the tokenizer has no chat template to write them with",
                 "use an instruct model, set data.apply_chat_template_kwargs.chat_template, or make prompts plain texts",
@@ -73,11 +73,11 @@ class PromptEncoder:
         arguments = {**self.tokenizer.special_tokens_map, "add_generation_prompt": True, **self.template_kwargs}
         template = arguments.pop("chat_template", None) or self.tokenizer.get_chat_template()
         if problem := try_template(template, prompt, arguments):
-            raise bad_row(place, column, problem, REMEDY)
+            raise bad_row(location, column, problem, REMEDY)
 
-    def _rendered(self, prompt: Messages, place: str, column: str) -> str:
+    def _rendered(self, prompt: Messages, location: str, column: str) -> str:
         if isinstance(prompt, str):
-            return whole_text(prompt, place, column)
+            return whole_text(prompt, location, column)
         try:
             text = self.tokenizer.apply_chat_template(
                 prompt, tokenize=False, **{"add_generation_prompt": True, **self.template_kwargs}
@@ -86,8 +86,8 @@ class PromptEncoder:
             raise
         except Exception as error:  # a template is a program of its own: it raises what it likes
             reason = f"the chat template refuses it: {type(error).__name__}: {error}"
-            raise bad_row(place, column, reason, "mend the row's messages, or change the template") from error
-        return whole_text(text, place, column)
+            raise bad_row(location, column, reason, "mend the row's messages, or change the template") from error
+        return whole_text(text, location, column)
 
     def identity(self) -> bytes | None:
         """Equal where every prompt gets equal tokens; None where that cannot be told."""
@@ -105,31 +105,31 @@ class PromptEncoder:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
 
 
-def whole_text(text: str, place: str, column: str) -> str:
+def whole_text(text: str, location: str, column: str) -> str:
     """The text, which must be Unicode: a row of JSON can hold half of a surrogate pair, and no tokenizer takes that."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         reason = f"holds half of a surrogate pair, {text[error.start]!r}, which is no character"
-        raise bad_row(place, column, reason, "write the row again, in UTF-8") from None
+        raise bad_row(location, column, reason, "write the row again, in UTF-8") from None
     return text
 
 
-def messages_of(value: Any, place: str, column: str) -> Messages:
-    """A row's prompt, checked. Keys that Arrow filled with null, because another row has them, are left out."""
+def messages_of(value: Any, location: str, column: str) -> Messages:
+    """Returns a row's prompt, checked. Keys that Arrow filled with null, because another row has them, are left out."""
     if isinstance(value, str) and value:
         return value
     fix = 'a text, or messages: [{"role": "user", "content": "..."}]'
     if not isinstance(value, list) or not value:
         found = "is empty" if value in ("", [], None) else f"is {value!r:.80}"
-        raise bad_row(place, column, f"{found}, not a prompt", fix)
+        raise bad_row(location, column, f"{found}, not a prompt", fix)
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise bad_row(place, column, f"a message has no role: {message!r:.80}", fix)
+            raise bad_row(location, column, f"a message has no role: {message!r:.80}", fix)
         if message.get("content") is None and not message.get("tool_calls"):
-            raise bad_row(place, column, f"a message has no content: {message!r:.80}", fix)
+            raise bad_row(location, column, f"a message has no content: {message!r:.80}", fix)
         if not isinstance(message.get("content"), str | list | dict | None):
-            raise bad_row(place, column, f"the content of a message is no text: {message!r:.80}", fix)
+            raise bad_row(location, column, f"the content of a message is no text: {message!r:.80}", fix)
     return [{"content": message.get("content")} | _present(message) for message in value]
 
 
@@ -139,13 +139,13 @@ def _present(value: Any) -> Any:
     return [_present(item) for item in value] if isinstance(value, list) else value
 
 
-def truncated(tokens: list[int], longest: int, how: str, place: str) -> list[int]:
-    """At most `longest` tokens, by `data.truncation`: cut on the left, on the right, or in the middle."""
+def truncated(tokens: list[int], longest: int, how: str, location: str) -> list[int]:
+    """Returns at most `longest` tokens, by `data.truncation`: cut on the left, on the right, or in the middle."""
     if len(tokens) <= longest:
         return tokens
     if how == "error":
         raise UserError(
-            f"{place} has a prompt of {len(tokens)} tokens",
+            f"{location} has a prompt of {len(tokens)} tokens",
             key="data.max_prompt_length",
             value=longest,
             fix=f"data.max_prompt_length={len(tokens)} or more, data.filter_overlong_prompts=True, or "

@@ -107,7 +107,7 @@ class PlainRows:
     templated: bool
 
     def described(self, key: str) -> str:
-        """One line for people: which columns were taken for what."""
+        """Returns one line for people: which columns were taken for what."""
         answers = f"answers from {self.answer!r} (data.answer_key)" if self.answer else "no column of answers"
         source = (
             f"from {self.config.reward_fn_key!r}"
@@ -129,17 +129,17 @@ class PlainRows:
 
     def take(self, rows: Sequence[int], names: Sequence[str] | None = None) -> list[Record]:
         found = self.table.rows(rows, names and self._needed())
-        return [self._row(record, self.table.place(row)) for row, record in zip(rows, found, strict=True)]
+        return [self._row(record, self.table.location(row)) for row, record in zip(rows, found, strict=True)]
 
     def digest(self) -> bytes:
-        """Of the content and of the columns that are taken from it."""
+        """Returns a hash of the content and of the columns that are taken from it."""
         taken = repr((self.prompt, self.answer, self.templated, self.config.reward_fn_key, self.source))
         return hashlib.sha256(self.table.digest() + taken.encode()).digest()
 
     def records(self, names: Sequence[str]) -> Iterator[Record]:
         """All rows in order, with these columns; of the table only those are read that they are made of."""
         for index, record in enumerate(self.table.records(self._needed())):
-            row = self._row(record, self.table.place(index))
+            row = self._row(record, self.table.location(index))
             yield {name: row.get(name) for name in names}
 
     def _needed(self) -> list[str]:
@@ -147,10 +147,10 @@ class PlainRows:
         used = (self.prompt, self.answer, INPUT, self.config.reward_fn_key, EXTRA)
         return [name for name in used if name in self.table.columns]
 
-    def _row(self, record: Record, place: str) -> Record:
+    def _row(self, record: Record, location: str) -> Record:
         value, truth = question(record, self.prompt), None
         if self.answer is not None:
-            truth = truth_of(record.get(self.answer), place, self.answer)
+            truth = truth_of(record.get(self.answer), location, self.answer)
         elif isinstance(value, list) and len(value) > 1 and _said_by_assistant(value[-1]):
             value, truth = value[:-1], value[-1].get("content")
         written = value
@@ -169,7 +169,7 @@ class PlainRows:
 
 
 def question(record: Record, column: str) -> Any:
-    """What a row asks; of an instruction with an input, both."""
+    """Returns what a row asks; for an instruction with an input, both."""
     value = record.get(column)
     more = record.get(INPUT)
     if column == INSTRUCTION and isinstance(value, str) and isinstance(more, str) and more.strip():
@@ -177,11 +177,11 @@ def question(record: Record, column: str) -> Any:
     return value
 
 
-def truth_of(value: Any, place: str, column: str) -> str | list[str]:
+def truth_of(value: Any, location: str, column: str) -> str | list[str]:
     """The true answer as a text: a number as it is written, an object as JSON. A list of texts or numbers stays one:
     each of them is a right answer."""
     if value is None or value == "" or value == []:
-        raise bad_row(place, column, "there is no answer", "write one, or leave the row out")
+        raise bad_row(location, column, "there is no answer", "write one, or leave the row out")
     if isinstance(value, list) and all(isinstance(item, str | int | float) for item in value):
         return [_as_text(item) for item in value]
     return _as_text(value)

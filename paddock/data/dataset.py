@@ -38,7 +38,7 @@ class PromptRow:
     """One prompt, ready to be answered."""
 
     index: int
-    """Its place among all rows of all files, those left out included."""
+    """The row's number among all rows of all files, those left out included."""
     group: int
     """Id of this draw of the prompt: `index` in the first epoch, then as many ids further on as there are rows."""
     tokens: list[int]
@@ -46,12 +46,12 @@ class PromptRow:
     data_source: str
     ground_truth: Any
     extra_info: dict[str, Any]
-    place: str
+    location: str
     """File and row, for messages to people."""
     style: str = RULE
-    """Who scores its answers: a rule, a reward model, or both."""
+    """Names the scorer of its answers: a rule, a reward model, or both."""
     images: Images | None = None
-    """What the model sees beside the tokens."""
+    """The images of the prompt, as the model sees them."""
     written_prompt: Messages | None = None
     """The prompt as the data has it: a plain text, also if `messages` asks it as a message of the user's."""
 
@@ -74,7 +74,7 @@ class PromptDataset:
         """Opens the files, checks every row, and chooses those that are used."""
         self._open(files, tokenizer)
         self.row_styles: Labels
-        """Who scores each row, as the files have it."""
+        """The scorer of each row (rule, model or both), as the files have it."""
         self.scored_by = {MODEL: RULE}
         """The style that rows of a style get in this run, where it is another: without a model, rules score all."""
         self.row_sources = self._check()
@@ -99,7 +99,7 @@ class PromptDataset:
         self.reading = Rows(self.tables, self.config, self.prompts.reader is not None)
         self.starts = self.reading.starts
         self.entries = [0, *itertools.accumulate(sum(table.count for table in tables) for tables in opened)]
-        """Where the rows of each entry begin, and where the last one's end."""
+        """Index of the first row of each entry, and of the end of the last one."""
 
     @classmethod
     def train(cls, config: DataConfig, tokenizer: Any, reader: ImageReader | None = None) -> PromptDataset:
@@ -126,7 +126,7 @@ class PromptDataset:
 
     @property
     def rows_of_entries(self) -> list[int]:
-        """How many rows each entry of the key gives, of those that are used."""
+        """Returns how many used rows each entry of the key gives."""
         return np.diff(np.searchsorted(self.kept, self.entries)).tolist()
 
     def rows(self, positions: Sequence[int]) -> list[PromptRow]:
@@ -135,7 +135,7 @@ class PromptDataset:
 
     @property
     def sources(self) -> dict[str, int]:
-        """How many rows each data source gives."""
+        """Returns how many rows each data source gives."""
         return self.row_sources.counts(self.kept)
 
     @property
@@ -143,7 +143,7 @@ class PromptDataset:
         return self.prompts.reader is not None and any(self.config.image_key in table.columns for table in self.tables)
 
     def one_of_each_source(self) -> list[PromptRow]:
-        """The first row of every data source and style, to try a scorer on before training starts."""
+        """Returns the first row of every data source and style, to try a scorer on before training starts."""
         pairs = self.row_sources.codes[self.kept].astype(np.int64) * len(STYLES) + self.row_styles.codes[self.kept]
         _, first = np.unique(pairs, return_index=True)
         return self._rows(self.kept[np.sort(first)].tolist())
@@ -214,12 +214,12 @@ class PromptDataset:
             PromptRow(
                 index=index,
                 group=index,
-                tokens=self._shortened(tokens, images, row.place),
+                tokens=self._shortened(tokens, images, row.location),
                 messages=row.messages,
-                data_source=source_of(row.record[config.reward_fn_key], row.place, config.reward_fn_key),
-                ground_truth=truth_of(row.record[TRUTH], row.place),
+                data_source=source_of(row.record[config.reward_fn_key], row.location, config.reward_fn_key),
+                ground_truth=truth_of(row.record[TRUTH], row.location),
                 extra_info=row.record.get(EXTRA) or {},
-                place=row.place,
+                location=row.location,
                 style=self.scored_by.get(style := style_of(row.record[TRUTH]), style),
                 images=images,
                 written_prompt=row.record[TRUTH].get(WRITTEN, row.messages),
@@ -227,18 +227,18 @@ class PromptDataset:
             for index, row, (tokens, images) in zip(indices, rows, self.prompts.encode(rows), strict=True)
         ]
 
-    def _shortened(self, tokens: list[int], images: Images | None, place: str) -> list[int]:
+    def _shortened(self, tokens: list[int], images: Images | None, location: str) -> list[int]:
         """An image is never cut: its features would find no tokens."""
         how = self.config.truncation if images is None else "error"
-        return truncated(tokens, self.config.max_prompt_length, how, place)
+        return truncated(tokens, self.config.max_prompt_length, how, location)
 
     def _asked(self, indices: list[int]) -> list[Asked]:
-        places, messages, records = self._prompts(indices)
+        locations, messages, records = self._prompts(indices)
         folders = [Path(self._find(index)[0].path).expanduser().parent for index in indices]
-        return [Asked(*row) for row in zip(messages, records, places, folders, strict=True)]
+        return [Asked(*row) for row in zip(messages, records, locations, folders, strict=True)]
 
     def _prompts(self, indices: list[int]) -> tuple[list[str], list[Messages], list[Record]]:
-        """Where each row stands, what it asks, and all it holds."""
+        """Returns each row's location, its prompt, and its record."""
         return self.reading.prompts(indices)
 
     def _find(self, index: int) -> tuple[Table, int]:
@@ -246,7 +246,7 @@ class PromptDataset:
 
 
 def _labels(table: Table, source: str) -> tuple[Labels, Labels]:
-    """The data source and the style of each row. Of a large table they are kept on disk, by its content."""
+    """Returns the data source and the style of each row. Of a large table they are kept on disk, by its content."""
 
     def make() -> dict[str, np.ndarray]:
         styles = np.zeros(table.count, np.int8)

@@ -13,7 +13,8 @@ HUB_TIMEOUT = 10.0  # seconds
 
 
 def hub_sources(path: str, key: str) -> list[Source]:
-    """The files of `org/name` or `org/name:config`: its training split, or the held-out one for data.val_files."""
+    """Returns the files of `org/name` or `org/name:config`: its training split, or the held-out one for
+    data.val_files."""
     name, _, config = path.partition(":")
     try:
         loaded = load_from_hub(name, config or None)
@@ -30,7 +31,7 @@ def hub_sources(path: str, key: str) -> list[Source]:
 
 
 def load_from_hub(name: str, config: str | None) -> Any:
-    """A `datasets.DatasetDict`; with HF_HUB_OFFLINE=1, from the cache."""
+    """Returns a `datasets.DatasetDict`; with HF_HUB_OFFLINE=1, from the cache."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import OfflineModeIsEnabled
 

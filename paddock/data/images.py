@@ -15,22 +15,22 @@ from paddock.data.chat import Messages, PromptEncoder
 from paddock.data.tables import Record, bad_row
 
 IMAGE = "<image>"
-"""Where an image stands in the text of a message."""
+"""Marks an image in the text of a message."""
 WHITE = (255, 255, 255)
 
 
 class ImageReader(Protocol):
-    """What turns pictures into what a model sees of them."""
+    """Turns pictures into the arrays that a model reads."""
 
     token: int
-    """The word that stands for an image in a prompt."""
+    """The token that stands for an image in a prompt."""
 
     def features(self, height: int, width: int) -> int:
         """Tokens that an image of this size takes."""
         ...
 
     def read(self, tokens: list[int], pictures: Sequence[Any]) -> tuple[list[int], Images]:
-        """A prompt with so many tokens in each image's place, and its images."""
+        """Returns a prompt with as many tokens per image as it has features, and its images."""
         ...
 
     def identity(self) -> bytes: ...
@@ -40,11 +40,11 @@ class ImageReader(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a row asks, and where its images are looked for."""
+    """A row's prompt, and the folder of its images."""
 
     messages: Messages
     record: Record
-    place: str
+    location: str
     folder: Path
 
 
@@ -61,18 +61,18 @@ class ImagePrompts:
         found: list[tuple[list[int], Images | None]] = []
         for row, tokens, pictures in zip(rows, *self._tokens(rows), strict=True):
             if self.reader and pictures:
-                shown = [opaque(one, row.place, self.images) for one in pictures]
-                with readable(row.place, self.images):
+                shown = [opaque(one, row.location, self.images) for one in pictures]
+                with readable(row.location, self.images):
                     found.append(self.reader.read(tokens, shown))
             else:
                 found.append((tokens, None))
         return found
 
     def lengths(self, rows: Sequence[Asked]) -> list[int]:
-        """How many tokens `encode` would give. An image tells its size without being read."""
+        """Returns how many tokens `encode` would give. An image tells its size without being read."""
         found = []
         for row, tokens, pictures in zip(rows, *self._tokens(rows), strict=True):
-            with readable(row.place, self.images):
+            with readable(row.location, self.images):
                 more = sum(self.reader.features(one.height, one.width) - 1 for one in pictures if self.reader)
             found.append(len(tokens) + more)
         return found
@@ -83,7 +83,7 @@ class ImagePrompts:
         return known + self.reader.identity() if known and self.reader else known
 
     def save(self, folder: Path) -> None:
-        """What reads prompts, for whoever uses the model next."""
+        """Saves the tokenizer and the image processor beside the model."""
         self.encoder.tokenizer.save_pretrained(folder)
         if self.reader:
             self.reader.save(folder)
@@ -95,11 +95,11 @@ class ImagePrompts:
             self._with_entries(row, len(shown)) if self.reader else row.messages
             for row, shown in zip(rows, pictures, strict=True)
         ]
-        tokens = self.encoder.encode(prompts, [row.place for row in rows], self.prompt)
+        tokens = self.encoder.encode(prompts, [row.location for row in rows], self.prompt)
         for row, ids, shown in zip(rows, tokens, pictures, strict=True):
             if self.reader and (written := ids.count(self.reader.token)) != len(shown):
                 raise bad_row(
-                    row.place,
+                    row.location,
                     self.prompt,
                     f"the chat template writes {written} image tokens for {len(shown)} images",
                     "use the chat template of a vision-language model, and write no image tokens in texts",
@@ -109,16 +109,16 @@ class ImagePrompts:
     def _pictures(self, row: Asked) -> list[Any]:
         value = row.record.get(self.images) or []
         images = value if isinstance(value, list) else [value]
-        return [opened(image, row.place, self.images, row.folder) for image in images]
+        return [opened(image, row.location, self.images, row.folder) for image in images]
 
     def _with_entries(self, row: Asked, images: int) -> Messages:
-        """The prompt with an entry for each image, as chat templates want it. A row of a file without a column of
-        images may write of "<image>" as of anything else."""
+        """Returns the prompt with an entry for each image, as chat templates want it. A row of a file without a column
+        of images may write of "<image>" as of anything else."""
         if isinstance(row.messages, str):
             if images:
                 reason = "is a plain text, and how an image is written into it only a chat template knows"
                 raise bad_row(
-                    row.place, self.prompt, reason, f'messages: [{{"role": "user", "content": "{IMAGE}..."}}]'
+                    row.location, self.prompt, reason, f'messages: [{{"role": "user", "content": "{IMAGE}..."}}]'
                 )
             return row.messages
         asked = row.messages
@@ -127,7 +127,7 @@ class ImagePrompts:
         wanted = sum(entry.get("type") == "image" for message in asked for entry in entries_of(message))
         if wanted != images:
             raise bad_row(
-                row.place,
+                row.location,
                 self.images,
                 f"has {images} images, and the prompt {wanted} places for one",
                 f"write {IMAGE} once for each image into {self.prompt!r}",
@@ -159,44 +159,44 @@ def cut(text: str) -> list[dict[str, str]]:
 
 
 @contextmanager
-def readable(place: str, column: str) -> Iterator[None]:
+def readable(location: str, column: str) -> Iterator[None]:
     """Processors have limits of their own: a picture 200 times as long as wide, say."""
     try:
         yield
     except ValueError as error:
-        raise bad_row(place, column, f"an image cannot be read: {error}", "mend or drop the row") from error
+        raise bad_row(location, column, f"an image cannot be read: {error}", "mend or drop the row") from error
 
 
-def opened(image: Any, place: str, column: str, folder: Path) -> Any:
-    """A picture, its head alone parsed: of bytes, a path beside the data file, or {"bytes": ..., "path": ...}."""
+def opened(image: Any, location: str, column: str, folder: Path) -> Any:
+    """Opens a picture and parses only its head: bytes, a path beside the data file, or {"bytes": ..., "path": ...}."""
     fix = 'a file\'s bytes, its path, or {"bytes": ..., "path": ...}'
     content = image.get("bytes") if isinstance(image, dict) else image
     name = image.get("path") if isinstance(image, dict) else image
     if isinstance(content, bytes):
-        return picture(content, "its bytes", place, column)
+        return picture(content, "its bytes", location, column)
     if not isinstance(name, str) or not name:
-        raise bad_row(place, column, f"holds {image!r:.80}, not an image", fix)
+        raise bad_row(location, column, f"holds {image!r:.80}, not an image", fix)
     file = folder / Path(name).expanduser()
     if not file.is_file():
-        raise bad_row(place, column, f"names {name!r}, and there is no {file}", fix)
+        raise bad_row(location, column, f"names {name!r}, and there is no {file}", fix)
     try:
-        return picture(file.read_bytes(), name, place, column)  # not the file: thousands of them may be open at a time
+        return picture(file.read_bytes(), name, location, column)  # not the file: thousands may be open at a time
     except OSError as error:
-        raise bad_row(place, column, f"{name}: {error.strerror}", fix) from error
+        raise bad_row(location, column, f"{name}: {error.strerror}", fix) from error
 
 
-def picture(content: bytes, name: str, place: str, column: str) -> Any:
+def picture(content: bytes, name: str, location: str, column: str) -> Any:
     from PIL import Image, UnidentifiedImageError  # whoever has a reader has it
 
     try:
         return Image.open(BytesIO(content))
     except (UnidentifiedImageError, OSError) as error:
         reason = f"{name} is no image that can be opened: {error}"
-        raise bad_row(place, column, reason, "mend or drop the row") from error
+        raise bad_row(location, column, reason, "mend or drop the row") from error
 
 
-def opaque(shown: Any, place: str, column: str) -> Any:
-    """In red, green and blue; what is transparent, on white paper."""
+def opaque(shown: Any, location: str, column: str) -> Any:
+    """Converts the image to RGB; transparent pixels become white."""
     from PIL import Image
 
     try:
@@ -205,4 +205,4 @@ def opaque(shown: Any, place: str, column: str) -> Any:
         paper = Image.new("RGBA", shown.size, WHITE)
         return Image.alpha_composite(paper, shown.convert("RGBA")).convert("RGB")
     except (OSError, ValueError, SyntaxError) as error:
-        raise bad_row(place, column, f"an image is damaged: {error}", "mend or drop the row") from error
+        raise bad_row(location, column, f"an image is damaged: {error}", "mend or drop the row") from error

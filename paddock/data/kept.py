@@ -33,7 +33,7 @@ def kept_arrays(kind: str, identity: bytes, make: Callable[[], Arrays]) -> Array
 
 
 def read_whole(file: Path) -> bytes | None:
-    """The content of a kept file; None unless it is whole: a checksum guards against a torn or rotten one."""
+    """Returns the content of a kept file; None unless it is whole: a checksum guards against a torn or rotten one."""
     try:
         content = file.read_bytes()
     except OSError:

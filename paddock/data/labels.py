@@ -29,7 +29,7 @@ class Labels(Sequence[str]):
         return cls(names, np.concatenate(codes) if codes else np.zeros(0, np.int32))
 
     def counts(self, rows: np.ndarray) -> dict[str, int]:
-        """How many of these rows have each text, in order of first appearance."""
+        """Returns how many of these rows have each text, in order of first appearance."""
         found = np.bincount(self.codes[rows], minlength=len(self.names))
         return {name: int(number) for name, number in zip(self.names, found, strict=True) if number}
 

@@ -24,7 +24,7 @@ EXTRAS = (
     "extra_info",
     "messages",
     "index",
-    "place",
+    "location",
     "style",
     "images",
     "written_prompt",
@@ -181,9 +181,9 @@ def prompt_batch(rows: list[PromptRow], samples: int, pad_token: int) -> Batch:
     width = max(len(row.tokens) for row in rows)
     prompts = torch.full((len(rows), width), pad_token, dtype=torch.long)
     mask = torch.zeros(len(rows), width, dtype=torch.long)
-    for place, row in enumerate(rows):
-        prompts[place, width - len(row.tokens) :] = torch.tensor(row.tokens, dtype=torch.long)
-        mask[place, width - len(row.tokens) :] = 1
+    for index, row in enumerate(rows):
+        prompts[index, width - len(row.tokens) :] = torch.tensor(row.tokens, dtype=torch.long)
+        mask[index, width - len(row.tokens) :] = 1
     groups = torch.tensor([row.group for row in rows])
     return Batch(
         row=(groups[:, None] * samples + torch.arange(samples)).flatten(),

@@ -36,7 +36,7 @@ class Mixture:
         return positions[order], passes[order]
 
     def _draws(self, number: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """What one file gives to this epoch: it goes on where the epoch before left it."""
+        """Returns what one file gives to this epoch: it goes on where the epoch before left it."""
         size, share = self.sizes[number], self.shares[number]
         places = np.arange(epoch * share, (epoch + 1) * share)
         passes = places // size

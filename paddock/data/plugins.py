@@ -118,7 +118,7 @@ def blaming(what: str, key: str, value: str) -> Iterator[None]:
 
 
 def class_at(path: str, name: str | None, section: str, last: str) -> type:
-    """The class of this name in the user's file."""
+    """Returns the class of this name in the user's file."""
     key = f"{section}.{last}"
     try:
         module = module_at(path)

@@ -42,7 +42,7 @@ def same_processes() -> Iterator[None]:
 def over_ranges(
     count: int, work: Callable[[range], list[Found]], what: str = "reading rows", threads: int = 1
 ) -> Iterator[Found]:
-    """What `work` returns for ranges that cover ``0..count-1``, in order.
+    """Yields what `work` returns for ranges that cover ``0..count-1``, in order.
 
     On all cores for many rows, if `work` can be sent to other processes; else in `threads` of this one.
     """

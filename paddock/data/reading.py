@@ -32,24 +32,25 @@ class Rows:
         return self.tables[number], index - self.starts[number]
 
     def prompts(self, indices: Sequence[int]) -> tuple[list[str], list[Messages], list[Record]]:
-        """Where each row stands, what it asks, and all it holds."""
-        config, places, records = self.config, list[str](), list[Record]()
+        """Returns each row's location, its prompt, and its record."""
+        config, locations, records = self.config, list[str](), list[Record]()
         for number, group in itertools.groupby(indices, lambda index: bisect.bisect_right(self.starts, index) - 1):
             table, rows = self.tables[number], [index - self.starts[number] for index in group]
-            places += map(table.place, rows)
+            locations += map(table.location, rows)
             records += table.rows(rows)
-        for place, record in zip(places, records, strict=True):
+        for location, record in zip(locations, records, strict=True):
             for media, what in ((config.image_key, "images"), (config.video_key, "videos")):
                 if record.get(media) and (what == "videos" or not self.shows_images):
                     why = "which are not read" if what == "videos" else "and what is trained here reads none"
-                    raise bad_row(place, media, f"holds {what}, {why}", "remove the column")
+                    raise bad_row(location, media, f"holds {what}, {why}", "remove the column")
             if not isinstance(extra := record.get(EXTRA), dict | None):
-                raise bad_row(place, EXTRA, f"is {extra!r:.80}, not an object", "make it {...}, or leave it out")
+                raise bad_row(location, EXTRA, f"is {extra!r:.80}, not an object", "make it {...}, or leave it out")
         column = config.prompt_key
         messages = [
-            messages_of(record.get(column), place, column) for place, record in zip(places, records, strict=True)
+            messages_of(record.get(column), location, column)
+            for location, record in zip(locations, records, strict=True)
         ]
-        return places, messages, records
+        return locations, messages, records
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class PromptLengths:
 
     def __call__(self, positions: range) -> list[int]:
         indices = self.kept[positions.start : positions.stop].tolist()
-        places, messages, _ = self.rows.prompts(indices)
-        return [len(tokens) for tokens in self.encoder.encode(messages, places, self.rows.config.prompt_key)]
+        locations, messages, _ = self.rows.prompts(indices)
+        return [len(tokens) for tokens in self.encoder.encode(messages, locations, self.rows.config.prompt_key)]
 
 
 @dataclass(frozen=True)
@@ -76,16 +77,16 @@ class Scorers:
     def __call__(self, rows: range) -> list[tuple[str, str]]:
         found = []
         for row, record in zip(rows, self.table.rows(rows, (self.column, TRUTH)), strict=True):
-            place = self.table.place(row)
-            truth_of(record.get(TRUTH), place)
-            found.append((source_of(record.get(self.column), place, self.column), style_of(record[TRUTH])))
+            location = self.table.location(row)
+            truth_of(record.get(TRUTH), location)
+            found.append((source_of(record.get(self.column), location, self.column), style_of(record[TRUTH])))
         return found
 
 
-def source_of(value: Any, place: str, column: str) -> str:
+def source_of(value: Any, location: str, column: str) -> str:
     if not isinstance(value, str) or not value:
         raise bad_row(
-            place, column, f"is {value!r:.80}, not the name of a source", "name the source, e.g. openai/gsm8k"
+            location, column, f"is {value!r:.80}, not the name of a source", "name the source, e.g. openai/gsm8k"
         )
     return value
 
@@ -94,13 +95,13 @@ def style_of(value: dict[str, Any]) -> str:
     return MODEL if value.get("style") == MODEL else RULE
 
 
-def truth_of(value: Any, place: str) -> Any:
+def truth_of(value: Any, location: str) -> Any:
     """`reward_model` is `{style: rule, ground_truth: ...}`, or `{style: model}` where a reward model scores."""
     if not isinstance(value, dict):
-        raise bad_row(place, TRUTH, f"is {value!r:.80}", 'make it {"style": "rule", "ground_truth": "..."}')
+        raise bad_row(location, TRUTH, f"is {value!r:.80}", 'make it {"style": "rule", "ground_truth": "..."}')
     truth = value.get("ground_truth")
     if truth is None and value.get("style") != MODEL and not value.get("optional"):
         raise bad_row(
-            place, TRUTH, "has no ground_truth", 'add one, or "style": "model" if a reward model scores the row'
+            location, TRUTH, "has no ground_truth", 'add one, or "style": "model" if a reward model scores the row'
         )
     return truth

@@ -40,7 +40,7 @@ class Table:
     records: Callable[[Sequence[str]], Iterable[Record]]
     """All rows in order, with these columns only."""
     digest: Callable[[], bytes]
-    """Of the content: a file that moved is the same file, one that was rewritten is another."""
+    """Returns a hash of the content: a file that moved is the same file, one that was rewritten is another."""
     take: Callable[[Sequence[int], Sequence[str] | None], list[Record]] | None = None
     """Several rows at a time, maybe with some columns only, where that is faster."""
 
@@ -48,17 +48,17 @@ class Table:
         """Rows by their numbers. With `names`, columns that are not among them may be missing."""
         return self.take(indices, names) if self.take else [self.row(index) for index in indices]
 
-    def place(self, row: int) -> str:
-        """What an error message names: `train.parquet row 12`."""
+    def location(self, row: int) -> str:
+        """Returns the row's location as error messages name it: `train.parquet row 12`."""
         return f"{self.path} row {row}"
 
 
-def bad_row(place: str, column: str, reason: str, fix: str) -> UserError:
-    return UserError(reason, key=f"{place}, column {column!r}", fix=fix)
+def bad_row(location: str, column: str, reason: str, fix: str) -> UserError:
+    return UserError(reason, key=f"{location}, column {column!r}", fix=fix)
 
 
 def open_tables(path: str, key: str, wanted: Callable[[list[str]], Sequence[str]]) -> list[Table]:
-    """A table for each file that the path stands for; `key` is the config key that names it.
+    """Opens a table for each file that the path stands for; `key` is the config key that names it.
 
     Of a file's columns the `wanted` ones are read, where the format allows to leave others out.
     """
@@ -158,7 +158,7 @@ def _blocks(count: int) -> Iterator[range]:
 
 
 def lines_of(source: Source) -> Lines:
-    """A text file as lines. A large packed one, or a list of JSON, is unpacked into the cache, once."""
+    """Opens a text file as lines. A large packed one, or a list of JSON, is unpacked into the cache, once."""
     if source.kind != "json" and not source.zipped:
         small = source.file.stat().st_size <= SMALL
         return Lines(source.path, source.file.read_bytes() if small else source.file, source)
@@ -185,7 +185,7 @@ def _unpacked(source: Source) -> Iterator[bytes]:
 
 
 class Lines:
-    """Rows of JSON or csv, read by their places in a file or in bytes.
+    """Rows of JSON or csv, read by their offsets in a file or in bytes.
 
     Arrow's own JSON reader is not used: it takes texts for dates, and wants one type in a column.
     """
@@ -252,10 +252,10 @@ class Lines:
         return found.st_size, found.st_mtime_ns
 
     def _parse(self, index: int, line: bytes) -> Record:
-        place = f"{self.path} row {index}"
+        location = f"{self.path} row {index}"
         if self.header:
-            return files.csv_record(self.header[0], files.one_csv_row(line.decode(), self.header[1]), place)
-        return files.json_row(line, place)
+            return files.csv_record(self.header[0], files.one_csv_row(line.decode(), self.header[1]), location)
+        return files.json_row(line, location)
 
     def _read_header(self, source: Source) -> int:
         with self._stream() as stream:
@@ -268,7 +268,7 @@ class Lines:
         return io.BytesIO(self.content) if isinstance(self.content, bytes) else self.content.open("rb")
 
     def _index(self, begins: int) -> dict[str, np.ndarray]:
-        """Where each row begins, how long it is, and the columns; kept for a large file."""
+        """Returns the start and length of each row, and the columns; kept for a large file."""
         if isinstance(self.content, bytes):
             return self._survey(begins)
         self._content = file_digest(self.content)

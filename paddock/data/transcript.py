@@ -29,7 +29,7 @@ class Transcript:
         return Transcript(self.prompt[:longest], self.answer[: max(0, longest - len(self.prompt))], cut=True)
 
     def without_last(self, token: int | None) -> Transcript:
-        """Without what may stand of this token at the end; at least one token stays."""
+        """Removes this token from the end, however often it is there; at least one token stays."""
         prompt, answer = list(self.prompt), list(self.answer)
         while answer and answer[-1] == token:
             answer.pop()
@@ -71,7 +71,7 @@ class Transcriber:
     def transcripts(
         self, messages: Sequence[Messages], prompts: Sequence[list[int]], answers: Sequence[list[int]]
     ) -> list[Transcript]:
-        """Of each row: what was asked, that in the policy's tokens, and its answer in them."""
+        """Builds one `Transcript` per row: its messages, and prompt and answer in the policy's tokens."""
         if self.reader is None:
             found = [
                 Transcript(prompt, answer if isinstance(asked, str) else self.closed(answer))
@@ -94,8 +94,8 @@ class Transcriber:
             asked if isinstance(asked, str) else [*asked, {"role": "assistant", "content": text}]
             for asked, text in zip(messages, texts, strict=True)
         ]
-        places = [f"row {row} of the batch" for row in range(len(texts))]
-        encoded = reader.encode(conversations, places, "prompt")
+        locations = [f"row {row} of the batch" for row in range(len(texts))]
+        encoded = reader.encode(conversations, locations, "prompt")
         last = [[reader.tokenizer.eos_token_id] if end else [] for end in ended]
         plain = reader.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         return [

@@ -44,15 +44,15 @@ class UnscoredDataset(PromptDataset):
         return self._unlabelled()
 
     def _unlabelled(self) -> Labels:
-        """One source and one style for all rows: no scorer is called for them."""
+        """Gives all rows one source and one style: no scorer is called for them."""
         self.row_styles = Labels(STYLES, np.zeros(self.total, np.int8))
         return Labels([UNKNOWN], np.zeros(self.total, np.int32))
 
     def _rows(self, indices: list[int]) -> list[PromptRow]:
         rows = self._asked(indices)
         return [
-            PromptRow(index, index, self._shortened(tokens, images, row.place), row.messages, UNKNOWN, None, row.record,
-                      row.place, images=images)
+            PromptRow(index, index, self._shortened(tokens, images, row.location), row.messages, UNKNOWN, None,
+                      row.record, row.location, images=images)
             for index, row, (tokens, images) in zip(indices, rows, self.prompts.encode(rows), strict=True)
         ]  # fmt: skip
 
@@ -72,31 +72,31 @@ class AnswerDataset(UnscoredDataset):
         for table in self.tables:
             present = [name for name in (column, *ANSWER_COLUMNS, EXTRA) if name in table.columns]
             for row, record in enumerate(table.records(present)):
-                place = table.place(row)
-                split(messages_of(record.get(column), place, column), record, place, column)
+                location = table.location(row)
+                split(messages_of(record.get(column), location, column), record, location, column)
         return sources
 
     def _has_only_messages(self, table: Table) -> bool:
         return self.config.prompt_key not in table.columns and MESSAGES in table.columns
 
     def _rows(self, indices: list[int]) -> list[PromptRow]:
-        places, prompts, tokens, answers = self._encoded(indices)
-        columns = zip(indices, places, prompts, tokens, answers, strict=True)
+        locations, prompts, tokens, answers = self._encoded(indices)
+        columns = zip(indices, locations, prompts, tokens, answers, strict=True)
         return [
-            PromptRow(index, index, self._shortened(asked, None, place), prompt, UNKNOWN, self._cut(answer, place), {},
-                      place)
-            for index, place, prompt, asked, answer in columns
+            PromptRow(index, index, self._shortened(asked, None, location), prompt, UNKNOWN,
+                      self._cut(answer, location), {}, location)
+            for index, location, prompt, asked, answer in columns
         ]  # fmt: skip
 
     def _encoded(self, indices: list[int]) -> tuple[list[str], list[Messages], list[list[int]], list[list[int]]]:
-        """Where rows stand, what they ask, that in tokens, and their answers in tokens."""
+        """Returns locations, prompts, and the tokens of prompts and of answers."""
         column, tokenizer = self.config.prompt_key, self.encoder.tokenizer
-        places, messages, records = self._prompts(indices)
-        pairs = [split(*parts, column) for parts in zip(messages, records, places, strict=True)]
+        locations, messages, records = self._prompts(indices)
+        pairs = [split(*parts, column) for parts in zip(messages, records, locations, strict=True)]
         prompts = [prompt for prompt, _ in pairs]
         texts = tokenizer([answer for _, answer in pairs], add_special_tokens=False, verbose=False)["input_ids"]
         answers = [[*tokens, tokenizer.eos_token_id] for tokens in texts]
-        return places, prompts, self.encoder.encode(prompts, places, column), answers
+        return locations, prompts, self.encoder.encode(prompts, locations, column), answers
 
     def _leave_out_overlong(self) -> None:
         """Rows whose prompt or answer is too long."""
@@ -123,12 +123,12 @@ class AnswerDataset(UnscoredDataset):
                         self.key, self.left_out, len(fits), wanted)  # fmt: skip
         self.kept = self.kept[fits]
 
-    def _cut(self, answer: list[int], place: str) -> list[int]:
+    def _cut(self, answer: list[int], location: str) -> list[int]:
         """An answer is cut at its end, whatever `data.truncation` does to prompts, and then does not end."""
         longest = self.config.max_response_length
         if len(answer) > longest and self.config.truncation == "error":
             raise UserError(
-                f"{place} has an answer of {len(answer)} tokens",
+                f"{location} has an answer of {len(answer)} tokens",
                 key="data.max_response_length",
                 value=longest,
                 fix=f"{len(answer)} or more, data.filter_overlong_prompts=True, or data.truncation=right",
@@ -136,18 +136,18 @@ class AnswerDataset(UnscoredDataset):
         return answer[:longest]
 
 
-def split(prompt: Messages, record: Record, place: str, column: str) -> tuple[Messages, str]:
-    """What a row asks, and its answer."""
+def split(prompt: Messages, record: Record, location: str, column: str) -> tuple[Messages, str]:
+    """Returns a row's prompt and its answer."""
     for name in ANSWER_COLUMNS:
         if record.get(name) is not None:
-            return prompt, text_of(record[name], place, name)
+            return prompt, text_of(record[name], location, name)
     if isinstance(prompt, list) and len(prompt) > 1 and prompt[-1]["role"] == "assistant":
-        return prompt[:-1], text_of(prompt[-1]["content"], place, column)
+        return prompt[:-1], text_of(prompt[-1]["content"], location, column)
     extra = record.get(EXTRA)
     if isinstance(extra, dict) and extra.get("answer") is not None:
-        return prompt, text_of(extra["answer"], place, f"{EXTRA}.answer")
+        return prompt, text_of(extra["answer"], location, f"{EXTRA}.answer")
     raise bad_row(
-        place,
+        location,
         ANSWER_COLUMNS[0],
         f"there is no answer to learn: not here, not in 'response' or '{EXTRA}.answer', and {column!r} does not end "
         "with a message of the assistant",
@@ -155,7 +155,7 @@ def split(prompt: Messages, record: Record, place: str, column: str) -> tuple[Me
     )
 
 
-def text_of(value: Any, place: str, column: str) -> str:
+def text_of(value: Any, location: str, column: str) -> str:
     if not isinstance(value, str) or not value:
-        raise bad_row(place, column, f"is {value!r:.80}, not the text of an answer", "write the answer as a text")
-    return whole_text(value, place, column)
+        raise bad_row(location, column, f"is {value!r:.80}, not the text of an answer", "write the answer as a text")
+    return whole_text(value, location, column)

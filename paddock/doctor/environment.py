@@ -29,12 +29,12 @@ HUB_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Whether programs that a model wrote can be isolated here, by what, and what to do if not."""
+    """Says if programs that a model wrote can be isolated here, by what, and what to do if not."""
 
     works: bool
     isolation: str | None
     guard: str | None
-    """What bounds a program's memory."""
+    """Names what bounds a program's memory."""
     reason: str | None
     fix: str | None
 
@@ -57,7 +57,7 @@ class Hub:
     offline: bool
     """HF_HUB_OFFLINE is set."""
     answers: bool | None
-    """None: nobody asked."""
+    """None if nobody asked."""
     said: str | None
 
 
@@ -71,7 +71,7 @@ class Environment:
     memory_gib: float
     memory_free_gib: float | None
     memory_limit_gib: float | None
-    """Of the control group (a container's), where it is smaller than the machine."""
+    """Memory limit of the control group (a container's), if it is below the machine's memory."""
     disk_free_gib: dict[str, float]
     packages: dict[str, str | None]
     compiler: str | None
@@ -135,7 +135,7 @@ def memory_limit(whole: int) -> float | None:
 
 
 def free_disk(folder: Path) -> float:
-    """Of the nearest folder above it that exists."""
+    """Returns the free GiB of the disk that holds the folder, or its nearest parent that exists."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     return shutil.disk_usage(there).free / GIB
 

@@ -65,7 +65,7 @@ def find(name: str, extra: Extra) -> Found:
 
 
 def version_of(package: str) -> str | None:
-    """The installed version of a distribution, without importing it."""
+    """Returns the installed version of a distribution, without importing it."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -79,7 +79,8 @@ TABLE = (
 
 
 def known_dataset(path: object) -> KnownDataset | None:
-    """The data set a path names by its folder, `~/data/gsm8k/train.parquet`, or its file, `dapo-math-17k.parquet`."""
+    """Returns the data set a path names by its folder, `~/data/gsm8k/train.parquet`, or its file,
+    `dapo-math-17k.parquet`."""
     file = PurePosixPath(str(path))
     stem = _plain(file.stem)
     parts = [_plain(part) for part in file.parent.parts]

@@ -45,7 +45,7 @@ class Source:
     """One file of rows."""
 
     path: str
-    """As messages name it."""
+    """The path as messages name it."""
     file: Path
     kind: str
     """parquet, arrow, jsonl, json or csv."""
@@ -96,7 +96,7 @@ def sample(paths: list[str], key: str, prompt: str | None = None, answer: str | 
 
 
 def _bytes(value: Any) -> int:
-    """The length of a text, or of the texts of messages."""
+    """Returns the length of a text, or of the texts of messages."""
     if isinstance(value, list):
         return sum(_bytes(turn.get("content")) for turn in value if isinstance(turn, dict))
     return 0 if value is None else len(str(value).encode(errors="replace"))
@@ -108,7 +108,7 @@ def is_here(path: str) -> bool:
 
 
 def sources(path: str | Path, key: str | None = None) -> list[Source]:
-    """The files that a path stands for: itself; of a folder its data files, or what `datasets` saved there.
+    """Returns the files that a path stands for: itself; of a folder its data files, or what `datasets` saved there.
 
     Where a folder names splits, `key` decides: data.val_files takes the held-out one, any other key the training one.
     """
@@ -164,13 +164,13 @@ def records(source: Source) -> Iterator[Record]:
                 yield json_row(line, f"{source.path} row {number}")
 
 
-def json_row(line: bytes, place: str) -> Record:
+def json_row(line: bytes, location: str) -> Record:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"not JSON: {error}", key=place, fix="mend or remove it") from error
+        raise UserError(f"not JSON: {error}", key=location, fix="mend or remove it") from error
     if not isinstance(record, dict):
-        raise UserError(f"a row must be a JSON object, not {record!r:.80}", key=place, fix="mend or remove it")
+        raise UserError(f"a row must be a JSON object, not {record!r:.80}", key=location, fix="mend or remove it")
     return record
 
 
@@ -190,7 +190,7 @@ def opened(source: Source) -> Iterator[BinaryIO]:
 
 
 def csv_header(lines: BinaryIO, source: Source) -> tuple[list[str], str]:
-    """The names of the columns, and what separates them; `lines` then stands at the first row."""
+    """Returns the names of the columns, and what separates them; `lines` then stands at the first row."""
     first = lines.readline()
     while first.strip() == b"" and first:
         first = lines.readline()
@@ -218,10 +218,10 @@ def csv_rows(lines: Iterable[bytes], delimiter: str) -> Iterator[tuple[int, list
             yield read, values
 
 
-def csv_record(names: list[str], values: list[str], place: str) -> Record:
+def csv_record(names: list[str], values: list[str], location: str) -> Record:
     if len(values) != len(names):
         reason = f"has {len(values)} values, and the header names {len(names)} columns"
-        raise UserError(reason, key=place, fix='put a text with commas or line breaks in quotes: "a, b"')
+        raise UserError(reason, key=location, fix='put a text with commas or line breaks in quotes: "a, b"')
     return dict(zip(names, values, strict=True))
 
 
@@ -241,7 +241,7 @@ def arrow_stream(file: Path) -> Iterator[Any]:
 
 @contextmanager
 def readable(source: Source, key: str | None) -> Iterator[None]:
-    """What the libraries of the formats raise is a mistake in the file."""
+    """Turns what the libraries of the formats raise into an error about the file."""
     try:
         yield
     except UserError:
@@ -325,7 +325,7 @@ def held_out_split(path: str) -> bool:
 
 
 def _split(splits: dict[str, str], path: str, key: str) -> str:
-    """The split that this key asks for. A folder with one split has just that one to give."""
+    """Returns the split that this key asks for. A folder with one split has just that one to give."""
     wanted = HELD_OUT if key == "data.val_files" else ("train",)
     found = next((splits[name] for name in wanted if name in splits), None)
     if found is None and len(splits) == 1:
@@ -337,7 +337,7 @@ def _split(splits: dict[str, str], path: str, key: str) -> str:
 
 
 def _saved(path: str, folder: Path, key: str) -> list[Source]:
-    """What `datasets.Dataset.save_to_disk` wrote: state.json lists its Arrow files."""
+    """Lists the files that `datasets.Dataset.save_to_disk` wrote: state.json lists its Arrow files."""
     try:
         listed = json.loads((folder / "state.json").read_text())["_data_files"]
         return [Source(f"{path}/{entry['filename']}", folder / entry["filename"], "arrow") for entry in listed]

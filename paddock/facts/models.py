@@ -51,7 +51,7 @@ class ModelShape:
     shared_expert_gate: bool = False
     expert_bias: bool = False
     dense_layers: int = 0
-    """In a mixture of experts: the layers that keep an ordinary MLP."""
+    """Layers of a mixture of experts that keep an ordinary MLP."""
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     """Above zero: multi-head latent attention, arXiv:2405.04434."""
@@ -131,7 +131,7 @@ class ModelShape:
         return 3 * self.hidden * self.moe_intermediate + biases
 
     def moe_parameters(self, experts: int) -> int:
-        """One sparse layer: the router, `experts` experts and the shared expert with its gate."""
+        """Counts the parameters of a sparse layer: the router, `experts` experts, the shared expert and its gate."""
         router = self.experts * (self.hidden + self.expert_bias)
         shared = 3 * self.hidden * self.shared_expert_intermediate + self.shared_expert_gate * self.hidden
         return router + experts * self.expert_parameters + shared
@@ -276,7 +276,8 @@ class Config:
 
 
 def from_config(values: Mapping[str, Any], name: str = "") -> ModelShape:
-    """The shape a Hugging Face config.json describes. A family that is not in FAMILIES is counted as a Llama."""
+    """Returns the shape a Hugging Face config.json describes. A family that is not in FAMILIES is counted as a
+    Llama."""
     config = Config(values, name)
     family = FAMILIES.get(config.family, Family())
     number, flag = config.number, config.flag
@@ -320,7 +321,8 @@ def from_config(values: Mapping[str, Any], name: str = "") -> ModelShape:
 
 
 def dense_layers(config: Config, layers: int) -> int:
-    """The layers of a mixture of experts that keep an ordinary MLP: the first k, listed ones, or all but each n-th."""
+    """Counts the layers of a mixture of experts that keep an ordinary MLP: the first k, listed ones, or all but each
+    n-th."""
     first, every = config.number("first_k_dense_replace", default=0), config.number("decoder_sparse_step", default=1)
     listed = config.listed("mlp_only_layers")
     sparse = (i for i in range(layers) if i >= first and i not in listed and every and (i + 1) % every == 0)
@@ -340,7 +342,7 @@ def vision_facts(config: Config, hidden: int) -> dict[str, int]:
 
 
 def vision_parameters(config: Config, hidden: int) -> int:
-    """The image tower and its projection into the language model, by family.
+    """Counts the parameters of the image tower and its projection into the language model, by family.
 
     blocks + patch embedding + positions + merger; a tower of another family is counted as a plain ViT."""
     tower = Config(config.vision)
@@ -389,7 +391,8 @@ def short_names() -> dict[str, str]:
 
 
 def shape_of(path: str) -> ModelShape | None:
-    """The shape of the model at `path`: its own config.json, else the hub's cache on this disk, else the table."""
+    """Returns the shape of the model at `path`: its own config.json, else the hub's cache on this disk, else the
+    table."""
     if path.startswith(BUILTIN):
         expanded = ASSETS / path.removeprefix(BUILTIN)
     else:

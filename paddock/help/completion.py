@@ -30,7 +30,7 @@ def run(arguments: list[str], commands: Iterable[str]) -> int:
 
 
 def words(line: list[str], commands: list[str]) -> list[str]:
-    """What may stand for the last word of a line `paddock ...`. A word that ends in = . or / may go on."""
+    """Returns what may stand for the last word of a line `paddock ...`. A word that ends in = . or / may go on."""
     *before, current = line or [""]
     if not before:
         return starting([*commands, "--help", "--version"], current)

@@ -50,7 +50,7 @@ class Entry:
 
 @cache
 def entries() -> dict[str, Entry]:
-    """Every key of the schema, in its order."""
+    """Returns every key of the schema, in its order."""
     defaults = Config()
     return {
         key: Entry(
@@ -131,7 +131,7 @@ def default_in(command: Command | None, entry: Entry) -> str:
 
 
 def set_elsewhere(key: str) -> list[str]:
-    """Who gives this key another value than the schema: recipes, the embedded default, a command, a kind of device."""
+    """Lists what sets this key unlike the schema: recipes, the embedded default, a command, a kind of device."""
     by_value: dict[str, list[str]] = {}
     for estimator, recipe in recipes.ESTIMATORS.items():
         if key in recipe.values:

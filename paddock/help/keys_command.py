@@ -98,7 +98,8 @@ def order(key: str) -> tuple[int, int, str]:
 
 
 def fit(word: str, entry: Entry) -> float:
-    """How well a word fits a key: its last name most, then its path, then its meaning; a misspelt word a little."""
+    """Returns how well a word fits a key: its last name most, then its path, then its meaning; a misspelt word a
+    little."""
     last, path = WORD.findall(entry.key.rpartition(".")[2].lower()), WORD.findall(entry.key.lower())
     meaning = WORD.findall(f"{entry.meaning} {' '.join(entry.choices)}".lower())
     for score, pool in ((8.0, last), (5.0, path), (4.0, meaning)):

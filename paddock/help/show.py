@@ -15,7 +15,7 @@ NAME_WIDTH, DEFAULT_WIDTH = 44, 14
 
 
 def page_of(name: str, arguments: list[str], has_options: bool = False) -> str:
-    """The help of a command. `--all` beside `--help` lists every key that it reads.
+    """Returns the help of a command. `--all` beside `--help` lists every key that it reads.
 
     `has_options`: the command's own parser prints its options after this text.
     """

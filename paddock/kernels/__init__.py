@@ -1,1 +1,1 @@
-"""Kernels: of triton for a GPU, in C++ for a CPU. The only room that imports triton; tests hold each to plain torch."""
+"""Kernels: triton for a GPU, C++ for a CPU. Only this package imports triton; tests compare them with plain torch."""

@@ -26,7 +26,7 @@ class HeadNorm:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Where the tokens of each sequence lie in buffers ``[tokens, K, D]``; each a column ``[rows]``."""
+    """Rows of the buffers ``[tokens, K, D]`` that hold each sequence's tokens; each field is a column ``[rows]``."""
 
     prompt: Tensor
     """int32: the first token of its prompt."""
@@ -38,22 +38,22 @@ class Pieces:
     """int64: tokens before the query, which lies behind them and is seen as well."""
 
 
-class Families:
-    """Sequences of a stream, each attending to itself, causally; those of a family see its first one's tokens before.
+class PromptGroups:
+    """Sequences of a stream, each attending to itself, causally. Those of a group also see its first one, the prompt.
 
-    No token is in two of them, and none of the stream's first `end` is in none.
+    Each of the first `end` tokens of the stream belongs to exactly one sequence.
     """
 
-    def __init__(self, families: Sequence[Sequence[slice]]):
-        members = [member for family in families for member in family]
+    def __init__(self, groups: Sequence[Sequence[slice]]):
+        members = [member for group in groups for member in group]
         self.sequences = torch.tensor([(member.start, member.stop - member.start) for member in members])
-        self.ends = torch.tensor([0, *accumulate(map(len, families))])
+        self.ends = torch.tensor([0, *accumulate(map(len, groups))])
         self.end = max(member.stop for member in members)
-        lengths = [[member.stop - member.start for member in family] for family in families]
+        lengths = [[member.stop - member.start for member in group] for group in groups]
         self.most_keys = max(first + max(others, default=0) for first, *others in lengths)
 
     def layout(self, q: Tensor, k: Tensor) -> tuple[Tensor | int, ...]:
-        """As a kernel is told of it, with the shapes of q ``[T, H, D]`` and k ``[T, K, D]``."""
+        """Returns the arguments of a kernel: the sequences, and the shapes of q ``[T, H, D]`` and k ``[T, K, D]``."""
         keys, wide = k.shape[1], -(-self.most_keys // VECTOR) * VECTOR
         return self.sequences, self.ends, len(self.ends) - 1, keys, q.shape[1] // keys, q.shape[2], wide
 

@@ -85,7 +85,7 @@ def for_processor() -> list[str]:
 
 
 def processor() -> str:
-    """What tells this processor from another that may read the same cache."""
+    """Returns what tells this processor from another that may read the same cache."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

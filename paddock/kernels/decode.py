@@ -21,7 +21,7 @@ MAX_SPLITS = 16
 
 @triton.jit
 def absorb(q, k, v, seen, top, total, out, scale, softcap, CAPPED: tl.constexpr, PRECISE: tl.constexpr):
-    """A block of keys and values, added to what the queries have gathered: softmax as it goes along."""
+    """Adds one block of keys and values to the running maximum, sum and output of the queries (online softmax)."""
     score = tl.dot(q, tl.trans(k), input_precision="ieee" if PRECISE else "tf32") * scale
     if CAPPED:
         score = softcap * (2.0 / (1.0 + tl.exp(-2.0 * score / softcap)) - 1.0)
@@ -124,7 +124,7 @@ def decode_attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """``q [rows, H, D]`` over ``keys, values [tokens, K, D]``; returns ``[rows, H, D]``. Nothing waits for the device.
-    ``sinks [H]``: see models/sinks.py.
+    ``sinks [H]``: see models/attention/sinks.py.
 
     `exact`: with the very products of `packed.packed_attention`, so that a query's result is the same, bit by bit.
     """

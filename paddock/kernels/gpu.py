@@ -1,4 +1,4 @@
-"""The kernels of a GPU that have a twin for a CPU (see native.py)."""
+"""The kernels of a GPU that have a counterpart for a CPU (see native.py)."""
 
 from paddock.kernels.decode import decode_attention
 from paddock.kernels.gated import gated, gated_backward

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from paddock.kernels.arguments import Draws, Families, HeadNorm, Pieces
+from paddock.kernels.arguments import Draws, HeadNorm, Pieces, PromptGroups
 from paddock.kernels.compiler import library
 
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
@@ -38,12 +38,12 @@ def kernel(name: str, dtype: torch.dtype, stream: torch.dtype, types: tuple[type
 def call(
     name: str, dtype: torch.dtype, *arguments: Tensor | float | bool | None, stream: torch.dtype = torch.float32
 ) -> None:
-    """Tensors go by their address, None by that of nothing."""
+    """Calls the C++ kernel `name`. Tensors are passed as data pointers, None as a null pointer."""
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
     assert all(x.is_contiguous() and x.device.type == "cpu" for x in tensors), f"{name} reads rows without gaps"
     types = tuple(TYPES.get(type(argument), ctypes.c_void_p) for argument in arguments)
-    places = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]
-    kernel(name, dtype, stream, types)(*places)
+    pointers = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]
+    kernel(name, dtype, stream, types)(*pointers)
 
 
 def add_norm(
@@ -147,28 +147,28 @@ def decode_attention(
     return out
 
 
-def family_attention(q: Tensor, k: Tensor, v: Tensor, families: Families, scale: float) -> Tensor:
+def short_attention(q: Tensor, k: Tensor, v: Tensor, groups: PromptGroups, scale: float) -> Tensor:
     """``q [T, H, D], k, v [T, K, D] -> [T, H, D]``; zero for tokens of no sequence."""
     out = torch.empty_like(q)
-    out[families.end :] = 0
-    call("family_attention", q.dtype, q, k, v, out, *families.layout(q, k), scale)
+    out[groups.end :] = 0
+    call("short_attention", q.dtype, q, k, v, out, *groups.layout(q, k), scale)
     return out
 
 
-def family_attention_backward(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, families: Families, scale: float
+def short_attention_backward(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, groups: PromptGroups, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     for grad in (dq, dk, dv):
-        grad[families.end :] = 0
-    call("family_attention_backward", q.dtype, q, k, v, dout, dq, dk, dv, *families.layout(q, k), scale)
+        grad[groups.end :] = 0
+    call("short_attention_backward", q.dtype, q, k, v, dout, dq, dk, dv, *groups.layout(q, k), scale)
     return dq, dk, dv
 
 
 def draw(logits: Tensor, draws: Draws, temperature: float) -> None:
-    logits, (rows, words), greedy = logits.float().contiguous(), logits.shape, temperature == 0.0
+    logits, (rows, vocab_size), greedy = logits.float().contiguous(), logits.shape, temperature == 0.0
     call("draw", logits.dtype, logits, draws.numbers, draws.tokens, draws.log_probs, draws.token, draws.drawn,
-         draws.done, draws.limit, draws.stops, rows, words, draws.tokens.shape[1], len(draws.stops),
+         draws.done, draws.limit, draws.stops, rows, vocab_size, draws.tokens.shape[1], len(draws.stops),
          1.0 if greedy else 1.0 / temperature, greedy)  # fmt: skip
 
 

@@ -17,7 +17,7 @@ def attend_tiles(
     ROWS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """Some neighbouring queries of one sequence and one head."""
+    """Computes the attention of neighbouring queries of one sequence and one head."""
     tile, head = tl.program_id(0), tl.program_id(1)
     start, first, length = tl.load(START + tile).to(tl.int64), tl.load(FIRST + tile), tl.load(LENGTH + tile)
     query, column = first + tl.arange(0, ROWS), tl.arange(0, WIDE)

@@ -36,7 +36,7 @@ def rotate(
     QKV, COS, SIN, WQ, WK, Q, K, V, PLACE, queries, keys, dim, eps, PLACED: tl.constexpr, NORMED: tl.constexpr,
     UNIT: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One token's heads: q and k turned by its angle, v as it is; k and v go to their token's place."""
+    """Rotates the q and k heads of one token by its angle; k and v go to their token's row."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()

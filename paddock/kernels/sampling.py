@@ -9,12 +9,12 @@ from torch import Tensor
 from paddock.kernels.arguments import Draws
 from paddock.kernels.launch import power_of_two
 
-BLOCK = 2048  # words at a time
+BLOCK = 2048  # tokens of the vocabulary at a time
 
 
 @triton.jit
 def draw_rows(
-    LOGITS, NUMBERS, TOKENS, LOG_PROBS, TOKEN, DRAWN, DONE, LIMIT, STOPS, words, width, inverse_temperature, stops,
+    LOGITS, NUMBERS, TOKENS, LOG_PROBS, TOKEN, DRAWN, DONE, LIMIT, STOPS, vocab_size, width, inverse_temperature, stops,
     GREEDY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STOP_WIDE: tl.constexpr,
 ):  # fmt: skip
     """Sums of exp over blocks first, then inside the block where their running sum passes u x total."""
@@ -24,9 +24,9 @@ def draw_rows(
     peaks = tl.full((BLOCKS,), -float("inf"), tl.float32)
     sums = tl.zeros((BLOCKS,), tl.float32)
     highest, total = -3.4028234663852886e38, 0.0  # as in statistics.py, step by step: the log-prob is the trainer's
-    for number in tl.range(0, tl.cdiv(words, BLOCK), num_stages=4):
-        word = number * BLOCK + column
-        x = tl.load(LOGITS + row * words + word, mask=word < words, other=-float("inf")).to(tl.float32)
+    for number in tl.range(0, tl.cdiv(vocab_size, BLOCK), num_stages=4):
+        ids = number * BLOCK + column
+        x = tl.load(LOGITS + row * vocab_size + ids, mask=ids < vocab_size, other=-float("inf")).to(tl.float32)
         x *= inverse_temperature
         top = tl.max(x, 0)
         risen = tl.maximum(highest, top)
@@ -41,26 +41,26 @@ def draw_rows(
     done, drawn = tl.load(DONE + row), tl.load(DRAWN + row)
     if GREEDY:
         chosen = tl.argmax(peaks, 0)
-        word = chosen * BLOCK + column
-        x = tl.load(LOGITS + row * words + word, mask=word < words, other=-float("inf")).to(tl.float32)
+        ids = chosen * BLOCK + column
+        x = tl.load(LOGITS + row * vocab_size + ids, mask=ids < vocab_size, other=-float("inf")).to(tl.float32)
         token = chosen * BLOCK + tl.argmax(x, 0)
     else:
         wide = sums.to(tl.float64)
         running = tl.cumsum(wide, 0)
         target = tl.load(NUMBERS + row * width + drawn) * tl.sum(wide, 0)
-        chosen = tl.minimum(tl.sum((running <= target).to(tl.int32), 0), tl.cdiv(words, BLOCK) - 1)
+        chosen = tl.minimum(tl.sum((running <= target).to(tl.int32), 0), tl.cdiv(vocab_size, BLOCK) - 1)
         before = tl.sum(tl.where(block == chosen, running - wide, 0.0), 0)
         share = tl.sum(tl.where(block == chosen, wide, 0.0), 0)
-        word = chosen * BLOCK + column
-        x = tl.load(LOGITS + row * words + word, mask=word < words, other=-float("inf")).to(tl.float32)
+        ids = chosen * BLOCK + column
+        x = tl.load(LOGITS + row * vocab_size + ids, mask=ids < vocab_size, other=-float("inf")).to(tl.float32)
         inside = tl.exp(x * inverse_temperature - highest).to(tl.float64)
         running = tl.cumsum(inside, 0)
         target = tl.minimum((target - before) / share, 1.0 - 1.1102230246251565e-16) * tl.sum(inside, 0)
-        place = tl.sum((running <= target).to(tl.int32), 0)
+        index = tl.sum((running <= target).to(tl.int32), 0)
         last = tl.max(tl.where(inside > 0, column, 0), 0)
-        token = chosen * BLOCK + tl.minimum(place, last)
-    token = tl.minimum(token, words - 1)
-    x = tl.load(LOGITS + row * words + token).to(tl.float32) * inverse_temperature
+        token = chosen * BLOCK + tl.minimum(index, last)
+    token = tl.minimum(token, vocab_size - 1)
+    x = tl.load(LOGITS + row * vocab_size + token).to(tl.float32) * inverse_temperature
     tl.store(LOG_PROBS + row * width + drawn, x - (highest + tl.log(total)))
     tl.store(TOKENS + row * width + drawn, token.to(tl.int64))
     tl.store(TOKEN + row, token.to(tl.int64))
@@ -72,14 +72,15 @@ def draw_rows(
 
 
 def draw(logits: Tensor, draws: Draws, temperature: float) -> None:
-    """One more token for each row of ``logits [rows, words]``. Temperature 0: the likeliest, its log-prob at 1.
+    """Draws a token for each row of ``logits [rows, vocab_size]``. Temperature 0: the likeliest, its log-prob at 1.
 
     What a finished row draws falls behind its last token, and is never read.
     """
-    rows, words = logits.shape
+    rows, vocab_size = logits.shape
     stops = len(draws.stops)
     draw_rows[(rows,)](
         logits, draws.numbers, draws.tokens, draws.log_probs, draws.token, draws.drawn, draws.done, draws.limit,
-        draws.stops, words, draws.tokens.shape[1], 1.0 if temperature == 0.0 else 1.0 / temperature, stops,
-        temperature == 0.0, BLOCK, power_of_two(triton.cdiv(words, BLOCK)), power_of_two(max(1, stops)), num_warps=8,
+        draws.stops, vocab_size, draws.tokens.shape[1], 1.0 if temperature == 0.0 else 1.0 / temperature, stops,
+        temperature == 0.0, BLOCK, power_of_two(triton.cdiv(vocab_size, BLOCK)), power_of_two(max(1, stops)),
+        num_warps=8,
     )  # fmt: skip

@@ -12,7 +12,7 @@ BLOCK = 2048
 
 @triton.jit
 def gather_rows(
-    LOGITS, TOKENS, TOP, TOTAL, CHOSEN, WEIGHTED, SQUARED, words, first, inverse_temperature,
+    LOGITS, TOKENS, TOP, TOTAL, CHOSEN, WEIGHTED, SQUARED, columns, first, inverse_temperature,
     ENTROPY: tl.constexpr, SQUARES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -20,9 +20,9 @@ def gather_rows(
     top, total = tl.load(TOP + row), tl.load(TOTAL + row)
     weighted = tl.load(WEIGHTED + row) if ENTROPY else 0.0
     squared = tl.load(SQUARED + row) if SQUARES else 0.0
-    for start in range(0, words, BLOCK):
-        word = start + column
-        x = tl.load(LOGITS + row * words + word, mask=word < words, other=-float("inf")) * inverse_temperature
+    for start in range(0, columns, BLOCK):
+        ids = start + column
+        x = tl.load(LOGITS + row * columns + ids, mask=ids < columns, other=-float("inf")) * inverse_temperature
         risen = tl.maximum(top, tl.max(x, 0))
         shrink = tl.exp(top - risen)
         x -= risen
@@ -34,8 +34,8 @@ def gather_rows(
         total = shrink * total + tl.sum(e, 0)
         top = risen
     token = tl.load(TOKENS + row) - first
-    if (token >= 0) & (token < words):
-        tl.store(CHOSEN + row, tl.load(LOGITS + row * words + token) * inverse_temperature)
+    if (token >= 0) & (token < columns):
+        tl.store(CHOSEN + row, tl.load(LOGITS + row * columns + token) * inverse_temperature)
     tl.store(TOP + row, top)
     tl.store(TOTAL + row, total)
     if ENTROPY:
@@ -46,23 +46,23 @@ def gather_rows(
 
 @triton.jit
 def gradient_rows(
-    LOGITS, TOKENS, NORMALISER, ENTROPY, OUTER, SLOPE, DLOGITS, words, first, inverse_temperature, bend,
+    LOGITS, TOKENS, NORMALISER, ENTROPY, OUTER, SLOPE, DLOGITS, columns, first, inverse_temperature, bend,
     SLOPED: tl.constexpr, BENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """outer ([v = y] - pi) - slope pi (log pi + H), times 1 - (z / cap)^2 where logits are capped."""
     row = tl.program_id(0).to(tl.int64)
-    word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = word < words
-    z = tl.load(LOGITS + row * words + word, mask=inside, other=0.0) * inverse_temperature
+    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = ids < columns
+    z = tl.load(LOGITS + row * columns + ids, mask=inside, other=0.0) * inverse_temperature
     log_pi = z - tl.load(NORMALISER + row)
     outer = tl.load(OUTER + row)
     factor = outer
     if SLOPED:
         factor += tl.load(SLOPE + row) * (log_pi + tl.load(ENTROPY + row))
-    dz = tl.where(word == tl.load(TOKENS + row) - first, outer, 0.0) - tl.exp(log_pi) * factor
+    dz = tl.where(ids == tl.load(TOKENS + row) - first, outer, 0.0) - tl.exp(log_pi) * factor
     if BENT:
         dz *= 1.0 - (z * bend) * (z * bend)
-    tl.store(DLOGITS + row * words + word, dz.to(DLOGITS.dtype.element_ty), mask=inside)
+    tl.store(DLOGITS + row * columns + ids, dz.to(DLOGITS.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -84,11 +84,11 @@ def gather(
     logits: Tensor, tokens: Tensor, first: int, temperature: float, top: Tensor, total: Tensor, chosen: Tensor,
     weighted: Tensor | None, squared: Tensor | None,
 ) -> None:  # fmt: skip
-    """Adds a chunk ``[N, words]`` of the vocabulary from word `first` on to the running numbers of each row."""
-    rows, words = logits.shape
+    """Adds a chunk ``[N, columns]`` of the vocabulary from token `first` on to the running numbers of each row."""
+    rows, columns = logits.shape
     gather_rows[(rows,)](
         logits, tokens, top, total, chosen, top if weighted is None else weighted, top if squared is None else squared,
-        words, first, 1.0 / temperature, weighted is not None, squared is not None, BLOCK, num_warps=8,
+        columns, first, 1.0 / temperature, weighted is not None, squared is not None, BLOCK, num_warps=8,
     )  # fmt: skip
 
 
@@ -96,10 +96,10 @@ def gradient(
     logits: Tensor, tokens: Tensor, first: int, temperature: float, normaliser: Tensor, entropy: Tensor, outer: Tensor,
     slope: Tensor | None, softcap: float | None, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    rows, words = logits.shape
-    out = torch.empty(rows, words, dtype=dtype, device=logits.device)
-    gradient_rows[(rows, triton.cdiv(words, BLOCK))](
-        logits, tokens, normaliser, entropy, outer, outer if slope is None else slope, out, words, first,
+    rows, columns = logits.shape
+    out = torch.empty(rows, columns, dtype=dtype, device=logits.device)
+    gradient_rows[(rows, triton.cdiv(columns, BLOCK))](
+        logits, tokens, normaliser, entropy, outer, outer if slope is None else slope, out, columns, first,
         1.0 / temperature, temperature / softcap if softcap else 0.0, slope is not None, softcap is not None, BLOCK,
         num_warps=8,
     )  # fmt: skip

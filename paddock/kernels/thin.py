@@ -18,9 +18,9 @@ from paddock.kernels.launch import early
 
 ALIGNED = 64  # what columns and depths must be multiples of: nothing is masked but rows
 MOST_ROWS, MOST_GATED_ROWS = 256, 64
-MOST_BYTES = 1 << 24  # of weights: larger ones take longer to read than to begin
+MOST_BYTES = 1 << 24  # of a weight: reading a larger one takes longer than starting the ordinary product
 LARGEST = 164 * 1024  # bytes of a multiprocessor's own memory that the largest program asks for
-WARPS, STAGES = 4, 5  # stages of narrow numbers: wide ones take twice the room
+WARPS, STAGES = 4, 5  # stages of 16-bit numbers: float32 takes twice the memory
 
 
 @triton.jit
@@ -54,7 +54,7 @@ def thin_rows(
 
 
 def is_thin(x: Tensor, weight: Tensor) -> bool:
-    """Is the product better computed here?"""
+    """True if the product is better computed here."""
     fits = len(x) <= MOST_ROWS and weight.nbytes <= MOST_BYTES and weight.dtype == torch.bfloat16
     fits = fits and shared_memory(x.device) >= LARGEST
     return fits and weight.shape[0] % (2 * ALIGNED) == 0 and weight.shape[1] % ALIGNED == 0

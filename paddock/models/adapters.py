@@ -37,7 +37,7 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 MERGED = "huggingface"
 """Folder of a checkpoint with the merged model, where checkpoint.save_contents asks for one."""
 PREFIX = "base_model.model."
-"""Of every name in an adapter's file: peft wraps a model twice."""
+"""Prefix of every name in an adapter's file: peft wraps a model twice."""
 BASE = ".base_layer."
 OTHER_KINDS = ("use_dora", "lora_bias", "modules_to_save", "layer_replication", "target_parameters",
                "trainable_token_indices", "fan_in_fan_out", "alora_invocation_tokens")  # fmt: skip
@@ -46,7 +46,7 @@ OTHER_KINDS = ("use_dora", "lora_bias", "modules_to_save", "layer_replication", 
 
 @dataclass(frozen=True)
 class Lora:
-    """What a role's config asks for."""
+    """The adapter that a role's config asks for."""
 
     rank: int = 0
     """0: that of the adapter to start from."""
@@ -56,9 +56,9 @@ class Lora:
     start: Path | None = None
     """Folder of an adapter."""
     base: str = ""
-    """Where the frozen model comes from, for the adapter's own config."""
+    """Path or name of the frozen model, for the adapter's own config."""
     seed: int = 0
-    """Of the first A; the first B is zero."""
+    """Seed of the initial A; the initial B is zero."""
     section: str = "actor_rollout_ref.model"
 
     @classmethod
@@ -85,13 +85,13 @@ class Lora:
 
 
 class Adapters:
-    """Those of one model."""
+    """The LoRA adapters of one model."""
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
         self.config: Any = model.peft_config[NAME]
         self.layers: dict[str, Any] = {n: m for n, m in model.named_modules() if hasattr(m, "base_layer")}
-        """By the plain names of the linear layers beside which they stand."""
+        """Adapted layers by the plain names of their linear layers."""
 
     @property
     def rank(self) -> int:
@@ -100,7 +100,7 @@ class Adapters:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """The frozen model alone, for the time of the block."""
+        """Switches the adapters off for the `with` block."""
         for layer in self.layers.values():
             layer._disable_adapters = True
         try:
@@ -131,14 +131,15 @@ class Adapters:
         return self.layers[place] if place in self.layers else self.layers[place.partition(".")[2]]
 
     def save(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """As peft writes and reads it. `tensors` are the trained ones, by their names in the model or the critic."""
+        """Saves the adapter as peft reads it. `tensors`: the trained ones, by their names in the model or the
+        critic."""
         folder.mkdir(parents=True, exist_ok=True)
         self.config.save_pretrained(folder)
         found = {file_name(name): tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(found, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
     def put_into(self, other: PreTrainedModel) -> None:
-        """The same adapters, without values, in an empty model of the same class."""
+        """Adds the same adapters, without values, to an empty model of the same class."""
         inject(other, self.config, empty=True)
 
 
@@ -183,7 +184,7 @@ def adapters_on(model: Any) -> bool:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter is part of one."""
+    """True if a parameter belongs to an adapter."""
     return ".lora_" in name
 
 
@@ -222,7 +223,7 @@ def inject(model: PreTrainedModel, config: Any, lora: Lora | None = None, empty:
 
 @contextmanager
 def plain_names(model: PreTrainedModel) -> Iterator[None]:
-    """By a model's type peft may take the name of a linear layer, `gate_proj`, for one of its experts, which lie
+    """Hides the model's type from peft, which may take a linear layer, `gate_proj`, for one of the experts; those lie
     stacked in one tensor and get no adapter here."""
     own = vars(model.config)
     before = {"model_type": own["model_type"]} if "model_type" in own else {}
@@ -301,7 +302,7 @@ def words_of(layers: Any) -> list[str]:
 
 
 def fits(word: str, name: str) -> bool:
-    """As in peft: a name or its end; or a pattern for all of it."""
+    """True if `word` names the layer as in peft: its name or its end, or a pattern for all of it."""
     if name == word or name.endswith(f".{word}"):
         return True
     try:
@@ -311,7 +312,7 @@ def fits(word: str, name: str) -> bool:
 
 
 def read_config(folder: Path, lora: Lora) -> Any:
-    """Of an adapter to start from, which says what it stands beside; keys of the run must agree with it."""
+    """Reads the config of an adapter to start from, which names its layers; keys of the run must agree with it."""
     key = "lora_adapter_path"
     if not (folder / CONFIG_FILE).is_file() or not (folder / WEIGHTS_FILE).is_file():
         held = ", ".join(sorted(entry.name for entry in folder.iterdir())) if folder.is_dir() else "no such folder"
@@ -344,7 +345,7 @@ def read_config(folder: Path, lora: Lora) -> Any:
 
 @torch.no_grad()
 def take(model: PreTrainedModel, folder: Path, lora: Lora) -> None:
-    """The values of an adapter to start from."""
+    """Loads the values of an adapter to start from."""
     for ends in (model.get_input_embeddings(), model.get_output_embeddings()):
         if hasattr(ends, "base_layer"):
             raise lora.wrong("changes the embedding or the head, which get no adapter here", "lora_adapter_path",

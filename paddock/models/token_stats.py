@@ -45,13 +45,13 @@ class Head:
     exact: bool = False
     """A row's logits do not depend on the other rows, bit by bit (see models/fused)."""
     never: tuple[int, ...] = ()
-    """Words that have probability 0: see `vision_tokens`."""
+    """Tokens that have probability 0: see `vision_tokens`."""
     first: int = 0
     """Token of the first row of the weight; other ranks have the rows before and after."""
     product: Callable[[Tensor], Tensor] | None = None
     """h W' + b another way: the layer's own forward, where it was exchanged for a while (see prepacked.py)."""
     ranks: ProcessGroup | None = None
-    """Those that share the vocabulary. Each gets the gradient of hidden states that comes of its own part."""
+    """Ranks that share the vocabulary. Each gets the gradient of hidden states that comes from its own part."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Head:
@@ -88,14 +88,14 @@ class Head:
         for start in range(0, len(self.weight), size):
             part = slice(start, min(start + size, len(self.weight)))
             bias = None if self.bias is None else self.bias[part]
-            never = tuple(word - start for word in self.never if start <= word < part.stop)
+            never = tuple(token - start for token in self.never if start <= token < part.stop)
             yield part, replace(self, weight=self.weight[part], bias=bias, never=never, product=None)
 
 
 def forbid(logits: Tensor, never: tuple[int, ...]) -> Tensor:
-    """Gives these words no chance, in place. A finite logit: 0 x infinity would spread."""
-    for word in never:
-        logits[:, word] = NEVER
+    """Gives these tokens probability 0, in place. A finite logit: 0 x infinity would spread."""
+    for token in never:
+        logits[:, token] = NEVER
     return logits
 
 
@@ -114,7 +114,8 @@ def token_stats(
     entropy: bool = False,
     sum_pi_squared: bool = False,
 ) -> TokenStats:
-    """Of pi = softmax(z / temperature) at each row of ``hidden [N, D]``: log pi(token), its entropy, and sum pi^2.
+    """Statistics of pi = softmax(z / temperature) at each row of ``hidden [N, D]``: log pi(token), its entropy, and sum
+    pi^2.
 
     log-probs and entropy carry gradients to hidden states and head; sum pi^2 does not.
     """
@@ -255,6 +256,6 @@ def logits_at(head: Head, hidden: Tensor, temperature: float) -> Tensor:
 
 
 def find(tokens: Tensor, part: slice) -> tuple[Tensor, Tensor]:
-    """Where the tokens are in a part of the vocabulary, and whether they are in it at all."""
+    """Returns the indices of the tokens in a part of the vocabulary, and True for those that are in it."""
     inside = (tokens >= part.start) & (tokens < part.stop)
     return (tokens - part.start).clamp(0, part.stop - part.start - 1), inside

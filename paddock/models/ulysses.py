@@ -11,86 +11,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig
 
 from paddock.core.batch import PerToken
 from paddock.errors import UserError
-from paddock.models.attention import Packed
+from paddock.models.attention.shared_heads import SharedHeads
 from paddock.models.packing import Inputs
-
-
-class SharedHeads(Packed):
-    """Packed sequences of which this rank holds the tokens of one slice, of all heads."""
-
-    def __init__(self, packed: Packed, padding: int, ranks: dist.ProcessGroup):
-        super().__init__([*packed.lengths, *([padding] if padding else [])], packed.device)
-        self.may_grow = False
-        self.ranks = ranks
-
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        if sinks is not None:
-            sinks = sinks.chunk(self.ranks.size())[dist.get_rank(self.ranks)]
-        heads = [ToHeads.apply(x[0], self.ranks)[None] for x in (query, key, value)]
-        found = super().attend(module, heads[0], heads[1], heads[2], scaling, window, softcap, sinks)
-        return ToTokens.apply(found[0], self.ranks)[None]
-
-
-def exchange(parts: Tensor, ranks: dist.ProcessGroup) -> Tensor:
-    """Part i of ``[ranks, ...]`` goes to rank i; what comes back from rank i becomes part i."""
-    received = torch.empty_like(parts, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(received, parts.contiguous(), group=ranks)
-    return received
-
-
-def to_heads(x: Tensor, ranks: dist.ProcessGroup) -> Tensor:
-    """``[H, T / s, D] -> [H / s, T, D]``"""
-    heads, tokens, dim = x.shape
-    received = exchange(x.view(ranks.size(), heads // ranks.size(), tokens, dim), ranks)
-    return received.transpose(0, 1).reshape(heads // ranks.size(), -1, dim)
-
-
-def from_heads(x: Tensor, ranks: dist.ProcessGroup) -> Tensor:
-    """``[H / s, T, D] -> [H, T / s, D]``"""
-    heads, tokens, dim = x.shape
-    received = exchange(x.view(heads, ranks.size(), tokens // ranks.size(), dim).transpose(0, 1), ranks)
-    return received.reshape(heads * ranks.size(), -1, dim)
-
-
-class ToHeads(torch.autograd.Function):
-    """From a slice of the tokens with all heads to all tokens of a share of the heads."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: dist.ProcessGroup) -> Tensor:
-        ctx.ranks = ranks
-        return to_heads(x.contiguous(), ranks)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return from_heads(grads[0].contiguous(), ctx.ranks), None
-
-
-class ToTokens(torch.autograd.Function):
-    """The way back: ``[T, H / s, D] -> [T / s, H, D]``."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: dist.ProcessGroup) -> Tensor:
-        ctx.ranks = ranks
-        return from_heads(x.transpose(0, 1).contiguous(), ranks).transpose(0, 1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return to_heads(grads[0].transpose(0, 1).contiguous(), ctx.ranks).transpose(0, 1), None
 
 
 class SumOfSlices(torch.autograd.Function):

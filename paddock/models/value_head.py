@@ -33,7 +33,8 @@ class ValueModel(nn.Module):
         return linear(hidden.to(wide), head.weight.to(wide), head.bias.to(wide)).squeeze(-1)
 
     def save(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
-        """The backbone as `transformers` loads it, the head in a file beside it. `weights` replace the model's own."""
+        """Saves the backbone as `transformers` loads it, and the head in a file beside it. `weights` replace the
+        model's own."""
         state = weights or self.state_dict()
         parts: dict[str, dict[str, Tensor]] = {"backbone": {}, "value_head": {}}
         for name, tensor in state.items():
@@ -43,6 +44,6 @@ class ValueModel(nn.Module):
         save_file(parts["value_head"], folder / HEAD_FILE)
 
     def load_head(self, folder: Path) -> None:
-        """The head that stands beside a saved backbone; without one, a fresh critic starts at zero."""
+        """Loads the head that lies beside a saved backbone; without one, a fresh critic starts at zero."""
         if (folder / HEAD_FILE).is_file():
             self.value_head.load_state_dict(load_file(folder / HEAD_FILE))

@@ -1,6 +1,6 @@
 """Images in a forward: their features are computed once each, and stand in for the tokens that name them.
 
-A text model's forward knows nothing of this. Where a batch has images, `place` says which tokens of a packed stream
+A text model's forward knows nothing of this. If a batch has images, `place_images` says which tokens of a packed stream
 take which features, and where every token is in time, height and width; `Placed.hidden` calls the model's own tower,
 embedding and decoder. `plain` gives what transformers' own forward of padded rows takes, which is the slow way to the
 same numbers.
@@ -26,21 +26,21 @@ VISION_TOKEN = re.compile(r"(image|video|vision)(_start|_end)?_token_id")
 
 
 def has_tower(config: PreTrainedConfig) -> bool:
-    """Is it a model that looks at images?"""
+    """True if the model reads images."""
     return getattr(config, "vision_config", None) is not None
 
 
 def vision_tokens(config: PreTrainedConfig) -> tuple[int, ...]:
-    """The words that only a processor writes: the policy never draws them.
+    """Returns the tokens that only a processor writes: the policy never draws them.
 
     One in an answer would stand for an image that is not there. They have probability 0 in rollouts and in training
     alike, so both speak of the same distribution.
     """
     if not has_tower(config):
         return ()
-    words = config.get_text_config().vocab_size
+    vocab_size = config.get_text_config().vocab_size
     found = {value for name, value in vars(config).items() if VISION_TOKEN.fullmatch(name) and isinstance(value, int)}
-    return tuple(sorted(word for word in found if 0 <= word < words))
+    return tuple(sorted(token for token in found if 0 <= token < vocab_size))
 
 
 def tower_of(model: PreTrainedModel) -> nn.Module | None:
@@ -49,7 +49,7 @@ def tower_of(model: PreTrainedModel) -> nn.Module | None:
 
 
 def freeze_tower(model: PreTrainedModel, dtype: torch.dtype | None) -> None:
-    """Its weights stay as they are; `dtype` is the one to compute in, as an optimizer would give it to trained ones."""
+    """Freezes the vision tower; `dtype` is the one to compute in, as an optimizer would give it to trained ones."""
     tower = tower_of(model)
     if tower is None:
         raise UserError(
@@ -64,12 +64,12 @@ def freeze_tower(model: PreTrainedModel, dtype: torch.dtype | None) -> None:
 
 
 def positions_of(images: Images | None, length: int) -> Tensor:
-    """``[3, length]``: the prompt's, then one after the other; without images, time, height and width are the place."""
-    places = torch.arange(length)
+    """Returns ``[3, length]``: the prompt's positions, then rising ones; without images, three times the index."""
+    index = torch.arange(length)
     if images is None:
-        return places.expand(3, -1)
+        return index.expand(3, -1)
     prompt = images.positions.shape[1]
-    return torch.cat([images.positions, (places[prompt:] + images.offset).expand(3, -1)], 1)[:, :length]
+    return torch.cat([images.positions, (index[prompt:] + images.offset).expand(3, -1)], 1)[:, :length]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +78,10 @@ class Placed:
 
     pixels: Tensor
     grids: Tensor
-    places: Tensor
-    """``[N]``: tokens of the stream."""
+    token_index: Tensor
+    """``[N]``: indices of those tokens in the stream."""
     features: Tensor
-    """``[N]``: which of the features of all images each of them takes."""
+    """``[N]``: for each of them, the index of its feature among those of all images."""
 
     def hidden(
         self,
@@ -97,16 +97,16 @@ class Placed:
         found = backbone.get_image_features(self.pixels.to(embedded.device), self.grids, return_dict=True)
         deep = [joined(level) for level in getattr(found, "deepstack_features", None) or ()]
         seen = joined(found.pooler_output)
-        if len(self.places) == 0:  # weights that are spread over ranks are gathered by all of them, or by none
+        if len(self.token_index) == 0:  # weights that are spread over ranks are gathered by all of them, or by none
             nothing = torch.stack([level.sum() for level in (seen, *deep)]).sum() * 0.0
             embedded = embedded + nothing.to(embedded.dtype)
             deep = []
         chosen = seen.index_select(0, self.features).to(embedded.dtype)
-        embedded = embedded.index_copy(1, self.places, chosen[None])
+        embedded = embedded.index_copy(1, self.token_index, chosen[None])
         extra: dict[str, Any] = {ARGUMENT: routing} if routing else {}
         if deep:
             mask = torch.zeros_like(tokens, dtype=torch.bool)
-            mask[0, self.places] = True
+            mask[0, self.token_index] = True
             levels = [level.index_select(0, self.features) for level in deep]
             extra |= {"visual_pos_masks": mask, "deepstack_visual_embeds": levels}
         return backbone.language_model(
@@ -119,9 +119,9 @@ class Placed:
         ).last_hidden_state
 
     def part(self, start: int, length: int) -> Placed:
-        """Of a slice of the stream."""
-        mine = (self.places >= start) & (self.places < start + length)
-        return replace(self, places=self.places[mine] - start, features=self.features[mine])
+        """Returns the images of a slice of the stream."""
+        mine = (self.token_index >= start) & (self.token_index < start + length)
+        return replace(self, token_index=self.token_index[mine] - start, features=self.features[mine])
 
 
 def joined(parts: Tensor | Sequence[Tensor]) -> Tensor:
@@ -129,41 +129,42 @@ def joined(parts: Tensor | Sequence[Tensor]) -> Tensor:
     return parts if isinstance(parts, Tensor) else torch.cat(list(parts))
 
 
-def place(
+def place_images(
     images: Sequence[Images | None],
     lengths: Sequence[int],
     device: torch.device | str,
     begins: Sequence[int] | None = None,
 ) -> tuple[Tensor, Placed] | None:
-    """Positions ``[3, 1, T]`` and images of sequences end to end; None where none has images.
+    """Returns positions ``[3, 1, T]`` and images of sequences end to end; None if no sequence has images.
 
-    Sequences of one prompt share their images, and the features of those are computed once. `begins` are the places in
-    their own sequence with which they begin, where those are not 0.
+    Sequences of one prompt share their images, and the features of those are computed once. `begins`: the index in
+    its own sequence of each one's first token, if those are not 0.
     """
     if not any(images):
         return None
     first: dict[int, int] = {}  # feature with which each prompt's begin
     distinct: list[Images] = []
-    places, features = [], []
+    token_index, features = [], []
     start, known = 0, 0
     pieces = list(zip(images, lengths, begins or [0] * len(lengths), strict=True))
     for seen, length, begin in pieces:
         if seen is not None and begin == 0:
             if id(seen) not in first:
                 first[id(seen)] = known
-                known += len(seen.places)
+                known += len(seen.token_index)
                 distinct.append(seen)
-            places.append(seen.places + start)
-            features.append(torch.arange(len(seen.places)) + first[id(seen)])
+            token_index.append(seen.token_index + start)
+            features.append(torch.arange(len(seen.token_index)) + first[id(seen)])
         start += length
     positions = torch.cat([positions_of(seen, begin + length)[:, begin:] for seen, length, begin in pieces], 1)
     pixels, grids = (torch.cat(parts) for parts in zip(*((one.pixels, one.grids) for one in distinct), strict=True))
-    placed = Placed(*(x.to(device, non_blocking=True) for x in (pixels, grids, torch.cat(places), torch.cat(features))))
+    parts = (pixels, grids, torch.cat(token_index), torch.cat(features))
+    placed = Placed(*(part.to(device, non_blocking=True) for part in parts))
     return positions[:, None].to(device, non_blocking=True), placed
 
 
 def blank(model: PreTrainedModel, device: torch.device) -> Placed:
-    """The smallest image, in no place: who has none computes with it where others have some."""
+    """Returns a minimal image bound to no token. A rank without images runs it, so that all ranks call the tower."""
     config = model.config.vision_config
     side = config.spatial_merge_size
     values = config.in_channels * config.temporal_patch_size * config.patch_size**2
@@ -177,7 +178,7 @@ def blank(model: PreTrainedModel, device: torch.device) -> Placed:
 
 
 def plain(images: Sequence[Images | None], device: torch.device | str) -> dict[str, Tensor]:
-    """What the model's own forward takes beside padded rows: pixels of every row, however often they are the same."""
+    """Returns the pixels of padded rows as arguments of the model's own forward, once per row even if equal."""
     shown = [seen for seen in images if seen is not None]
     if not shown:
         return {}
@@ -188,7 +189,7 @@ def plain(images: Sequence[Images | None], device: torch.device | str) -> dict[s
 
 
 def plain_positions(images: Sequence[Images | None], starts: Sequence[int], width: int) -> Tensor:
-    """``[3, B, width]`` of rows whose first token of their own is at `starts`; 0 before it."""
+    """Returns positions ``[3, B, width]`` of rows whose first token of their own is at `starts`; 0 before it."""
     rows = [
         torch.cat([torch.zeros(3, start, dtype=torch.long), positions_of(seen, width - start)], 1)
         for seen, start in zip(images, starts, strict=True)

@@ -151,7 +151,8 @@ def responses(facts: Facts) -> Iterator[Advice]:
 
 
 def is_tuned(model_name: str) -> bool | None:
-    """Whether training starts from an instruction-tuned model, as its name tells; None where it does not."""
+    """True if the model's name says that it is instruction-tuned, False if it is not; None if the name does not
+    tell."""
     name = model_name.rstrip("/").rsplit("/", 1)[-1].lower()
     words = set(re.split(r"[-_ ]+", name))
     if words & TUNED:
@@ -244,8 +245,8 @@ Step = Callable[[Job], Change | None]
 
 
 def memory(facts: Facts) -> Iterator[Advice]:
-    """What makes a run fit that does not: the guide's steps in its order, each only where it is needed. If they do not
-    suffice to train all weights, adapters with the steps that these need are named instead."""
+    """Yields what makes a run fit that does not: the guide's steps in its order, each only where it is needed. If they
+    do not suffice to train all weights, adapters with the steps that these need are named instead."""
     if facts.job is None or estimate(facts.job).fits:
         return
     steps = list(changes(facts.job, needed_steps(facts.job, facts.cut_by_rows)))
@@ -290,7 +291,7 @@ def needed_steps(job: Job, cut_by_rows: bool) -> list[Step]:
 
 
 def changes(job: Job, steps: list[Step]) -> Iterator[Change]:
-    """What each step that lowers the excess changes, on top of those before it."""
+    """Yields what each step that lowers the excess changes, on top of those before it."""
     for step in steps:
         change = step(job)
         if change is not None and excess(estimate(change.job)) < excess(estimate(job)):
@@ -305,7 +306,7 @@ def excess(plan: MemoryPlan) -> int:
 
 
 def effect(before: MemoryPlan, after: MemoryPlan) -> str:
-    """The overfull phase that gains most, before and after."""
+    """Returns the overfull phase that gains most, before and after."""
     if before.kv_sequences == 0 and after.kv_sequences > 0:
         return f"the KV cache then holds {after.kv_sequences} full responses, not none"
     phase = max(before.overfull, key=lambda name: before.total(name) - after.total(name))

@@ -57,8 +57,8 @@ class BatchPlan:
 
 
 def data_files(config: Config, split: str, strict: bool = True) -> list[DataFile]:
-    """The files of data.train_files or data.val_files. One that is neither here nor publicly known is an error if
-    `strict`, else its rows are not known; nor are those that a user's data set makes of it."""
+    """Returns the files of data.train_files or data.val_files. One that is neither here nor publicly known is an error
+    if `strict`, else its rows are not known; nor are those that a user's data set makes of it."""
     key = f"data.{split}_files"
     if config.data.custom_cls.path:
         paths = files_of(getattr(config.data, f"{split}_files"))
@@ -132,7 +132,7 @@ def _total(files: list[DataFile], most: int) -> int | None:
 
 
 def _micro_batches(config: Config, rows: int) -> str:
-    """Of one device, for one mini-batch."""
+    """Describes the micro-batches of one device for one mini-batch."""
     actor, data = config.actor_rollout_ref.actor, config.data
     if actor.use_dynamic_bsz:
         longest = data.max_prompt_length + data.max_response_length
@@ -144,7 +144,7 @@ def _micro_batches(config: Config, rows: int) -> str:
 
 
 def roles(config: Config) -> list[dict[str, Any]]:
-    """Who works where: roles share the devices of one pool, but for those that have one of their own."""
+    """Returns the devices of each role: roles share those of one pool, but for those that have one of their own."""
     group, world = config.actor_rollout_ref, world_size(config)
     spans, engines = engine_size(config), rollout_devices(config)
     table = [

@@ -37,7 +37,7 @@ GUIDE_GPU = {"cuda": "h100", "npu": "910b"}  # planned for where no such device 
 
 
 def job(config: Config, gpu: str | None = None, machine: Machine | None = None) -> Job | None:
-    """None where the actor's shape is not known."""
+    """Returns the job; None if the actor's shape is not known."""
     group = config.actor_rollout_ref
     shape = shape_of(group.model.path or "")
     if shape is None:
@@ -65,7 +65,7 @@ def hardware(config: Config, gpu: str | None, machine: Machine) -> Hardware:
 
 
 def planned_device(config: Config, gpu: str | None, machine: Machine) -> str | None:
-    """The named device, else the guide's; None: the one that is here, of which only the memory is known."""
+    """Returns the named device, else the guide's; None: the one that is here, of which only the memory is known."""
     if gpu is not None:
         return gpu.lower()
     here = machine.device == config.trainer.device and machine.device_memory
@@ -73,7 +73,7 @@ def planned_device(config: Config, gpu: str | None, machine: Machine) -> str | N
 
 
 def seconds(config: Config, work: Job, gpu: str | None = None, machine: Machine | None = None) -> Duration | None:
-    """None on a device whose speed is not known."""
+    """Returns the seconds of a step; None if the device's speed is not known."""
     speed = speed_of(config, work, gpu, machine or this_machine())
     if speed is None:
         return None
@@ -89,8 +89,8 @@ def seconds(config: Config, work: Job, gpu: str | None = None, machine: Machine 
 
 
 def speed_of(config: Config, work: Job, gpu: str | None, machine: Machine) -> Speed | None:
-    """A GPU's by its data sheet; None if only its memory is known. A processor's as measured, of the threads that the
-    run's processes have together; None for the processors of other nodes."""
+    """Returns a GPU's speed by its data sheet; None if only its memory is known. A processor's as measured, of the
+    threads that the run's processes have together; None for the processors of other nodes."""
     if work.hardware.gpus:
         device = planned_device(config, gpu, machine)
         return None if device is None else GPU_SPEED[device]
@@ -186,7 +186,7 @@ def _reward_model(config: Config, shape: ModelShape) -> Role:
 
 
 def _rows_of_a_step(config: Config, role: ActorConfig | RefConfig | CriticConfig) -> int:
-    """Of one device: a micro-batch is never larger than that."""
+    """Returns the rows of one device in a step: a micro-batch is never larger."""
     rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     return -(-rows // data_parallel_size(config, role))
 

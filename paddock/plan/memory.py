@@ -84,14 +84,14 @@ class Fsdp:
     on_host: bool = False
     """FSDP2's offload policy: weights, gradients and moments stay on the host, and the optimizer runs there."""
     frozen_bytes: int = 2
-    """Of a weight that LoRA leaves alone: it is held as it computes."""
+    """Bytes of a weight that LoRA does not train: it is held in the type it computes in."""
 
     tensor: ClassVar[int] = 1
     keeps_gradients: ClassVar[bool] = False
 
     @property
     def whole(self) -> bool:
-        """One rank holds every weight in full."""
+        """True if one rank holds every weight in full."""
         return self.degree == 1
 
     def states(self, shape: ModelShape, dtype_bytes: int, lora: int, frozen: int = 0) -> States:
@@ -200,7 +200,7 @@ class Role:
     param_offload: bool = False
     optimizer_offload: bool = False
     borrowed: bool = False
-    """It has no weights of its own: those of the actor, with adapters off."""
+    """True if the role runs the actor's weights, with adapters off."""
     frozen_vision: bool = False
     image_share: float = 0.0
     """Tokens of a full row that may be an image's: those of the prompt."""
@@ -211,7 +211,7 @@ class Role:
 
     @property
     def held_bytes(self) -> int:
-        """Of most weights."""
+        """Bytes per weight, for most weights."""
         return self.split.frozen_bytes if self.lora_rank else self.dtype_bytes
 
     @cached_property
@@ -235,7 +235,7 @@ class Rollout:
     sleeps: bool = True
     """Gives its memory back while the others work."""
     apart: bool = False
-    """On devices of its own: what it holds is beside nobody else's."""
+    """True if the rollout has devices of its own."""
 
     @property
     def external(self) -> bool:
@@ -339,7 +339,8 @@ def estimate(job: Job) -> MemoryPlan:
 
 
 def rest(job: Job, active: str | None, updating: bool = False, prefetched: str | None = None) -> dict[str, int]:
-    """What every role keeps on the GPU while `active` works. Offloaded states come back for their own phase only."""
+    """Returns what every role keeps on the GPU while `active` works. Offloaded states come back for their own phase
+    only."""
     parts: dict[str, int] = {}
     for name in job.roles:
         states = resident(job, name, name in (active, prefetched), name == active and updating)
@@ -402,7 +403,8 @@ def rollout_parts(job: Job) -> tuple[dict[str, int], int]:
 
 
 def kv_bytes_per_token(job: Job) -> int:
-    """On one GPU: tensor parallel ranks share the key heads; a latent cache, which has no heads, each holds whole."""
+    """Returns bytes on one GPU: tensor-parallel ranks share the key heads; each holds a latent cache (no heads)
+    whole."""
     rollout, shape = job.rollout, job.actor.shape
     whole = shape.kv_bytes_per_token(job.compute_bytes, latent=rollout.external)
     return whole if shape.kv_lora_rank else share(whole, min(rollout.tensor, shape.kv_heads))
@@ -434,12 +436,14 @@ def update_work(job: Job, role: Role) -> dict[str, int]:
 
 
 def kept_layers(role: Role) -> int:
-    """With activations on the host: the one in use, and two that are leaving or coming."""
+    """Returns how many layers keep their input on the device; if offloaded, one in use and two that are being
+    copied."""
     return min(3, role.shape.layers) if role.activation_offload else role.shape.layers
 
 
 def image_bytes(role: Role, compute_bytes: int) -> int:
-    """What a trained image tower keeps until its turn in the backward pass; not split by tensor parallel ranks."""
+    """Returns what a trained image tower keeps until its turn in the backward pass; not split by tensor parallel
+    ranks."""
     shape = role.shape
     if role.frozen_vision or role.lora_rank:
         return 0
@@ -482,7 +486,7 @@ def mlp_width(shape: ModelShape) -> int:
 
 
 def expert_width(shape: ModelShape) -> int:
-    """The MLP columns one token meets in the widest kind of layer."""
+    """Returns the MLP columns one token meets in the widest kind of layer."""
     sparse = shape.experts_per_token * shape.moe_intermediate + shape.shared_expert_intermediate
     return max(shape.intermediate if shape.plain_layers else 0, sparse)
 

@@ -136,7 +136,7 @@ def _time(plan: Plan, console: Console) -> None:
 
 
 def clock(seconds: float) -> str:
-    """In a unit that leaves two figures or three: 4.2 s, 42 s, 4.2 min, 42 min, 4.2 h, 4.2 days."""
+    """Formats seconds in a unit that leaves two or three figures: 4.2 s, 42 s, 4.2 min, 42 min, 4.2 h, 4.2 days."""
     units = (("s", 1, 100), ("min", 60, 100), ("h", 3600, 72), ("days", 86400, float("inf")))
     unit, size = next((unit, size) for unit, size, most in units if seconds < most * size)
     amount = seconds / size

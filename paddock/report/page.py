@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 BINS = 80
 """Bars of the chart of time by phase at most; each is the mean of equally many steps."""
 SAMPLE_BYTES = 1_000_000
-"""Of all samples on a page; steps between the first and the last are left out until they fit."""
+"""Bytes of all samples on a page; steps between the first and the last are left out until they fit."""
 CHARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Reward", "mean score of the step's responses", ("critic/score/mean",)),
     ("Training loss", "negative log-likelihood, or preference loss", ("train/loss",)),

@@ -84,7 +84,8 @@ def mbpp(
 
 
 def code_of(answer: str) -> str:
-    """The last block fenced as Python, else the last fenced one, else the whole text. A last block may be open."""
+    """Returns the last block fenced as Python, else the last fenced one, else the whole text. A last block may be
+    open."""
     blocks: list[tuple[str, list[str]]] = []
     inside = False
     for line in answer.splitlines():
@@ -122,14 +123,14 @@ def _closed(prompt: str) -> str:
 
 
 def _body(text: str) -> str:
-    """What a model writes after a function's body is no part of it: up to the first line that is not indented."""
+    """Returns a function's body: up to the first line that is not indented."""
     lines = text.splitlines()
     ends = (place for place, line in enumerate(lines) if line and not line[0].isspace() and line[0] not in "#)]}")
     return "\n".join(lines[: next(ends, len(lines))]) + "\n"
 
 
 def same_output(written: str, expected: str) -> bool:
-    """Line by line and word by word; words that are decimal fractions to six digits.
+    """Compares line by line and word by word; words that are decimal fractions to six digits.
 
     Words are taken one at a time: a list of all would need many times the memory of what the program wrote.
     """
@@ -194,7 +195,7 @@ def _scored(causes: Sequence[str], continuous: bool) -> dict[str, Any]:
 
 
 def _call(given: Any, expected: Any) -> str:
-    """A test of a function: arguments in a list, or each as JSON on a line of its own."""
+    """Returns a test of a function: arguments in a list, or each as JSON on a line of its own."""
     wanted = [expected]
     if isinstance(expected, str):
         with suppress(ValueError):

@@ -106,7 +106,7 @@ def logging_into(logged: dict[str, list[Any]], count: int) -> dict[str, Callable
 
 
 def taken(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-    """What of `given` the function takes: all of it, or what it names."""
+    """Returns what of `given` the function takes: all of it, or what it names."""
     parameters = inspect.signature(function).parameters.values()
     needed = [
         p.name for p in parameters if p.default is p.empty and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)

@@ -43,7 +43,7 @@ class Failed(Exception):
 
 
 MISTAKES = (NameError, ImportError, SyntaxError)
-"""What a function raises whatever the weather on the network."""
+"""Exceptions that come from a mistake in the scorer's code, not from the network: a retry cannot help."""
 
 
 @lru_cache(maxsize=128)
@@ -84,7 +84,7 @@ def load_batch(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Score]
 
 
 def call(function: Callable[..., Any], target: Target, request: ScoreRequest) -> Any:
-    """What the function returns: a score, or something to await."""
+    """Calls the function; returns a score, or something to await."""
     return function(
         data_source=request.data_source,
         solution_str=request.solution,
@@ -158,7 +158,7 @@ def function_of(target: Target) -> Callable[..., Any]:
 
 
 def listed(results: Any, count: int) -> list[Any]:
-    """One result for each row. A mapping or a text has a length too, and is not meant."""
+    """Returns one result per row. A mapping or a text has a length too, and is not meant."""
     results = results.tolist() if hasattr(results, "tolist") else results
     if not isinstance(results, list | tuple):
         raise BadScore(f"returned {results!r:.80} ({type(results).__name__}), not a list with a score for each row")
@@ -205,7 +205,7 @@ _loop: Any = None
 
 
 def finished(result: Any) -> Any:
-    """One event loop serves the process, so that a client which a function keeps stays usable."""
+    """Awaits a result. One event loop serves the process, so that a client which a function keeps stays usable."""
     global _loop
     if not inspect.isawaitable(result):
         return result

@@ -30,18 +30,18 @@ class JointScoring:
         self.whole = any(isinstance(scoring, BatchScoring) for scoring in scorings)
 
     def add(self, requests: Mapping[int, ScoreRequest | None]) -> None:
-        lean = {place: request and alone(request) for place, request in requests.items()} if self.whole else requests
+        lean = {index: request and alone(request) for index, request in requests.items()} if self.whole else requests
         for scoring in self.scorings:
             scoring.add(requests if isinstance(scoring, BatchScoring) else lean)
 
     def collect(self) -> list[Score]:
-        """In the order of the places."""
+        """Returns the scores in the order of the indices."""
         for scoring in self.scorings:
             scoring.start()
         return combined(self.components, [scoring.collect() for scoring in self.scorings])
 
-    def __contains__(self, place: int) -> bool:
-        return place in self.scorings[0]
+    def __contains__(self, index: int) -> bool:
+        return index in self.scorings[0]
 
 
 def combined(components: Sequence[Component], columns: Sequence[Sequence[Score]]) -> list[Score]:

@@ -99,11 +99,11 @@ class Rubric:
         return [{"role": "user", "content": FIELD.sub(lambda field: values[field[1]], self.template)}]
 
     def read(self, reply: Reply) -> float | Reply:
-        """The number of the last place that the pattern finds: its first group, or without groups all of it."""
+        """Returns the number in the last match of the pattern: its first group, or without groups all of it."""
         if reply.cause is not None:
             return reply
-        places = list(self.pattern.finditer(reply.text))
-        text = places[-1][min(1, self.pattern.groups)] if places else None
+        matches = list(self.pattern.finditer(reply.text))
+        text = matches[-1][min(1, self.pattern.groups)] if matches else None
         try:
             value = float(str(text).replace(",", ""))
         except ValueError:
@@ -122,7 +122,7 @@ def read_template(path: str) -> str:
 
 
 def plain_text(prompt: Any) -> str:
-    """A conversation as a text; of a single question, the question."""
+    """Returns a conversation as a text; of a single question, the question."""
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:
@@ -140,13 +140,13 @@ class Judge:
     def scores(
         self, prompts: Sequence[Any], responses: Sequence[str], truths: Sequence[Any]
     ) -> tuple[list[float], dict[str, float]]:
-        """One number each, and how many replies failed by which cause. Equal questions are asked once, if the judge
-        does not draw lots."""
+        """Returns one number each, and how many replies failed by which cause. Equal questions are asked once, if the
+        judge does not draw lots."""
         asked = [self.rubric.ask(*row) for row in zip(prompts, responses, truths, strict=True)]
         names = [json.dumps(each) if self.config.temperature == 0 else str(i) for i, each in enumerate(asked)]
-        places = {name: place for place, name in reversed(list(enumerate(names)))}
-        replies = self.complete([asked[place] for place in places.values()])
-        found = {name: self.rubric.read(reply) for name, reply in zip(places, replies, strict=True)}
+        indices = {name: index for index, name in reversed(list(enumerate(names)))}
+        replies = self.complete([asked[index] for index in indices.values()])
+        found = {name: self.rubric.read(reply) for name, reply in zip(indices, replies, strict=True)}
         verdicts = [found[name] for name in names]
         failures = [verdict for verdict in verdicts if isinstance(verdict, Reply)]
         if len(failures) == len(verdicts):
@@ -156,7 +156,7 @@ class Judge:
         return values, {"reward/judge/failed": float(len(failures)), **{cause: float(n) for cause, n in causes.items()}}
 
     def check(self, prompt: Any, truth: Any) -> None:
-        """One question before training starts."""
+        """Asks one question before training starts."""
         self.scores([prompt], ["I do not know."], [truth])
 
     def nothing(self, failures: Sequence[Reply]) -> UserError:
@@ -204,7 +204,7 @@ class Endpoint:
         return found
 
     def attempt(self, conversation: Conversation) -> tuple[Reply, float]:
-        """What came, and how long the server asks to be left alone."""
+        """Returns the reply, and the seconds that the server asks to be left alone."""
         body = {
             "model": self.config.model,
             "messages": conversation,
@@ -271,7 +271,7 @@ def text_of(body: bytes) -> Reply:
 
 
 def seconds(header: str | None) -> float:
-    """A Retry-After in seconds; a date asks for no more than the usual pause."""
+    """Reads a Retry-After header as seconds; a date asks for no more than the usual pause."""
     try:
         return max(0.0, float(header or 0))
     except ValueError:

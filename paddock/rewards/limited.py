@@ -14,7 +14,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a call is tried again; 
 
 
 class Rate:
-    """At most so many a minute, evenly spread: no window of time sees more, and none is saved up for a burst."""
+    """Allows at most so many calls per minute, evenly spread: none is saved up for a burst."""
 
     def __init__(self, per_minute: float | None):
         self.interval = 60.0 / per_minute if per_minute else 0.0
@@ -78,7 +78,8 @@ class LimitedPool(Pool):
             self._send(worker, [job])
 
     def _worker_for(self, job: Job) -> Worker | None:
-        """The least busy; None while a job that must be alone finds no process without jobs, or holds the only one."""
+        """Returns the least busy worker; None while a job that must be alone finds no process without jobs, or holds
+        the only one."""
         if len(self.workers) < self.size and all(worker.jobs for worker in self.workers):
             return self._hire()
         able = [w for w in self.workers if not w.jobs or not (job.alone or any(x.alone for x in w.jobs.values()))]
@@ -98,7 +99,7 @@ class LimitedPool(Pool):
             self._again(job, value)
 
     def _again(self, job: Job, failure: Failure | None) -> None:
-        """After a pause, if tries are left; without `failure` it was cut off."""
+        """Retries the call after a pause, if tries are left; without `failure` it was cut off."""
         if job.retries < self.retries and not (failure and failure.lasting):
             job.not_before = time.monotonic() + min(LONGEST_PAUSE, FIRST_PAUSE * 2**job.retries)
             job.retries += 1
@@ -110,7 +111,8 @@ class LimitedPool(Pool):
             job.future.set_exception(JobFailed(failure._replace(reason=failure.reason + tries)))
 
     def _late(self, job: Job) -> None:
-        """Who of several in a process blocked it cannot be told: each is called once more, alone, before it counts."""
+        """If a process with several calls hangs, the guilty call is unknown: each is repeated alone before it counts as
+        late."""
         if job.started and job.shared:
             job.alone, job.shared = True, False
             self.waiting.append(job)

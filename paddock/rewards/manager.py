@@ -46,7 +46,7 @@ class RewardManager:
     ...     batch, metrics = rewards.fill(batch, texts)
     ...
     ...     scoring = rewards.begin()                     # or, while responses are still generated
-    ...     scoring.add({place: rewards.request(batch, place, text, tokens)})
+    ...     scoring.add({index: rewards.request(batch, index, text, tokens)})
     ...     batch, metrics = rewards.finish(batch, scoring.collect())
     """
 
@@ -63,7 +63,7 @@ class RewardManager:
         self.known = Known()
         self.rule_pool = Pool(self.config.num_workers or 1, self.config.timeout)
         self.pool = self._pool()
-        """Of functions: the same, unless their calls are limited."""
+        """The pool of user functions: that of rules, unless their calls are limited."""
         self.steps_done, self.total_steps = 0, config.trainer.total_training_steps or 1
         """The run's progress, for functions of TRL's contract that ask for it."""
         if self.config.reward_kwargs.overlong_buffer_cfg.enable:
@@ -107,7 +107,7 @@ class RewardManager:
         return JointScoring(self.components, scorings) if self.components else scorings[0]
 
     def _scorings(self) -> list[Scoring]:
-        """One for each component; without components one for all rows."""
+        """Returns one scoring per component; without components one for all rows."""
         if not self.components:
             kind = BatchScoring if self.parts and self.config.reward_manager == "batch" else Scoring
             return [kind(self._scorer, self.pool, self.known, self._error)]
@@ -151,7 +151,7 @@ class RewardManager:
         return part.name in self.columns or (self.config.reward_manager == "batch" and not part.rule)
 
     def score(self, requests: Sequence[ScoreRequest | None]) -> list[Score]:
-        """One score for each request, 0 for None; a UserError names the first that gave none."""
+        """Returns one score per request, 0 for None; a UserError names the first that gave none."""
         scoring = self.begin()
         scoring.add(dict(enumerate(requests)))
         return scoring.collect()
@@ -162,13 +162,13 @@ class RewardManager:
         asked = [self.request(batch, *row) for row in zip(range(len(batch)), texts, tokens, strict=True)]
         return self.finish(batch, self.score(asked))
 
-    def request(self, batch: Batch, place: int, text: str, tokens: Sequence[int] = ()) -> ScoreRequest | None:
-        """What the scorers of this row are asked, once its response is there; None if a reward model scores the row."""
-        request = request_of(batch, place, text)
+    def request(self, batch: Batch, index: int, text: str, tokens: Sequence[int] = ()) -> ScoreRequest | None:
+        """Builds the request of this row, once its response is there; None if a reward model scores the row."""
+        request = request_of(batch, index, text)
         if request is None or not self.columns:
             return request
         prompts = batch.extras.get("written_prompt") or batch.extras.get("messages")
-        prompt = prompts[place] if prompts else None
+        prompt = prompts[index] if prompts else None
         packed = array("q", tokens)  # takes half as long as a list on its way to another process
         return replace(request, prompt=prompt, tokens=packed, steps=(self.steps_done, self.total_steps))
 
@@ -235,7 +235,7 @@ class RewardManager:
         return self.scorers[source]
 
     def _error(self, request: ScoreRequest, reason: str) -> UserError:
-        """Of the one scorer of this row."""
+        """Returns the error of the one scorer of this row."""
         if self.parts:
             return self._part_error(self.parts[0], request, reason)
         target = self._scorer(request).target
@@ -312,29 +312,29 @@ def rules_of(parts: Sequence[Component]) -> dict[str, Scorer]:
 
 
 def chosen(scorer: Scorer, request: ScoreRequest) -> Scorer:
-    """A component scores every row."""
+    """Returns the scorer of a component, which scores every row."""
     return scorer
 
 
 def where(request: ScoreRequest) -> str:
     return (
-        f"on {request.place} (data_source={request.data_source}, ground_truth={request.ground_truth!r:.60}, "
+        f"on {request.location} (data_source={request.data_source}, ground_truth={request.ground_truth!r:.60}, "
         f"response {request.solution!r:.120})"
     )
 
 
 def answers_of(batch: Batch) -> list[list[int]]:
-    """Token ids of the responses, without padding."""
+    """Returns token ids of the responses, without padding."""
     lengths = batch.need("lengths").tolist()
     return [row[:length] for row, length in zip(batch.need("responses").tolist(), lengths, strict=True)]
 
 
-def request_of(batch: Batch, place: int, text: str) -> ScoreRequest | None:
-    """What the scorer of this row is asked, once its response is there; None for a row that a reward model scores."""
-    row = {name: values[place] for name, values in batch.extras.items()}
+def request_of(batch: Batch, index: int, text: str) -> ScoreRequest | None:
+    """Builds the request of this row, once its response is there; None for a row that a reward model scores."""
+    row = {name: values[index] for name, values in batch.extras.items()}
     if row.get("style") == "model":
         return None
-    number, where = int(batch.row[place]), row.get("place")
+    number, where = int(batch.row[index]), row.get("location")
     return ScoreRequest(
         row["data_source"],
         text,
@@ -345,14 +345,15 @@ def request_of(batch: Batch, place: int, text: str) -> ScoreRequest | None:
 
 
 def on_last_token(values: PerRow, mask: PerToken) -> PerToken:
-    """Each row's value on the last token that the policy wrote; a row in which it wrote none has no place for one."""
+    """Puts each row's value on the last token that the policy wrote; a row without such a token gets zeros."""
     positions = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
     last = positions.masked_fill(mask == 0, -1).amax(-1, keepdim=True)
     return torch.where(positions == last, values.to(mask.device)[:, None], 0.0)
 
 
 def columns_of(scores: Sequence[Score], names: Iterable[str], every_row_has_acc: bool) -> dict[str, list[Any]]:
-    """What the scorers returned, one entry a row. `acc` may be asked for where a scorer returns a bare number."""
+    """Returns what the scorers returned, one entry per row. `acc` may be asked for where a scorer returns a bare
+    number."""
     columns: dict[str, list[Any]] = {"score": [score.value for score in scores]}
     for name in names:
         given = [score.extras[name] for score in scores if name in score.extras]

@@ -67,5 +67,5 @@ def _boxed_verdict(response: str, truth: str) -> Verdict:
 
 
 def _unless_undecided(found: Any, verdict: Verdict) -> Any:
-    """What the scorer found; as a Score that counts as cut off if the comparison was given up."""
+    """Returns what the scorer found; as a Score that counts as cut off if the comparison was given up."""
     return replace(checked(found), timed_out=True, undecided=True) if verdict.undecided else found

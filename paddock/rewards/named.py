@@ -91,8 +91,8 @@ def json_schema(
 def code(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **options: Any
 ) -> dict[str, Any]:
-    """The tests in the ground truth that the program in the response passes, in the sandbox: `test_list` (as MBPP),
-    `test` with `entry_point` (as HumanEval), or else `inputs` and `outputs`."""
+    """Scores the program in the response by the tests in the ground truth, run in the sandbox: `test_list` (as
+    MBPP), `test` with `entry_point` (as HumanEval), or else `inputs` and `outputs`."""
     from paddock.rewards import code as programs
 
     truth = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
@@ -163,7 +163,8 @@ def within_time(score: Callable[[], float]) -> float | Score:
 
 @lru_cache(maxsize=256)
 def validator_of(schema: str) -> Any:
-    """The schema in this JSON text, checked. Its references lead nowhere but into itself: nothing is fetched."""
+    """Returns the schema in this JSON text, checked. Its references lead nowhere but into itself: nothing is
+    fetched."""
     from jsonschema import SchemaError, validators
     from referencing import Registry
 
@@ -243,4 +244,4 @@ NAMED: dict[str, Scorer] = {
         Target(f"{MODULE}paddock.rewards.named", "code"), options=_PROGRAM.options, settings=_PROGRAM.settings
     ),
 }
-"""By the names that `config.schema.REWARD_RULES` lists."""
+"""Scorers by the names that `config.schema.REWARD_RULES` lists."""

@@ -1,6 +1,6 @@
 """Processes that score, each killed with all it started, and replaced, when one response takes too long.
 
-A worker is kept by a process of its own (see keeper.py) in a session of its own: a Ctrl-C in the terminal does not
+A worker is the child of a supervisor (see supervisor.py) in a session of its own: a Ctrl-C in the terminal does not
 reach it. It imports the scorer and nothing of the trainer, and is killed when the trainer is gone.
 """
 
@@ -28,8 +28,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from paddock.rewards.custom import Target
-from paddock.rewards.keeper import PATIENCE
 from paddock.rewards.score import ScoreRequest
+from paddock.rewards.supervisor import PATIENCE
 from paddock.rewards.worker import FAILED, SCORED, Failure
 
 LOADING = 300.0  # seconds a scorer may take to be imported
@@ -40,7 +40,7 @@ LARGEST_CHUNK = 32
 CHUNKS_PER_WORKER = 4
 BOOT = """import json, sys
 sys.path[:] = json.loads(sys.argv[4])
-from paddock.rewards.keeper import main
+from paddock.rewards.supervisor import main
 main(*map(int, sys.argv[1:4]))"""
 
 
@@ -68,7 +68,7 @@ class Job:
     shared: bool = False
     """Another job was in its process."""
     alone: bool = False
-    """It is given a process that has no other job."""
+    """True if it gets a process that has no other job."""
 
     @property
     def batch(self) -> bool:
@@ -76,9 +76,10 @@ class Job:
 
 
 class Pool:
-    """At most `size` processes, twice as many each time that work waits though all are at it; any thread may submit.
+    """Runs jobs in at most `size` processes; doubles their number while all are busy and jobs wait. `submit` is
+    thread-safe.
 
-    A rule scores a batch before a second process has started: it never is.
+    Rules score a batch before a second process could start, so it is never started for them.
 
     A thread hands out the work, and owns all but what is submitted. It lives while there is work, so that a pool which
     nobody holds any more is collected.
@@ -97,8 +98,8 @@ class Pool:
         self._thread: threading.Thread | None = None
         self._dropping = False
         self._more_at = 0.0  # when there may be more workers
-        self._bell, self._rope = socket.socketpair()
-        for end in (self._bell, self._rope):
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        for end in (self._wake_reader, self._wake_writer):
             end.setblocking(False)
         self._at_exit = weakref.finalize(self, stop, self.workers)
 
@@ -113,19 +114,20 @@ class Pool:
                 self._thread = threading.Thread(target=self._serve, name="rewards", daemon=True)
                 self._thread.start()
             else:
-                self._ring()
+                self._wake()
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         with suppress(BlockingIOError):  # it rings already
-            self._rope.send(b".")
+            self._wake_writer.send(b".")
 
     def results(self, futures: Sequence[Future[Any]]) -> list[Any]:
-        """What these give, in order. A failure, or a Ctrl-C, ends everything that the pool still works on."""
+        """Returns the results of these jobs, in order. A failure, or a Ctrl-C, ends everything that the pool still
+        works on."""
         try:
             wait_for(futures, return_when=FIRST_EXCEPTION)
-            for place, future in enumerate(futures):
+            for index, future in enumerate(futures):
                 if future.done() and isinstance(error := future.exception(), JobFailed):
-                    raise JobFailed(error.failure, place) from None
+                    raise JobFailed(error.failure, index) from None
             return [future.result() for future in futures]
         except BaseException:
             self.cancel()
@@ -136,7 +138,7 @@ class Pool:
         with self._lock:
             thread, self._dropping = self._thread, self._thread is not None
             if thread:
-                self._ring()
+                self._wake()
         if thread:
             thread.join()
 
@@ -165,15 +167,15 @@ class Pool:
                 return False
         self._give()
         busy = [worker for worker in self.workers if worker.jobs]
-        wait([self._bell, *(worker.connection for worker in busy)], max(0.0, self._next() - time.monotonic()))
+        wait([self._wake_reader, *(worker.connection for worker in busy)], max(0.0, self._next() - time.monotonic()))
         with suppress(BlockingIOError):
-            self._bell.recv(65536)
+            self._wake_reader.recv(65536)
         for worker in busy:
             self._listen(worker)
         return True
 
     def _next(self) -> float:
-        """When something is due, should nothing happen before."""
+        """Returns the time of the next deadline, if nothing happens before."""
         more = self._more_at if self.waiting and len(self.workers) < self.size else inf
         return min(more, *(job.deadline for worker in self.workers for job in worker.jobs.values()))
 
@@ -225,7 +227,7 @@ class Pool:
             pass  # it died: the answer that does not come tells
 
     def _listen(self, worker: Worker) -> None:
-        """What has arrived from it; then, whether its time is up."""
+        """Reads what has arrived from a worker; then ends it if its time is up."""
         try:
             while worker.jobs and worker.connection.poll():
                 kind, number, value = worker.connection.recv()
@@ -285,7 +287,7 @@ class Pool:
 
 
 class Worker:
-    """One process with its keeper, and the jobs it has, by number."""
+    """One process with its supervisor, and the jobs it has, by number."""
 
     def __init__(self, room: int) -> None:
         data, theirs = socket.socketpair()
@@ -294,7 +296,7 @@ class Worker:
         with theirs, their_control:
             descriptors = [theirs.fileno(), their_control.fileno()]
             command = [sys.executable, "-c", BOOT, *map(str, descriptors), str(room), json.dumps(sys.path)]
-            self.keeper = subprocess.Popen(
+            self.supervisor = subprocess.Popen(
                 command, pass_fds=descriptors, stdin=subprocess.DEVNULL, start_new_session=True
             )
         self.connection = Connection(data.detach())
@@ -302,7 +304,7 @@ class Worker:
         self.jobs: dict[int, Job] = {}
 
     def how_it_ended(self) -> str:
-        """After it ended by itself: its keeper tells."""
+        """Returns how a worker ended by itself, as its supervisor reports it."""
         self.control.settimeout(2 * PATIENCE)
         with suppress(OSError, ValueError):
             code = int(self.control.recv(16))
@@ -310,7 +312,7 @@ class Worker:
         return "was killed"
 
     def let_go(self) -> None:
-        """From now on its keeper kills."""
+        """Closes both sockets: its supervisor then kills the worker."""
         self.connection.close()
         self.control.close()
 
@@ -318,10 +320,10 @@ class Worker:
         if os.getpid() != self.owner:  # a fork of the trainer ends, not the trainer
             return
         try:
-            self.keeper.wait(2 * PATIENCE)
+            self.supervisor.wait(2 * PATIENCE)
         except subprocess.TimeoutExpired:
-            os.killpg(self.keeper.pid, signal.SIGKILL)
-            self.keeper.wait()
+            os.killpg(self.supervisor.pid, signal.SIGKILL)
+            self.supervisor.wait()
 
 
 def stop(workers: list[Worker]) -> None:

@@ -24,12 +24,12 @@ TAIL = 300  # characters of the response in which the final answer must stand
 
 @dataclass(frozen=True)
 class Scorer:
-    """Where the function is, and what the manager must know of it."""
+    """A scoring function, and what the manager must know of it."""
 
     target: Target
     pooled: bool = True
-    """In a process that can be killed. False for a function that cannot hang and costs less than the way there and
-    back, about 60 microseconds."""
+    """True if the function runs in a process that can be killed. False if it cannot hang and costs less than the way
+    there and back, about 60 microseconds."""
     failed: float = 0.0
     """The score of a response whose scoring was cut off."""
     limit: float = inf
@@ -175,4 +175,4 @@ SCORERS: dict[str, Scorer] = {
     "openai/openai_humaneval": _program("humaneval"),
     "google-research-datasets/mbpp": _program("mbpp", options="continuous"),
 }
-"""By source, a `*` standing for any text; the first that fits."""
+"""Scorers by source, a `*` standing for any text; the first that fits is used."""

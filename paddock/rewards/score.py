@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 RESERVED = frozenset(
-    {"data_source", "ground_truth", "extra_info", "messages", "index", "place", "style", "written_prompt"}
+    {"data_source", "ground_truth", "extra_info", "messages", "index", "location", "style", "written_prompt"}
 )
 """Columns of a batch that come from the data; a scorer's own values go by other names."""
 
@@ -21,7 +21,7 @@ class ScoreRequest:
     solution: str
     ground_truth: Any
     extra_info: Mapping[str, Any] = field(default_factory=dict)
-    place: str = "a row"
+    location: str = "a row"
     """The row's file and number, or its id: what an error message names."""
     prompt: str | Sequence[Mapping[str, Any]] | None = None
     """A plain text or messages. This and what follows is filled for functions of TRL's contract alone."""
@@ -52,8 +52,8 @@ class BadScore(Exception):
 
 
 def checked(result: Any) -> Score:
-    """A finite number, or a dict with one under `score`; anything else is a mistake in the scorer, not a zero. A Score
-    was checked before."""
+    """Checks a scorer's result: a finite number, or a dict with one under `score`; anything else is a mistake in the
+    scorer, not a zero. A Score was checked before."""
     if isinstance(result, Score):
         return result
     if not isinstance(result, Mapping):
@@ -88,7 +88,7 @@ def _plain(value: Any, name: Any) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """The number in a NumPy scalar or a tensor of one element."""
+    """Returns the number in a NumPy scalar or a tensor of one element."""
     if not hasattr(value, "item"):
         return value
     try:

@@ -63,30 +63,30 @@ class Scoring:
         self.here: dict[int, Score] = {}
         self.away: dict[int, Future[Any]] = {}
         self.keys: dict[int, bytes] = {}
-        """Of those that are away and will be known."""
+        """Keys of the cache for the requests that are away."""
         self.shared: set[int] = set()
-        """Places that wait for an earlier one's score."""
+        """Indices that wait for the score of an equal, earlier request."""
         self.broken = False
-        """One of those that are away has failed."""
+        """True once a request that is away has failed."""
 
     def add(self, requests: Mapping[int, ScoreRequest | None]) -> None:
-        """By place in the batch; None where no rule scores the row. Raises if one of these, or of those before, is
-        known to have failed."""
+        """Starts scoring requests, by index in the batch; None: no rule scores the row. Raises if a request of this
+        or an earlier call is known to have failed."""
         jobs = []
-        for place, request in requests.items():
+        for index, request in requests.items():
             if request is None:
-                self.here[place] = NO_RULE
+                self.here[index] = NO_RULE
                 continue
-            self.requests[place] = request
+            self.requests[index] = request
             scorer = self.scorer_of(request)
             if not scorer.pooled:
-                self.here[place] = self._score_here(scorer, request)
-            elif not self._is_known(place, scorer):
+                self.here[index] = self._score_here(scorer, request)
+            elif not self._is_known(index, scorer):
                 jobs.append(Job(scorer.target, request, scorer.limit))
-                self.away[place] = jobs[-1].future
+                self.away[index] = jobs[-1].future
                 jobs[-1].future.add_done_callback(self._look)
-                if place in self.keys:
-                    self.known.put(self.keys[place], jobs[-1].future)
+                if index in self.keys:
+                    self.known.put(self.keys[index], jobs[-1].future)
         jobs.sort(key=lambda job: str(job.target))  # neighbours with one scorer share a chunk
         self.pool.submit(jobs)
         if self.broken:
@@ -96,29 +96,29 @@ class Scoring:
         """Begins what waits for the last response; here nothing does."""
 
     def collect(self) -> list[Score]:
-        """In the order of the places; a UserError names the first that has no score."""
+        """Returns the scores in the order of the indices; a UserError names the first that has no score."""
         found = self._wait()
-        for place, key in self.keys.items():
-            self.known.put(key, None if found[place] is None or found[place].timed_out else found[place])
-        scores = self.here | {place: self._score_of(place, score) for place, score in found.items()}
-        return [scores[place] for place in sorted(scores)]
+        for index, key in self.keys.items():
+            self.known.put(key, None if found[index] is None or found[index].timed_out else found[index])
+        scores = self.here | {index: self._score_of(index, score) for index, score in found.items()}
+        return [scores[index] for index in sorted(scores)]
 
-    def __contains__(self, place: int) -> bool:
-        return place in self.here or place in self.requests
+    def __contains__(self, index: int) -> bool:
+        return index in self.here or index in self.requests
 
-    def _is_known(self, place: int, scorer: Scorer) -> bool:
+    def _is_known(self, index: int, scorer: Scorer) -> bool:
         """Takes the score, or waits for it, where an equal response has one or is about to."""
         if not scorer.pure:
             return False
-        key = key_of(scorer.target, self.requests[place])
+        key = key_of(scorer.target, self.requests[index])
         found = self.known.get(key)
         if isinstance(found, Score):
-            self.here[place] = replace(found, cached=True)
+            self.here[index] = replace(found, cached=True)
         elif found is not None:
-            self.away[place] = found
-            self.shared.add(place)
+            self.away[index] = found
+            self.shared.add(index)
         else:
-            self.keys[place] = key
+            self.keys[index] = key
         return found is not None
 
     def _score_here(self, scorer: Scorer, request: ScoreRequest) -> Score:
@@ -136,28 +136,28 @@ class Scoring:
         except JobFailed as error:
             raise self.blame(self.requests[list(self.away)[error.job]], error.failure.reason) from None
 
-    def _score_of(self, place: int, score: Score | None) -> Score:
+    def _score_of(self, index: int, score: Score | None) -> Score:
         if score is None:
-            scorer = self.scorer_of(self.requests[place])
+            scorer = self.scorer_of(self.requests[index])
             return Score(scorer.failed, timed_out=True, undecided=scorer.limit < inf)
-        return replace(score, cached=True) if place in self.shared else score
+        return replace(score, cached=True) if index in self.shared else score
 
 
 class BatchScoring(Scoring):
-    """One call with lists, when all responses are there."""
+    """Scores with one call that gets lists, when all responses are there."""
 
     job: Job | None = None
 
     def add(self, requests: Mapping[int, ScoreRequest | None]) -> None:
-        for place, request in requests.items():
+        for index, request in requests.items():
             if request is None:
-                self.here[place] = NO_RULE
+                self.here[index] = NO_RULE
             else:
-                self.requests[place] = request
+                self.requests[index] = request
 
     def start(self) -> None:
         if self.job is None and self.requests:
-            requests = tuple(self.requests[place] for place in sorted(self.requests))
+            requests = tuple(self.requests[index] for index in sorted(self.requests))
             self.job = Job(self.scorer_of(requests[0]).target, requests)
             self.pool.submit([self.job])
 
@@ -165,9 +165,9 @@ class BatchScoring(Scoring):
         self.start()
         if self.job is None:
             return {}
-        places = sorted(self.requests)
-        requests = [self.requests[place] for place in places]
-        whole = replace(requests[0], place=f"{len(requests)} responses, the first of {requests[0].place}")
+        indices = sorted(self.requests)
+        requests = [self.requests[index] for index in indices]
+        whole = replace(requests[0], location=f"{len(requests)} responses, the first of {requests[0].location}")
         try:
             (scores,) = self.pool.results([self.job.future])
         except JobFailed as error:
@@ -175,4 +175,4 @@ class BatchScoring(Scoring):
             raise self.blame(whole if row is None else requests[row], reason) from None
         if scores is None:
             raise self.blame(whole, f"took longer than {self.pool.timeout:g} s (reward_model.timeout)")
-        return dict(zip(places, scores, strict=True))
+        return dict(zip(indices, scores, strict=True))

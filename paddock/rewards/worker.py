@@ -41,7 +41,7 @@ def work(data: int, room: int) -> None:
 
 
 def serve(connection: Connection) -> None:
-    """One call after the other, until the other end closes."""
+    """Serves one call after the other, until the other end closes."""
     while True:
         try:
             target, _, calls = connection.recv()

@@ -54,7 +54,7 @@ class CheckpointStore:
         self.root = Path(root)
         self.keep = keep
         self.wrote = False
-        """Whether this run has a checkpoint of its own here."""
+        """True if this run has written a checkpoint here."""
 
     @contextmanager
     def write(self, step: int) -> Iterator[Path]:
@@ -150,7 +150,8 @@ class CheckpointStore:
         return sorted(self.steps(), key=lambda step: (os.path.isdir(self.folder(step)), step in beyond, -step))
 
     def _latest(self) -> int | None:
-        """The step that the pointer file names; None if it names none. A pointer that does not help is reported."""
+        """Returns the step that the pointer file names; None if it names none. A pointer that does not help is
+        reported."""
         try:
             text = (self.root / LATEST).read_text().strip()
         except FileNotFoundError:
@@ -269,7 +270,7 @@ def described(value: Any) -> str:
 
 
 def find_damage(folder: Path) -> str | None:
-    """The first thing in which a checkpoint differs from its manifest, in words."""
+    """Returns the first thing in which a checkpoint differs from its manifest, in words."""
     try:
         if not folder.is_dir():
             kind = "a symbolic link to no folder" if folder.is_symlink() else "a file, not a folder"
@@ -318,8 +319,8 @@ def checkpoint_store(config: Config) -> CheckpointStore:
 
 
 def resume_point(trainer: TrainerConfig, store: CheckpointStore) -> Checkpoint | None:
-    """Where the run goes on: trainer.resume_mode. auto: the newest whole checkpoint of the store, if there is one;
-    disable: none; resume_path: the one that trainer.resume_from_path names, or an error."""
+    """Returns the checkpoint from which the run goes on: trainer.resume_mode. auto: the newest whole checkpoint of the
+    store, if there is one; disable: none; resume_path: the one that trainer.resume_from_path names, or an error."""
     if trainer.resume_mode == "disable":
         return None
     if trainer.resume_mode == "auto":

@@ -31,7 +31,7 @@ class Command:
     real: Mapping[str, Any] = field(default_factory=dict)
     """Further defaults where a model, data or hardware is named."""
     embedded: Mapping[str, Any] = field(default_factory=dict)
-    """In which the embedded default differs from training's."""
+    """Defaults in which the embedded default differs from training's."""
 
     def load(self, arguments: Sequence[str]) -> Loaded:
         """A config as `train` would load it, under this command's names and defaults. The user's settings win."""

@@ -41,7 +41,7 @@ def evaluate(config: Config) -> Evaluation:
         dataset = PromptDataset.validation(config.data, policy.tokenizer, policy.reader)
         dataset.scored_by = validation_styles(config.reward_model)
         first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
-        rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.place,
+        rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.location,
                                     row.written_prompt) for row in first])  # fmt: skip
         models = open_models(config, policy.tokenizer, policy.stop_tokens)
         loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it

@@ -120,13 +120,13 @@ class Experience:
     def respond(self, rows: list[PromptRow], samples: int, sampling: Sampling) -> tuple[Batch, Scoring | JointScoring]:
         """Responses, and what is known of their scores: those that ended early are being scored already."""
         batch, scoring = prompt_batch(rows, samples, self.tokenizer.pad_token_id), self.rewards.begin()
-        places = {row: place for place, row in enumerate(batch.row.tolist())}
+        indices = {row: index for index, row in enumerate(batch.row.tolist())}
         ids = batch.row.view(len(rows), samples).tolist()
         prompts = [Prompt(row.tokens, numbers, row.images) for row, numbers in zip(rows, ids, strict=True)]
 
         def ended(completions: list[Completion]) -> None:
             texts = self.decode([completion.tokens for completion in completions])
-            rows = [(places[c.row], text, c.tokens) for c, text in zip(completions, texts, strict=True)]
+            rows = [(indices[c.row], text, c.tokens) for c, text in zip(completions, texts, strict=True)]
             scoring.add({row[0]: self.rewards.request(batch, *row) for row in rows})
 
         early = self.config.reward_model.launch_reward_fn_async
@@ -135,7 +135,7 @@ class Experience:
 
     def score(self, batch: Batch, scoring: Scoring | JointScoring, validation: bool = False) -> tuple[Batch, Metrics]:
         """The batch with its scores, once all are there: those of rules, and a reward model's."""
-        if left := [place for place in range(len(batch)) if place not in scoring]:
+        if left := [index for index in range(len(batch)) if index not in scoring]:
             answers = answers_of(batch.rows(torch.tensor(left)))
             rows = zip(left, self.decode(answers), answers, strict=True)
             scoring.add({row[0]: self.rewards.request(batch, *row) for row in rows})
@@ -175,7 +175,7 @@ def with_responses(batch: Batch, completions: list[Completion], pad: int) -> Bat
 
 
 def expert_columns(completions: list[Completion], prompt_width: int, width: int) -> dict[str, Tensor]:
-    """What was recorded of the experts: prompts padded on the left, responses on the right."""
+    """Returns the recorded choices of experts: prompts padded on the left, responses on the right."""
     chosen = [completion.experts for completion in completions if completion.experts]
     if not chosen:
         return {}
@@ -204,7 +204,8 @@ def training_sampling(config: Config, stops: frozenset[int]) -> Sampling:
 
 
 def validation_sampling(config: Config, stops: frozenset[int]) -> Sampling:
-    """The same draws at every validation, so that curves differ by what was learnt alone."""
+    """Returns the sampling of a validation: the same draws each time, so that curves differ by what was learnt
+    alone."""
     val = config.actor_rollout_ref.rollout.val_kwargs
     temperature = val.temperature if val.do_sample else 0.0
     return replace(

@@ -70,8 +70,8 @@ def generate(config: Config, output: Path) -> Summary:
             ids = [[row.index * samples + i for i in range(samples)] for row in rows]
             asked = [Prompt(row.tokens, numbers, row.images) for row, numbers in zip(rows, ids, strict=True)]
             found = policy.engine.generate(asked, sampling)
-            for place, row in enumerate(rows):
-                write(record_of(row, found[place * samples : (place + 1) * samples], policy.tokenizer))
+            for index, row in enumerate(rows):
+                write(record_of(row, found[index * samples : (index + 1) * samples], policy.tokenizer))
             tokens += sum(len(completion.tokens) for completion in found)
             stopped += sum(completion.stopped for completion in found)
             progress.advance(task, len(rows))

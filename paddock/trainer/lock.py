@@ -40,7 +40,7 @@ UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errn
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds a folder."""
+    """The run that holds a folder."""
 
     user: str
     host: str

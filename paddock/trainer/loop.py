@@ -56,7 +56,7 @@ class Trainer(TrainingRun):
             log.info("one update a step, and the actor samples: old log-probs are those of the rollout")
 
     def step(self) -> tuple[Metrics, Batch]:
-        """One policy improvement."""
+        """Takes one step: generate, score, compute advantages, update."""
         time, roles, algorithm = self.timer, self.roles, self.config.algorithm
         batch, metrics = self.experience.collect(self.step_no, time, roles.generating)
         with roles.forwarding():
@@ -104,7 +104,8 @@ class Trainer(TrainingRun):
         return batch.with_(old_log_probs=outputs.log_probs, **others)
 
     def can_trust_rollout(self) -> bool:
-        """With one optimizer step, and the actor's own modules sampling, computing them again changes nothing."""
+        """True if the rollout's log-probs are the trainer's: one optimizer step, and the actor's own modules
+        sampled."""
         group, data = self.config.actor_rollout_ref, self.config.data
         one_update = group.actor.ppo_mini_batch_size == data.train_batch_size and group.actor.ppo_epochs == 1
         same_numbers = engine_kind(group.rollout.name).trainer_log_probs and "sum_pi_squared" not in self.needs
@@ -117,13 +118,13 @@ class Trainer(TrainingRun):
         return batch.with_(rewards=batch.need("scores")), {}
 
     def correct(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """Weights and rejections for samples that another policy drew; in bypass mode the loss does it."""
+        """Adds importance weights and rejects samples that another policy drew; in bypass mode the loss does it."""
         if self.correction.bypass or self.trusts_rollout:
             return batch, {}
         return correct(batch, self.correction)
 
     def describe(self, batch: Batch) -> Metrics:
-        """Log-probs that are the rollout's own say nothing about how far trainer and rollout are apart."""
+        """Returns the batch metrics; without the trainer-rollout gap if `old_log_probs` was copied from the rollout."""
         data = self.config.data
         if self.correction.bypass or self.trusts_rollout:
             batch = batch.with_(old_log_probs=None)
@@ -174,9 +175,9 @@ class Trainer(TrainingRun):
         for name, role in self.trained().items():
             (folder / name).mkdir()
             role.save(folder / name)
-        for place in (folder / "actor", folder / "actor" / MERGED):
-            if place.is_dir():
-                self.loader.dataset.prompts.save(place)
+        for weights in (folder / "actor", folder / "actor" / MERGED):
+            if weights.is_dir():
+                self.loader.dataset.prompts.save(weights)
 
     def load_weights(self, folder: Path) -> None:
         for name, role in self.trained().items():

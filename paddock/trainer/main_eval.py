@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paddock.trainer.evaluation import Evaluation
 
 STATISTICS = ("mean", "pass", "maj", "best")
-"""In the table; JSON has all."""
+"""Statistics in the table; JSON has all."""
 FLAG = "--json"
 
 

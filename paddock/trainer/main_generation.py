@@ -63,8 +63,8 @@ def answer(asked: list[str], arguments: list[str]) -> int:
     from paddock.trainer.generation import answer as answers_to
 
     found, summary = answers_to(loaded.config, text)
-    for place, response in enumerate(found):
-        print(response if len(found) == 1 else f"[{place + 1}] {response}")
+    for index, response in enumerate(found):
+        print(response if len(found) == 1 else f"[{index + 1}] {response}")
     print(f"paddock: {summary}", file=sys.stderr)
     return 0
 

@@ -18,7 +18,7 @@ COUNTED = ("num_turns", "tool_call_counts")
 
 @torch.no_grad()
 def batch_metrics(batch: Batch, max_prompt: int, max_response: int, use_critic: bool) -> dict[str, float]:
-    """What the step's rows look like. A row without response tokens is aborted and has no score."""
+    """Returns metrics of the step's rows. A row without response tokens is aborted and has no score."""
     mask = batch.need("mask") != 0
     lengths, prompt_lengths = batch.need("lengths"), batch.need("prompt_mask").sum(-1)
     answered, scores = lengths > 0, batch.need("scores").sum(-1)
@@ -108,7 +108,7 @@ def mean(x: Tensor, valid: Tensor) -> Tensor:
 
 
 def variance(x: Tensor, valid: Tensor) -> Tensor:
-    """Unbiased; zero for a single value."""
+    """Returns the unbiased variance; zero for a single value."""
     centred = x.double() - mean(x, valid)
     return masked_sum(centred.square(), valid) / (valid.sum() - 1).clamp(min=1)
 
@@ -124,5 +124,5 @@ def counted(batch: Batch) -> dict[str, float]:
 
 
 def to_floats(found: Mapping[str, Tensor]) -> dict[str, float]:
-    """One transfer for all."""
+    """Converts metrics to floats with one transfer from the device."""
     return dict(zip(found, torch.stack([value.double() for value in found.values()]).tolist(), strict=True))

@@ -22,7 +22,7 @@ Metrics = dict[str, float]
 
 
 def training_styles(config: RewardModelConfig, styles: Collection[str]) -> dict[str, str]:
-    """How rows of a style are scored in training, where it is not as the file says.
+    """Returns how rows of a style are scored in training, if not as the file says.
 
     Without weights a row's own style decides. Where no row names the model, it was enabled to score them all.
     """
@@ -54,13 +54,13 @@ def open_models(
 
 
 class ModelRewards:
-    """What a model adds to the scores that rules gave."""
+    """Adds the scores of a reward model to those that rules gave."""
 
     def __init__(self, scorer: ModelScorer, config: RewardModelConfig):
         self.scorer, self.config = scorer, config
 
     def check(self, dataset: PromptDataset) -> None:
-        """One question before training, with the first prompt."""
+        """Asks one question before training, with the first prompt."""
         if dataset.shows_images and self.scorer.cheap:
             raise UserError(
                 f"it reads texts, and prompts of {dataset.key} show images",
@@ -74,7 +74,7 @@ class ModelRewards:
     def add(
         self, batch: Batch, texts: Sequence[str], metrics: Metrics, everywhere: bool = False
     ) -> tuple[Batch, Metrics]:
-        """The batch and the metrics that rules filled, with the model's part. `everywhere`: a model whose opinion is
+        """Adds the model's part to the batch and the metrics that rules filled. `everywhere`: a model whose opinion is
         cheap gives it on rows, too, that a rule scores, and it is kept beside."""
         styles = batch.extras["style"]
         all_of_them = everywhere and self.scorer.cheap
@@ -101,21 +101,22 @@ class ModelRewards:
         return batch.with_(scores=scores, extras=extras), metrics | found
 
     def scores(self, batch: Batch, texts: Sequence[str], wanted: torch.Tensor) -> tuple[PerRow, PerToken, Metrics]:
-        """Of the wanted rows: one number each, the same by token, and what to say of them; zeros elsewhere."""
+        """Scores the wanted rows: one number each, the same by token, and metrics; zeros elsewhere."""
         rows = torch.zeros(len(batch))
         tokens = torch.zeros(batch.need("mask").shape)
-        places = wanted.nonzero().squeeze(-1)
-        if not len(places):
+        indices = wanted.nonzero().squeeze(-1)
+        if not len(indices):
             return rows, tokens, {}
-        part = batch if bool(wanted.all()) else batch.rows(places)
-        found = self.scorer.scores(part, [texts[place] for place in places.tolist()])
-        rows[places] = found.rows
+        part = batch if bool(wanted.all()) else batch.rows(indices)
+        found = self.scorer.scores(part, [texts[index] for index in indices.tolist()])
+        rows[indices] = found.rows
         by_token = found.tokens if found.tokens is not None else on_last_token(found.rows, part.need("mask"))
-        tokens[places] = by_token.cpu().float()
+        tokens[indices] = by_token.cpu().float()
         return rows, tokens, found.metrics | summary(found.rows)
 
     def weights(self, style: str) -> tuple[float, float]:
-        """Of the rule and of the model. Only training mixes them: a validation row is scored as its file says."""
+        """Returns the weights of rule and model. Only training mixes them: a validation row is scored as its file
+        says."""
         model = 1.0 if self.config.model_weight is None else self.config.model_weight
         return {RULE: (1.0, 0.0), MODEL: (0.0, model), BOTH: (self.config.rule_weight or 0.0, model)}[style]
 

@@ -35,7 +35,7 @@ PEAK_TFLOPS = {
 
 
 class Performance:
-    """Of a run's steps."""
+    """Measures the steps of a run: throughput, memory, MFU and balance."""
 
     def __init__(self, config: Config, roles: Roles):
         self.config, self.roles = config, roles
@@ -48,7 +48,8 @@ class Performance:
         return timer.metrics(responses, tokens) | speed | balance | self.utilisation(lengths, timer)
 
     def utilisation(self, lengths: list[int], timer: Timer) -> dict[str, float]:
-        """By the arithmetic of whole rows, however much of it is saved; nothing for a device of unknown peak."""
+        """Returns MFU per role. Counts all tokens of all rows, also of shared prompts; empty if the device's peak is
+        unknown."""
         actor, critic, epochs = self.roles.actor, self.roles.critic, self.config.actor_rollout_ref.actor.ppo_epochs
         found = {
             "actor": self.share(self.actor_shape, actor, lengths * epochs, timer.seconds.get("update_actor", 0.0)),

@@ -53,7 +53,7 @@ def open_policy(config: Config) -> Policy:
 
 
 def open_tokenizer(config: Config) -> Any:
-    """After the module that may register models and tokenizers of its own."""
+    """Opens the tokenizer, after the module that may register models and tokenizers of its own."""
     model = config.actor_rollout_ref.model
     if model.external_lib:
         import_plugin(model.external_lib, "actor_rollout_ref.model.external_lib")
@@ -99,7 +99,7 @@ class Watched:
 
 
 def progress_bar() -> Progress:
-    """On a terminal, and on stderr: what a command prints stays clean."""
+    """Returns a progress bar, on a terminal and on stderr: what a command prints stays clean."""
     screen = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                TextColumn("ETA"), TimeRemainingColumn())  # fmt: skip

@@ -41,7 +41,7 @@ class RewardTrainer(SupervisedTrainer):
     rows = PairDataset
 
     def step(self) -> tuple[Metrics, Batch]:
-        """One optimizer step on data.train_batch_size pairs."""
+        """Takes one optimizer step on data.train_batch_size pairs."""
         batch = self.batch(self.loader.next_prompts())
         with self.timer("update_reward_model"), self.updating():
             metrics = self.learner.update(batch, self.step_no)
@@ -80,4 +80,4 @@ def pair_batch(rows: list[PromptRow], unread: int | None) -> Batch:
         for answer in (row.ground_truth.chosen, row.ground_truth.rejected)
     ]
     batch = scored_batch([each.prompt for each in found], [each.answer for each in found], every_token=False)
-    return batch.with_(group=batch.row // 2, extras={"place": [row.place for row in rows for _ in range(2)]})
+    return batch.with_(group=batch.row // 2, extras={"location": [row.location for row in rows for _ in range(2)]})

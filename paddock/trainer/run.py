@@ -38,7 +38,7 @@ def train(config: Config, launch: Launch = TRAIN) -> Outcome:
 
 
 def attempt(config: Config, launch: Launch, store: CheckpointStore, lock: FolderLock) -> Outcome:
-    """From the newest checkpoint to the end, unless a worker is lost."""
+    """Runs from the newest checkpoint to the end, unless a worker is lost."""
     tokenizer = open_tokenizer(config)
     seed_all(config.trainer.seed)
     with ExitStack() as open_things:
@@ -51,7 +51,7 @@ def attempt(config: Config, launch: Launch, store: CheckpointStore, lock: Folder
         rewards.total_steps = total_steps
         dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))
         first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
-        rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.place,
+        rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.location,
                                     row.written_prompt) for row in first])  # fmt: skip
         log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
         roles = open_things.enter_context(closing(build(config, tokenizer, total_steps)))

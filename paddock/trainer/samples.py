@@ -36,7 +36,7 @@ class Sample:
 
 
 def samples_of(batch: Batch, decode: Callable[[list[list[int]]], list[str]]) -> list[Sample]:
-    """The batch's rows as text; `decode` is a tokenizer's batch_decode."""
+    """Returns the batch's rows as text; `decode` is a tokenizer's batch_decode."""
     prompts = [row[kept].tolist() for row, kept in zip(batch.prompts, batch.need("prompt_mask") != 0, strict=True)]
     lengths = batch.need("lengths").tolist()
     answers = [row[:length] for row, length in zip(batch.need("responses").tolist(), lengths, strict=True)]
@@ -57,7 +57,8 @@ def extras_of(batch: Batch, row: int) -> dict[str, Any]:
 
 
 def dump_samples(folder: str | Path, step: int, samples: Sequence[Sample], key: str) -> Path:
-    """One line a sample in `<step>.jsonl`, which appears once it is whole; `key` is the setting that names it."""
+    """Writes one line per sample to `<step>.jsonl`, which appears once it is whole; `key` is the setting that names
+    it."""
     path = Path(folder) / f"{step}.jsonl"
     with replacing(path, key) as file:
         for sample in samples:

@@ -53,7 +53,7 @@ def supervise(config: Config, launch: Launch, kind: type[SupervisedTrainer]) -> 
 def attempt(
     config: Config, launch: Launch, kind: type[SupervisedTrainer], store: CheckpointStore, lock: FolderLock
 ) -> Outcome:
-    """From the newest checkpoint to the end, unless a worker is lost."""
+    """Runs from the newest checkpoint to the end, unless a worker is lost."""
     seed_all(config.trainer.seed)
     tokenizer = open_tokenizer(config)
     loader = Loader.train(config.data, kind.rows.train(config.data, tokenizer))
@@ -92,7 +92,7 @@ class SupervisedTrainer(TrainingRun):
         self.learner, self.validation, self.tokenizer = learner, validation, tokenizer
 
     def step(self) -> tuple[Metrics, Batch]:
-        """One optimizer step on data.train_batch_size rows."""
+        """Takes one optimizer step on data.train_batch_size rows."""
         batch = self.batch(self.loader.next_prompts())
         with self.timer("update_actor"), self.updating():
             return self.learner.update(batch, self.step_no), batch
@@ -101,7 +101,7 @@ class SupervisedTrainer(TrainingRun):
         return answer_batch(rows, self.tokenizer.pad_token_id)
 
     def validate(self, tracker: Tracker) -> Metrics:
-        """The mean over all tokens of all validation answers."""
+        """Returns the mean over all tokens of all validation answers."""
         assert self.validation is not None
         data, total, tokens = self.config.data, 0.0, 0.0
         with self.timer("testing"):
@@ -123,7 +123,7 @@ class SupervisedTrainer(TrainingRun):
         return f"{self.learner.devices} x {self.learner.device_name()}"
 
     def rows_of(self, batch: Batch) -> str:
-        return "rows of the last: " + ", ".join(batch.extras["place"][:8])
+        return "rows of the last: " + ", ".join(batch.extras["location"][:8])
 
     def save_weights(self, folder: Path) -> None:
         (folder / self.part).mkdir()
@@ -134,7 +134,7 @@ class SupervisedTrainer(TrainingRun):
         self.learner.load(folder / self.part)
 
     def export(self) -> Path:
-        """The model in the type it computes in, and its tokenizer, as `transformers` loads them."""
+        """Exports the model in the type it computes in, and its tokenizer, as `transformers` loads them."""
         folder = Path(self.config.trainer.default_local_dir) / EXPORT
         with whole_folder(folder, KEY, replace=True) as writing:
             self.learner.export(writing)

@@ -44,7 +44,7 @@ FREE = frozenset({"trainer.resume_mode", "trainer.resume_from_path"})
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """What JSON gives back unchanged goes into a readable file, tensors and the rest into one that runs no code."""
+    """Saves what JSON returns unchanged in a readable file, tensors and the rest in one that runs no code."""
     readable = {name: value for name, value in state.items() if survives_json(value)}
     rest = {name: value for name, value in state.items() if name not in readable}
     (folder / READABLE).write_text(json.dumps(readable, indent=1))
@@ -53,7 +53,7 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """What `save_state` wrote into a checkpoint that is whole; another program's checkpoint has no such files."""
+    """Loads what `save_state` wrote into a checkpoint that is whole; another program's checkpoint has no such files."""
     try:
         return json.loads((folder / READABLE).read_text()) | torch.load(folder / BINARY, weights_only=True)
     except FileNotFoundError as error:
@@ -73,7 +73,8 @@ def survives_json(value: Any) -> bool:
 
 
 def rng_state() -> dict[str, Any]:
-    """The generators of this process: Python's, numpy's, torch's on the CPU. Engines keep those of their devices."""
+    """Returns the state of this process's generators: Python's, numpy's, torch's on the CPU. Engines keep those of
+    their devices."""
     numpy = np.random.get_state(legacy=False)
     numpy["state"]["key"] = numpy["state"]["key"].tolist()
     return {"python": random.getstate(), "numpy": numpy, "torch": torch.get_rng_state()}
@@ -87,7 +88,7 @@ def restore_rng(state: Mapping[str, Any]) -> None:
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """Every key with its value, for a checkpoint."""
+    """Returns every key with its value, for a checkpoint."""
     return {key: tree.get(config, key) for key in tree.leaves()}
 
 

@@ -28,7 +28,8 @@ class Validation:
         return validation_metrics(samples, returned), samples
 
     def answer(self) -> tuple[list[Sample], set[str]]:
-        """Every validation prompt val_kwargs.n times; and the names that scorers returned beside the score."""
+        """Answers every validation prompt val_kwargs.n times; also returns the names that scorers gave beside the
+        score."""
         data, n = self.config.data, self.config.actor_rollout_ref.rollout.val_kwargs.n
         samples: list[Sample] = []
         returned: set[str] = set()

@@ -73,7 +73,7 @@ def variable_metrics(prompts: Sequence[Sequence[Sample]], variable: str) -> dict
 
 @lru_cache(maxsize=4096)  # scores of 0 and 1 repeat from prompt to prompt
 def prompt_metrics(scores: tuple[float, ...], votes: tuple[int, ...] | None, binary: bool) -> dict[str, float]:
-    """Of one prompt's answers; equal numbers in `votes` are equal answers."""
+    """Returns the metrics of one prompt's answers; equal numbers in `votes` are equal answers."""
     n = len(scores)
     if n == 0:
         return {}
@@ -106,16 +106,17 @@ def draws(n: int, k: int) -> Indices:
 
 @cache
 def tally(n: int, k: int) -> tuple[Floats, Floats]:
-    """How often each draw holds each answer, and at which place first (k: nowhere), both [n, DRAWS]."""
+    """Returns how often each draw holds each answer, and its first index there (k: nowhere), both [n, DRAWS]."""
     times, first, draw = np.zeros((n, DRAWS), np.float32), np.full((n, DRAWS), k, np.float32), np.arange(DRAWS)
-    for place in reversed(range(k)):
-        times[draws(n, k)[place], draw] += 1
-        first[draws(n, k)[place], draw] = place
+    for index in reversed(range(k)):
+        times[draws(n, k)[index], draw] += 1
+        first[draws(n, k)[index], draw] = index
     return times, first
 
 
 def majority(votes: Sequence[int], times: Floats, first: Floats) -> Indices:
-    """For each draw the first answer that gives the most frequent vote; of equally frequent ones the first drawn."""
+    """Returns for each draw the first answer that gives the most frequent vote; of equally frequent ones the first
+    drawn."""
     support = np.equal.outer(votes, votes).astype(np.float32) @ times
     return np.argmax(support - first / (len(votes) + 1), axis=0)
 

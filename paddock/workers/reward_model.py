@@ -279,7 +279,7 @@ def require_finite(rows: PerRow, batch: Batch) -> None:
     broken = (~torch.isfinite(rows)).nonzero()
     if len(broken):
         row = int(broken[0])
-        place = batch.extras["place"][row] if "place" in batch.extras else f"row {int(batch.row[row])}"
+        place = batch.extras["location"][row] if "location" in batch.extras else f"row {int(batch.row[row])}"
         raise UserError(
             f"the reward model gave {float(rows[row])} to a response to {place}",
             key=KEY,

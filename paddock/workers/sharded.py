@@ -42,7 +42,7 @@ UPDATE = FORWARD | {
     "rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "weights", "advantages", "returns"
 }  # fmt: skip
 """Columns that a forward and an update read."""
-SCORED = ("messages", "ground_truth", "place")
+SCORED = ("messages", "ground_truth", "location")
 """What a reward model is told about a row beside its tokens."""
 
 R = TypeVar("R")

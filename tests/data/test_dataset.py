@@ -58,7 +58,7 @@ def test_every_format_gives_the_same_rows(tmp_path, suffix):
     assert (row.index, row.group, row.data_source, row.ground_truth) == (1, 1, "mine", "BC")
     assert row.messages == [{"role": "user", "content": "bc"}]
     assert row.extra_info == {"split": "train", "note": "bc"}
-    assert row.place == f"{tmp_path}/rows{suffix} row 1"
+    assert row.location == f"{tmp_path}/rows{suffix} row 1"
     assert TOKENIZER.decode(row.tokens) == "<|user|>bc<|end|><|assistant|>"
 
 
@@ -70,7 +70,7 @@ def test_files_of_all_formats_mix_and_each_row_remembers_its_file(tmp_path):
     ]
     rows = dataset(files).rows(range(4))
     assert [row.index for row in rows] == [0, 1, 2, 3]
-    assert [row.place.removeprefix(f"{tmp_path}/") for row in rows] == [
+    assert [row.location.removeprefix(f"{tmp_path}/") for row in rows] == [
         "a.parquet row 0", "a.parquet row 1", "c.jsonl row 0", "d.json row 0",
     ]  # fmt: skip
     assert TOKENIZER.decode(rows[2].tokens) == "plain text" and rows[2].extra_info == {}

@@ -63,8 +63,8 @@ def dataset(file: str, folder: Path | None, kind: type = PromptDataset, **settin
 
 def test_a_row_gets_its_image_tokens_and_its_pixels_once(tmp_path, folder):
     row = dataset(written(tmp_path, record(images=[RED])), folder)[0]
-    assert row.tokens.count(IMAGE) == len(row.images.places) == 4
-    assert [row.tokens[place] for place in row.images.places] == [IMAGE] * 4
+    assert row.tokens.count(IMAGE) == len(row.images.token_index) == 4
+    assert [row.tokens[place] for place in row.images.token_index] == [IMAGE] * 4
     assert row.images.pixels.shape == (16, 3 * 2 * 4 * 4) and row.images.grids.tolist() == [[1, 4, 4]]
     assert row.images.positions.shape == (3, len(row.tokens))
     assert row.messages == ASK  # as the file has it: judges and dumps read texts

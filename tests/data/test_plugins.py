@@ -101,7 +101,7 @@ def test_rows_are_those_of_the_users_data_set(files):
     assert len(found) == 10 and found.sources == {"sums": 10}
     row = found[3]
     assert (row.ground_truth, row.messages) == ("6", [{"role": "user", "content": "3+3="}])
-    assert row.tokens and "Sums row 3" in row.place
+    assert row.tokens and "Sums row 3" in row.location
     assert found.identity == dataset(files).identity
     Path(files["sums.csv"]).write_text("1+1=,2\n")
     assert dataset(files).identity != found.identity

@@ -12,7 +12,7 @@ from ranks import Ranks
 from tiny_models import EOS, save_tiny
 
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
-from paddock.engines.rollout.sglang import Seat, SGLangEngine
+from paddock.engines.rollout.sglang import ServerRanks, SGLangEngine
 from paddock.errors import UserError
 from paddock.models.load import load_causal_lm
 
@@ -52,15 +52,15 @@ def test_ranks_that_share_a_server_have_the_same_answers_and_failures(ranks, tmp
     assert "context length" in failure and failure == told
 
 
-def seat(rank: int, size: int) -> Any:
+def server_ranks(rank: int, size: int) -> Any:
     import os
 
     os.environ["CUDA_VISIBLE_DEVICES"] = str(6 - rank)
-    found = Seat.of(size, "cuda")
+    found = ServerRanks.of(size, "cuda")
     return found.leads, found.environment
 
 
 def test_a_shared_server_sees_the_devices_of_all_its_ranks_the_speakers_first(ranks):
     devices = "CUDA_VISIBLE_DEVICES"
-    assert ranks(seat, 2) == [(True, {devices: "6,5"}), (False, {devices: "6,5"})]
-    assert ranks(seat, 1) == [(True, {devices: "6"}), (True, {devices: "5"})]
+    assert ranks(server_ranks, 2) == [(True, {devices: "6,5"}), (False, {devices: "6,5"})]
+    assert ranks(server_ranks, 1) == [(True, {devices: "6"}), (True, {devices: "5"})]

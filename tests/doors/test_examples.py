@@ -60,7 +60,7 @@ each = pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
 
 
 @each
-def test_a_script_is_named_for_model_gear_and_subject(script):
+def test_a_script_is_named_for_model_variant_and_subject(script):
     assert NAME.fullmatch(script.name)
     assert header(script, "plan") == f"paddock run --plan {script.name}"
     assert header(script, "run").startswith(f"bash {script.name} [key=value ...]")
@@ -112,7 +112,7 @@ def test_a_script_fits_with_rows_of_full_length(script):
 
 
 @each
-def test_the_gear_in_a_name_is_the_gear_in_the_config(script):
+def test_the_variant_in_a_name_is_the_variant_in_the_config(script):
     config, name = planned(script)["config"], script.stem
     group = config["actor_rollout_ref"]
     shape = shape_of(group["model"]["path"])
@@ -130,7 +130,7 @@ def test_the_gear_in_a_name_is_the_gear_in_the_config(script):
         "32k": config["data"]["max_response_length"] == 32768,
         "sp2": sequences == config["critic"]["ulysses_sequence_parallel_size"] == 2,
     }
-    assert {gear: f"_{gear}_" in f"{name}_" for gear in facts} == facts
+    assert {variant: f"_{variant}_" in f"{name}_" for variant in facts} == facts
     if "seq_balance" in name:
         assert group["actor"]["use_dynamic_bsz"] and config["trainer"]["balance_batch"]
     if "_offload" in name:
@@ -163,7 +163,7 @@ def test_command_line_keys_win_over_the_script(script):
     assert given[-2:] == ["trainer.total_epochs=1", "a b=c"]
 
 
-def test_every_family_and_gear_of_the_recipes_has_a_script():
+def test_every_family_and_variant_of_the_recipes_has_a_script():
     names = [script.name for script in SCRIPTS]
     assert [family for family in FAMILIES if not any(name.startswith(f"run_{family}-") for name in names)] == []
     assert [word for word in (*GEARS, *SUBJECTS) if not any(f"_{word}" in name for name in names)] == []

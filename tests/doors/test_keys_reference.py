@@ -80,7 +80,8 @@ def test_every_key_of_the_schema_has_an_effect_or_is_refused(read):
     assert set(read) == set(tree.leaves())
     assert unread - ONLY_CHECKED == set(), "no code reads these: honour them, or give them a rule in config/legacy.py"
     assert ONLY_CHECKED - unread == set(), "these are honoured now: take them off the list"
-    assert [key for key in ONLY_CHECKED if not {"config.rules", "config.refusals"} & {*read[key]}] == []
+    checks = ("config.rules", "config.refusals")
+    assert [key for key in ONLY_CHECKED if not any(module.startswith(checks) for module in read[key])] == []
 
 
 def test_most_keys_have_a_chinese_meaning_and_no_translation_is_of_another_key(reference):

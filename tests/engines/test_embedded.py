@@ -17,9 +17,10 @@ from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.embedded import engine as engine_module
 from paddock.engines.rollout.embedded import prepacked as prepacked_module
 from paddock.engines.rollout.embedded.pool import TokenPool
-from paddock.engines.rollout.embedded.slots import Slots, spans_of
+from paddock.engines.rollout.embedded.slots import Slots
 from paddock.engines.rollout.hf import HFEngine
 from paddock.errors import UserError
+from paddock.models.attention.slot_attention import spans_of
 
 pytestmark = pytest.mark.usefixtures("cpu_way")
 GREEDY = Sampling(max_tokens=12, stop_tokens=frozenset({EOS}), seed=5, step=2, temperature=0.0)

@@ -53,7 +53,7 @@ class Specimen:
     folder: Path
     """What is read."""
     scratch: Path
-    """Where gears write."""
+    """Where features write."""
 
     @classmethod
     def of(cls, family: str, root: Path) -> Specimen:

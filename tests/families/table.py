@@ -1,4 +1,4 @@
-"""The matrix of families and gears: `python -m tests.families.table` runs it and writes it into docs/models.md."""
+"""The matrix of families and features: `python -m tests.families.table` runs it and writes it into docs/models.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from gears import GEARS, NotThere  # noqa: E402
+from features import FEATURES, NotThere  # noqa: E402
 from specimens import FAMILIES, TITLES, Specimen  # noqa: E402
 
 from paddock.errors import UserError  # noqa: E402
@@ -22,10 +22,10 @@ WORKS, REFUSED, NOT_THERE = "works", "refused: ", "-"
 Table = dict[str, dict[str, str]]
 
 
-def outcome(family: str, gear: str, root: Path) -> str:
+def outcome(family: str, feature: str, root: Path) -> str:
     """A cell. What fails in any other way is a bug, and shows its traceback."""
     try:
-        GEARS[gear][1](Specimen.of(family, root))
+        FEATURES[feature][1](Specimen.of(family, root))
     except UserError as error:
         return REFUSED + error.reason
     except NotThere:
@@ -34,15 +34,15 @@ def outcome(family: str, gear: str, root: Path) -> str:
 
 
 def measured(root: Path) -> Table:
-    return {family: {gear: outcome(family, gear, root) for gear in GEARS} for family in FAMILIES}
+    return {family: {feature: outcome(family, feature, root) for feature in FEATURES} for family in FAMILIES}
 
 
 def written(table: Table) -> str:
-    """As markdown; a column of a gear is named by its title."""
-    titles = [title for title, _ in GEARS.values()]
+    """As markdown; a column of a feature is named by its title."""
+    titles = [title for title, _ in FEATURES.values()]
     lines = [f"| family | in the test | {' | '.join(titles)} |", "|---" * (len(titles) + 2) + "|"]
     for family, cells in table.items():
-        lines.append(f"| {TITLES[family]} | `{family}` | {' | '.join(cells[gear] for gear in GEARS)} |")
+        lines.append(f"| {TITLES[family]} | `{family}` | {' | '.join(cells[feature] for feature in FEATURES)} |")
     return "\n".join(lines)
 
 
@@ -50,7 +50,7 @@ def committed(page: str) -> Table:
     """What the page says."""
     inside = page.partition(BEGIN)[2].partition(END)[0].strip().splitlines()
     rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in inside]
-    titles = {title: gear for gear, (title, _) in GEARS.items()}
+    titles = {title: feature for feature, (title, _) in FEATURES.items()}
     return {
         row[1].strip("`"): {titles.get(title, title): cell for title, cell in zip(rows[0][2:], row[2:], strict=True)}
         for row in rows[2:]

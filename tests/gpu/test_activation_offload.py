@@ -17,7 +17,7 @@ from paddock.core.device import Carrier, empty_cache, memory_in_use, peak_memory
 from paddock.engines.train.activations import BEHIND, Activations
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleEngine
-from paddock.models.attention import FUSED
+from paddock.models.forward import FUSED
 from paddock.trainer.run import train
 
 pytestmark = pytest.mark.gpu

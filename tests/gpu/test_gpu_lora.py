@@ -20,7 +20,7 @@ from paddock.engines.train.base import Outputs
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleEngine
 from paddock.models.adapters import Lora, attach
-from paddock.models.attention import FUSED
+from paddock.models.forward import FUSED
 from paddock.models.fused import fused
 from paddock.models.value_head import ValueModel
 from paddock.trainer.experience import with_responses

@@ -16,7 +16,7 @@ from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleEngine
-from paddock.models.attention import FUSED
+from paddock.models.forward import FUSED
 from paddock.models.fused import fused
 from paddock.trainer.experience import with_responses
 

@@ -24,9 +24,9 @@ from tiny_models import tiny_model
 from paddock.core.device import Carrier
 from paddock.engines.train.offload import Offload
 from paddock.models.adapters import Adapters, Lora, adapters_of, attach, is_adapter
-from paddock.models.attention import Packed, hidden_states, module_states
+from paddock.models.attention import Packed, SharedPrompts
+from paddock.models.forward import hidden_states, module_states
 from paddock.models.fused import fuse, fused
-from paddock.models.sharing import SharedPrompts
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LORA = Lora(rank=3, alpha=6)

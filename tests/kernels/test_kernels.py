@@ -28,7 +28,8 @@ from paddock.kernels.packed import packed_attention, tiles_of
 from paddock.kernels.rotary import HeadNorm, rotary, rotary_backward, rotary_into
 from paddock.kernels.sampling import Draws, draw
 from paddock.kernels.thin import thin_gated, thin_parts
-from paddock.models.attention import Packed, hidden_states, module_states
+from paddock.models.attention import Packed
+from paddock.models.forward import hidden_states, module_states
 from paddock.models.fused import fuse, fused
 from paddock.models.token_stats import Head, token_stats
 

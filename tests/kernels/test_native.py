@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from paddock.kernels import compiler, native
-from paddock.kernels.arguments import Draws, Families, HeadNorm, Pieces
+from paddock.kernels.arguments import Draws, HeadNorm, Pieces, PromptGroups
 from paddock.kernels.launch import INTERPRETED
-from paddock.models.blocks import BlockAttention
-from paddock.models.sharing import SharedPrompts
+from paddock.models.attention import SharedPrompts
+from paddock.models.attention.blocks import BlockAttention
 
 pytestmark = [
     pytest.mark.skipif(compiler.library() is None, reason="no C++ compiler"),
@@ -154,16 +154,18 @@ def test_attention_of_a_decode_step(dtype, dim, window, softcap, sunk):
 )
 @pytest.mark.parametrize("dim", [16, 64])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_attention_of_families_and_back(dtype, dim, how):
+def test_attention_of_groups_and_back(dtype, dim, how):
     tokens = sum(how.lengths) + 5  # the last of no sequence
     parts = [numbers(tokens, heads, dim, dtype=dtype, seed=heads + i) for i, heads in enumerate((6, 2, 2, 6))]
     q, k, v, grad = parts
     leaves = [part.double().requires_grad_() for part in parts[:3]]
     wanted = BlockAttention.apply(*leaves, how.blocks, 0.3, None, None)
     gradients = torch.autograd.grad(wanted, leaves, grad.double())
-    found = native.family_attention(q, k, v, how.families, 0.3)
+    found = native.short_attention(q, k, v, how.prompt_groups, 0.3)
     close(found, wanted.detach(), dtype)
-    for mine, theirs in zip(native.family_attention_backward(q, k, v, grad, how.families, 0.3), gradients, strict=True):
+    for mine, theirs in zip(
+        native.short_attention_backward(q, k, v, grad, how.prompt_groups, 0.3), gradients, strict=True
+    ):
         close(mine, theirs, dtype)
     assert not found[-5:].any()
 
@@ -271,15 +273,15 @@ import sys, torch
 from hashlib import sha256
 sys.path.insert(0, {str(Path(native.__file__).parents[2])!r})
 from paddock.kernels import native
-from paddock.models.sharing import SharedPrompts
+from paddock.models.attention import SharedPrompts
 torch.manual_seed(0)
 bf, how = torch.bfloat16, SharedPrompts([20, 30], [[40] * 6, [50] * 5])
 x, w = torch.randn(3, 500, 96).to(bf).unbind(), torch.randn(96).to(bf).requires_grad_()
 y, total, scale = native.add_norm(x[0], x[1], w, 1e-6, False, bf)
 found = [y, *native.add_norm_backward(x[2], x[0], total, w, scale, False, bf)]
 q, k, v = (torch.randn(sum(how.lengths), h, 64) for h in (4, 2, 2))
-found += [native.family_attention(q, k, v, how.families, 0.1)]
-found += native.family_attention_backward(q, k, v, q, how.families, 0.1)
+found += [native.short_attention(q, k, v, how.prompt_groups, 0.1)]
+found += native.short_attention_backward(q, k, v, q, how.prompt_groups, 0.1)
 print(torch.get_num_threads(), *[sha256(x.detach().float().numpy().tobytes()).hexdigest() for x in found])
 """
     said = []
@@ -291,10 +293,10 @@ print(torch.get_num_threads(), *[sha256(x.detach().float().numpy().tobytes()).he
     assert [threads for threads, *_ in said] == ["1", "2"] and said[0][1:] == said[1][1:]
 
 
-def test_families_are_told_by_their_sequences():
-    families = Families([[slice(0, 4)], [slice(4, 6), slice(6, 16), slice(16, 19)]])
-    assert families.sequences.tolist() == [[0, 4], [4, 2], [6, 10], [16, 3]] and families.ends.tolist() == [0, 1, 4]
-    assert (families.end, families.most_keys) == (19, 12)
+def test_groups_are_told_by_their_sequences():
+    groups = PromptGroups([[slice(0, 4)], [slice(4, 6), slice(6, 16), slice(16, 19)]])
+    assert groups.sequences.tolist() == [[0, 4], [4, 2], [6, 10], [16, 3]] and groups.ends.tolist() == [0, 1, 4]
+    assert (groups.end, groups.most_keys) == (19, 12)
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from tiny_models import FAMILIES, WINDOW, tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import paddock.models.blocks as blocks
-from paddock.models.attention import Packed, hidden_states
+import paddock.models.attention.blocks as blocks
+from paddock.models.attention import Packed
+from paddock.models.forward import hidden_states
 
 LENGTHS = [1, 3, 9, 11, 12, 12, 20]
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paddock.errors import UserError
-from paddock.models.attention import Packed, hidden_states
-from paddock.models.experts import PLACE, Experts, Routing, experts_of
+from paddock.models.attention import Packed
+from paddock.models.experts import BLOCK, Experts, Routing, experts_of
+from paddock.models.forward import hidden_states
 from paddock.models.packing import pack, pad
 
 LENGTHS = [9, 6]
@@ -233,7 +234,7 @@ def test_a_choice_that_nobody_sees_is_refused_where_it_matters():
     model = model_of("qwen3_moe")
     model.base_model.layers[1].mlp = Strange(model.base_model.layers[1].mlp)
     found = experts(model)
-    assert PLACE in vars(model.base_model.layers[1].mlp)
+    assert BLOCK in vars(model.base_model.layers[1].mlp)
     with pytest.raises(UserError, match=r"layers\.1\.mlp does not choose its experts by a top-k of 6 scores"):
         states(model, Routing(found))
     everyone = torch.ones(sum(LENGTHS), dtype=torch.bool)

@@ -11,7 +11,8 @@ from paddock.engines.rollout.embedded import prepacked as prepacked_module
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.kernels.arguments import HeadNorm
 from paddock.kernels.launch import INTERPRETED
-from paddock.models.attention import Packed, hidden_states, module_states
+from paddock.models.attention import Packed, SharedPrompts
+from paddock.models.forward import hidden_states, module_states
 from paddock.models.fused import fuse, fused
 from paddock.models.fused.passes import (
     ACTIVATIONS,
@@ -23,7 +24,6 @@ from paddock.models.fused.passes import (
     rotary_backward,
 )
 from paddock.models.load import load_causal_lm
-from paddock.models.sharing import SharedPrompts
 
 pytestmark = [
     pytest.mark.skipif(INTERPRETED, reason="kernels are interpreted: a CPU takes the way of a GPU"),

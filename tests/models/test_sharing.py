@@ -13,9 +13,10 @@ from paddock.core.batch import Batch
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
-from paddock.models.blocks import BlockAttention
+from paddock.models.attention import SharedPrompts
+from paddock.models.attention.blocks import BlockAttention
 from paddock.models.packing import pack, sequence_lengths
-from paddock.models.sharing import SharedPrompts, pack_shared, parts_of_groups
+from paddock.models.sharing import pack_shared, parts_of_groups
 
 WANT = frozenset({"log_probs", "entropy"})
 

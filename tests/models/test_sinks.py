@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.errors import UserError
-from paddock.models import blocks
-from paddock.models.attention import Packed, hidden_states
-from paddock.models.sinks import packed_sinks, padded_sinks
+from paddock.models.attention import Packed, blocks
+from paddock.models.attention.sinks import packed_sinks, padded_sinks
+from paddock.models.forward import hidden_states
 
 LENGTHS = [3, 9, 10, 21]
 SCALE = 0.3

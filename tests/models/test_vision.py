@@ -44,7 +44,7 @@ from paddock.models.packing import pack
 from paddock.models.sharing import pack_shared
 from paddock.models.token_stats import Head, token_stats
 from paddock.models.value_head import ValueModel
-from paddock.models.vision import blank, freeze_tower, place, positions_of, tower_of, vision_tokens
+from paddock.models.vision import blank, freeze_tower, place_images, positions_of, tower_of, vision_tokens
 
 NEVER = (START, END, IMAGE, VIDEO)
 WANT = frozenset({"log_probs", "entropy", "sum_pi_squared"})
@@ -216,7 +216,7 @@ def test_the_samples_of_a_group_share_one_processing(model, prompts, monkeypatch
 def test_a_stream_without_images_is_left_alone(model, prompts):
     inputs = pack(vision_batch([prompts[1]]))
     assert inputs.images is None and inputs.positions.dim() == 2
-    assert place([None, None], [3, 4], "cpu") is None
+    assert place_images([None, None], [3, 4], "cpu") is None
 
 
 def test_the_smallest_image_in_no_place_changes_nothing(model, prompts):
@@ -227,14 +227,16 @@ def test_the_smallest_image_in_no_place_changes_nothing(model, prompts):
 
 
 def test_a_slice_of_the_stream_takes_its_own_features(model, prompts):
-    _, placed = place([prompts[0][1], prompts[2][1]], [len(prompts[0][0]), len(prompts[2][0])], "cpu")
+    _, placed = place_images([prompts[0][1], prompts[2][1]], [len(prompts[0][0]), len(prompts[2][0])], "cpu")
     whole = len(prompts[0][0]) + len(prompts[2][0])
     for start, length in ((0, 15), (15, whole - 15)):
         part = placed.part(start, length)
-        assert (part.places + start).tolist() == [p for p in placed.places.tolist() if start <= p < start + length]
+        assert (part.token_index + start).tolist() == [
+            p for p in placed.token_index.tolist() if start <= p < start + length
+        ]
         kept = [
             f
-            for p, f in zip(placed.places.tolist(), placed.features.tolist(), strict=True)
+            for p, f in zip(placed.token_index.tolist(), placed.features.tolist(), strict=True)
             if start <= p < start + length
         ]
         assert part.features.tolist() == kept
@@ -352,8 +354,8 @@ def test_an_image_of_some_size_takes_as_many_tokens_as_foretold(folder):
     reader = reader_of(folder)
     for width, height in ((8, 8), (16, 40), (50, 20), (100, 100), (3, 9)):
         tokens, seen = prompt_of(reader, [painted(width=width, height=height)])
-        assert tokens.count(IMAGE) == len(seen.places) == reader.features(height, width)
-        assert len(seen.pixels) == 4 * len(seen.places)
+        assert tokens.count(IMAGE) == len(seen.token_index) == reader.features(height, width)
+        assert len(seen.pixels) == 4 * len(seen.token_index)
 
 
 def test_limits_of_an_images_area_are_honoured(folder):

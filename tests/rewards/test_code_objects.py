@@ -16,7 +16,7 @@ from paddock.rewards.sandbox.program import settings_from
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _walls() -> None:
+def _isolation() -> None:
     try:
         LocalSandbox(settings_from(None)).close()
     except UserError as error:

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from paddock.config.load import load
 from paddock.errors import UserError
 from paddock.rewards.code import code_of, completed, contest, humaneval, mbpp, same_output
-from paddock.rewards.keeper import descendants
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.sandbox.inside.checks import accepted, same
 from paddock.rewards.sandbox.inside.wire import read, written
 from paddock.rewards.sandbox.local import LocalSandbox
 from paddock.rewards.sandbox.program import CAUSES, Program, settings_from, settings_of
 from paddock.rewards.score import ScoreRequest
+from paddock.rewards.supervisor import descendants
 
 HUMANEVAL = ROOT.parent / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
 LIMITS = replace(settings_from(None), memory_limit_mb=256)
@@ -30,7 +30,7 @@ SANDBOX = LIMITS.as_argument()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _walls() -> None:
+def _isolation() -> None:
     try:
         LocalSandbox(LIMITS).close()
     except UserError as error:

@@ -186,7 +186,7 @@ def batch_of(truths: list[str]) -> Batch:
         "data_source": ["mine"] * rows,
         "ground_truth": truths,
         "messages": ["asked?"] * rows,
-        "place": [f"a.parquet row {row}" for row in range(rows)],
+        "location": [f"a.parquet row {row}" for row in range(rows)],
     }
     return Batch(ids, ids, ids[:, None], responses=mask + 4, mask=mask, lengths=mask.sum(-1), extras=extras)
 

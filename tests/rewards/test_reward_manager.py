@@ -48,8 +48,8 @@ def function(body: str) -> str:
     return f"def compute_score(data_source, solution_str, ground_truth, extra_info):\n    {body}\n"
 
 
-def request(solution: str = "yes", truth: str = "yes", source: str = "mine", place: str = "train.parquet row 7"):
-    return ScoreRequest(source, solution, truth, {"note": "n"}, place)
+def request(solution: str = "yes", truth: str = "yes", source: str = "mine", location: str = "train.parquet row 7"):
+    return ScoreRequest(source, solution, truth, {"note": "n"}, location)
 
 
 def batch_of(rows: int, mask: list[list[int]] | None = None, **extras) -> Batch:
@@ -121,7 +121,7 @@ def test_a_mistake_in_a_scorer_names_file_function_row_and_what_happened(manager
     body, message = MISTAKES[mistake]
     rewards = manager(code=function(f"if solution_str == 'bad': {body}\n    return 1.0"))
     with pytest.raises(UserError, match=message) as error:
-        rewards.score([request(place="a.parquet row 3"), request("bad", place="a.parquet row 4"), request()])
+        rewards.score([request(location="a.parquet row 3"), request("bad", location="a.parquet row 4"), request()])
     text = str(error.value)
     assert "my_reward.py" in text and "compute_score" in text and "on a.parquet row 4" in text and "'bad'" in text
 
@@ -265,7 +265,7 @@ def test_batches_in_which_different_scorers_spoke_can_be_joined(manager):
 
 
 def test_a_failing_row_of_a_batch_is_named_by_its_place_and_id(manager):
-    rows = batch_of(2, place=["a.parquet row 8", "a.parquet row 9"])
+    rows = batch_of(2, location=["a.parquet row 8", "a.parquet row 9"])
     with pytest.raises(UserError, match=r"on a.parquet row 9 \(row id 1\)"):
         manager(code=function("return 1 / (solution_str == 'yes')")).fill(rows, ["yes", "no"])
 

@@ -244,10 +244,10 @@ def test_a_catastrophic_pattern_is_counted_and_ends_nothing():
         load(["reward=regex", "reward_kwargs={pattern: '^(a+)+$'}", "reward_model.num_workers=1"]).config
     ) as rewards:
         slow, fast = rewards.score([request("a" * 40 + "!"), request("aaa")])
-        process = rewards.pool.workers[0].keeper.pid
+        process = rewards.pool.workers[0].supervisor.pid
         assert slow.timed_out and slow.value == 0 and fast.value == 1
         rewards.score([request("aa")])
-        assert rewards.pool.workers[0].keeper.pid == process, "its process lives on"
+        assert rewards.pool.workers[0].supervisor.pid == process, "its process lives on"
 
 
 def test_rules_and_limited_functions_go_their_own_ways(tmp_path):
@@ -335,7 +335,7 @@ def test_each_answer_of_a_list_in_the_data_is_right(tmp_path, rule):
     config = load([f"data.train_files={tmp_path / 'mine.jsonl'}", f"reward={rule}", "trainer.device=cpu"]).config
     asked = PromptDataset.train(config.data, byte_tokenizer()).rows([0, 1])
     given = [
-        ScoreRequest(row.data_source, answer, row.ground_truth, row.extra_info, row.place)
+        ScoreRequest(row.data_source, answer, row.ground_truth, row.extra_info, row.location)
         for row, answer in zip(asked * 3, ["UK", "two", "United Kingdom", "2", "Kingdom", "three"], strict=True)
     ]
     with RewardManager(config) as rewards:

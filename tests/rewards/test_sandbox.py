@@ -17,10 +17,10 @@ from conftest import ROOT
 
 from paddock.errors import UserError
 from paddock.rewards.code import contest
-from paddock.rewards.keeper import descendants
 from paddock.rewards.sandbox.cell import OUTPUT_MB, SLACK, Cell, CellFailed
 from paddock.rewards.sandbox.local import LocalSandbox
 from paddock.rewards.sandbox.program import CAUSES, Program, Result, settings_from
+from paddock.rewards.supervisor import descendants
 
 LIMIT = 1.0  # seconds of programs that never end
 LIMITS = replace(settings_from(None), memory_limit_mb=256, processes=16)
@@ -38,7 +38,7 @@ def missing(isolation: str) -> str | None:
 
 MISSING = {isolation: missing(isolation) for isolation in ("bubblewrap", "unshare")}
 AVAILABLE = [isolation for isolation, reason in MISSING.items() if reason is None]
-needs_walls = pytest.mark.skipif(not AVAILABLE, reason=f"no isolation works on this machine: {MISSING}")
+needs_isolation = pytest.mark.skipif(not AVAILABLE, reason=f"no isolation works on this machine: {MISSING}")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="root alone can build a cell without a user namespace")
 
 
@@ -268,7 +268,7 @@ def test_ptrace_of_another_process_is_forbidden(sandbox, victim):
         "syscall(321, 0)",
     ],
 )
-def test_building_walls_of_ones_own_is_forbidden(sandbox, call):
+def test_making_namespaces_of_ones_own_is_forbidden(sandbox, call):
     if "syscall" in call and os.uname().machine != "x86_64":
         pytest.skip("the number of bpf on x86-64")
     assert run(sandbox, f"import ctypes\nctypes.CDLL(None).{call}").cause == "forbidden"
@@ -355,7 +355,7 @@ def test_a_program_has_no_privilege(sandbox):
     print([status[name].strip() for name in ("CapEff", "CapPrm", "CapBnd", "NoNewPrivs", "Seccomp")], os.getuid() == 0)
     """
     if run(sandbox, "import os\nprint(os.listdir('/proc'))").stdout == "[]\n":
-        pytest.skip("no /proc can be made within bubblewrap's walls for root")
+        pytest.skip("no /proc can be made within bubblewrap's namespaces for root")
     zeros = ["0" * 16] * 3
     assert run(sandbox, code).stdout == f"{[*zeros, '1', '2']} False\n"
 
@@ -379,7 +379,7 @@ time.sleep(60)
         owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=errors, cwd=ROOT)
     assert owner.stdout and owner.stdout.readline() == b"running\n"
     family, end = descendants(owner.pid), time.monotonic() + 10
-    while len(family) < 6 and time.monotonic() < end:  # the copy, launcher, zygote, guard, warden, program
+    while len(family) < 6 and time.monotonic() < end:  # the copy, launcher, zygote, guard, PID 1, program
         family = descendants(owner.pid)
     copy = {child for child in family if not descendants(child) and _command(child) == _command(owner.pid)}
     assert len(family) == 6 and len(copy) == 1, (tmp_path / "errors").read_text()
@@ -401,7 +401,7 @@ def _command(pid: int) -> bytes:
         return b""
 
 
-@needs_walls
+@needs_isolation
 @pytest.mark.parametrize(
     ("code", "cause"),
     [
@@ -437,7 +437,7 @@ def test_a_hostile_answer_scores_nothing_and_is_counted_by_its_cause(code, cause
     assert descendants(os.getpid()) == before
 
 
-def test_unsafe_runs_without_walls_and_still_ends_what_it_started():
+def test_unsafe_runs_without_isolation_and_still_ends_what_it_started():
     name = f"pdk{secrets.token_hex(5)}"
     daemon = f"""
     import ctypes, os, time
@@ -489,7 +489,7 @@ def without(flags: str, isolation: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_where_no_walls_can_be_built_the_run_is_refused_with_the_reason():
+def test_where_nothing_isolates_the_run_is_refused_with_the_reason():
     """The filter that containers have by default, put on a real process."""
     done = without("0xFFFFFFFF", "auto")
     assert done.returncode == 1
@@ -501,7 +501,7 @@ def test_where_no_walls_can_be_built_the_run_is_refused_with_the_reason():
 
 
 @needs_root
-def test_where_walls_cannot_be_nested_every_program_has_a_cell_of_its_own():
+def test_where_namespaces_cannot_be_nested_every_program_has_a_cell_of_its_own():
     if MISSING["unshare"]:
         pytest.skip(MISSING["unshare"])
     done = without("0x10000000", "unshare")
@@ -517,7 +517,7 @@ def test_bubblewrap_that_is_not_there_and_a_folder_that_is_not_there_are_named(m
         LocalSandbox(replace(LIMITS, isolation="bubblewrap"))
 
 
-@needs_walls
+@needs_isolation
 def test_any_command_can_run_the_program_and_further_folders_be_read(tmp_path):
     (tmp_path / "word").write_text("hello")
     tmp_path.chmod(0o755)  # root's programs run as nobody
@@ -530,7 +530,7 @@ def test_any_command_can_run_the_program_and_further_folders_be_read(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["word"]
 
 
-@needs_walls
+@needs_isolation
 def test_programs_run_side_by_side_and_in_order():
     with LocalSandbox(LIMITS, size=3) as box:
         start = time.monotonic()
@@ -541,7 +541,7 @@ def test_programs_run_side_by_side_and_in_order():
     box.close()
 
 
-@needs_walls
+@needs_isolation
 def test_programs_side_by_side_see_nothing_of_each_other():
     stays = """
     import os, socket, time

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_sandbox import AVAILABLE, LIMITS, needs_walls
+from test_sandbox import AVAILABLE, LIMITS, needs_isolation
 
 from paddock.rewards.sandbox import cgroup
 from paddock.rewards.sandbox.cell import Cell
@@ -96,7 +96,7 @@ except OSError:
 """
 
 
-@needs_walls
+@needs_isolation
 def test_what_the_kernel_ends_is_out_of_memory_and_the_group_goes_with_the_cell(monkeypatch):
     needs_groups()
     monkeypatch.setattr("paddock.rewards.sandbox.cell._send_buffer", lambda: 0)  # the watch sees no sockets
@@ -110,7 +110,7 @@ def test_what_the_kernel_ends_is_out_of_memory_and_the_group_goes_with_the_cell(
     assert not folder.exists()
 
 
-@needs_walls
+@needs_isolation
 def test_the_log_says_which_guard_is_in_force(caplog, monkeypatch):
     with caplog.at_level(logging.INFO, "paddock"):
         check(LIMITS)

@@ -1,4 +1,4 @@
-"""The walls that root builds, an ordinary user builds too; where nobody can, training does not begin."""
+"""An ordinary user gets the isolation that root gets; where nobody can have it, training does not begin."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def run(before: str, isolation: str, **user) -> subprocess.CompletedProcess[str]
 
 @needs_root
 @pytest.mark.parametrize("isolation", list(MISSING))
-def test_an_ordinary_user_gets_the_same_walls(isolation):
+def test_an_ordinary_user_gets_the_same_isolation(isolation):
     done = run("", isolation, user=ORDINARY, group=ORDINARY, extra_groups=[])
     assert done.stdout.split() == [str(ORDINARY), *CAUSES, "True"], done.stderr
 
@@ -135,7 +135,7 @@ with RewardManager(load([]).config) as rewards:
 """
 
 
-def test_training_does_not_begin_where_no_walls_can_be_built():
+def test_training_does_not_begin_where_nothing_isolates():
     done = subprocess.run(
         [sys.executable, "-c", REFUSED, str(ROOT)], capture_output=True, text=True, cwd=ROOT, timeout=120
     )

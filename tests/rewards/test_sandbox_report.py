@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from test_sandbox import AVAILABLE, LIMITS, needs_walls
+from test_sandbox import AVAILABLE, LIMITS, needs_isolation
 
 from paddock.rewards.code import contest, humaneval
 from paddock.rewards.sandbox import cell as cells
@@ -89,7 +89,7 @@ def test_only_a_sandbox_that_says_so_is_broken():
         result_of(ENDED, b'{"broken": "no such device"}\n', b"", b"", CHECKED)
 
 
-@needs_walls
+@needs_isolation
 @pytest.mark.parametrize("damage", ["cut", "doubled", "huge", "binary"])
 def test_a_run_goes_on_after_a_damaged_report(monkeypatch, damage):
     content = cells._content
@@ -110,7 +110,7 @@ def test_a_run_goes_on_after_a_damaged_report(monkeypatch, damage):
     assert scored["score"] == 0.0 and scored["sandbox/killed"] == 1.0
 
 
-@needs_walls
+@needs_isolation
 @pytest.mark.parametrize("answer", [b"\xff\0", b"[1, 2]", b'{"ended_by": ', b"5", b"[" * 60_000])
 def test_an_answer_of_the_cell_that_cannot_be_read_is_a_lost_cell(answer):
     cell = Cell(AVAILABLE[0], LIMITS)
@@ -133,7 +133,7 @@ def test_an_answer_of_the_cell_that_cannot_be_read_is_a_lost_cell(answer):
     cell.close()
 
 
-@needs_walls
+@needs_isolation
 def test_a_program_whose_cells_never_answer_scores_nothing(monkeypatch):
     run = Cell.run
 
@@ -149,7 +149,7 @@ def test_a_program_whose_cells_never_answer_scores_nothing(monkeypatch):
         assert box.run(Program("print(1)")).passed
 
 
-@needs_walls
+@needs_isolation
 def test_a_machine_that_is_busy_for_a_moment_does_not_end_a_run(monkeypatch):
     """A cell that cannot be built three times in a row, as when memory is short."""
     built, failures = Cell.__init__, iter(range(3))
@@ -190,7 +190,7 @@ def box():
         yield found
 
 
-@needs_walls
+@needs_isolation
 @pytest.mark.parametrize("code", list(REACHING.values()), ids=list(REACHING))
 def test_the_guardian_is_out_of_reach(box, code):
     result = box.run(Program(code.format(pid=1)))
@@ -198,7 +198,7 @@ def test_the_guardian_is_out_of_reach(box, code):
     assert any(name in result.stderr for name in ("PermissionError", "FileNotFoundError")), result.stderr
 
 
-@needs_walls
+@needs_isolation
 @pytest.mark.parametrize("number", [1, 2, 15, 34, 40, 63, 64])
 def test_a_program_may_end_by_any_signal(number):
     """Also by one that has no name."""

@@ -111,7 +111,7 @@ def _prompt(record: Record, options: argparse.Namespace) -> list[Row]:
     value = record.values.get(options.prompt_key)
     if value is None:
         record.text(options.prompt_key)  # which lists the fields there are
-    asked = messages_of(value, record.place, options.prompt_key)
+    asked = messages_of(value, record.location, options.prompt_key)
     turns: list[Row] = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
     for turn in turns:
         if not isinstance(turn["content"], str):
@@ -124,7 +124,7 @@ def _prompt(record: Record, options: argparse.Namespace) -> list[Row]:
 
 
 def _truth(record: Record, options: argparse.Namespace) -> str | None:
-    """As a text: a number as it is written, a list or an object as JSON."""
+    """Returns the truth as a text: a number as it is written, a list or an object as JSON."""
     value: Any = record.values.get(options.answer_key)
     if value is None and options.style == MODEL:
         return None
@@ -139,7 +139,7 @@ def _truth(record: Record, options: argparse.Namespace) -> str | None:
 
 
 def divided(rows: list[Row], share: float) -> dict[str, list[Row]]:
-    """The same rows are held out on every machine; equal questions stay on one side.
+    """Divides rows into training and held-out ones, the same on every machine; equal questions stay on one side.
 
     Of the questions, in the order of their hashes, those are held out whose rows together do not exceed the share; if
     each one is repeated more often than that, the one with the fewest rows.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SOURCE = "hiyouga/geometry3k"
 INSTRUCTION = r"Reason first, between <think> and </think>. Then give the final answer in \boxed{}."
 IMAGE = "<image>"
-"""Where a drawing stands in the text."""
+"""Marks a drawing in the text."""
 
 
 def row(record: Record, split: str, index: int) -> Row:
@@ -47,7 +47,7 @@ def _images(record: Record) -> list[Row]:
 
 
 def _image(record: Record, image: Any) -> Row:
-    """Its file as it was published: bytes in the table, or a file beside it."""
+    """Returns the drawing's file as it was published: bytes in the table, or a file beside it."""
     name = image.get("path") if isinstance(image, dict) else image
     content = image.get("bytes") if isinstance(image, dict) else None
     if content is None and isinstance(name, str):

@@ -28,7 +28,7 @@ def sft_row(record: Record, split: str, index: int) -> Row | None:
 
 
 def rm_row(record: Record, split: str, index: int) -> Row | None:
-    """A pair; None where the two do not differ, or one is empty: there is nothing to prefer."""
+    """Returns a pair; None where the two do not differ, or one is empty: there is nothing to prefer."""
     chosen, rejected = _answer(record, "chosen"), _answer(record, "rejected")
     if not chosen or not rejected or chosen == rejected:
         return None
@@ -36,7 +36,7 @@ def rm_row(record: Record, split: str, index: int) -> Row | None:
 
 
 def rl_row(record: Record, split: str, index: int) -> Row | None:
-    """A prompt that a reward model scores; the preferred answer is kept to be looked at."""
+    """Returns a prompt that a reward model scores; the preferred answer is kept to be looked at."""
     return {
         "data_source": SOURCE,
         "prompt": turns(record),

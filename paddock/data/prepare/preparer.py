@@ -33,7 +33,7 @@ class Preparer:
 
     @property
     def folder(self) -> str:
-        """Where the files go unless the user says otherwise, and where recipes look for them."""
+        """Returns the folder of the files, unless the user names another; recipes look for them there."""
         return f"~/data/{self.name}"
 
 
@@ -53,14 +53,14 @@ def rule_row(source: str, question: str, ability: str, truth: str, extra_info: R
 
 
 def message_type() -> pa.DataType:
-    """A conversation."""
+    """Returns the Arrow type of a conversation."""
     import pyarrow as pa
 
     return pa.list_(pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())]))
 
 
 def training_schema(extra_info: Mapping[str, str], **columns: str) -> pa.Schema:
-    """The columns of a prepared file; `extra_info` and further `columns` are given as names and Arrow types."""
+    """Returns the schema of a prepared file; `extra_info` and further `columns` are given as names and Arrow types."""
     import pyarrow as pa
 
     def fields(types: Mapping[str, str]) -> list[pa.Field]:

@@ -24,10 +24,10 @@ LAYOUTS = (
 
 @dataclass(frozen=True)
 class Record:
-    """One raw record, and the place an error message names: `data/train.jsonl line 12`."""
+    """One raw record, and the location an error message names: `data/train.jsonl line 12`."""
 
     values: Mapping[str, Any]
-    place: str
+    location: str
 
     def text(self, column: str) -> str:
         value = self.values.get(column)
@@ -40,7 +40,7 @@ class Record:
         raise self.error(column, found, f"check that this is the raw data set, and give every record a text {column!r}")
 
     def error(self, column: str, reason: str, fix: str) -> UserError:
-        return UserError(reason, key=f"{self.place}, column {column!r}", fix=fix)
+        return UserError(reason, key=f"{self.location}, column {column!r}", fix=fix)
 
 
 Splits = dict[str, list[Record]]
@@ -59,7 +59,7 @@ def from_path(folder: Path, config: str | None, splits: Sequence[str] = SPLITS) 
 
 
 def split_files(folder: Path) -> dict[str, Path]:
-    """The folder's train.jsonl and test.jsonl (or .jsonl.gz, .json) by split; empty where it holds neither."""
+    """Returns the folder's train.jsonl and test.jsonl (or .jsonl.gz, .json) by split; empty where it holds neither."""
     candidates = {split: [folder / f"{split}{suffix}" for suffix in SUFFIXES] for split in SPLITS}
     found = {split: next((file for file in files if file.is_file()), None) for split, files in candidates.items()}
     files = {split: file for split, file in found.items() if file}
@@ -70,7 +70,7 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 
 def from_hub(name: str, config: str | None, splits: Sequence[str] = SPLITS) -> Splits:
-    """The records as the hub publishes them; with HF_HUB_OFFLINE=1, from the cache."""
+    """Returns the records as the hub publishes them; with HF_HUB_OFFLINE=1, from the cache."""
     try:
         loaded = load_from_hub(name, config)
     except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's errors
@@ -148,18 +148,18 @@ def _record_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/*.json"), key=lambda file: (file.parent.name, len(file.stem), file.stem))
 
 
-def _parse(text: str, place: str) -> Any:
+def _parse(text: str, location: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"not JSON: {error}", key=place, fix="mend this place, or download the file again") from error
+        raise UserError(f"not JSON: {error}", key=location, fix="mend this line, or download the file again") from error
 
 
-def _record(value: Any, place: str) -> Record:
+def _record(value: Any, location: str) -> Record:
     if not isinstance(value, dict):
-        raise UserError(f"a record must be a JSON object, not {value!r:.80}", key=place, fix="mend or remove it")
+        raise UserError(f"a record must be a JSON object, not {value!r:.80}", key=location, fix="mend or remove it")
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:  # JSON can hold half of a surrogate pair, which no parquet file takes
-        raise UserError(f"a text is no Unicode: {error}", key=place, fix="mend or remove it") from error
-    return Record(value, place)
+        raise UserError(f"a text is no Unicode: {error}", key=location, fix="mend or remove it") from error
+    return Record(value, location)

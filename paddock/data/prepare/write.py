@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def write_splits(target: Path, rows: Mapping[str, list[Row]], schema: pa.Schema, examples: bool = False) -> None:
-    """A file for each split; with `examples`, its first row also as JSON."""
+    """Writes a file for each split; with `examples`, its first row also as JSON."""
     for split, found in rows.items():
         write_parquet(target / f"{split}.parquet", found, schema)
         if examples:
@@ -26,7 +26,7 @@ def write_splits(target: Path, rows: Mapping[str, list[Row]], schema: pa.Schema,
 
 
 def summary(rows: Mapping[str, list[Row]], target: Path, next_command: str, last: str = "") -> str:
-    """What was written, and what to type next: `next_command`, the files, and what comes `last`."""
+    """Returns what was written, and what to type next: `next_command`, the files, and what comes `last`."""
     counts = " and ".join(f"{len(found):,} {split}" for split, found in rows.items())
     keys = {"train": "data.train_files", "test": "data.val_files"}
     overrides = " ".join(shlex.quote(f"{keys[split]}={target / f'{split}.parquet'}") for split in rows)

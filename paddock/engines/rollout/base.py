@@ -20,9 +20,9 @@ class Prompt:
     tokens: list[int]
     rows: list[int]
     images: Images | None = None
-    """What the model sees beside the tokens."""
+    """The images of the prompt, as the model sees them."""
     max_tokens: int | None = None
-    """Of each response to it, where that is less than the sampling's."""
+    """Most tokens of each response to it, if that is less than the sampling's."""
 
     def limit(self, sampling: Sampling) -> int:
         """Tokens at which a response to it ends, if no stop token did."""
@@ -69,7 +69,7 @@ OnDone = Callable[[list[Completion]], None]
 
 class RolloutEngine(Protocol):
     def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
-        """All responses of all prompts, in the order of the prompts and of their rows."""
+        """Returns all responses of all prompts, in the order of the prompts and of their rows."""
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None: ...
@@ -81,7 +81,7 @@ class RolloutEngine(Protocol):
 
 @runtime_checkable
 class CopyEngine(RolloutEngine, Protocol):
-    """One with weights of its own: it takes the trainer's after each update, and may give them up while it sleeps."""
+    """An engine with a copy of the weights: it takes the trainer's after each update, and may free them in sleep."""
 
     name: str  # as `rollout.name` has it
     dtype: torch.dtype
@@ -98,10 +98,10 @@ class CopyEngine(RolloutEngine, Protocol):
 
 @runtime_checkable
 class AdapterEngine(CopyEngine, Protocol):
-    """One that can take a LoRA adapter beside weights that it reads itself."""
+    """An engine that can take a LoRA adapter beside weights that it reads itself."""
 
     takes_adapter: bool  # it was opened for that
 
     def load_adapter(self, folder: Path) -> None:
-        """As peft saves it. The folder may go afterwards."""
+        """Loads an adapter that peft saved. The folder may be removed afterwards."""
         ...

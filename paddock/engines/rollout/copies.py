@@ -24,7 +24,7 @@ def require_no_images(prompts: list[Prompt], engine: str) -> None:
 
 
 def row_seeds(rows: list[int], sampling: Sampling) -> list[int | None]:
-    """By (seed, step, row) alone; 63 bits. Greedy draws nothing."""
+    """Returns a seed of 63 bits per row, a function of (seed, step, row) alone; None if greedy."""
     if sampling.temperature == 0.0:
         return [None] * len(rows)
     high, low, *_ = words(sampling.seed, sampling.step, torch.tensor(rows), 0, 0, Stream.SAMPLE)

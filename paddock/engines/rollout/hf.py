@@ -83,9 +83,9 @@ class HFEngine:
             ends = ends + 1
             tokens, positions, pixels = drawn[:, None], ends, {}
             mask = torch.cat([mask, torch.ones_like(tokens)], 1)
-        words, chances = (list(zip(*column, strict=True)) for column in zip(*columns, strict=True))
+        drawn_tokens, drawn_log_probs = (list(zip(*column, strict=True)) for column in zip(*columns, strict=True))
         found = [
-            ended_at_stop(row, list(words[i][:limit]), list(chances[i][:limit]), stops)
+            ended_at_stop(row, list(drawn_tokens[i][:limit]), list(drawn_log_probs[i][:limit]), stops)
             for i, ((_, row), limit) in enumerate(zip(pairs, limits, strict=True))
         ]
         return with_experts(found, [len(prompt.tokens) for prompt, _ in pairs], width, chosen) if chosen else found

@@ -46,7 +46,7 @@ class Server:
             start_new_session=True,  # its children are ended with it
         )
         self.ending = threading.Lock()
-        self.words: list[str] = []
+        self.last_lines: list[str] = []
         self.close = weakref.finalize(self, end, self.process, self.log)  # at exit too
         try:
             assert self.process.stdin is not None
@@ -56,7 +56,7 @@ class Server:
             raise self.lost("it ended at once") from error
 
     def wait_for(self, path: str, seconds: float = START_SECONDS) -> None:
-        """Until `path` answers."""
+        """Waits until `path` answers."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -70,7 +70,7 @@ class Server:
                 time.sleep(POLL_SECONDS)
 
     def post(self, path: str, body: dict[str, Any], timeout: float | None = CONTROL_SECONDS) -> Any:
-        """What it answers. A server that hangs is ended by its own watchdog; then this call fails."""
+        """Returns the server's answer. A server that hangs is ended by its own watchdog; then this call fails."""
         try:
             return self.call("POST", path, body, timeout)
         except Refusal as refusal:
@@ -95,17 +95,19 @@ class Server:
         return found
 
     def lost(self, reason: str, grace: float = 0.0) -> UserError:
-        """It is of no use any more: it is ended, and its last words tell why. Many threads may find out at once."""
+        """Ends the server and returns the error with the last lines that it wrote. Many threads may call it at once."""
         with self.ending:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 reason += f" (exit status {self.process.wait(grace)})"
             if not self.log.closed:
-                self.words = self.written()
+                self.last_lines = self.written()
             self.close()
-        return self.error(reason + ("; the last that it wrote:\n" + "\n".join(self.words) if self.words else ""))
+        return self.error(
+            reason + ("; the last that it wrote:\n" + "\n".join(self.last_lines) if self.last_lines else "")
+        )
 
     def written(self) -> list[str]:
-        """Its last lines; read without moving the place where it writes."""
+        """Returns the last lines of the server's log; reads them without moving the position at which it writes."""
         size = os.fstat(self.log.fileno()).st_size
         end = os.pread(self.log.fileno(), LOOKED_AT, max(0, size - LOOKED_AT))
         return end.decode(errors="replace").splitlines()[-TAIL:]
@@ -129,7 +131,7 @@ def free_port() -> int:
 
 
 def end(process: subprocess.Popen[bytes], log: Any) -> None:
-    """The whole session that it leads; killed if it does not end in time."""
+    """Ends the whole session that the server leads; killed if it does not end in time."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sign)
@@ -142,7 +144,7 @@ def end(process: subprocess.Popen[bytes], log: Any) -> None:
 
 
 def arguments_of_this_server() -> dict[str, Any]:
-    """In the server: what it was started with. From now on it ends with the process that started it."""
+    """Runs in the server: returns its arguments, and from now on ends it with the process that started it."""
     found = json.loads(sys.stdin.readline())
     threading.Thread(target=end_with_starter, daemon=True).start()
     return found

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 KEY = "actor_rollout_ref.rollout"
 ARGUMENTS = f"{KEY}.engine_kwargs.sglang"
 OURS = frozenset({"model_path", "host", "port", "skip_tokenizer_init", "enable_memory_saver", "dp_size", "nnodes"})
-"""Arguments that this adapter lives by: other values would break it."""
+"""Arguments that the adapter sets: other values would break it."""
 
 REFUSED = "paddock refuses:"
 SEED_BITS = 31  # older versions keep seeds as int32
 ROWS = 4  # of each matrix, that are remembered to compare
 SAME = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-"""Of a number's size, that rounding alone changes."""
+"""Largest relative difference that rounding can explain."""
 
 
 class SGLangEngine:
@@ -85,11 +85,11 @@ class SGLangEngine:
         refuse_ours(extra or {})
         self.at_once = int(asked["max_running_requests"])
         self.ranks = int(asked["tp_size"])
-        self.seat = Seat.of(self.ranks * int(asked["pp_size"]), device)
+        self.server_ranks = ServerRanks.of(self.ranks * int(asked["pp_size"]), device)
         self.server: Server | None = None
-        if self.seat.leads:
-            self.server = start(asked, extra or {}, self.seat.environment)
-        self.seat.together(None)
+        if self.server_ranks.leads:
+            self.server = start(asked, extra or {}, self.server_ranks.environment)
+        self.server_ranks.on_leader(None)
 
     @property
     def open(self) -> Server:
@@ -99,7 +99,7 @@ class SGLangEngine:
     def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
         assert not self.stale, "the engine has no weights yet, or they were given up while it slept"
         require_no_images(prompts, self.name)
-        return self.seat.together(lambda: self.responses(prompts, sampling, on_done))
+        return self.server_ranks.on_leader(lambda: self.responses(prompts, sampling, on_done))
 
     def responses(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None) -> list[Completion]:
         pairs = [(prompt, row) for prompt in prompts for row in prompt.rows]
@@ -134,23 +134,23 @@ class SGLangEngine:
         return completion(row, self.open.post("/generate", body, timeout=None), sampling)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """New weights under Hugging Face names; nothing computed with the old ones is kept."""
+        """Loads new weights under Hugging Face names; nothing computed with the old ones is kept."""
         load_in_buckets(self, weights, self.bucket_bytes)  # every rank helps to gather them
 
     def load_bucket(self, bucket: list[tuple[str, Tensor]], first: bool, last: bool) -> None:
         if first:
             self.sent = {}
-        if self.seat.leads:
+        if self.server_ranks.leads:
             matrices = ((name, tensor) for name, tensor in bucket if tensor.ndim == 2)
             self.sent |= {name: tensor[:ROWS].to("cpu", torch.float32, copy=True) for name, tensor in matrices}
-        self.seat.together(lambda: self.send(bucket))
+        self.server_ranks.on_leader(lambda: self.send(bucket))
         if last:
             self.begin_anew()
 
     def begin_anew(self) -> None:
         if self.staged_wake and self.frees:
-            self.seat.together(lambda: self.open.post("/resume_memory_occupation", {"tags": ["kv_cache"]}))
-        self.seat.together(lambda: self.open.post("/flush_cache", {}))
+            self.server_ranks.on_leader(lambda: self.open.post("/resume_memory_occupation", {"tags": ["kv_cache"]}))
+        self.server_ranks.on_leader(lambda: self.open.post("/flush_cache", {}))
         self.stale = False
 
     def send(self, bucket: list[tuple[str, Tensor]]) -> None:
@@ -161,20 +161,20 @@ class SGLangEngine:
             raise self.open.error(f"new weights failed: {answer['message']}")
 
     def sleep(self) -> None:
-        """Weights and KV cache leave the device; the weights come anew with the next sync."""
+        """Frees weights and KV cache on the device; the weights come with the next sync."""
         if self.frees and not self.asleep:
-            self.seat.together(lambda: self.open.post("/release_memory_occupation", {}))
+            self.server_ranks.on_leader(lambda: self.open.post("/release_memory_occupation", {}))
             self.asleep = self.stale = True
 
     def wake(self) -> None:
         if self.asleep:
             body: dict[str, Any] = {"tags": ["weights"]} if self.staged_wake else {}
-            self.seat.together(lambda: self.open.post("/resume_memory_occupation", body))
+            self.server_ranks.on_leader(lambda: self.open.post("/resume_memory_occupation", body))
             self.asleep = False
 
     def differing_layers(self) -> list[str]:
-        """By the first rows of each; for families whose layers SGLang can read back under their names."""
-        return self.seat.together(self.far_layers)
+        """Returns matrices whose first rows differ, for families whose layers SGLang reads back under their names."""
+        return self.server_ranks.on_leader(self.far_layers)
 
     def far_layers(self) -> list[str]:
         far: dict[str, float] = {}
@@ -194,15 +194,15 @@ class SGLangEngine:
 
 
 @dataclasses.dataclass(frozen=True)
-class Seat:
-    """Where ranks train together, neighbours share a server: the first of them speaks with it, for all."""
+class ServerRanks:
+    """The ranks that share one SGLang server. Only the first one (`leads`) calls it; it broadcasts the result."""
 
     leads: bool
     group: dist.ProcessGroup | None
     environment: dict[str, str]
 
     @classmethod
-    def of(cls, size: int, device: str) -> Seat:
+    def of(cls, size: int, device: str) -> ServerRanks:
         if not (dist.is_initialized() and dist.get_world_size() > 1):
             return cls(True, None, {})
         first = dist.get_rank() // size * size
@@ -211,8 +211,8 @@ class Seat:
         devices = {variable: ",".join(everyones)} if variable and None not in everyones else {}
         return cls(dist.get_rank() == first, subgroups(size) if size > 1 else None, devices)
 
-    def together(self, work: Any) -> Any:
-        """What the first rank's work gives, at every rank; its failure is everyone's."""
+    def on_leader(self, work: Any) -> Any:
+        """Runs `work` on the first rank and returns its result on every rank; an exception is raised on every rank."""
         found: Any = None
         failure: BaseException | None = None
         if self.leads and work is not None:
@@ -258,7 +258,7 @@ def start(arguments: dict[str, Any], extra: dict[str, Any], environment: dict[st
 
 
 def packed(bucket: list[tuple[str, Tensor]]) -> bytes:
-    """As SGLang unpacks them: handles of GPU memory where processes can share it, else the numbers themselves."""
+    """Packs tensors as SGLang unpacks them: handles of GPU memory if processes can share it, else the numbers."""
     if all(shares_memory(tensor.device) for _, tensor in bucket):
         buffer = io.BytesIO()
         ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(bucket)
@@ -295,7 +295,7 @@ def completion(row: int, answer: dict[str, Any], sampling: Sampling) -> Completi
 
 
 def serve() -> None:
-    """In the server's process."""
+    """Runs the SGLang server; called in its own process."""
     arguments = arguments_of_this_server()
     server_arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
     known = [field.name for field in dataclasses.fields(server_arguments)]
@@ -312,7 +312,7 @@ if __name__ == "__main__":
 
 
 def open_engine(config: Config, trainer: SingleEngine | None) -> SGLangEngine:
-    """Its log-probs are after temperature and before filters: those that training needs, whatever the sampling."""
+    """Opens the engine. Its log-probs are after temperature and before filters, as training needs them."""
     model, rollout, device = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer.device
     from paddock.models.load import model_folder  # the server's own process does without transformers
 

@@ -35,7 +35,7 @@ KEY = "actor_rollout_ref.rollout"
 ARGUMENTS = f"{KEY}.engine_kwargs.vllm"
 OURS = frozenset({"model", "skip_tokenizer_init", "worker_extension_cls", "logprobs_mode", "enable_sleep_mode",
                   "enable_lora"})  # fmt: skip
-"""Arguments that this adapter lives by: other values would break it."""
+"""Arguments that the adapter sets: other values would break it."""
 
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 ON_CPU = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_HOST_IP": "127.0.0.1"}
@@ -46,14 +46,14 @@ HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
 
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Of adapters that vLLM has room for."""
+"""Ranks of LoRA adapters that vLLM supports."""
 
 SAME = {torch.float32: 1e-3, torch.bfloat16: 0.03, torch.float16: 0.03}
-"""Sums of one matrix, in units of its norm, that rounding alone tells apart."""
+"""Largest |engine's sum - trainer's sum| of a matrix, divided by its norm, that rounding can explain."""
 
 
 class WeightReceiver:
-    """What vLLM's worker learns to do: vLLM makes it a base class of the worker, whose `model_runner` it uses."""
+    """Extends vLLM's worker: vLLM makes it a base class of the worker, whose `model_runner` it uses."""
 
     model_runner: Any
     reload_weights: Any
@@ -77,7 +77,7 @@ class WeightReceiver:
 
 
 def pack_tied_head(model: Any) -> None:
-    """On a CPU a reload leaves the packed copy of a head that shares the embedding's weights as it was."""
+    """Packs a tied head again: on a CPU a reload leaves its packed copy of the embedding's weights as it was."""
     head = getattr(model, "lm_head", None)
     if head is None or not model.config.tie_word_embeddings:
         return
@@ -112,7 +112,7 @@ def product_sum(module: Any, width: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Sent:
-    """Of a matrix as the trainer had it."""
+    """Sums over a matrix as the trainer had it."""
 
     total: Tensor
     squares: Tensor
@@ -196,7 +196,7 @@ class VLLMEngine:
         return [found[row] for _, row in pairs]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """New weights under Hugging Face names."""
+        """Loads new weights under Hugging Face names."""
         load_in_buckets(self, weights, self.bucket_bytes)
 
     def load_bucket(self, bucket: list[tuple[str, Tensor]], first: bool, last: bool) -> None:
@@ -209,7 +209,7 @@ class VLLMEngine:
             self.begin_anew()
 
     def load_adapter(self, folder: Path) -> None:
-        """The adapter in this folder, as peft saves it, in place of the one before."""
+        """Loads the adapter in this folder, as peft saves it, in place of the one before."""
         from vllm.lora.request import LoRARequest
 
         number = self.adapter.lora_int_id + 1 if self.adapter else 1
@@ -227,14 +227,14 @@ class VLLMEngine:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """With new weights: nothing computed with the old ones is kept."""
+        """Drops everything that was computed with the old weights."""
         if self.staged_wake and self.frees:
             self.llm.wake_up(tags=["kv_cache"])
         self.llm.reset_prefix_cache()
         self.stale = False
 
     def sleep(self) -> None:
-        """Weights and KV cache leave the device; the weights come anew with the next sync, or frozen ones from the
+        """Frees weights and KV cache on the device; the weights come with the next sync, or frozen ones from the
         host's memory."""
         if self.frees and not self.asleep:
             self.llm.sleep(level=1 if self.takes_adapter else 2)
@@ -290,7 +290,8 @@ def room_for_adapter(rank: int, load_format: str | None) -> dict[str, Any]:
 
 
 def launched_with_others() -> dict[str, Any]:
-    """Where ranks train together, vLLM joins their world: neighbours share an engine, each holds its part of it."""
+    """Returns the arguments with which vLLM joins the ranks that train, so that neighbours share an engine; else
+    none."""
     if not (dist.is_initialized() and dist.get_world_size() > 1):
         return {}
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -299,7 +300,7 @@ def launched_with_others() -> dict[str, Any]:
 
 
 def drop_left_memory() -> None:
-    """On a CPU, ranks that share an engine talk through memory of a fixed name: what a killed run left stops them.
+    """Removes shared memory that a killed run left: on a CPU, ranks of one engine talk through memory of a fixed name.
 
     Memory that is in use loses only its name.
     """

@@ -36,9 +36,9 @@ from paddock.engines.train.single import OPTIMIZER_FILE, M, SingleEngine, per_st
 from paddock.errors import UserError
 from paddock.models.adapters import MERGED
 from paddock.models.attention import Packed
+from paddock.models.gathered import GatheredModel
 from paddock.models.load import load_config
 from paddock.models.packing import Inputs, images_of
-from paddock.models.twin import Twin
 from paddock.models.ulysses import SumOfSlices, joined_slices, require_divisible_heads, slice_of
 from paddock.models.value_head import HEAD_FILE, ValueModel
 from paddock.models.vision import blank, tower_of
@@ -102,7 +102,7 @@ class FSDPEngine(SingleEngine):
         backbone = model.backbone if isinstance(model, ValueModel) else model
         device = device or backbone.device
         self.sequence = self.sequence_group(backbone, settings)
-        self.twin = Twin.of(backbone, device)
+        self.twin = GatheredModel.of(backbone, device)
         self.network = Network(model, settings.temperature)
         self.spread(model, settings, device)
         super().__init__(model, settings)

@@ -5,7 +5,7 @@
 // for the machine it runs on.
 
 #include "decode.h"
-#include "families.h"
+#include "short_attention.h"
 #include "layers.h"
 #include "vocabulary.h"
 
@@ -24,8 +24,8 @@ extern "C" const void *find(const char *name, bool narrow, bool narrow_stream) {
     KERNEL(rotary)
     KERNEL(rotary_backward)
     KERNEL(decode_attention)
-    KERNEL(family_attention)
-    KERNEL(family_attention_backward)
+    KERNEL(short_attention)
+    KERNEL(short_attention_backward)
     KERNEL(gradient)
     if (!strcmp(name, "draw")) return (const void *)draw;
     if (!strcmp(name, "gather")) return (const void *)gather;

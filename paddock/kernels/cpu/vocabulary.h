@@ -7,10 +7,10 @@
 
 namespace {
 
-constexpr long BLOCK = 256;  // words whose probabilities are summed before a draw looks inside
+constexpr long BLOCK = 256;  // tokens whose probabilities are summed before a draw goes into a block
 constexpr double LAST = 1.0 - 0x1p-53;
 
-// e^(x - top) of a block of words, and their sum.
+// e^(x - top) of a block of tokens, and their sum.
 inline float weigh(const float *x, float *weight, long count, float inverse, float top) {
     Floats sums{};
     for (long i = 0; i < count; i += LANES) {
@@ -20,7 +20,7 @@ inline float weigh(const float *x, float *weight, long count, float inverse, flo
     return sum_of(sums);
 }
 
-// The place where the running sum first exceeds u x total; one of weight 0 is never taken.
+// The index where the running sum first exceeds u x total; one of weight 0 is never taken.
 template <class N> inline long first_above(const N *weight, long count, double target) {
     double running = 0;
     long last = 0;
@@ -32,18 +32,19 @@ template <class N> inline long first_above(const N *weight, long count, double t
     return last;
 }
 
-inline long drawn_word(const float *x, long words, float inverse, float top, double u, float &total) {
+inline long drawn_token(const float *x, long vocab_size, float inverse, float top, double u, float &total) {
     float room[BLOCK];
     std::vector<float> sums;
-    sums.reserve((words + BLOCK - 1) / BLOCK);
+    sums.reserve((vocab_size + BLOCK - 1) / BLOCK);
     double mass = 0;
-    for (long start = 0; start < words; start += BLOCK) {
-        sums.push_back(weigh(x + start, room, std::min(BLOCK, words - start), inverse, top));
+    for (long start = 0; start < vocab_size; start += BLOCK) {
+        sums.push_back(weigh(x + start, room, std::min(BLOCK, vocab_size - start), inverse, top));
         mass += sums.back();
     }
     total = float(mass);
     double target = u * mass, before = 0, inside = 0;
-    long block = first_above(sums.data(), long(sums.size()), target), count = std::min(BLOCK, words - block * BLOCK);
+    long block = first_above(sums.data(), long(sums.size()), target);
+    long count = std::min(BLOCK, vocab_size - block * BLOCK);
     for (long i = 0; i < block; i++) before += sums[i];
     weigh(x + block * BLOCK, room, count, inverse, top);
     for (long i = 0; i < count; i++) inside += room[i];
@@ -53,40 +54,40 @@ inline long drawn_word(const float *x, long words, float inverse, float top, dou
 
 // One more token for each row: see sampling.py. Temperature 0 comes as greedy, with inverse 1.
 void draw(const float *logits, const double *numbers, int64_t *tokens, float *log_probs, int64_t *token,
-          int64_t *drawn, bool *done, const int64_t *limit, const int64_t *stops, long rows, long words, long width,
-          long stop_count, float inverse, bool greedy) {
-#pragma omp parallel for if (rows * words > SMALL)
+          int64_t *drawn, bool *done, const int64_t *limit, const int64_t *stops, long rows, long vocab_size,
+          long width, long stop_count, float inverse, bool greedy) {
+#pragma omp parallel for if (rows * vocab_size > SMALL)
     for (long row = 0; row < rows; row++) {
-        const float *x = logits + row * words;
-        float top = top_of(x, words, inverse, LOWEST), total = 0;
-        const long place = row * width + drawn[row];
-        long word = drawn_word(x, words, inverse, top, greedy ? 0.0 : numbers[place], total);
-        for (long i = 0; greedy && i < words; i++)
+        const float *x = logits + row * vocab_size;
+        float top = top_of(x, vocab_size, inverse, LOWEST), total = 0;
+        const long index = row * width + drawn[row];
+        long id = drawn_token(x, vocab_size, inverse, top, greedy ? 0.0 : numbers[index], total);
+        for (long i = 0; greedy && i < vocab_size; i++)
             if (x[i] == top) {
-                word = i;
+                id = i;
                 break;
             }
-        log_probs[place] = (x[word] * inverse - top) - std::log(total);
-        tokens[place] = token[row] = word;
+        log_probs[index] = (x[id] * inverse - top) - std::log(total);
+        tokens[index] = token[row] = id;
         bool ends = false;
-        for (long i = 0; i < stop_count; i++) ends |= stops[i] == word;
+        for (long i = 0; i < stop_count; i++) ends |= stops[i] == id;
         drawn[row] += !done[row];
         done[row] |= ends || drawn[row] == limit[row];
     }
 }
 
-// Adds a chunk of the vocabulary, from word `first` on, to a row's running numbers: see models/token_stats.py.
+// Adds a chunk of the vocabulary, from token `first` on, to a row's running numbers: see models/token_stats.py.
 void gather(const float *logits, const int64_t *tokens, float *top, float *total, float *chosen, float *weighted,
-            float *squared, long rows, long words, long first, float inverse) {
-#pragma omp parallel for if (rows * words > SMALL)
+            float *squared, long rows, long columns, long first, float inverse) {
+#pragma omp parallel for if (rows * columns > SMALL)
     for (long row = 0; row < rows; row++) {
-        const float *z = logits + row * words;
-        float risen = top_of(z, words, inverse, top[row]);
+        const float *z = logits + row * columns;
+        float risen = top_of(z, columns, inverse, top[row]);
         Floats sums{}, with_logs{}, squares{};
-        for (long i = 0; i < words; i += LANES) {
-            Floats x = load(z + i, words - i) * inverse - risen, e = exponential(x);
-            if (words - i < LANES)
-                for (long j = words - i; j < LANES; j++) e[j] = 0;
+        for (long i = 0; i < columns; i += LANES) {
+            Floats x = load(z + i, columns - i) * inverse - risen, e = exponential(x);
+            if (columns - i < LANES)
+                for (long j = columns - i; j < LANES; j++) e[j] = 0;
             sums += e;
             with_logs += e > 0 ? e * x : e;
             squares += e * e;
@@ -96,32 +97,32 @@ void gather(const float *logits, const int64_t *tokens, float *top, float *total
         if (squared) squared[row] = shrink * shrink * squared[row] + sum_of(squares);
         total[row] = shrink * total[row] + sum_of(sums);
         top[row] = risen;
-        long word = tokens[row] - first;
-        if (word >= 0 && word < words) chosen[row] = z[word] * inverse;
+        long id = tokens[row] - first;
+        if (id >= 0 && id < columns) chosen[row] = z[id] * inverse;
     }
 }
 
 // outer ([v = y] - pi) - slope pi (log pi + H), times 1 - (z / cap)^2 where logits are capped.
 template <class T>
 void gradient(const float *logits, const int64_t *tokens, const float *normaliser, const float *entropy,
-              const float *outer, const float *slope, T *out, long rows, long words, long first, float inverse,
+              const float *outer, const float *slope, T *out, long rows, long columns, long first, float inverse,
               float bend) {
-#pragma omp parallel for if (rows * words > SMALL)
+#pragma omp parallel for if (rows * columns > SMALL)
     for (long row = 0; row < rows; row++) {
-        const float *z = logits + row * words;
-        T *to = out + row * words;
+        const float *z = logits + row * columns;
+        T *to = out + row * columns;
         float by = outer[row], of_entropy = slope ? slope[row] : 0.0f, h = slope ? entropy[row] : 0.0f;
         float less = normaliser[row];
-        for (long i = 0; i < words; i += LANES) {
-            Floats x = load(z + i, words - i) * inverse, log_pi = x - less, bent = x * bend;
+        for (long i = 0; i < columns; i += LANES) {
+            Floats x = load(z + i, columns - i) * inverse, log_pi = x - less, bent = x * bend;
             Floats d = -exponential(log_pi) * (by + of_entropy * (log_pi + h)) * (1.0f - bent * bent);
-            store(to + i, d, words - i);
+            store(to + i, d, columns - i);
         }
-        long word = tokens[row] - first;
-        if (word >= 0 && word < words) {
-            float x = z[word] * inverse, log_pi = x - less, bent = x * bend;
+        long id = tokens[row] - first;
+        if (id >= 0 && id < columns) {
+            float x = z[id] * inverse, log_pi = x - less, bent = x * bend;
             float value = by - exponential(log_pi) * (by + of_entropy * (log_pi + h));
-            store(to + word, all(value * (1.0f - bent * bent)), 1);
+            store(to + id, all(value * (1.0f - bent * bent)), 1);
         }
     }
 }

@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paddock.kernels.launch import can_launch
-from paddock.models.attention import FUSED, NAME, Attention, Packed
+from paddock.models.attention import NAME, Attention, Packed
+from paddock.models.forward import FUSED
 from paddock.models.fused.joined import Joined, Unfit
 from paddock.models.fused.layer import Layer, Norm, Shared
 from paddock.models.fused.probe import TOLERANCE, apart, compare_layer, watch

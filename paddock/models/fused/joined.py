@@ -58,7 +58,7 @@ class Joined:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """In the order in which `Step.gradients` has their gradients."""
+        """The parameters in the order in which `Step.gradients` has their gradients."""
         return self.weights + self.biases + (self.adapters.parameters if self.adapters else [])
 
     def __call__(self, x: Tensor, adapted: bool) -> Tensor:
@@ -71,11 +71,12 @@ class Joined:
         return y
 
     def in_parts(self, x: Tensor, adapted: bool) -> Tensor:
-        """The same for a decode step: of few rows in float32 parts ``[parts, T, N]``, which `add_norm` adds up."""
+        """Computes the product of a decode step: for few rows in float32 parts ``[parts, T, N]``, which `add_norm` adds
+        up."""
         return thin_parts(x, self.weight) if self.is_thin(x, adapted) else self(x, adapted)
 
     def gated(self, x: Tensor, activation: str, adapted: bool) -> Tensor:
-        """The same for a decode step and an MLP's two projections, with the gate applied."""
+        """Computes an MLP's two projections in a decode step, with the gate applied."""
         if self.is_thin(x, adapted) and len(x) <= MOST_GATED_ROWS:
             return thin_gated(x, self.weight, activation)
         return gated(self(x, adapted), activation)
@@ -92,7 +93,7 @@ class Joined:
         return Step(self, dy, dx.addmm_(narrow, self.adapters.a), narrow)
 
     def reads_input(self, adapted: bool) -> bool:
-        """Must a backward know x?"""
+        """True if a backward reads x."""
         return trains(self.weights) or bool(self.adapters and adapted and trains(self.adapters.parameters))
 
 
@@ -160,7 +161,8 @@ class Beside:
         return narrow
 
     def gradients(self, dy: Tensor, narrow: Tensor, x: Tensor) -> list[Tensor]:
-        """Of every A, then of every B. A x is computed once more: it is less to compute than to keep."""
+        """Returns the gradients of every A, then of every B. A x is computed again, which costs less than keeping
+        it."""
         by_a = (narrow.t() @ x).split(self.ranks)
         by_b = [
             torch.empty_like(pair.b).addmm_(part.t(), u, beta=0, alpha=pair.scale)

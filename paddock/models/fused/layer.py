@@ -7,7 +7,7 @@ a `Tape`; attention alone has a graph of its own, whatever way it is computed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,20 +35,6 @@ PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
-class Stored(Protocol):
-    """An `Attention` with a cache that keys and values can be written to where they are made."""
-
-    def buffers(self, layer: int, heads: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values ``[rows, K, D]`` of a layer, and the row of each token of this forward."""
-        ...
-
-    def attend_stored(
-        self, layer: int, query: Tensor, scaling: float, window: int | None, softcap: float | None, exact: bool
-    ) -> Tensor:
-        """``query [T, H, D]``; returns the same shape."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Norm:
     """An RMS norm, of one of the two kinds."""
@@ -60,7 +46,7 @@ class Norm:
     @classmethod
     @torch.no_grad()
     def of(cls, module: nn.Module) -> Norm:
-        """Which kind a module is, by what it makes of some numbers."""
+        """Finds out which kind a module is, by its output for some numbers."""
         weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
         if isinstance(weight, nn.Parameter) and eps is not None:
             x = torch.linspace(-1, 2, len(weight), dtype=weight.dtype, device=weight.device)[None]
@@ -82,7 +68,7 @@ class Norm:
         return add_norm_backward(dy, dsum, total, self.weight, scale, self.unit, dtype)
 
     def last(self, residual: Tensor, branch: Tensor, dtype: torch.dtype) -> Tensor:
-        """Behind the last layer."""
+        """Normalises the output of the last layer."""
         return LastNorm.apply(self, residual, branch, dtype, self.weight)
 
 
@@ -116,9 +102,9 @@ class Shared:
     cos: Tensor
     sin: Tensor
     how: Any
-    """An `Attention`."""
+    """An `Attention`, in decode a `StoredAttention`."""
     shape: tuple[int, int]
-    """Of the tokens: a packed row, or rows of one token in a decode."""
+    """Shape of the tokens: a packed row, or rows of one token in a decode."""
     adapted: bool
     """Adapters are on, if the model has any."""
 
@@ -129,7 +115,7 @@ class Tape:
 
     branch_dtype: torch.dtype | None = None
     first: tuple[Tensor, ...] = ()
-    """Of a norm, here that before attention: what it read, 1 / rms. Its output is computed again in backward."""
+    """Input and 1 / rms of the norm before attention. Its output is computed again in backward."""
     qkv: Tensor | None = None
     attention: tuple[Tensor, ...] = ()
     """The output, with a graph, and its q, k, v."""
@@ -172,7 +158,7 @@ class Layer:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """In the order in which `backward` returns their gradients."""
+        """The parameters in the order in which `backward` returns their gradients."""
         heads = [] if self.head_norm is None else [self.head_norm.queries, self.head_norm.keys]
         norms = [norm.weight for norm in (self.first, self.after_attention, self.second, self.after_mlp) if norm]
         joined = [p for group in self.joined for p in group.parameters]
@@ -209,8 +195,8 @@ class Layer:
         return second[1], end[0]
 
     def decode(self, residual: Tensor, branch: Tensor | None, shared: Shared) -> tuple[Tensor, Tensor]:
-        """As `forward`, for one token a sequence, whose key and value are stored on the way: what counts with so few
-        rows is how many kernels are launched."""
+        """Runs the layer for one token per sequence, and stores its key and value on the way: with so few rows the
+        number of kernel launches counts."""
         dtype, adapted = self.qkv.weight.dtype, shared.adapted
         x, residual, _ = self.first(residual, branch, dtype)
         qkv, how, scores = self.qkv(x, adapted), shared.how, self.scores
@@ -279,7 +265,7 @@ class Layer:
         return dresidual, None if tape.branch_dtype is None else dbefore, grads
 
     def again(self, norm: Norm, kept: tuple[Tensor, ...], dtype: torch.dtype, wanted: bool) -> Tensor | None:
-        """What a projection read, where its gradients ask for it."""
+        """Computes a projection's input again, if its gradients need it."""
         return norm(kept[0], None, dtype)[0] if wanted else None
 
 

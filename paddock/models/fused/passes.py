@@ -64,7 +64,7 @@ def add_norm_backward(
 
 
 def norm_kernels(stream: Tensor, dtype: torch.dtype, weight: Tensor, other: Tensor | None) -> Any:
-    """A CPU's know one type, and beside it a stream in float32."""
+    """Returns the kernels of norms: a CPU's know one type, and beside it a stream in float32."""
     if can_launch(stream):
         return kernels_for(stream)
     known = dtype == weight.dtype and stream.dtype in (weight.dtype, torch.float32)
@@ -146,7 +146,7 @@ def rotary_backward(
 
 
 def head_norm(heads: Tensor, weight: Tensor, norm: HeadNorm) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each head ``[T, heads, D]``; beside it what its backward reads."""
+    """Normalises each head ``[T, heads, D]``; also returns what the backward reads."""
     y, total, scale = add_norm(heads.reshape(-1, heads.shape[2]), None, weight, norm.eps, norm.unit, heads.dtype)
     return y.view(heads.shape), total, scale
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
-from paddock.models.attention import Packed, module_states
+from paddock.models.attention import Packed
+from paddock.models.forward import module_states
 from paddock.models.fused.joined import Unfit
 from paddock.models.fused.layer import Layer, Scores, Shared
 
@@ -91,7 +92,7 @@ def watch(model: PreTrainedModel, layers: nn.ModuleList, tokens: Tensor, positio
 
 
 def compare_layer(call: Call, scores: Scores, shared: Shared, exact: bool) -> None:
-    """On what the layer adds to the stream, in float32."""
+    """Compares what the layer adds to the stream with its module, in float32."""
     module = copy.deepcopy(call.layer).float()
     given, others, named = tree_map(wide, (call.given, call.others, call.named))
     wanted = module(given, *others, **named)

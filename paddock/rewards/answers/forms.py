@@ -37,7 +37,7 @@ class Scalar:
 
     @cached_property
     def tree(self) -> Node | None:
-        """None if the text has no grammar here."""
+        """Returns the tree of the text; None if it has no grammar here."""
         try:
             return read(self.text)
         except Unread:
@@ -367,7 +367,7 @@ def _bracketed(text: str) -> Form | None:
 
 
 def _one_pair(text: str) -> bool:
-    """Whether the first bracket closes with the last: not so in `(1, 2) ∪ (3, 4)`."""
+    """True if the first bracket closes with the last: not so in `(1, 2) ∪ (3, 4)`."""
     depth = 0
     for place, sign in enumerate(text):
         depth += (sign in OPENING) - (sign in CLOSING)
@@ -402,7 +402,7 @@ READINGS = (
     *(_words, _residue, _assigned, _thousands, _listed, _related, _sets, _braced, _plus_minus, _bracketed),
     *(_ratio, _numeral),
 )
-"""In this order: what separates most is read first."""
+"""Readings in the order in which they are tried: what separates most comes first."""
 
 
 def split(text: str, sign: str) -> list[str]:

@@ -34,7 +34,7 @@ LATEX = str.maketrans(
 
 
 def equal(truth: str, answer: str) -> bool:
-    """Both in canonical notation."""
+    """True if the two are equal; both are in canonical notation."""
     if not (KNOWN.search(truth) or KNOWN.search(answer)):
         return False
     texts = [text.translate(LATEX) for text in (truth, answer)]

@@ -123,7 +123,7 @@ ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{(?:align|aligned|equation|gather|
 
 
 def canonical(text: str) -> str:
-    """The answer in one notation, without what surrounds it in prose."""
+    """Returns the answer in one notation, without what surrounds it in prose."""
     text = _unwrapped(text.translate(UNICODE).replace("...", "…"))
     text = SUPERSCRIPT.sub(lambda found: f"^{{{found[0].translate(RAISED)}}}", text)
     text = ENVIRONMENT.sub("", text)
@@ -178,7 +178,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _closed(text: str) -> bool:
-    """Whether no brace closes what it did not open: `1} + \\boxed{2` is two boxes."""
+    """True if no brace closes what it did not open: `1} + \\boxed{2` is two boxes."""
     depth = 0
     for found in re.finditer(r"\\.|[{}]", text, re.DOTALL):
         depth += {"{": 1, "}": -1}.get(found[0], 0)

@@ -51,7 +51,7 @@ WORD = re.compile(r"\\([A-Za-z]+)")
 
 
 def read(text: str) -> Node:
-    """The tree of the whole text."""
+    """Returns the tree of the whole text."""
     reader = Reader(text)
     tree = reader.sum()
     if reader.peek():
@@ -354,7 +354,7 @@ def letter(name: str) -> Node:
 
 
 def mixed(found: re.Match[str]) -> Fraction | None:
-    """None unless the fraction is proper: `2\\frac{5}{3}` is a product."""
+    """Returns the mixed number; None unless the fraction is proper: `2\\frac{5}{3}` is a product."""
     whole, above, below = (int(digits) for digits in found.groups() if digits)
     return Fraction(whole) + Fraction(above, below) if 0 < above < below else None
 

@@ -41,7 +41,7 @@ LINE = Piece(-MP.inf, False, MP.inf, False)
 
 
 def region(read: Form) -> Region | None:
-    """None if this is not a set of real numbers with known bounds."""
+    """Returns the region; None if this is not a set of real numbers with known bounds."""
     try:
         return _region(read)
     except (Unread, ZeroDivisionError):
@@ -127,7 +127,7 @@ def _combined(read: Sets) -> Region:
 
 
 def _united(pieces: list[Piece]) -> tuple[Piece, ...]:
-    """Sorted, joined where they touch, without the empty ones."""
+    """Sorts the pieces, joins those that touch, and drops empty ones."""
     kept = [p for p in pieces if p.low < p.high or (same(p.low, p.high) and p.closed_low and p.closed_high)]
     kept.sort(key=lambda piece: (piece.low, not piece.closed_low))
     found: list[Piece] = []

@@ -75,7 +75,7 @@ NEVER = frozenset(NOT_NOUNS.split())
 
 
 def without_unit(text: str) -> tuple[str, str | None]:
-    """The expression, and its unit in one spelling; None if there is none, or only a noun."""
+    """Returns the expression, and its unit in one spelling; None if there is none, or only a noun."""
     text = text.strip()
     if found := MONEY.fullmatch(text):
         rest, unit = without_unit(found[3])
@@ -100,7 +100,7 @@ def _is_noun(words: str) -> bool:
 
 
 def _only_names(words: str) -> bool:
-    """Whether these words name a unit or what is counted, and say nothing else."""
+    """True if these words name a unit or what is counted, and say nothing else."""
     said = re.sub(r"\^ ?\{? ?[23] ?\}?", "", words.replace(r"\text", " "))
     return not re.search(r"[\d=<>+*]", said) and not NEVER & set(re.findall(r"[a-z]+", said.lower()))
 

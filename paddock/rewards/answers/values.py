@@ -60,7 +60,7 @@ def letters_of(tree: Node) -> frozenset[str]:
 
 
 def equal(one: Node, other: Node) -> bool:
-    """Whether the two have the same value at every point."""
+    """True if the two have the same value at every point."""
     if one == other:
         return True
     bases = (False, True) if has_bare_log(one) or has_bare_log(other) else (False,)
@@ -76,7 +76,7 @@ def _equal(one: Node, other: Node, natural: bool) -> bool:
 
 
 def proportional(one: Node, other: Node, positive: bool) -> bool:
-    """Whether one is a constant multiple of the other, as the two sides of `2x - 2y = 0` and `x = y` are."""
+    """True if one is a constant multiple of the other, as the two sides of `2x - 2y = 0` and `x = y` are."""
     ratios = []
     for first, second in sampled(one, other, False):
         if is_matrix(first) or is_matrix(second) or is_zero(first) or is_zero(second):
@@ -124,7 +124,7 @@ def same(one: Value, other: Value) -> bool:
 
 
 def rounds_to(written: Node, exact: Node, significant: int) -> bool:
-    """Whether the written decimal is the other's value, rounded to as many digits as it has, and has enough of them."""
+    """True if the written decimal is the other's value, rounded to as many digits as it has, and has enough of them."""
     if written.kind == "neg" and written.parts[0].kind == "number":
         return rounds_to(written.parts[0], Node("neg", (exact,)), significant)
     if written.kind != "number" or not written.digits or written.value is None:
@@ -166,7 +166,7 @@ def inexact(value: Value) -> Any:
 
 
 def real(value: Value) -> Any:
-    """The value as a real number; Unread if it has an imaginary part."""
+    """Returns the value as a real number; Unread if it has an imaginary part."""
     value = inexact(value)
     if abs(MP.im(value)) > TOLERANCE * max(1, abs(value)):
         raise Unread("not a real number")
@@ -183,7 +183,7 @@ def sign(value: Value) -> int:
 
 
 def valued(tree: Node, sample: Sample) -> Value:
-    """The value of the tree at this point."""
+    """Returns the value of the tree at this point."""
     if tree.value is not None:
         return tree.value
     if tree.kind == "letter":
@@ -291,7 +291,7 @@ def rooted(inside: Value, degree: Value, sample: Sample) -> Value:
 
 
 def _root(number: int, power: int) -> int | None:
-    """The exact root of a natural number."""
+    """Returns the exact root of a natural number."""
     if number < 2:
         return number
     if power == 2:

@@ -202,7 +202,7 @@ def _joins_inequalities(truth: Form, answer: Form) -> bool:
 
 
 def _same_region(truth: Form, answer: Form) -> bool:
-    """As sets of real numbers, if both can be solved so; else inequality by inequality."""
+    """Compares two regions as sets of real numbers, if both can be solved so; else inequality by inequality."""
     expected, given = regions.region(truth), regions.region(answer)
     if expected is not None and given is not None:
         names = {name for name in (expected.name, given.name) if name}
@@ -281,7 +281,7 @@ def _bare_assignments(many: Many) -> Many | None:
 
 
 def _same_members(truth: Many, answer: Many) -> bool:
-    """One to one, in any order; a member that is said twice counts once."""
+    """True if members agree one to one, in any order; a member that is said twice counts once."""
     expected, given = _distinct(truth.members), _distinct(answer.members)
     if len(expected) != len(given):
         return False

@@ -1,4 +1,4 @@
-"""One cell: a warm interpreter behind walls, to which programs are given one after the other."""
+"""One cell: a warm, isolated interpreter that runs programs one after the other."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ EXITS = {0: "ok", OUT_OF_MEMORY: "memory", OUT_OF_PROCESSES: "processes"}
 
 
 class CellFailed(Exception):
-    """The walls could not be built; no fault of a program."""
+    """The cell could not be isolated; no fault of a program."""
 
 
 class CellLost(CellFailed):
-    """It gave no answer. A program may have brought it down, with itself or with the machine's memory."""
+    """The cell gave no answer. A program may have brought it down, with itself or with the machine's memory."""
 
 
 class Cell:
-    """Started when made. Not for two threads at a time."""
+    """Runs programs; started when made. Not for two threads at a time."""
 
     def __init__(self, isolation: str, settings: Settings):
         self.isolation, self.settings = isolation, settings
@@ -69,8 +69,7 @@ class Cell:
         hello = self._hello()
         self.group = self._bounded(self.group)
         self.reusable = bool(hello["nested"])
-        """Each program has walls of its own. Where the system does not allow walls within walls, the cell's are all
-        there is, and it serves one program."""
+        """True if programs get namespaces of their own. If nested ones are forbidden, a cell serves one program."""
 
     def run(self, program: Program, seconds: float) -> Result:
         """Takes no longer than `seconds` and SLACK."""
@@ -104,7 +103,7 @@ class Cell:
         return result_of(answer, report, stdout, stderr, program)
 
     def close(self) -> None:
-        """Nothing that ran in it is left when this returns."""
+        """Ends the cell; nothing that ran in it is left when this returns."""
         self._end()
 
     def _hello(self) -> dict[str, Any]:
@@ -152,7 +151,7 @@ class Cell:
 
 
 def plan_of(isolation: str, settings: Settings) -> dict[str, Any]:
-    """What launch.py builds: which of this machine's paths are seen, and under which names."""
+    """Returns the plan of a cell for launch.py: which of this machine's paths are seen, and under which names."""
     if platform.system() != "Linux" or platform.machine() not in seccomp.NUMBERS:
         raise CellFailed(f"needs Linux on {' or '.join(seccomp.NUMBERS)}, not {platform.system()} {platform.machine()}")
     bubblewrap = shutil.which("bwrap")
@@ -185,13 +184,13 @@ def plan_of(isolation: str, settings: Settings) -> dict[str, Any]:
 
 
 def _send_buffer() -> int:
-    """Bytes of messages that a socket may have on their way. Inside the walls this cannot be read any more."""
+    """Bytes of messages that a socket may have on their way. Inside the cell this cannot be read any more."""
     with socket.socket(socket.AF_UNIX) as any_socket:
         return any_socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
 
 class Report(NamedTuple):
-    """The facts that the warden wrote about a program's end."""
+    """The facts that PID 1 wrote about a program's end."""
 
     checks: tuple[str, ...] = ()
     detail: str = ""
@@ -201,7 +200,7 @@ class Report(NamedTuple):
 
 
 def report_of(written: bytes, checks: int) -> Report | None:
-    """Reads a report; None if it cannot be read or has more than a warden writes, so that the end is unknown."""
+    """Reads a report; None if it cannot be read or has more than PID 1 writes, so that the end is unknown."""
     lines = written.splitlines()
     if (written and not written.endswith(b"\n")) or len(lines) > checks + 2:
         return None
@@ -220,7 +219,7 @@ def report_of(written: bytes, checks: int) -> Report | None:
 
 
 def _known(facts: Mapping[str, Any]) -> bool:
-    """Whether these are what a warden writes. `True` is an int too, but no status."""
+    """True if PID 1 writes such facts. `True` is an int too, but no status."""
     kinds = {"check": str, "detail": str, "broken": str, "status": int, "left_running": bool}
     return all(name in kinds and type(value) is kinds[name] for name, value in facts.items()) and (
         facts.get("check", "ok") in CAUSES
@@ -228,7 +227,7 @@ def _known(facts: Mapping[str, Any]) -> bool:
 
 
 def result_of(answer: Mapping[str, Any], written: bytes, stdout: bytes, stderr: bytes, program: Program) -> Result:
-    """The guard saw limits passed; the warden saw the rest."""
+    """Returns the result of a program. The guard's answer names a limit that was passed, the report has the rest."""
     report = report_of(written, len(program.checks))
     texts = stdout.decode("utf-8", errors="replace"), stderr.decode("utf-8", errors="replace")
     seconds = float(answer.get("seconds", 0.0))

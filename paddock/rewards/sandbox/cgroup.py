@@ -78,7 +78,7 @@ class Group:
 
 
 def made_group(proc: Path = Path("/proc/self")) -> Group | None:
-    """A new group; None where this process may make none. Groups that were left behind are removed."""
+    """Returns a new group; None where this process may make none. Groups that were left behind are removed."""
     for parent, version in _parents(proc):
         if not os.access(parent, os.W_OK) or not os.access(parent / "cgroup.procs", os.W_OK):
             continue

@@ -94,10 +94,11 @@ class FusionClient:
             return list(threads.map(lambda program: self.run(program, seconds), programs))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no resource is held."""
 
     def _asked(self, request: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
-        """The service's answer. A service that is busy or fails is asked again, a few times and while there is time."""
+        """Returns the service's answer. A service that is busy or fails is asked again, a few times and while there is
+        time."""
         body = json.dumps(request).encode()
         reason, end = "", time.monotonic() + self.settings.total_timeout
         for attempt in range(TRIES):

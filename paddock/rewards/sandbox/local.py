@@ -20,7 +20,7 @@ SWITCHES = {
     "kernel/unprivileged_userns_clone": ("0", "1"),
     "user/max_user_namespaces": ("0", "10000"),
 }
-"""Settings of Linux that forbid ordinary users what the walls are made of: the value that forbids, and one that does
+"""Settings of Linux that can forbid ordinary users to make namespaces: the value that forbids, and one that does
 not."""
 TRIES = 2
 PAUSES = (0.0, 0.5, 1.5, 3.0)  # seconds before an honest program is tried, which tells a broken machine from a busy one
@@ -81,7 +81,7 @@ class LocalSandbox:
             self._idle.put(cell)
 
     def _works(self) -> bool:
-        """Whether an honest program runs. Then the one that took its cells with it is to blame, and not the machine."""
+        """True if an honest program runs. Then the one that took its cells with it is to blame, and not the machine."""
         for pause in PAUSES:
             time.sleep(pause)
             try:

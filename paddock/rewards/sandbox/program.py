@@ -95,7 +95,7 @@ def settings_of(config: RewardModelConfig) -> Settings:
 
 
 def settings_from(argument: Mapping[str, Any] | None) -> Settings:
-    """From `as_argument`; without one, the config's defaults."""
+    """Reads the settings from `as_argument`; without one, the config's defaults."""
     if argument is not None:
         given: dict[str, Any] = {**argument}
         return Settings(**given | {name: tuple(given[name]) for name in ("command", "readable")})

@@ -1,4 +1,4 @@
-"""Who runs programs: this machine, or the service that the config names."""
+"""Chooses what runs programs: this machine, or the service that the config names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Runner(Protocol):
 
 
 def runner_of(settings: Settings) -> Runner:
-    """One a process, kept until its end."""
+    """Returns the runner of this process, kept until its end."""
     return _runner(settings, os.getpid())
 
 

@@ -80,7 +80,8 @@ class ConsoleLog:
         self.screen.print(line, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
     def time_left(self, step: int) -> str:
-        """At the mean pace of the steps so far; the validation before the first one does not count."""
+        """Returns the time left at the mean pace of the steps so far; the validation before the first one does not
+        count."""
         done = step - self.run.first_step
         if done <= 0:
             self.started = time.monotonic()
@@ -105,7 +106,7 @@ class StepLines:
         """Prints nothing: a parser reads numbers."""
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: nothing is held open."""
 
 
 def highlights(metrics: Mapping[str, float]) -> list[str]:

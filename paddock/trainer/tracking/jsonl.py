@@ -173,7 +173,7 @@ def to_line(record: Mapping[str, Any]) -> bytes:
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """A complete record, or None."""
+    """Returns a complete record, or None."""
     try:
         record = json.loads(line)
     except ValueError:

@@ -104,7 +104,7 @@ RANGES = refused(
     ("trainer.n_gpus_per_node=0", ("must be >= 1",)),
     ("trainer.total_epochs=0", ("must be >= 1",)),
     ("trainer.total_training_steps=0", ("must be >= 1",)),
-    ("trainer.save_freq=0", ("every 0 steps",)),
+    ("trainer.save_freq=0", ("positive number of steps",)),
     ("trainer.test_freq=-2", ("must be >= -1",)),
     ("trainer.max_actor_ckpt_to_keep=0", ("must be >= 1",)),
     ("trainer.seed=99999999999999999999999", ("must be",)),

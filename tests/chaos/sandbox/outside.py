@@ -14,10 +14,10 @@ from pathlib import Path
 
 from paddock.config.load import load
 from paddock.errors import UserError
-from paddock.rewards.keeper import descendants
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.sandbox.program import CAUSES
 from paddock.rewards.score import ScoreRequest
+from paddock.rewards.supervisor import descendants
 
 from .catalogue import Case
 

@@ -24,15 +24,14 @@ from paddock.engines.rollout.embedded.routes import Routes
 from paddock.engines.rollout.embedded.sequences import KeyValues, Sequences
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.errors import UserError
-from paddock.kernels.choice import kernels_for
 from paddock.kernels.launch import can_launch
 from paddock.models.adapters import adapters_on
-from paddock.models.attention import NAME, Attention, no_mask
+from paddock.models.attention import NAME, Attention, cache_layout, no_mask
 from paddock.models.experts import ARGUMENT, Experts, Routing, experts_of, recordable
 from paddock.models.fused import fused
 from paddock.models.packing import spare
 from paddock.models.token_stats import Head, forbid
-from paddock.models.vision import Placed, place, vision_tokens
+from paddock.models.vision import Placed, place_images, vision_tokens
 
 if TYPE_CHECKING:
     from paddock.engines.train.single import SingleEngine
@@ -46,7 +45,7 @@ class EmbeddedEngine:
     """Continuous batching over transformers' modules: each prompt is computed once for all its responses, finished
     responses leave at once, and waiting prompts take their slots.
 
-    On a GPU a decode step is a CUDA graph, and several of them run before the host looks who is finished. Graphs stay
+    On a GPU a decode step is a CUDA graph, and several of them run before the host reads the done flags. Graphs stay
     for the next call, and keys and values too unless `free_cache`: then others have their memory meanwhile. Where it
     does not come back at the same address, graphs are made anew, which takes some hundredths of a second.
 
@@ -88,7 +87,7 @@ class EmbeddedEngine:
         self.check(requests, sampling)
         if not requests:
             return []
-        slots = self.room(requests, sampling)
+        slots = self.cache(requests, sampling)
         sequences = self.columns(slots, sampling)
         sequences.begin(sampling)
         self.experts = experts_of(self.model)
@@ -97,28 +96,28 @@ class EmbeddedEngine:
         packed = prepacked(self.model, slots.count) if sampling.max_tokens >= PACK_FROM else nullcontext()
         try:
             with borrowed(self.model, NAME, self.autocast), packed:
-                found = self.run(sequences, requests, on_done)
+                completions = self.run(sequences, requests, on_done)
         except BaseException:
             self.free()  # nothing is left behind: what is not finite would spread from there
             raise
         self.rest()
-        return [found[place] for place in range(len(found))]
+        return [completions[index] for index in range(len(completions))]
 
     def run(self, sequences: Sequences, requests: list[Request], on_done: OnDone | None) -> dict[int, Completion]:
-        """Longest prompts first, so that neighbours are of like length."""
+        """Runs all requests, longest prompts first, so that neighbours are of like length."""
         waiting = deque(sorted(requests, key=lambda request: -len(request.tokens)))
-        found: dict[int, Completion] = {}
+        completions: dict[int, Completion] = {}
         while waiting or sequences.live:
-            if arrivals := sequences.arrivals(waiting, self.max_num_batched_tokens):
-                self.prefill(sequences, arrivals)
+            if requests_now := sequences.next_requests(waiting, self.max_num_batched_tokens):
+                self.prefill(sequences, requests_now)
             else:
                 self.decode(sequences)
             finished = sequences.retire()
-            found.update(finished)
+            completions.update(finished)
             if on_done is not None and finished and (waiting or sequences.live):
                 on_done([completion for _, completion in finished])
-        found.update(sequences.last())
-        return found
+        completions.update(sequences.last())
+        return completions
 
     def prefill(self, sequences: Sequences, requests: list[Request]) -> None:
         """Computes the prompts, packed, and draws the first token of each response."""
@@ -130,7 +129,7 @@ class EmbeddedEngine:
         last = torch.tensor(lengths).cumsum(0) - 1
         tokens, positions, last = (x.to(device, non_blocking=True) for x in (tokens, positions, last))
         routing = sequences.routes.watch() if sequences.routes else None
-        seen = place([request.images for request in requests], lengths, device)
+        seen = place_images([request.images for request in requests], lengths, device)
         where, images = seen or (positions[None], None)
         more = (0, 0 if images or routing else spare(len(tokens), self.dtype, device, PREFILL_SPARE))
         logits = self.logits(pad(tokens[None], more), pad(where, more), how, last, routing, images)
@@ -142,7 +141,7 @@ class EmbeddedEngine:
         sequences.aged(1, start)
 
     def decode(self, sequences: Sequences) -> None:
-        """More tokens for each live sequence: one, or on a GPU as many as the host lets pass between two looks."""
+        """More tokens for each live sequence: one, or on a GPU as many as run between two reads of the done flags."""
         if not self.on_gpu:
             more = 0 if sequences.routes else spare(sequences.live, self.dtype, self.model.device)
             self.step(sequences, min(sequences.live + more, sequences.slots.count))
@@ -159,7 +158,7 @@ class EmbeddedEngine:
         sequences.aged(times)
 
     def step(self, sequences: Sequences, rows: int) -> None:
-        """One more token for each of the first `rows` slots. Nothing here waits for a GPU."""
+        """Draws one more token for each of the first `rows` slots. Nothing here waits for a GPU."""
         lengths, done = sequences.length[:rows], sequences.done[:rows]
         how = sequences.slots.decode(lengths, done)
         routing = sequences.routes.watch() if sequences.routes else None
@@ -174,7 +173,7 @@ class EmbeddedEngine:
         self, tokens: Tensor, positions: Tensor, how: Attention, keep: Tensor | None, routing: Routing | None = None,
         images: Placed | None = None,
     ) -> Tensor:  # fmt: skip
-        """``[rows, words]`` after the kept positions of a packed row, or after each row's only one.
+        """Returns logits ``[rows, vocab_size]`` after the kept positions of a packed row, or after each row's only one.
 
         Through the whole model where it has no fused forward, for families differ in what they do to logits.
         """
@@ -196,8 +195,8 @@ class EmbeddedEngine:
         )
         return forbid(output.logits[:, 0] if keep is None else output.logits[0], self.never)
 
-    def room(self, requests: list[Request], sampling: Sampling) -> KeyValues:
-        """The buffers of the last call, if this one fits."""
+    def cache(self, requests: list[Request], sampling: Sampling) -> KeyValues:
+        """Returns the KV cache: that of the last call, if this one fits."""
         rows = [len(request.rows) for request in requests]
         count = min(self.max_num_seqs, sum(rows))
         sizes = sorted((len(request.tokens) for request in requests), reverse=True)
@@ -222,8 +221,8 @@ class EmbeddedEngine:
 
     @property
     def pooled(self) -> bool:
-        """Are there kernels for these weights? Those of a module that is filled for a rollout are not there before."""
-        return self.autocast is None and kernels_for(next(self.model.parameters())) is not None
+        """True if the KV cache is a `TokenPool`. A sharded model's weights are known only once they are gathered."""
+        return cache_layout(next(self.model.parameters()), self.autocast) == "pool"
 
     def restore(self, pool: TokenPool) -> None:
         if not self.address:
@@ -234,7 +233,7 @@ class EmbeddedEngine:
         self.address = address
 
     def columns(self, slots: KeyValues, sampling: Sampling) -> Sequences:
-        """Those of an earlier call that had the same slots and length: graphs read and write them."""
+        """Returns the columns; on a GPU those of an earlier call with the same length, which graphs read and write."""
         if not self.on_gpu:
             return Sequences(slots, sampling.max_tokens, self.model.device, ahead=False)
         if sampling.max_tokens not in self.sequences:
@@ -242,9 +241,9 @@ class EmbeddedEngine:
         return self.sequences[sampling.max_tokens]
 
     def recorded(self, sequences: Sequences) -> Graphs:
-        """Graphs hold addresses: they are of no use once weights have moved, or adapters were switched."""
-        places = [parameter.data_ptr() for parameter in self.model.parameters()]
-        addresses = hash((*places, adapters_on(self.model)))
+        """Returns the graphs of these sequences; drops all once weights have moved or adapters were switched."""
+        pointers = [parameter.data_ptr() for parameter in self.model.parameters()]
+        addresses = hash((*pointers, adapters_on(self.model)))
         if addresses != self.addresses:
             self.graphs.clear()
             self.addresses = addresses
@@ -269,13 +268,13 @@ class EmbeddedEngine:
         """Nothing to do, and nothing is read: the engine runs the actor's own parameters, which are already new."""
 
     def sleep(self) -> None:
-        """The next `generate` makes what it needs."""
+        """Frees what is idle; the next `generate` makes what it needs."""
         self.rest()
         if not self.on_gpu:
-            empty_cache(self.model.device)  # of keys and values: an update would find room beside them, not in them
+            empty_cache(self.model.device)  # of keys and values: else an update gets memory beside them, not theirs
 
     def rest(self) -> None:
-        """Keys and values leave the device, unless they are to stay."""
+        """Frees the device memory of keys and values, unless they are to stay."""
         if self.slots is None or self.keeps:
             return
         if self.graphs:
@@ -284,7 +283,7 @@ class EmbeddedEngine:
             self.free()
 
     def free(self) -> None:
-        """Keys, values, and the graphs that read them."""
+        """Drops keys, values, and the graphs that read them."""
         self.slots = None
         self.sequences, self.graphs, self.addresses, self.address = {}, {}, 0, 0
 
@@ -298,7 +297,7 @@ def rounded(tokens: int) -> int:
 
 @contextmanager
 def borrowed(model: PreTrainedModel, attention: str, autocast: torch.dtype | None) -> Iterator[None]:
-    """The module in evaluation mode and under this attention function, and afterwards as it was.
+    """Puts the module in evaluation mode and under this attention function, and afterwards back.
 
     Autocast spans all of it: weights are cast once, and the casts are gone before the next update.
     """

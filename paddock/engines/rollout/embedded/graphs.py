@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: one launch a step, and a look at the device only after several."""
+"""Decode steps as CUDA graphs: one launch per step, and the host reads the done flags only after several."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from paddock.core.device import Recording
 log = logging.getLogger(__name__)
 
 STEPS = 16
-"""Steps between two looks at which sequences are finished."""
+"""Steps between two reads of the done flags."""
 
 
 def bucket(rows: int, most: int) -> int:
-    """The size of the graph that serves so many rows: powers of two, and one between each."""
+    """Returns the size of the graph that serves so many rows: powers of two, and one between each."""
     size = 8
     while size < rows:
         size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3

@@ -1,4 +1,4 @@
-"""Keys and values as kernels read them, a token a row: a prompt's lie there once for its answers. None ever moves."""
+"""KV cache with one row per token. A prompt is stored once and read by all its responses; rows never move."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch import Tensor
 
 from paddock.engines.rollout.embedded.request import Request
-from paddock.kernels.arguments import Pieces
-from paddock.kernels.choice import kernels_for
-from paddock.models.attention import Packed
+from paddock.models.attention.pool_attention import PoolDecode, PoolPrefill
 
 ALIGNED = 512  # bytes, of torch's own allocations
 
@@ -27,7 +24,7 @@ class Span:
 
 
 class Spans:
-    """Which rows of a stretch are free. Prompts come and go in blocks, so a list of gaps is enough."""
+    """Tracks which rows of a stretch are free. Prompts come and go in blocks, so a list of gaps is enough."""
 
     def __init__(self, size: int):
         self.gaps = [(0, size)]
@@ -68,7 +65,7 @@ class TokenPool:
         self.begin()
 
     def begin(self) -> None:
-        """Nothing is held; every row of the columns stands for nothing."""
+        """Forgets all sequences; every row of the columns stands for nothing."""
         self.spans = Spans(self.prompt_tokens)
         self.free = list(range(self.count))
         self.held: list[tuple[Span, int]] = []
@@ -85,13 +82,13 @@ class TokenPool:
         return self.keys[index], self.values[index]
 
     def drop(self) -> None:
-        """Keys and values are gone, but not what they looked like."""
+        """Frees keys and values, but remembers their shapes."""
         for buffers in (self.keys, self.values):
             self.shapes += [(buffers, index, buffer.shape, buffer.dtype) for index, buffer in buffers.items()]
             buffers.clear()
 
     def restore(self) -> int:
-        """Room for what was dropped, and its address."""
+        """Allocates what was dropped, and returns its address."""
         sizes = [rounded(shape.numel() * dtype.itemsize) for _, _, shape, dtype in self.shapes]
         whole = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.prompt.device)
         for (buffers, index, shape, dtype), part in zip(self.shapes, whole.split(sizes), strict=True):
@@ -103,7 +100,7 @@ class TokenPool:
         return sum(x.numel() * x.element_size() for x in (*self.keys.values(), *self.values.values()))
 
     def admit(self, requests: Sequence[Request]) -> int:
-        """Room for as many of the requests as prompts find some; returns how many."""
+        """Reserves rows for as many of the requests as fit; returns how many."""
         start, columns = len(self.held), []
         taken = 0
         for request in requests:
@@ -137,7 +134,7 @@ class TokenPool:
             self.held[hole] = self.held[mover]
 
     def shrink(self, left: int) -> None:
-        """The sequences behind the first `left` are gone."""
+        """Drops the sequences behind the first `left`."""
         self.blank(left, len(self.held))
         del self.held[left:]
 
@@ -149,79 +146,5 @@ class TokenPool:
         return PoolDecode(self, lengths, done)
 
 
-class PoolPrefill(Packed):
-    """Prompts end to end, each attending to itself; keys and values are kept."""
-
-    def __init__(self, pool: TokenPool, lengths: Sequence[int], starts: Sequence[int], device: torch.device):
-        super().__init__(lengths, device)
-        self.pool = pool
-        places = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])
-        self.places = places.to(device, non_blocking=True)
-
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        index, stored = int(module.layer_idx), alike(key, value)  # type: ignore[arg-type]
-        buffers = self.pool.layer(index, key.shape[1], stored[0].shape[3], stored[1].shape[3], key)
-        for buffer, stream in zip(buffers, stored, strict=True):
-            buffer.index_copy_(0, self.places, stream[0, :, : len(self.places)].transpose(0, 1).to(buffer.dtype))
-        return super().attend(module, query, key, value, scaling, window, softcap, sinks)
-
-
-class PoolDecode:
-    """One query for each of the first sequences: over its prompt, its answer so far, and itself."""
-
-    def __init__(self, pool: TokenPool, lengths: Tensor, done: Tensor):
-        self.pool, rows = pool, len(lengths)
-        prompt, prompt_length, answer = pool.prompt[:rows], pool.prompt_length[:rows], pool.answer[:rows]
-        self.pieces = Pieces(prompt, prompt_length, answer, lengths.masked_fill(done, 0))
-        self.place = answer + lengths - prompt_length
-
-    def buffers(self, layer: int, heads: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return *self.pool.layer(layer, heads, dim, dim, like), self.place
-
-    def attend_stored(
-        self, layer: int, query: Tensor, scaling: float, window: int | None, softcap: float | None, exact: bool = False,
-        sinks: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        return kernels_for(query).decode_attention(
-            query, self.pool.keys[layer], self.pool.values[layer], self.pieces, scaling, window, softcap, exact, sinks
-        )
-
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """For modules that make keys and values themselves: ``[rows, heads, 1, dim]``."""
-        index = int(module.layer_idx)  # type: ignore[arg-type]
-        asked, stored, wide = alike(query, value)[0], alike(key, value), value.shape[3]
-        buffers = self.pool.layer(index, key.shape[1], stored[0].shape[3], stored[1].shape[3], key)
-        for buffer, new in zip(buffers, stored, strict=True):
-            buffer.index_copy_(0, self.place, new[:, :, 0].to(buffer.dtype))
-        found = self.attend_stored(index, asked[:, :, 0].contiguous(), scaling, window, softcap, sinks=sinks)
-        return found[:, None, :, :wide]
-
-
 def rounded(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
-
-
-def alike(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Of one width, as kernels read them: zeros behind the narrower, which add nothing to a score or are cut off."""
-    missing = key.shape[3] - value.shape[3]
-    return pad(key, (0, max(0, -missing))), pad(value, (0, max(0, missing)))

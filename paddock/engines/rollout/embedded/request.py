@@ -15,18 +15,18 @@ class Request:
 
     tokens: list[int]
     rows: list[int]
-    first: int  # place of its first response among the answers to the call
+    first: int  # index of its first response among the answers to the call
     limit: int
     """Tokens of a response."""
     images: Images | None = None
 
     @staticmethod
     def split(prompts: Iterable[Prompt], sampling: Sampling, most: int) -> list[Request]:
-        """At most as many rows each as there are slots: a prompt with more of them is prefilled again for the rest."""
-        requests, place = [], 0
+        """Splits prompts into requests that fit the slots; a prompt with more rows is prefilled again for the rest."""
+        requests, first = [], 0
         for prompt in prompts:
             for start in range(0, len(prompt.rows), most):
                 rows = prompt.rows[start : start + most]
-                requests.append(Request(prompt.tokens, rows, place, prompt.limit(sampling), prompt.images))
-                place += len(rows)
+                requests.append(Request(prompt.tokens, rows, first, prompt.limit(sampling), prompt.images))
+                first += len(rows)
         return requests

@@ -12,7 +12,7 @@ from paddock.models.experts import Experts, Routing
 
 
 class Routes:
-    """Of each slot: its prompt's, which the responses to it share, and those of the tokens it has read since."""
+    """The experts chosen in each slot: those of its prompt, shared by its responses, and of the tokens read since."""
 
     def __init__(self, experts: Experts, count: int, max_tokens: int, device: torch.device):
         self.experts = experts
@@ -24,17 +24,17 @@ class Routes:
         return Routing(self.experts)
 
     def prefilled(self, routing: Routing, lengths: Sequence[int], readers: Sequence[int]) -> None:
-        """Prompts end to end, each for so many of the slots behind the live ones."""
+        """Records the choices of prompts end to end, each for `readers[i]` of the slots behind the live ones."""
         for prompt, count in zip(routing.chosen().cpu().split(list(lengths)), readers, strict=True):
             self.prompts += [prompt] * count
 
     def decoded(self, routing: Routing, drawn: Tensor) -> None:
-        """Of the first slots, the choices for the last token that each has drawn."""
+        """Records the choices of the first slots for the last token that each has drawn."""
         rows = torch.arange(len(drawn), device=drawn.device)
         self.answers[rows, (drawn - 1).clamp(min=0)] = routing.chosen()
 
     def of(self, slots: Sequence[int], at: Tensor) -> tuple[list[Tensor], Tensor]:
-        """What finished responses chose, for `chosen`; `at` are the slots on the device. It may not have come yet."""
+        """Returns the choices of finished responses, for `chosen`; `at`: slots on the device. Copies may be pending."""
         return [self.prompts[slot] for slot in slots], self.answers[at].to("cpu", non_blocking=True)
 
     def move(self, movers: Sequence[int], holes: Sequence[int]) -> None:
@@ -47,7 +47,7 @@ class Routes:
 
 
 def chosen(prompt: Tensor, answer: Tensor, tokens: int) -> Chosen:
-    """Of a response of so many tokens; its last token was never read, so nothing was chosen for it."""
+    """Returns the experts of a response of `tokens` tokens; its last token was never read, so it has none."""
     answer = answer[:tokens].clone()
     answer[tokens - 1] = 0
     return Chosen(prompt, answer)

@@ -13,7 +13,7 @@ from paddock.core.rng import uniform
 from paddock.engines.rollout.base import Sampling
 from paddock.errors import UserError
 
-BLOCK = 256  # words whose probabilities are summed before the draw looks inside
+BLOCK = 256  # tokens whose probabilities are summed before the draw goes into a block
 LAST = 1.0 - 2.0**-53  # the number before 1: LAST x total < total
 CACHE = 1 << 18  # logits worked on at a time on a CPU: they stay in cache, and in memory already mapped
 
@@ -25,10 +25,10 @@ def uniforms(rows: Tensor, sampling: Sampling) -> Tensor:
 
 
 def sample(logits: Tensor, u: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """A token and its log-prob for each row of logits [B, V], by the row's number u [B].
+    """Returns a token and its log-prob for each row of logits [B, V], by the row's number u [B].
 
     The log-prob is that of log-softmax(logits / temperature), before any filter. Temperature 0 takes the likeliest
-    word, the first of equals; its log-prob is that of temperature 1.
+    token, the first of equals; its log-prob is that of temperature 1.
     """
     if logits.device.type != "cpu":
         return sample_rows(logits, u, sampling)
@@ -47,7 +47,7 @@ def sample_rows(logits: Tensor, u: Tensor, sampling: Sampling) -> tuple[Tensor, 
 
 
 def filters(sampling: Sampling) -> bool:
-    """Are some words never drawn?"""
+    """True if top-k, top-p or min-p can exclude tokens."""
     return sampling.temperature != 0.0 and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)
 
 
@@ -67,22 +67,22 @@ def likeliest(x: Tensor) -> Tensor:
 
 
 def draw(weights: Tensor, u: Tensor) -> Tensor:
-    """The word where the running sum of weights [B, V] first exceeds u x their total; one of weight 0 is never drawn.
+    """Returns the token where the running sum of weights [B, V] first exceeds u x their total, never one of weight 0.
 
     Sums run in float64, first over blocks, then inside the block chosen: float32 over a whole vocabulary would lose
-    rare words, and float64 over all of it takes several times as long.
+    rare tokens, and float64 over all of it takes several times as long.
     """
     blocks = in_blocks(weights, 0.0)
     sums = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
     block, target = first_above(sums, u)
     high, low = pick(sums, block), pick(sums, (block - 1).clamp_min(0)) * (block > 0)
     share = ((target - low) / (high - low)).clamp_max(LAST)
-    word, _ = first_above(inside(blocks, block).cumsum(-1, dtype=torch.float64), share)
-    return (block * blocks.shape[2] + word).clamp_max(weights.shape[1] - 1)  # reached by weights that are not numbers
+    token, _ = first_above(inside(blocks, block).cumsum(-1, dtype=torch.float64), share)
+    return (block * blocks.shape[2] + token).clamp_max(weights.shape[1] - 1)  # reached by weights that are not numbers
 
 
 def first_above(sums: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """The first index of the rising sums [B, N] beyond the target u x total, and the target."""
+    """Returns the first index of the rising sums [B, N] beyond the target u x total, and the target."""
     target = u * sums[:, -1]  # less than the total, since u <= LAST
     index = torch.searchsorted(sums, target[:, None], right=True)[:, 0]
     return index.clamp_max(sums.shape[1] - 1), target
@@ -106,7 +106,7 @@ def pick(x: Tensor, index: Tensor) -> Tensor:
 
 
 def keep(probs: Tensor, sampling: Sampling) -> Tensor:
-    """Probabilities, 0 for words that top-k, top-p of what it leaves, or min-p drop. Equals stay or go together."""
+    """Sets probabilities to 0 that top-k, top-p of what it leaves, or min-p drop. Equals stay or go together."""
     size = probs.shape[1]
     top_k = sampling.top_k if 0 < sampling.top_k < size else size
     if sampling.top_p < 1.0 or top_k < size:
@@ -118,7 +118,7 @@ def keep(probs: Tensor, sampling: Sampling) -> Tensor:
 
 
 def ordered(probs: Tensor) -> Tensor:
-    """Rising. numpy sorts floats with vector instructions: 30 times faster than torch on a CPU."""
+    """Sorts in rising order. numpy sorts floats with vector instructions: 30 times faster than torch on a CPU."""
     if probs.device.type == "cpu":
         return torch.from_numpy(np.sort(probs.numpy(), axis=-1))
     return probs.sort(-1).values

@@ -1,4 +1,4 @@
-"""Sequences in flight: what each slot continues, what it has drawn, and who leaves."""
+"""Sequences in flight: what each slot continues, what it has drawn, and which are finished."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STOPS = 256  # stop tokens there is room for
 
 
 class KeyValues(Protocol):
-    """Where keys and values of sequences in flight live. The live ones are numbered 0, 1, ... without gaps."""
+    """The KV cache of the sequences in flight. The live ones are numbered 0, 1, ... without gaps."""
 
     count: int
     """Sequences at a time."""
@@ -32,15 +32,15 @@ class KeyValues(Protocol):
     def begin(self) -> None: ...
 
     def admit(self, requests: Sequence[Request]) -> int:
-        """Room behind the live sequences for the first of these requests; returns how many of them found some."""
+        """Reserves room behind the live sequences for the first of these requests; returns for how many."""
         ...
 
     def release(self, rows: Sequence[int]) -> None:
-        """These sequences are finished; `move` and `shrink` are to follow."""
+        """Frees what these finished sequences hold; `move` and `shrink` are to follow."""
         ...
 
     def move(self, sources: Tensor, targets: Tensor, movers: Sequence[int], holes: Sequence[int], held: Tensor) -> None:
-        """Sequences take the numbers of finished ones; `held`: tokens that each of them has."""
+        """Gives sequences the numbers of finished ones; `held`: tokens that each of them has."""
         ...
 
     def shrink(self, left: int) -> None: ...
@@ -48,21 +48,21 @@ class KeyValues(Protocol):
     def prefill(self, lengths: Sequence[int], targets: Sequence[range], device: torch.device) -> Attention: ...
 
     def decode(self, lengths: Tensor, done: Tensor) -> Attention:
-        """For the first sequences. What is computed for those that are `done` is of no use to anybody."""
+        """Returns the attention of a decode step for the first sequences; results of `done` ones are not used."""
         ...
 
 
 @dataclass(frozen=True)
-class Look:
-    """Which of the live slots are finished, once `arrived` returns."""
+class DoneFlags:
+    """Flags of the live slots that are finished, on the host once `arrived` returns."""
 
     done: Tensor
     arrived: Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Leaving:
-    """Finished responses on their way to the host: they are there at the look that follows."""
+class PendingCompletions:
+    """Finished responses that are being copied to the host; there when the next `DoneFlags` have arrived."""
 
     sources: list[tuple[int, int]]
     drawn: Tensor
@@ -74,12 +74,12 @@ class Leaving:
     def completions(self) -> list[tuple[int, Completion]]:
         counts, width = self.drawn.tolist(), self.log_probs.shape[1]
         require_finite(self.log_probs.masked_fill(torch.arange(width) >= self.drawn[:, None], 0.0))
-        found = []
-        for i, ((place, row), n) in enumerate(zip(self.sources, counts, strict=True)):
+        completions = []
+        for i, ((index, row), n) in enumerate(zip(self.sources, counts, strict=True)):
             tokens, log_probs = self.tokens[i, :n].tolist(), self.log_probs[i, :n].tolist()
             experts = chosen(self.experts[0][i], self.experts[1][i], n) if self.experts else None
-            found.append((place, Completion(row, tokens, log_probs, tokens[-1] in self.stops, experts)))
-        return found
+            completions.append((index, Completion(row, tokens, log_probs, tokens[-1] in self.stops, experts)))
+        return completions
 
 
 class Sequences:
@@ -88,7 +88,7 @@ class Sequences:
     All that changes from token to token is a tensor on the model's device, and stays where it is for all calls. A
     finished sequence draws on until `retire`, which several steps may precede, but keeps its length and its answer.
 
-    `ahead`: the host looks at what was launched before the last launches, so that the device never waits for it.
+    `ahead`: the host reads the done flags of the launches before the last ones, so that the device never waits for it.
     """
 
     def __init__(self, slots: KeyValues, max_tokens: int, device: torch.device, ahead: bool):
@@ -96,7 +96,7 @@ class Sequences:
         count, width = slots.count, max_tokens + 1  # the last column is never read: see `draw`
         self.token = torch.zeros(count, dtype=torch.long, device=device)
         self.length = torch.zeros(count, dtype=torch.long, device=device)
-        self.offset = torch.zeros(count, dtype=torch.long, device=device)  # positions beyond places: see `Images`
+        self.offset = torch.zeros(count, dtype=torch.long, device=device)  # position - token index: see `Images`
         self.drawn = torch.zeros(count, dtype=torch.long, device=device)
         self.done = torch.zeros(count, dtype=torch.bool, device=device)
         self.limit = torch.zeros(count, dtype=torch.long, device=device)
@@ -108,10 +108,10 @@ class Sequences:
     def begin(self, sampling: Sampling) -> None:
         self.sampling = sampling
         self.live = 0
-        self.sources: list[tuple[int, int]] = []  # of each live slot: place of its response, and its row
+        self.sources: list[tuple[int, int]] = []  # of each live slot: index of its response, and its row
         self.left: list[int] = []  # of each live slot: tokens it may still draw, were it not finished
-        self.seen: Look | None = None
-        self.leaving: list[Leaving] = []
+        self.seen: DoneFlags | None = None
+        self.pending: list[PendingCompletions] = []
         self.routes: Routes | None = None
         self.slots.begin()
         stops = [] if sampling.ignore_eos else sorted(sampling.stop_tokens)
@@ -121,8 +121,8 @@ class Sequences:
         self.stops[:] = torch.tensor([*stops, *[-1] * (STOPS - len(stops))])
         self.blank(0, len(self.done))
 
-    def arrivals(self, waiting: deque[Request], budget: int) -> list[Request]:
-        """The next requests that find a slot for each row, their prompts within the token budget, but at least one."""
+    def next_requests(self, waiting: deque[Request], budget: int) -> list[Request]:
+        """Takes the next requests that find a slot for each row, with prompts within the token budget; at least one."""
         free = self.slots.count - self.live
         found: list[Request] = []
         while waiting and len(waiting[0].rows) <= free and (not found or len(waiting[0].tokens) <= budget):
@@ -156,23 +156,24 @@ class Sequences:
         return targets
 
     def draw(self, logits: Tensor, span: slice) -> None:
-        """The next token of each of these slots. What a finished one draws falls behind its last token."""
+        """Draws the next token of each of these slots. A finished slot still samples; its sample goes to the column
+        after its last token, which is never read."""
         drawn, done = self.drawn[span], self.done[span]
         kernels = kernels_for(logits)
         if kernels and not filters(self.sampling):
             columns = (self.numbers[span], self.tokens[span], self.log_probs[span], self.token[span], drawn, done)
             draws = Draws(*columns, self.limit[span], self.stops)
             return kernels.draw(logits, draws, self.sampling.temperature)
-        place = drawn[:, None]
-        token, log_prob = sample(logits, self.numbers[span].gather(1, place)[:, 0], self.sampling)
-        self.tokens[span].scatter_(1, place, token[:, None])
-        self.log_probs[span].scatter_(1, place, log_prob[:, None])
+        column = drawn[:, None]
+        token, log_prob = sample(logits, self.numbers[span].gather(1, column)[:, 0], self.sampling)
+        self.tokens[span].scatter_(1, column, token[:, None])
+        self.log_probs[span].scatter_(1, column, log_prob[:, None])
         self.token[span] = token
         drawn += ~done
         done |= (token[:, None] == self.stops).any(1) | (drawn == self.limit[span])
 
     def aged(self, steps: int, start: int = 0) -> None:
-        """So many tokens were drawn by the live slots from `start` on."""
+        """Notes that the live slots from `start` on have drawn `steps` tokens."""
         for slot in range(start, self.live):
             self.left[slot] -= steps
 
@@ -182,34 +183,36 @@ class Sequences:
         return max(self.left, default=0)
 
     def retire(self) -> list[tuple[int, Completion]]:
-        """Finished responses with their places. The last sequences move into the slots that become free."""
+        """Returns finished responses with their indices. The last sequences move into the slots that become free."""
         if not self.ahead:
-            self.seen = self.look()
+            self.seen = self.copy_done_flags()
         found = []
         if self.seen:
             self.seen.arrived()
-            found = self.arrivals_home()
-            self.leave(self.seen.done.nonzero()[:, 0].tolist())
+            found = self.take_completions()
+            self.free_slots(self.seen.done.nonzero()[:, 0].tolist())
         if not self.ahead:
-            return found + self.arrivals_home()
-        self.seen = self.look()
+            return found + self.take_completions()
+        self.seen = self.copy_done_flags()
         return found
 
-    def look(self) -> Look:
-        return Look(self.done[: self.live].to("cpu", non_blocking=True), launched(self.done.device))
+    def copy_done_flags(self) -> DoneFlags:
+        """Starts the copy of the flags to the host."""
+        return DoneFlags(self.done[: self.live].to("cpu", non_blocking=True), launched(self.done.device))
 
     def last(self) -> list[tuple[int, Completion]]:
-        """When none is live: those that are still on their way."""
+        """Returns the responses that were still being copied when the last sequence ended."""
         launched(self.done.device)()
-        return self.arrivals_home()
+        return self.take_completions()
 
-    def arrivals_home(self) -> list[tuple[int, Completion]]:
-        found = [pair for leaving in self.leaving for pair in leaving.completions()]
-        self.leaving = []
-        return found
+    def take_completions(self) -> list[tuple[int, Completion]]:
+        """Returns the responses that have arrived on the host, with their indices."""
+        completions = [pair for pending in self.pending for pair in pending.completions()]
+        self.pending = []
+        return completions
 
-    def leave(self, finished: list[int]) -> None:
-        """These slots become free; what they drew is on its way."""
+    def free_slots(self, finished: list[int]) -> None:
+        """Frees these slots and starts the copy of their responses to the host."""
         if not finished:
             return
         at = torch.tensor(finished).to(self.done.device, non_blocking=True)
@@ -218,7 +221,7 @@ class Sequences:
         )
         experts = self.routes.of(finished, at) if self.routes else None
         sources = [self.sources[slot] for slot in finished]
-        self.leaving.append(Leaving(sources, drawn, tokens, log_probs, experts, self.stop_tokens))
+        self.pending.append(PendingCompletions(sources, drawn, tokens, log_probs, experts, self.stop_tokens))
         left, gone = self.live - len(finished), set(finished)
         holes = [slot for slot in finished if slot < left]
         movers = [slot for slot in range(left, self.live) if slot not in gone]
@@ -232,7 +235,7 @@ class Sequences:
         del self.sources[left:], self.left[left:]
 
     def blank(self, start: int, stop: int) -> None:
-        """These slots stand for nothing; a step that runs over them anyway does no harm."""
+        """Marks these slots as empty; a step that runs over them anyway does no harm."""
         self.length[start:stop] = 0
         self.offset[start:stop] = 0
         self.drawn[start:stop] = 0

@@ -41,10 +41,10 @@ from paddock.engines.train.shards import save_streamed
 from paddock.engines.train.single import M, SingleEngine
 from paddock.errors import UserError
 from paddock.models.attention import Packed
+from paddock.models.gathered import GatheredModel
 from paddock.models.load import load_config
 from paddock.models.packing import Inputs, pack
 from paddock.models.token_stats import token_stats
-from paddock.models.twin import Twin
 from paddock.models.ulysses import SumOfSlices, slice_of
 from paddock.models.value_head import HEAD_FILE, ValueModel
 
@@ -84,7 +84,7 @@ class MegatronEngine(SingleEngine):
         self.mapping.take(theirs.state_dict())
         if isinstance(model, ValueModel) and self.decoder.value_head is not None:
             self.decoder.value_head.load_state_dict(model.value_head.state_dict())
-        self.twin = Twin.of(theirs, self.device)
+        self.twin = GatheredModel.of(theirs, self.device)
         self.model: Any = self.decoder.eval()
         self.backbone = self.twin.model
         self.adapters, self.adapters_off = None, False  # peft's; Megatron's own are in `beside`

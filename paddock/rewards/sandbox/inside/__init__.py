@@ -1,2 +1,2 @@
-"""What runs in and around the walls. Standard library only, and imports among itself are relative: the folder is all
-that is shown of the project inside, where it goes by the name `inside`."""
+"""What runs in an isolated cell, and what isolates it. Standard library only, and relative imports: the folder is
+all that a cell sees of the project, under the name `inside`."""

@@ -1,4 +1,4 @@
-"""Checks of a program: Python that calls its functions and asserts. They run in the warden, not in the program.
+"""Checks of a program: Python that calls its functions and asserts. They run in its PID 1, not in the program.
 
 So a program that ends itself, or looks for what is expected of it, gains nothing: a check counts when it has run to
 its end here.
@@ -107,7 +107,7 @@ def accepted(output: Any, expected: Any) -> bool:
 
 
 def marked(value: Any) -> Any:
-    """The value with a text in the place of each NaN, which equals nothing: a row that expects one means it."""
+    """Returns the value with a text in the place of each NaN, which equals nothing: a row that expects one means it."""
     if isinstance(value, float) and value != value:
         return "\0NaN"
     if isinstance(value, list | tuple):

@@ -92,7 +92,7 @@ def drop_capabilities() -> None:
 
 
 def install_filter(program: bytes) -> None:
-    """A seccomp filter, given as its assembled instructions of 8 bytes."""
+    """Installs a seccomp filter, given as its assembled instructions of 8 bytes."""
 
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))

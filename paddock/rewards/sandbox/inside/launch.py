@@ -1,8 +1,8 @@
-"""Builds the walls of a cell, and waits outside until it ends.
+"""Isolates a cell (namespaces, mounts), and waits outside until it ends.
 
 A cell sees the system's programs and libraries, the interpreter and an empty /tmp: all but /tmp read-only, nothing of
-the home, no network, no process of the machine. The process inside, see zygote.py, has no privilege left: root becomes
-nobody first.
+the home folder, no network, no process of the machine. The process inside, see zygote.py, has no privilege left:
+root becomes nobody first.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ DEVICES = {"null": "null", "zero": "full", "full": "full", "random": "random", "
 """What programs see -> the device it is. Zeros can be read from `full` too, but it cannot be mapped: pages of a shared
 mapping of `zero` would belong to no process."""
 WRITABLE = ("/tmp", "/dev/shm")
-HOME = "/paddock"  # where this folder is seen inside
-BOOT = "import sys; sys.path.append({home!r}); from inside.zygote import main; main()"
+PACKAGE_FOLDER = "/paddock"  # where this folder is seen inside
+BOOT = "import sys; sys.path.append({package_folder!r}); from inside.zygote import main; main()"
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/tmp",
@@ -65,7 +65,7 @@ def main() -> None:
     os.dup2(devnull, 2)
     _wait(cell, parent)
     if plan["isolation"] == "unsafe":
-        from paddock.rewards.keeper import kill_descendants
+        from paddock.rewards.supervisor import kill_descendants
 
         kill_descendants()
 
@@ -161,11 +161,11 @@ def _character(octal: re.Match[bytes]) -> bytes:
 
 def _bubblewrap(plan: dict[str, Any], control: socket.socket) -> int:
     """bubblewrap maps a single user: root builds without a user namespace, and becomes nobody inside."""
-    walls = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    namespaces = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     if os.geteuid() == 0:
-        walls += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
+        namespaces += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
     else:
-        walls += ["--unshare-user", "--uid", str(USER), "--gid", str(USER)]
+        namespaces += ["--unshare-user", "--uid", str(USER), "--gid", str(USER)]
     view = ["--proc", "/proc", "--dev", "/dev", "--dev-bind", "/dev/full", "/dev/zero"]
     view += ["--perms", "1777", "--size", str(plan["tmp_mb"] << 20), "--tmpfs", "/tmp"]
     for link, target in plan["links"].items():
@@ -177,7 +177,9 @@ def _bubblewrap(plan: dict[str, Any], control: socket.socket) -> int:
     view += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     child = os.fork()
     if child == 0:
-        _start(plan, control, before=[plan["bubblewrap"], *walls, "--die-with-parent", "--new-session", *view, "--"])
+        _start(
+            plan, control, before=[plan["bubblewrap"], *namespaces, "--die-with-parent", "--new-session", *view, "--"]
+        )
     return child
 
 
@@ -185,12 +187,14 @@ def _nothing(plan: dict[str, Any], control: socket.socket) -> int:
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     child = os.fork()
     if child == 0:
-        _start(plan, control, home=os.path.dirname(os.path.dirname(__file__)))
+        _start(plan, control, package_folder=os.path.dirname(os.path.dirname(__file__)))
     return child
 
 
-def _start(plan: dict[str, Any], control: socket.socket, before: Sequence[str] = (), home: str = HOME) -> NoReturn:
-    """The interpreter anew, so that nothing of this one's memory is inside."""
+def _start(
+    plan: dict[str, Any], control: socket.socket, before: Sequence[str] = (), package_folder: str = PACKAGE_FOLDER
+) -> NoReturn:
+    """Replaces this process by a new interpreter, so that nothing of its memory is inside the cell."""
     control.set_inheritable(True)
     shown_in_tmp = [path for path in plan["binds"] if path.startswith("/tmp/")]
     facts = {
@@ -204,7 +208,7 @@ def _start(plan: dict[str, Any], control: socket.socket, before: Sequence[str] =
     if facts["proc"] is not None:
         os.set_inheritable(facts["proc"], True)
     arguments = [str(control.fileno()), json.dumps(facts)]
-    command = [*before, *plan["python"], "-c", BOOT.format(home=home), *arguments]
+    command = [*before, *plan["python"], "-c", BOOT.format(package_folder=package_folder), *arguments]
     os.execve(command[0], command, ENVIRONMENT)
 
 

@@ -93,7 +93,7 @@ class Line:
         return found[0][:count], bool(found[1])
 
     def agrees_to_anything(self, remote: Remote) -> bool:
-        """Whether it also equals an object that it cannot know."""
+        """True if it also equals an object that it cannot know."""
         try:
             return bool(self.do("decoy", remote))
         except Exception:
@@ -179,7 +179,7 @@ class Line:
         return number_of(value if type(value) is Remote else vars(value)["of_the_program"])
 
     def stays(self, value: Any) -> bool:
-        """Whether the program gets a number for it, and not a copy."""
+        """True if the program gets a number for it, and not a copy."""
         if isinstance(value, FunctionType | type):
             return value.__module__ == MODULE and (isinstance(value, FunctionType) or value.__name__ not in self.shared)
         if isinstance(value, BuiltinMethodType):
@@ -265,7 +265,7 @@ class Line:
             return RuntimeError(f"{cls.__name__}: {text}")
 
     def _mirror(self, ancestors: list[Any]) -> Any:
-        """A class that stands here for an exception's class of the program's, below those that it extends."""
+        """Returns a class that stands here for an exception's class of the program's, below those that it extends."""
         (name, number), *rest = ancestors
         if number is None:
             found = getattr(builtins, name, None)

@@ -46,7 +46,7 @@ def main(job: dict[str, Any], code: int, streams: tuple[int, ...], link: socket.
 
 
 def _as_a_process_starts() -> None:
-    os.setsid()  # a signal to one's own process group does not stop at walls
+    os.setsid()  # a signal to one's own process group does not stop at namespaces
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     for number in (signal.SIGTERM, signal.SIGXFSZ):
@@ -81,7 +81,7 @@ def _module(source: str, name: str) -> ModuleType:
 
 
 def _exit_code(work: Callable[[], Any]) -> int:
-    """As the interpreter itself would end."""
+    """Runs `work` and returns the exit code with which the interpreter itself would end."""
     try:
         work()
         return 0
@@ -102,7 +102,7 @@ def _exit_code(work: Callable[[], Any]) -> int:
 
 
 def _own_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Without ours, above the program's first."""
+    """Returns the frames of the program, without ours above its first."""
     while frames and frames.tb_frame.f_code.co_filename != FILE:
         frames = frames.tb_next
     return frames

@@ -91,15 +91,15 @@ OWN_PROCESS_SECOND = {"setpriority": 0, "ioprio_set": 1}
 """Their first argument says what the second is: allowed is PRIO_PROCESS or IOPRIO_WHO_PROCESS, and 0."""
 BY_ARGUMENT = ("socket", "socketpair", "clone", "mmap", "setsockopt", "fcntl", "prctl", *OWN_PROCESS,
                *OWN_PROCESS_SECOND)  # fmt: skip
-FOR_WALLS = ("unshare", "mount")
-"""Forbidden to programs, but not yet to the one that builds their walls."""
+FOR_ISOLATION = ("unshare", "mount")
+"""Forbidden to programs, but not yet to the process that isolates them."""
 FORBIDDEN = tuple(name for name in NUMBERS["x86_64"] if name not in (*ABSENT, *BY_ARGUMENT))
 
 
 def assembled(socket: int = KILL, machine: str | None = None) -> bytes:
-    """The filter of a cell, for this machine or the named one. `socket` answers who opens one to the outside.
+    """Returns the filter of a cell, for this machine or the named one. `socket` answers who opens one to the outside.
 
-    It allows what is needed to build the walls of a program: `assembled_last` is installed beside it once they stand.
+    It allows what is needed to isolate a program: `assembled_last` is installed beside it once that is done.
     The kernel translates a filter when it is installed, which takes longer than all else here; this one is inherited.
     """
     machine = machine or os.uname().machine
@@ -113,7 +113,7 @@ def assembled(socket: int = KILL, machine: str | None = None) -> bytes:
     ]
     for names, answer in ((FORBIDDEN, KILL), (ABSENT, ABSENCE)):
         for name in names:
-            if name in numbers and name not in FOR_WALLS:
+            if name in numbers and name not in FOR_ISOLATION:
                 code += _when(EQUAL, numbers[name], answer)
     return b"".join([*code, *_by_argument(_tests(socket), numbers), _word(RETURN, ALLOW)])
 
@@ -123,7 +123,7 @@ def assembled_last(machine: str | None = None) -> bytes:
     machine = machine or os.uname().machine
     numbers = NUMBERS[machine]
     code = [_word(LOAD, NUMBER)]
-    for name in FOR_WALLS:
+    for name in FOR_ISOLATION:
         code += _when(EQUAL, numbers[name], KILL)
     filters = {"prctl": [_argument(0), *_when(EQUAL, SET_FILTER, REFUSAL)]}
     return b"".join([*code, *_by_argument(filters, numbers), _word(RETURN, ALLOW)])

@@ -136,7 +136,7 @@ class Talk:
         return id(value) not in self.kept.places and hasattr(value, "__dict__")
 
     def _function(self, name: str) -> Any:
-        """A function of the program, or a method of its class `Solution` as some sites want it."""
+        """Returns a function of the program, or a method of its class `Solution` as some sites want it."""
         name = name.rpartition(".")[2]
         if name not in self.space and "Solution" in self.space:
             return getattr(self.space["Solution"](), name)

@@ -101,7 +101,7 @@ class Foreign:
 
 
 def written(value: Any, kept: Any) -> Any:
-    """The program's side: a value as JSON, its objects by their place in `kept`."""
+    """Writes a value as JSON, on the program's side; its objects by their number in `kept`."""
     kind: Any = type(value)
     if kind is str or kind is float or kind is bool or value is None:
         return value
@@ -174,7 +174,7 @@ def library_name(value: Any) -> list[str] | None:
 
 
 def from_library(module: str, name: str) -> Any:
-    """The checks' side."""
+    """Returns a name of the standard library, on the checks' side."""
     if module not in LIBRARY:
         raise NameError(f"{module} is no module that checks can have of a program")
     __import__(module)
@@ -182,7 +182,7 @@ def from_library(module: str, name: str) -> Any:
 
 
 def read(value: Any, line: Any) -> Any:
-    """The checks' side; `line` makes what is no plain value."""
+    """Reads a value on the checks' side; `line` makes what is no plain value."""
     if not isinstance(value, list):
         return value
     kind, *parts = value
@@ -232,7 +232,7 @@ def _items(value: Any, instance: bool) -> Iterable[Any]:
 
 
 def content(container: Any) -> Any:
-    """A copy of the outermost level."""
+    """Returns a copy of the outermost level."""
     kind = type(container)
     if kind is list:
         return container.copy()

@@ -1,10 +1,10 @@
-"""The warm interpreter of a cell: forks a guard for each program, which puts it behind walls of its own.
+"""The warm interpreter of a cell: forks a guard for each program, which runs it in namespaces of its own.
 
 Programs come one after the other, and none finds a trace of another: each has its own processes, files and memory.
 What it runs is read after the fork, by the process that needs it, so that neither this one's memory nor that of later
 programs ever holds it.
 
-    zygote -> guard -> warden (process 1 of the program's world) -> program
+    zygote -> guard -> PID 1 of the program's namespace (pid1.py) -> program
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from . import kernel, seccomp, warden
+from . import kernel, pid1, seccomp
 from .launch import USER, WRITABLE
-from .warden import Walls
+from .pid1 import ProgramIsolation
 from .watch import World
 
 OWN_NAMESPACES = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC
@@ -53,11 +53,11 @@ def main() -> None:
     kernel.install_filter(seccomp.assembled(seccomp.DENIAL if facts.pop("command") else seccomp.KILL))
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     _preload()
-    cell = Cell(control, **facts)
+    server = ForkServer(control, **facts)
     os.dup2(os.open(os.devnull, os.O_RDWR), 2)
-    control.send(json.dumps({"ready": True, "nested": cell.nested}).encode())
+    control.send(json.dumps({"ready": True, "nested": server.nested}).encode())
     gc.freeze()
-    while cell.serve_one():
+    while server.serve_one():
         pass
 
 
@@ -69,8 +69,8 @@ def _preload() -> None:
         importlib.import_module(name)
 
 
-class Cell:
-    """What guards are forked with."""
+class ForkServer:
+    """Forks a guard for each program, and holds what guards are forked with."""
 
     def __init__(
         self,
@@ -85,10 +85,10 @@ class Cell:
         self.control, self.tmp_mb, self.unsafe, self.shown_in_tmp = control, tmp_mb, unsafe, shown_in_tmp
         self.send_buffer, self.machines_proc = send_buffer, proc
         self.nested = not unsafe and self._works(lambda: None)
-        self.proc = self.nested and self._works(warden.mount_proc)  # tried once: the kernel logs every refusal
+        self.proc = self.nested and self._works(pid1.mount_proc)  # tried once: the kernel logs every refusal
 
     def _works(self, step: Callable[[], None]) -> bool:
-        """Whether walls can be built here, and this be done within them."""
+        """True if nested namespaces can be made here, and `step` works within them."""
         child = os.fork()
         if child == 0:
             try:
@@ -103,7 +103,7 @@ class Cell:
         return os.waitpid(child, 0)[1] == 0
 
     def _enter(self) -> None:
-        """Walls of one program, inside those of the cell: an empty /tmp, and for children processes of their own."""
+        """Enters namespaces for one program, nested in the cell's: an empty /tmp, and for children own PIDs."""
         kernel.unshare(OWN_NAMESPACES, user=USER)
         shown = {path: os.open(path, os.O_PATH) for path in self.shown_in_tmp}
         for folder in WRITABLE:
@@ -146,26 +146,26 @@ class Cell:
         child = os.fork()
         if child == 0:
             os.close(living)
-            self._warden(job, descriptors, folder)
+            self._pid1(job, descriptors, folder)
         code, *_, report, tests = descriptors
         for descriptor in (alive, code, report, tests):
             os.close(descriptor)
         ended_by = self._watch(job, world, living, start)
         seconds = time.monotonic() - start
-        os.kill(child, signal.SIGKILL)  # in walls of its own, everything in them with it
+        os.kill(child, signal.SIGKILL)  # in namespaces of its own, everything in them with it
         os.waitpid(child, 0)
         if self.unsafe:
             shutil.rmtree(folder, ignore_errors=True)
         return {"ended_by": ended_by, "seconds": seconds}
 
-    def _warden(self, job: dict[str, Any], descriptors: list[int], folder: str) -> NoReturn:
+    def _pid1(self, job: dict[str, Any], descriptors: list[int], folder: str) -> NoReturn:
         try:
-            warden.main(job, descriptors, Walls(folder, self.nested, self.proc))
+            pid1.main(job, descriptors, ProgramIsolation(folder, self.nested, self.proc))
         finally:
             os._exit(0)
 
     def _watch(self, job: dict[str, Any], world: World, living: int, start: float) -> str | None:
-        """None once the warden has ended by itself, else the limit that was passed."""
+        """Returns None once PID 1 has ended by itself, else the limit that was passed."""
         poll = select.poll()
         poll.register(living, select.POLLIN)
         poll.register(self.control, select.POLLIN)

@@ -1,4 +1,4 @@
-"""What a family must do, a function a gear: it returns, fails, or is refused by a `UserError` that says why.
+"""What a family must do, one function per feature: it returns, fails, or is refused by a `UserError` that says why.
 
 Each compares the way that Paddock goes with transformers' plain one: its own attention over padded rows.
 """
@@ -306,7 +306,7 @@ def replay(specimen: Specimen) -> None:
 
 
 class NotThere(Exception):
-    """The family has nothing that the gear is about."""
+    """The family has nothing that the feature is about."""
 
 
 def clean(folder: Path) -> Path:
@@ -321,7 +321,7 @@ def give_tokenizer(specimen: Specimen, folder: Path) -> None:
             shutil.copyfile(file, folder / file.name)
 
 
-GEARS: dict[str, tuple[str, Callable[[Specimen], None]]] = {
+FEATURES: dict[str, tuple[str, Callable[[Specimen], None]]] = {
     "embedded": ("embedded rollout", embedded),
     "hf": ("hf rollout", hf),
     "packed": ("packed = padded", packed),

@@ -1,9 +1,9 @@
-"""A process that keeps another, and sees to it that nothing is left when it goes.
+"""A process that runs a worker as its child, and kills everything that is left when the worker ends.
 
-The kept process runs scorers, and a scorer may start programs, which may start daemons. On Linux the keeper adopts
+The worker runs scorers, and a scorer may start programs, which may start daemons. On Linux the supervisor adopts
 every orphan among them, so that all of them hang from it in the process tree, whatever session or group they chose;
-elsewhere it reaches its process group alone. It kills all of them when the kept process ends, and when the trainer lets
-go of the control socket: on purpose, or because it died.
+elsewhere it reaches its process group alone. It kills all of them when the worker ends, and when the trainer closes
+the control socket: on purpose, or because it died.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROC = Path("/proc")
 
 
 def main(data: int, control: int, room: int) -> None:
-    """What runs scorers is imported by the child alone: the keeper stays small."""
+    """Starts a worker and supervises it. Only the child imports what runs scorers: the supervisor stays small."""
     for descriptor in (data, control):
         os.set_inheritable(descriptor, False)  # what a scorer starts does not hold them open
 
@@ -32,12 +32,11 @@ def main(data: int, control: int, room: int) -> None:
 
         work(data, room)
 
-    keep(socket.socket(fileno=control), data, work)
+    supervise(socket.socket(fileno=control), data, work)
 
 
-def keep(control: socket.socket, data: int, work: Callable[[], None]) -> None:
-    """Runs `work` in a child, which alone holds `data`, and ends with it. What is written to `control` is its exit
-    code."""
+def supervise(control: socket.socket, data: int, work: Callable[[], None]) -> None:
+    """Runs `work` in a child, which alone holds `data`, writes its exit code to `control`, and ends with it."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     woken, wake = os.pipe()
     for end in (woken, wake):
@@ -69,7 +68,7 @@ def keep(control: socket.socket, data: int, work: Callable[[], None]) -> None:
 
 
 def kill_descendants() -> None:
-    """Stops all of them before the first is killed: one that forks on could otherwise outrun the hunt."""
+    """Kills all descendants; stops them all first, since one that keeps forking could outrun the kills."""
     end = time.monotonic() + PATIENCE
     stopped: set[int] = set()
     while (living := descendants(os.getpid())) and time.monotonic() < end:
@@ -85,7 +84,7 @@ def kill_descendants() -> None:
 
 
 def descendants(root: int) -> set[int]:
-    """Living processes whose line of parents leads to this one."""
+    """Returns the pids of all living descendants of process `root`."""
     children: dict[int, list[int]] = {}
     for entry in PROC.iterdir() if PROC.is_dir() else ():
         if entry.name.isdigit():
@@ -102,7 +101,7 @@ def descendants(root: int) -> set[int]:
 
 
 def reaped() -> dict[int, int]:
-    """Exit statuses of the children that have ended, adopted ones too."""
+    """Returns the exit statuses of the children that have ended, adopted ones too."""
     found: dict[int, int] = {}
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -111,7 +110,7 @@ def reaped() -> dict[int, int]:
 
 
 def prctl(option: int, value: int) -> None:
-    """Linux's; nothing where there is no such call."""
+    """Calls Linux's prctl; does nothing on systems without it."""
     import ctypes
 
     with suppress(AttributeError, OSError):

@@ -1,6 +1,7 @@
 """Attention with a sink: each head has one more score, which takes probability and gives nothing (gpt-oss).
 
-In plain matrix products, tile by tile, and formed again in backward: no kernel here knows sinks.
+Packed sequences and padded rows take plain matrix products, tile by tile, formed again in backward: of the kernels only
+that of decode knows sinks.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from paddock.models.blocks import Block, grouped
+from paddock.models.attention.blocks import Block, grouped
 
 
 def with_sink(scores: Tensor, sinks: Tensor) -> Tensor:

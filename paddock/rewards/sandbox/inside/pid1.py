@@ -1,7 +1,7 @@
-"""Process 1 of a program's world: locks the doors, starts the program, and tells how it went.
+"""PID 1 of a program's namespace: sets limits and the seccomp filter, starts the program, reports how it ended.
 
-It does not run the program's code. Where there are checks it runs them, and asks the program for its answers: see
-checks.py. As process 1 it cannot be killed from within its world, and its memory cannot be read.
+It does not run the program's code. If there are checks it runs them, and asks the program for its answers: see
+checks.py. As PID 1 it cannot be killed from within its namespace, and its memory cannot be read.
 """
 
 from __future__ import annotations
@@ -26,21 +26,25 @@ FIRST_TO_GO = "1000"  # where memory runs out the kernel ends the program, and n
 RDONLY_PROC = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 
 
-class Walls(NamedTuple):
+class ProgramIsolation(NamedTuple):
+    """How one program is isolated inside the cell."""
+
     folder: str
+    """The program's working directory."""
     nested: bool
+    """The program has namespaces of its own within those of the cell."""
     proc: bool
-    """A /proc of the program's world can be made."""
+    """A /proc of the program's own PID namespace can be mounted."""
 
 
-def main(job: dict[str, Any], descriptors: list[int], walls: Walls) -> None:
+def main(job: dict[str, Any], descriptors: list[int], isolation: ProgramIsolation) -> None:
     code, stdin, stdout, stderr, report, tests = descriptors
 
     def tell(**facts: Any) -> None:
         os.write(report, json.dumps(facts).encode() + b"\n")
 
     try:
-        _prepare(job, walls)
+        _prepare(job, isolation)
         ours, theirs = socket.socketpair()
         child = os.fork()
     except OSError as error:
@@ -62,7 +66,7 @@ def main(job: dict[str, Any], descriptors: list[int], walls: Walls) -> None:
     tell(status=status, left_running=_left_running())
 
 
-def _prepare(job: dict[str, Any], walls: Walls) -> None:
+def _prepare(job: dict[str, Any], isolation: ProgramIsolation) -> None:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # as process 1 is anyway
     with suppress(OSError):
@@ -70,16 +74,16 @@ def _prepare(job: dict[str, Any], walls: Walls) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    if walls.proc:
+    if isolation.proc:
         mount_proc()
-    elif walls.nested:  # the cell's own would show its processes
+    elif isolation.nested:  # the cell's own would show its processes
         kernel.mount("tmpfs", "/proc", "tmpfs", RDONLY_PROC)
-    os.chdir(walls.folder)
-    _lock(job, walls)
+    os.chdir(isolation.folder)
+    _lock(job, isolation)
 
 
 def _ended(child: int) -> int:
-    """The status of a program that has answered all. It may take a moment to end, and not more."""
+    """Returns the status of a program that has answered all checks; kills it if it does not end within PATIENCE."""
     end = time.monotonic() + PATIENCE
     while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
         signal.sigtimedwait({signal.SIGCHLD}, end - time.monotonic())
@@ -94,8 +98,8 @@ def mount_proc() -> None:
     kernel.mount("proc", "/proc", "proc", RDONLY_PROC)
 
 
-def _lock(job: dict[str, Any], walls: Walls) -> None:
-    """Limits on each process; those on all together are the guard's."""
+def _lock(job: dict[str, Any], isolation: ProgramIsolation) -> None:
+    """Sets the limits of each process, drops capabilities and installs the filter. The guard holds the joint limits."""
     seconds = ceil(job["timeout"]) + 1
     limits = {
         resource.RLIMIT_CPU: seconds,
@@ -106,7 +110,7 @@ def _lock(job: dict[str, Any], walls: Walls) -> None:
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: SIGNALS,  # also of timers, each of which reserves one
     }
-    if walls.nested and kernel.counts_processes_by_namespace():
+    if isolation.nested and kernel.counts_processes_by_namespace():
         limits[resource.RLIMIT_NPROC] = job["processes"] + 2  # the guard and this one
     for kind, value in limits.items():
         kernel.limit(kind, value)
@@ -116,7 +120,7 @@ def _lock(job: dict[str, Any], walls: Walls) -> None:
 
 
 def _left_running() -> bool:
-    """Whether the program left processes behind, which process 1 inherited; some only need a moment to end."""
+    """True if the program left processes behind, which PID 1 inherited; they get GRACE seconds to end."""
     end = time.monotonic() + GRACE
     with suppress(ChildProcessError):
         while time.monotonic() < end:

@@ -1,4 +1,5 @@
-// Attention of short sequences, causal each, that may see a common first one before themselves; see models/families.py.
+// Attention of short sequences, causal each, that may see a common first one before themselves.
+// See models/attention/short_attention.py.
 #pragma once
 
 #include <utility>
@@ -43,20 +44,21 @@ void product(const float *a, long a_row, long a_step, const float *b, long b_row
         a, a_row, a_step, b, b_row, c, c_row, vectors, depth, add);
 }
 
-// Sequences of a stream [tokens, heads, dim], family by family: all of a family see the tokens of its first as well.
-struct Families {
+// Sequences of a stream [tokens, heads, dim], group by group: all of a group see the tokens of its first as well.
+struct PromptGroups {
     const int64_t *sequences;  // [sequences, 2]: first token, tokens
-    const int64_t *ends;       // [families + 1]: where each begins among them, and where the last one ends
-    long key_heads, group, dim, wide;  // wide: keys of the longest sequence with those before it, in whole vectors
+    const int64_t *ends;       // [prompt_groups + 1]: where each begins among them, and where the last one ends
+    long key_heads, group, dim, wide;  // group: query heads of a key head
+    // wide: keys of the longest sequence with those before it, in whole vectors
 };
 
-// One key head of one family. Keys and values of the first sequence stay; behind them come another one's own.
-template <class T> struct Family {
-    Families all;
+// One key head of one group. Keys and values of the first sequence stay; behind them come another one's own.
+template <class T> struct PromptGroup {
+    PromptGroups all;
     long head, before = 0;
     std::vector<float> keys, turned_keys, values, turned_values, query, grad, p, ds, dk, dv;
 
-    Family(Families all, long head, bool backward) : all(all), head(head) {
+    PromptGroup(PromptGroups all, long head, bool backward) : all(all), head(head) {
         size_t tokens = all.wide * all.dim, pairs = all.wide * all.wide;
         for (auto *room : {&turned_keys, &values}) room->resize(tokens);
         query.resize(tokens);
@@ -183,12 +185,12 @@ template <class T> struct Family {
 };
 
 template <class T>
-void family_attention(const T *q, const T *k, const T *v, T *out, const int64_t *sequences, const int64_t *ends,
-                      long families, long key_heads, long group, long dim, long wide, float scale) {
-    Families all{sequences, ends, key_heads, group, dim, wide};
+void short_attention(const T *q, const T *k, const T *v, T *out, const int64_t *sequences, const int64_t *ends,
+                     long prompt_groups, long key_heads, long group, long dim, long wide, float scale) {
+    PromptGroups all{sequences, ends, key_heads, group, dim, wide};
 #pragma omp parallel for schedule(dynamic, 1)
-    for (long job = 0; job < families * key_heads; job++) {
-        Family<T> one(all, job % key_heads, false);
+    for (long job = 0; job < prompt_groups * key_heads; job++) {
+        PromptGroup<T> one(all, job % key_heads, false);
         for (long s = ends[job / key_heads]; s < ends[job / key_heads + 1]; s++) {
             long start = sequences[2 * s], count = sequences[2 * s + 1];
             one.read(k, v, start, count);
@@ -199,13 +201,13 @@ void family_attention(const T *q, const T *k, const T *v, T *out, const int64_t 
 }
 
 template <class T>
-void family_attention_backward(const T *q, const T *k, const T *v, const T *dout, T *dq, T *dk, T *dv,
-                               const int64_t *sequences, const int64_t *ends, long families, long key_heads,
-                               long group, long dim, long wide, float scale) {
-    Families all{sequences, ends, key_heads, group, dim, wide};
+void short_attention_backward(const T *q, const T *k, const T *v, const T *dout, T *dq, T *dk, T *dv,
+                              const int64_t *sequences, const int64_t *ends, long prompt_groups, long key_heads,
+                              long group, long dim, long wide, float scale) {
+    PromptGroups all{sequences, ends, key_heads, group, dim, wide};
 #pragma omp parallel for schedule(dynamic, 1)
-    for (long job = 0; job < families * key_heads; job++) {
-        Family<T> one(all, job % key_heads, true);
+    for (long job = 0; job < prompt_groups * key_heads; job++) {
+        PromptGroup<T> one(all, job % key_heads, true);
         long first = ends[job / key_heads], end = ends[job / key_heads + 1];
         for (long s = first; s < end; s++) {
             long start = sequences[2 * s], count = sequences[2 * s + 1];

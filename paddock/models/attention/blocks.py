@@ -50,13 +50,13 @@ class Block:
     rows: int
     length: int
     slots: Tensor | None
-    """Where each token of the stream stands in the flattened block; None: it fills the block in order."""
+    """Index of each token of the stream in the flattened block; None: it fills the block in order."""
     prompts: tuple[Prompt, ...] = ()
     before: int = 0
     """Keys of the longest prompt, at least. A sequence's own follow those of its prompt, as in a rollout's cache, so
     that sums are rounded alike; zeros that no query sees come last."""
     known_tiles: dict[Any, list[Tile]] = field(default_factory=dict)
-    """Those of a layer serve the next one as well."""
+    """Tiles by kind of layer: those of a layer serve the next one as well."""
 
     def pack(self, stream: Tensor) -> Tensor:
         """``[T, heads, dim] -> [rows, heads, length, dim]``, zeros behind each sequence's end."""
@@ -66,7 +66,7 @@ class Block:
         return part.view(self.rows, self.length, *part.shape[1:]).transpose(1, 2)
 
     def pack_keys(self, stream: Tensor) -> Tensor:
-        """The same of keys or values ``[rows, heads, before + length, dim]``."""
+        """Packs keys or values into ``[rows, heads, before + length, dim]``, the prompt's before a sequence's own."""
         own = self.pack(stream)
         if not self.prompts:
             return own
@@ -79,7 +79,7 @@ class Block:
         return keys
 
     def unpack(self, block: Tensor, stream: Tensor) -> None:
-        """Writes a block ``[rows, heads, length, dim]`` to its place in the stream."""
+        """Writes a block ``[rows, heads, length, dim]`` to its tokens in the stream."""
         tokens = block.transpose(1, 2)
         part = stream[self.start : self.end]
         if self.slots is None:
@@ -88,7 +88,8 @@ class Block:
             part.copy_(tokens.reshape(self.rows * self.length, *part.shape[1:]).index_select(0, self.slots))
 
     def add_keys(self, block: Tensor, stream: Tensor) -> None:
-        """Gradients ``[rows, heads, before + length, dim]``: those of a shared prompt are added to what is there."""
+        """Writes gradients ``[rows, heads, before + length, dim]``; those of a shared prompt are added to what is
+        there."""
         if not self.prompts:
             return self.unpack(block, stream)
         own = []
@@ -99,7 +100,7 @@ class Block:
         self.unpack(torch.cat(own) if len(own) > 1 else own[0], stream)
 
     def tiles(self, queries: Tensor, keys: Tensor, window: int | None) -> list[Tile]:
-        """Of ``queries [rows * K, G, length, D]`` and ``keys [rows, K, before + length, D]``."""
+        """Returns the tiles of ``queries [rows * K, G, length, D]`` and ``keys [rows, K, before + length, D]``."""
         kind = keys.shape[1], queries.shape[1], queries.dtype, window
         if kind not in self.known_tiles:
             shorter = torch.zeros(self.rows, dtype=torch.long, device=queries.device)
@@ -139,8 +140,8 @@ def block_of(start: int, lengths: Sequence[int], device: torch.device, prompts: 
     if (min(lengths) < longest or rows < ROUND) and sum(lengths) >= FULL * rows * recurs:
         longest = recurs
     if min(lengths) < longest:
-        places = [torch.arange(row * longest, row * longest + length) for row, length in enumerate(lengths)]
-        slots = torch.cat(places).to(device)
+        indices = [torch.arange(row * longest, row * longest + length) for row, length in enumerate(lengths)]
+        slots = torch.cat(indices).to(device)
     end = start + sum(lengths)
     if prompts is None:
         return Block(start, end, rows, longest, slots)
@@ -215,15 +216,15 @@ class Tile:
 
 
 def tiles(queries: Tensor, keys: int, window: int | None, back: Tensor | None, most: int) -> Iterator[Tile]:
-    """Of ``queries [n, G, length, D]``, which are the last of so many keys, or `back` ``[n, 1, 1]`` of them before, at
-    `most` so many."""
+    """Yields the tiles of ``queries [n, G, length, D]``. They are the last of `keys` keys, or begin `back` ``[n, 1,
+    1]`` keys earlier, at most `most`."""
     groups, length = queries.shape[1:3]
     before = keys - length
-    place = torch.arange(keys, device=queries.device)
+    position = torch.arange(keys, device=queries.device)
     for start in range(0, length, TILE):
         end = min(start + TILE, length)
         first = 0 if window is None else max(0, before + start - most - window + 1)
-        query, key = place[None, before + start : before + end, None], place[first : before + end]
+        query, key = position[None, before + start : before + end, None], position[first : before + end]
         query = query if back is None else query - back
         hidden = key > query if window is None else (key > query) | (key <= query - window)
         bias = queries.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)

@@ -1,4 +1,4 @@
-"""A plain module beside one whose weights are spread over ranks: empty, until the weights are gathered into it."""
+"""The unsharded model beside one whose weights are sharded over ranks: it holds the gathered weights for a rollout."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from transformers import PreTrainedModel
 from paddock.models.adapters import adapters_of
 
 
-class Twin:
-    """Same class, config and buffers. It takes no memory but while it is filled, for a rollout."""
+class GatheredModel:
+    """An unsharded copy of a sharded model, for rollouts. Its parameters are empty until `fill` sets them."""
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
         self.params = dict(model.named_parameters())
 
     @classmethod
-    def of(cls, model: PreTrainedModel, device: torch.device) -> Twin:
+    def of(cls, model: PreTrainedModel, device: torch.device) -> GatheredModel:
         with torch.device("meta"):
-            twin = type(model)(copy.deepcopy(model.config))
+            copied = type(model)(copy.deepcopy(model.config))
         if adapters := adapters_of(model):
-            adapters.put_into(twin)
-        empty_parameters(twin, device)
-        for (name, module), own in zip(model.named_modules(), twin.modules(), strict=True):
+            adapters.put_into(copied)
+        empty_parameters(copied, device)
+        for (name, module), own in zip(model.named_modules(), copied.modules(), strict=True):
             for key, buffer in module._buffers.items():
                 own._buffers[key] = None if buffer is None else buffer.detach().clone().to(device)
                 assert key in own._buffers, f"{name}.{key}"
         for name in ("generation_config", "_weight_conversions"):  # what transformers undoes when it saves
             if hasattr(model, name):
-                setattr(twin, name, copy.copy(getattr(model, name)))
-        return cls(twin.eval().requires_grad_(False))
+                setattr(copied, name, copy.copy(getattr(model, name)))
+        return cls(copied.eval().requires_grad_(False))
 
     def fill(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Names are the model's own; a head tied to the embedding comes once."""
+        """Sets the parameters. Names are the model's own; a head tied to the embedding comes once."""
         for name, tensor in weights:
             if name in self.params:
                 self.params[name].data = tensor
@@ -47,7 +47,7 @@ class Twin:
 
 
 def empty_parameters(model: nn.Module, device: torch.device) -> None:
-    """Parameters without elements in place of those that are only shapes; what was tied stays tied."""
+    """Replaces parameters on the meta device by ones without elements on `device`; tied parameters stay tied."""
     fresh: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, param in module._parameters.items():

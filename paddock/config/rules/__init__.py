@@ -1,0 +1,94 @@
+"""Checks on a whole config, one function per rule. Each names the key, the value, the reason and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paddock.config import tree
+from paddock.config.rules.algorithm import (
+    correction_can_be_read,
+    estimator_gets_its_components,
+    estimator_gets_its_critic,
+    estimator_gets_its_groups,
+    losses_have_what_they_need,
+    replayed_experts_are_recorded,
+    sampling_is_possible,
+)
+from paddock.config.rules.data import (
+    data_files_are_named,
+    plugin_files_exist,
+    row_limits_are_positive_or_off,
+    weights_suit_the_files,
+)
+from paddock.config.rules.devices import (
+    adapters_suit_their_engine,
+    devices_divide_into_groups,
+    megatron_trains_all_or_none,
+    mini_batches_divide_the_batch,
+    offloaded_activations_are_few,
+    rollouts_apart_have_an_engine_and_devices,
+    rows_divide_over_devices,
+    token_budgets_hold_one_sequence,
+)
+from paddock.config.rules.limits import (
+    unknown,
+    within_limits,
+)
+from paddock.config.rules.rewards import (
+    reward_model_is_named,
+    reward_settings_agree,
+    rewards_have_names_and_weights,
+)
+from paddock.config.rules.run import (
+    checkpoints_are_whole,
+    frequencies_are_positive_or_off,
+    loggers_are_known,
+    resume_path_is_a_step,
+)
+from paddock.config.rules.unread import (
+    set_by_user,
+    warnings,
+)
+from paddock.config.schema import Config
+
+__all__ = ["check", "set_by_user", "unknown", "within_limits"]
+
+
+RULES: tuple[Callable[[Config], None], ...] = (
+    estimator_gets_its_groups,
+    estimator_gets_its_critic,
+    estimator_gets_its_components,
+    rollouts_apart_have_an_engine_and_devices,
+    devices_divide_into_groups,
+    mini_batches_divide_the_batch,
+    rows_divide_over_devices,
+    megatron_trains_all_or_none,
+    token_budgets_hold_one_sequence,
+    losses_have_what_they_need,
+    correction_can_be_read,
+    replayed_experts_are_recorded,
+    sampling_is_possible,
+    frequencies_are_positive_or_off,
+    row_limits_are_positive_or_off,
+    loggers_are_known,
+    resume_path_is_a_step,
+    checkpoints_are_whole,
+    adapters_suit_their_engine,
+    offloaded_activations_are_few,
+    reward_model_is_named,
+    reward_settings_agree,
+    data_files_are_named,
+    weights_suit_the_files,
+    plugin_files_exist,
+    rewards_have_names_and_weights,
+)
+"""The rules in the order in which they are checked: the first that is broken is reported."""
+
+
+def check(config: Config, origins: dict[str, str]) -> list[str]:
+    """Raises the first broken rule; returns warnings for what is allowed but seldom meant."""
+    for leaf in tree.leaves().values():
+        within_limits(leaf, tree.get(config, leaf.key))
+    for rule in RULES:
+        rule(config)
+    return [*warnings(config, origins)]

@@ -1,0 +1,192 @@
+"""Rules on batches, devices, engines and what they hold."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from paddock.config.rollout_engines import engine_kind
+from paddock.config.schema import Config
+from paddock.config.topology import (
+    data_parallel_size,
+    engine_size,
+    model_parallel_size,
+    needs_reference,
+    pool_size,
+    rollout_devices,
+    rolls_out_apart,
+    trains_adapters,
+)
+from paddock.errors import UserError
+
+_A = "actor_rollout_ref.actor"
+_M = "actor_rollout_ref.model"
+_RO = "actor_rollout_ref.rollout"
+
+
+def mini_batches_divide_the_batch(config: Config) -> None:
+    batch = config.data.train_batch_size
+    roles: list[tuple[str, int]] = [(_A, config.actor_rollout_ref.actor.ppo_mini_batch_size)]
+    if config.critic.enable:
+        roles.append(("critic", config.critic.ppo_mini_batch_size))
+    for section, mini in roles:
+        if mini > batch:
+            raise UserError(
+                f"a step has only data.train_batch_size={batch} prompts",
+                key=f"{section}.ppo_mini_batch_size",
+                value=mini,
+                fix=f"at most {batch}, or a larger data.train_batch_size",
+            )
+        if batch % mini:
+            below = next(size for size in range(mini, 0, -1) if batch % size == 0)
+            raise UserError(
+                f"data.train_batch_size={batch} prompts do not divide into mini-batches of {mini}",
+                key=f"{section}.ppo_mini_batch_size",
+                value=mini,
+                fix=f"a divisor of {batch}, such as {below}",
+            )
+
+
+def rows_divide_over_devices(config: Config) -> None:
+    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    shares = data_parallel_size(config, actor)
+    for key, prompts in (
+        ("data.train_batch_size", config.data.train_batch_size),
+        (f"{_A}.ppo_mini_batch_size", actor.ppo_mini_batch_size),
+    ):
+        if (prompts * n) % shares:
+            step = shares // math.gcd(shares, n)
+            raise UserError(
+                f"x rollout.n={n} gives {prompts * n} rows, which {shares} GPUs cannot share evenly",
+                key=key,
+                value=prompts,
+                fix=f"use a multiple of {step}",
+            )
+
+
+def devices_divide_into_groups(config: Config) -> None:
+    roles: list[tuple[str, Any]] = [(_A, config.actor_rollout_ref.actor)]
+    if needs_reference(config):
+        roles.append(("actor_rollout_ref.ref", config.actor_rollout_ref.ref))
+    if config.critic.enable:
+        roles.append(("critic", config.critic))
+    for section, role in roles:
+        size, devices = model_parallel_size(role), pool_size(config, role)
+        if devices % size:
+            key = "megatron.tensor x pipeline x context" if role.strategy == "megatron" else "ulysses_sequence"
+            raise UserError(
+                f"{devices} devices do not divide into groups of {size}",
+                key=f"{section}.{key}_parallel_size",
+                value=size,
+                fix=f"a divisor of n_gpus_per_node x nnodes = {devices}",
+            )
+    size, world = engine_size(config), rollout_devices(config)
+    section = _RO if rolls_out_apart(config) else "trainer"
+    if world % size:
+        raise UserError(
+            f"{world} devices do not divide into engines of {size}",
+            key=f"{_RO}.tensor_model_parallel_size",
+            value=config.actor_rollout_ref.rollout.tensor_model_parallel_size,
+            fix=f"a divisor of {section}.n_gpus_per_node x {section}.nnodes = {world}",
+        )
+
+
+def rollouts_apart_have_an_engine_and_devices(config: Config) -> None:
+    """A pool of its own needs an engine that takes weights from elsewhere."""
+    rollout = config.actor_rollout_ref.rollout
+    if not rolls_out_apart(config):
+        return
+    if not engine_kind(rollout.name).copies_weights:
+        raise UserError(
+            f"{_RO}.name={rollout.name} runs the actor's own weights, on the actor's devices",
+            key="actor_rollout_ref.hybrid_engine",
+            value=False,
+            fix=f"{_RO}.name=vllm or sglang, or leave it out",
+        )
+    if rollout.nnodes == 0:
+        raise UserError("its pool has no node", key=f"{_RO}.nnodes", value=0, fix=f"{_RO}.nnodes=1")
+
+
+def megatron_trains_all_or_none(config: Config) -> None:
+    """Roles of one process share Megatron's process groups, or know nothing of them."""
+    group, actor = config.actor_rollout_ref, config.actor_rollout_ref.actor.strategy
+    for section, role, there in (
+        ("actor_rollout_ref.ref", group.ref, needs_reference(config)),
+        ("critic", config.critic, config.critic.enable),
+    ):
+        if there and (role.strategy == "megatron") != (actor == "megatron"):
+            raise UserError(
+                f"the actor's engine is {actor}, and Megatron trains all roles or none",
+                key=f"{section}.strategy",
+                value=role.strategy,
+                fix=f"{section}.strategy={actor}",
+            )
+
+
+def token_budgets_hold_one_sequence(config: Config) -> None:
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    group, critic = config.actor_rollout_ref, config.critic
+    rollout, ref, ranks = group.rollout, group.ref, group.actor.ulysses_sequence_parallel_size
+    name = "log_prob_max_token_len_per_gpu"
+    budgets: list[tuple[str, bool | None, int, int]] = [
+        (f"{_A}.ppo_max_token_len_per_gpu", group.actor.use_dynamic_bsz, group.actor.ppo_max_token_len_per_gpu, ranks),
+        (f"{_RO}.{name}", rollout.log_prob_use_dynamic_bsz, rollout.log_prob_max_token_len_per_gpu, ranks),
+    ]
+    if needs_reference(config):
+        ranks = ref.ulysses_sequence_parallel_size
+        budgets.append(
+            (f"actor_rollout_ref.ref.{name}", ref.log_prob_use_dynamic_bsz, ref.log_prob_max_token_len_per_gpu, ranks)
+        )
+    for name in ("ppo_max_token_len_per_gpu", "forward_max_token_len_per_gpu") if critic.enable else ():
+        ranks = critic.ulysses_sequence_parallel_size
+        budgets.append((f"critic.{name}", critic.use_dynamic_bsz, getattr(critic, name), ranks))
+    for key, used, budget, ranks in budgets:
+        if used and budget * ranks < longest:
+            raise UserError(
+                f"one sequence may have data.max_prompt_length + data.max_response_length = {longest} tokens",
+                key=key,
+                value=budget,
+                fix=f"at least {-(-longest // ranks)}",
+            )
+
+
+def adapters_suit_their_engine(config: Config) -> None:
+    """LoRA has other keys under Megatron; and its reference is the actor without adapters."""
+    group, critic = config.actor_rollout_ref, config.critic
+    roles: list[tuple[str, str, Any]] = [(_M, group.actor.strategy, group.model)]
+    if critic.enable:
+        roles.append(("critic.model", critic.strategy, critic.model))
+    for section, strategy, model in roles:
+        megatron = strategy == "megatron"
+        name, value = ("lora_rank", model.lora_rank) if megatron else ("lora.rank", model.lora.rank)
+        if value:
+            fix = f"{section}.lora.rank={value}" if megatron else f"{section}.lora_rank={value} {section}.lora_alpha="
+            raise UserError(
+                f"is {'not ' if megatron else ''}Megatron's, and the engine is {strategy}",
+                key=f"{section}.{name}",
+                value=value,
+                fix=fix if megatron else f"{fix}{model.lora.alpha}",
+            )
+    ranks = group.actor.ulysses_sequence_parallel_size
+    if trains_adapters(config) and needs_reference(config) and group.ref.ulysses_sequence_parallel_size != ranks:
+        raise UserError(
+            "under LoRA the reference is the actor without its adapters, and shares its ranks",
+            key="actor_rollout_ref.ref.ulysses_sequence_parallel_size",
+            value=group.ref.ulysses_sequence_parallel_size,
+            fix=f"leave it out, or {ranks}",
+        )
+
+
+def offloaded_activations_are_few(config: Config) -> None:
+    """Only the inputs of layers are worth the way to the host; Megatron recomputes by keys of its own."""
+    group, critic = config.actor_rollout_ref, config.critic
+    roles: list[tuple[str, str, Any]] = [(_M, group.actor.strategy, group.model)]
+    if critic.enable:
+        roles.append(("critic.model", critic.strategy, critic.model))
+    for section, strategy, model in roles:
+        key = f"{section}.enable_activation_offload"
+        if model.enable_activation_offload and strategy == "megatron":
+            raise UserError("is not Megatron's", key=key, value=True, fix="leave it out, and set recompute_granularity")
+        if model.enable_activation_offload and not model.enable_gradient_checkpointing:
+            fix = f"{section}.enable_gradient_checkpointing=True"
+            raise UserError("offloads what gradient checkpointing keeps, and that is off", key=key, value=True, fix=fix)

@@ -1,0 +1,61 @@
+"""Rules on a run: how often it saves and validates, its loggers and checkpoints."""
+
+from __future__ import annotations
+
+import difflib
+
+from paddock.config import tree
+from paddock.config.loggers import LOGGERS
+from paddock.config.schema import Config
+from paddock.errors import UserError
+
+
+def frequencies_are_positive_or_off(config: Config) -> None:
+    for name in ("test_freq", "save_freq"):
+        if getattr(config.trainer, name) == 0:
+            reason = "must be a positive number of steps, or -1 for never"
+            raise UserError(reason, key=f"trainer.{name}", value=0, fix=f"trainer.{name}=20")
+
+
+def loggers_are_known(config: Config) -> None:
+    value = config.trainer.logger
+    for name in value if isinstance(value, list) else [value]:
+        if name not in LOGGERS:
+            nearest = difflib.get_close_matches(str(name), LOGGERS, n=1)
+            hint = f"did you mean {nearest[0]}? " if nearest else ""
+            raise UserError(
+                "no such logger", key="trainer.logger", value=name, fix=f"{hint}known: {', '.join(LOGGERS)}"
+            )
+
+
+def resume_path_is_a_step(config: Config) -> None:
+    trainer = config.trainer
+    if trainer.resume_mode == "resume_path" and "global_step_" not in str(trainer.resume_from_path):
+        raise UserError(
+            "resume_mode=resume_path needs the folder of a step",
+            key="trainer.resume_from_path",
+            value=trainer.resume_from_path,
+            fix="trainer.resume_from_path=checkpoints/.../global_step_N",
+        )
+
+
+def checkpoints_are_whole(config: Config) -> None:
+    """All of model, optimizer and the rest: with less, a run would not go on as if it had not stopped."""
+    parts, known = ("model", "optimizer", "extra"), ("model", "optimizer", "extra", "hf_model")
+    for role in ("actor_rollout_ref.actor", "critic"):
+        for name in ("save_contents", "load_contents"):
+            key = f"{role}.checkpoint.{name}"
+            value = tree.get(config, key)
+            if value is None:
+                continue
+            for word in value:
+                if word not in known:
+                    raise UserError("no such part", key=key, value=word, fix=f"some of {', '.join(known)}")
+            if not set(parts) <= set(value):
+                missing = next(part for part in parts if part not in value)
+                raise UserError(
+                    f"a checkpoint is always whole, and {missing} is left out",
+                    key=key,
+                    value=list(value),
+                    fix=f"{key}=[{','.join(parts)}]; weights alone come from `paddock export`",
+                )

@@ -1,0 +1,48 @@
+"""Warnings for keys that the user set and that this run does not read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paddock.config import tree
+from paddock.config.rollout_engines import engine_kind
+from paddock.config.schema import Config
+from paddock.config.topology import engine_size, rolls_out_apart
+
+_A = "actor_rollout_ref.actor"
+_M = "actor_rollout_ref.model"
+_RO = "actor_rollout_ref.rollout"
+
+COPIES_ONLY = (
+    *("gpu_memory_utilization", "pipeline_model_parallel_size", "data_parallel_size", "expert_parallel_size"),
+    *("enable_chunked_prefill", "enable_prefix_caching", "cudagraph_capture_sizes", "load_format", "logprobs_mode"),
+    *("scheduling_policy", "disable_log_stats", "multi_stage_wake_up", "checkpoint_engine.", "engine_kwargs."),
+)
+"""Keys of the rollout, or sections, that only an engine with a copy of the weights reads."""
+
+
+def warnings(config: Config, origins: dict[str, str]) -> Iterator[str]:
+    """Keys that the user set and that this run does not read."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    other = ".fsdp_config." if actor.strategy == "megatron" else ".megatron."
+    for key in (key for key, origin in origins.items() if set_by_user(origin)):
+        if other in key:
+            yield f"{key} has no effect: {_A}.strategy={actor.strategy}"
+        elif ".model.lora." in key and actor.strategy != "megatron" and key != f"{_M}.lora.merge":
+            yield f"{key} has no effect: it is Megatron's, and {_A}.strategy={actor.strategy}"
+        elif key.startswith("critic.") and key != "critic.enable" and not config.critic.enable:
+            yield f"{key} has no effect: algorithm.adv_estimator={config.algorithm.adv_estimator} trains no critic"
+        elif key.startswith("reward_model.rollout.") and config.reward_model.judge.source is None:
+            yield f"{key} has no effect: no judge writes; a classifier runs without an engine of its own"
+        elif key == f"{_RO}.tensor_model_parallel_size" and engine_size(config) < (tree.get(config, key) or 1):
+            yield f"{key}={tree.get(config, key)} has no effect: {_RO}.name={rollout.name} runs on one device"
+        elif not engine_kind(rollout.name).copies_weights and key.startswith(
+            tuple(f"{_RO}.{name}" for name in COPIES_ONLY)
+        ):
+            yield f"{key} has no effect: {_RO}.name={rollout.name} runs the actor's own weights"
+        elif key in (f"{_RO}.nnodes", f"{_RO}.n_gpus_per_node") and not rolls_out_apart(config):
+            yield f"{key} has no effect: actor and rollout share devices, actor_rollout_ref.hybrid_engine=True"
+
+
+def set_by_user(origin: str) -> bool:
+    return origin == "command line" or origin.endswith((".yaml", ".yml"))

@@ -1,0 +1,87 @@
+"""The table of attention: which implementation serves which layer, on which device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from paddock.core.device import has_flash
+from paddock.kernels import native
+from paddock.kernels.arguments import VECTOR
+from paddock.kernels.choice import kernels_for
+from paddock.models.attention.interface import Call
+
+MAX_FLASH_HEAD_DIM = 256
+MOST_KEYS = 512
+"""Most keys (prompt tokens + own tokens) per sequence for which the kernel for short sequences is used."""
+
+Layout = Literal["packed", "padded", "slots", "pool"]
+Way = Literal["sinks", "flash", "short", "blocks", "capped", "sdpa", "kernel"]
+
+
+def has_sinks(call: Call) -> bool:
+    return call.sinks is not None
+
+
+def has_softcap(call: Call) -> bool:
+    return call.softcap is not None
+
+
+def flash_can(call: Call) -> bool:
+    same_dims = call.q.shape[-1] == call.v.shape[-1] <= MAX_FLASH_HEAD_DIM
+    return has_flash(call.q, call.window) and same_dims and call.softcap is None
+
+
+def is_short(call: Call) -> bool:
+    dim = call.q.shape[-1]
+    fits = call.most_keys <= MOST_KEYS and dim == call.v.shape[-1] and dim % VECTOR == 0 and len(call.q) > 0
+    return call.window is None and call.softcap is None and fits and native.can_run(call.q, call.k, call.v)
+
+
+def always(call: Call) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table: `way` serves a call if no row above it does and `serves` is true."""
+
+    way: Way
+    serves: Callable[[Call], bool]
+    when: str
+
+
+TABLE: dict[Layout, tuple[Row, ...]] = {
+    "packed": (
+        Row("sinks", has_sinks, "the model has attention sinks (gpt-oss)"),
+        Row("flash", flash_can, "bf16 or fp16 on a GPU or NPU, heads of one width up to 256, no softcap"),
+        Row("short", is_short, "a CPU with compiled kernels, at most 512 keys, no window, no softcap"),
+        Row("blocks", always, "everything else: softcaps, wide heads, fp32 on a GPU, long sequences on a CPU"),
+    ),
+    "padded": (
+        Row("sinks", has_sinks, "the model has attention sinks"),
+        Row("capped", has_softcap, "the model caps its scores (Gemma 2)"),
+        Row("sdpa", always, "everything else: torch's own"),
+    ),
+    "slots": (
+        Row("sinks", has_sinks, "the model has attention sinks"),
+        Row("capped", has_softcap, "the model caps its scores"),
+        Row("sdpa", always, "everything else: torch's own, over neighbouring slots of like length"),
+    ),
+    "pool": (Row("kernel", always, "one decode kernel per device; it knows windows, softcaps and sinks"),),
+}
+"""The first row of a layout that serves a call computes it. Rows are in the order in which they are asked."""
+
+
+def choose(layout: Layout, call: Call) -> Way:
+    """Returns the implementation that serves one layer's call."""
+    return next(row.way for row in TABLE[layout] if row.serves(call))
+
+
+def cache_layout(weight: Tensor, autocast: torch.dtype | None) -> Layout:
+    """Returns the layout of a rollout's KV cache: "pool" if decode kernels exist for these weights, else "slots"."""
+    return "pool" if autocast is None and kernels_for(weight) is not None else "slots"

@@ -1,0 +1,82 @@
+"""The attention function that transformers calls, registered as ``paddock``.
+
+A forward hands an `Attention` through the model's layers as the argument ``attend``, so it is there again when a
+checkpointed layer runs a second time, in whichever thread that happens. Without such an object the function is
+transformers' plain SDPA with its usual masks, so that a model loaded with it also pads, generates and evaluates as any
+other.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from paddock.errors import UserError
+from paddock.models.attention.capped import capped_attention
+from paddock.models.attention.choice import choose
+from paddock.models.attention.interface import Attention, Call
+from paddock.models.attention.sinks import padded_sinks
+
+NAME = "paddock"
+
+
+def no_mask(device: torch.device) -> Tensor:
+    """Returns an empty mask. transformers takes any mask of four dimensions as finished, and builds none of its own."""
+    return torch.empty(1, 1, 0, 0, device=device)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    attend: Attention | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Computes one attention module of a model that was loaded with ``attn_implementation="paddock"``."""
+    if kwargs.get("position_bias") is not None:
+        raise unsupported(module, "position biases")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if attend is not None:
+        if s_aux is None:
+            return attend.attend(module, query, key, value, scale, sliding_window, softcap), None
+        if "sinks" not in inspect.signature(attend.attend).parameters:
+            raise unsupported(module, "attention sinks", "actor_rollout_ref.rollout.name=hf")
+        return attend.attend(module, query, key, value, scale, sliding_window, softcap, sinks=s_aux), None
+    if attention_mask is not None and attention_mask.shape[-1] == 0:
+        raise unsupported(module, "layers that keep arguments from their attention")
+    way = choose("padded", Call(query, key, value, scale, None, softcap, s_aux, key.shape[2]))
+    if way == "sinks":
+        assert s_aux is not None
+        return padded_sinks(query, key, value, attention_mask, scale, s_aux), None
+    if way == "capped":
+        assert softcap is not None
+        return capped_attention(query, key, value, attention_mask, scale, softcap), None
+    return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+
+
+def unsupported(module: nn.Module, what: str, fix: str | None = None) -> UserError:
+    config = getattr(module, "config", None)
+    family = getattr(config, "model_type", type(module).__name__)
+    return UserError(
+        f"{family} models have {what}, which packed attention does not know",
+        key="actor_rollout_ref.model.path",
+        value=getattr(config, "name_or_path", None) or None,
+        fix=fix or "use a model of another family: docs/models.md lists those that are tested",
+    )
+
+
+AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,67 @@
+"""The interface of attention: what a forward is asked with, and what one layer asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+
+class Attention(Protocol):
+    """Says what the queries of one forward attend to."""
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Computes the attention of one layer; called in the order of the layers, ``module.layer_idx`` says which.
+
+        ``query [N, H, L, D]``, ``key`` and ``value`` ``[N, K, L, D]`` with ``K`` dividing ``H``, after the rotary
+        embedding, belong to this forward's tokens alone: an object with a cache writes them into it here, and reads
+        from it. A query at position p sees keys at p - window + 1 .. p, or at 0 .. p without a window. Scores are
+        ``scaling * q.k``, then ``softcap * tanh(score / softcap)`` if one is set; ``sinks [H]`` stand beside them (see
+        sinks.py), if an object knows them. Returns ``[N, L, H, Dv]``.
+        """
+        ...
+
+
+class StoredAttention(Protocol):
+    """An `Attention` whose cache takes keys and values from the kernel that makes them."""
+
+    def buffers(self, layer: int, heads: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns keys and values ``[rows, K, D]`` of a layer, and the row of each token of this forward."""
+        ...
+
+    def attend_stored(
+        self, layer: int, query: Tensor, scaling: float, window: int | None, softcap: float | None, exact: bool
+    ) -> Tensor:
+        """Computes attention over the cache for ``query [T, H, D]``; returns the same shape."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What one layer asks for. Packed: ``q [T, H, D]``, ``k, v [T, K, D]``; in rows: ``[N, heads, L, D]``."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scaling: float
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+    most_keys: int
+    """Keys that the last token of the longest sequence sees, without a window."""
+
+
+def layer_of(module: nn.Module) -> int:
+    """Returns the number of an attention module's layer, from 0."""
+    return int(module.layer_idx)  # type: ignore[arg-type]

@@ -1,0 +1,86 @@
+"""Packed sequences: what the queries of training and prefill attend to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paddock.core.device import flash_attention
+from paddock.kernels.arguments import PromptGroups
+from paddock.models.attention.blocks import Block, BlockAttention, blocks_of
+from paddock.models.attention.choice import choose
+from paddock.models.attention.interface import Call
+from paddock.models.attention.short_attention import ShortAttention
+from paddock.models.attention.sinks import packed_sinks
+
+
+class Packed:
+    """Sequences end to end in one row ``[1, T]``, each attending to itself, causally.
+
+    Which implementation computes a layer is in choice.py. blocks.py computes neighbours of similar length together:
+    sequences sorted by length make the fewest and fullest blocks.
+    """
+
+    def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu"):
+        self.lengths = list(lengths)
+        self.may_grow = True
+        """May tokens come behind the last sequence? On a CPU they attend to nothing, and get zeros."""
+        self.max_len = max(self.lengths, default=0)
+        self.device = torch.device(device)
+
+    @cached_property
+    def cu_seqlens(self) -> Tensor:
+        """int32 ``[sequences + 1]``: where each begins, and where the last one ends."""
+        return torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32, device=self.device)
+
+    @cached_property
+    def tiles(self) -> Tensor:
+        """For the kernel of exact numerics."""
+        from paddock.kernels.packed import tiles_of
+
+        return tiles_of(self.lengths, self.device)
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        return blocks_of(self.lengths, self.device)
+
+    @cached_property
+    def prompt_groups(self) -> PromptGroups:
+        """The sequences as the kernel for short ones reads them: each is a group of its own."""
+        ends = accumulate(self.lengths)
+        return PromptGroups([[slice(end - length, end)] for end, length in zip(ends, self.lengths, strict=True)])
+
+    def flash(self, call: Call) -> Tensor:
+        """Computes one layer's call with the device's own kernel."""
+        return flash_attention(call.q, call.k, call.v, self.cu_seqlens, self.lengths, call.scaling, call.window)
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # [T, H or K, D]
+        window = None if window is None or window >= self.max_len else window
+        call = Call(q, k, v, scaling, window, softcap, sinks, self.max_len)
+        way = choose("packed", call)
+        if way == "flash":
+            packed: Any = self.flash(call)
+        elif way == "short":
+            packed = ShortAttention.apply(q, k, v, self.prompt_groups, scaling)
+        elif way == "sinks":
+            assert sinks is not None
+            packed = packed_sinks(q, k, v, self.blocks, scaling, window, sinks)
+        else:
+            packed = BlockAttention.apply(q, k, v, self.blocks, scaling, window, softcap)
+        return packed.unsqueeze(0)

@@ -1,0 +1,105 @@
+"""Attention over a KV cache with one row per token (`TokenPool`), by a decode kernel of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from paddock.kernels.arguments import Pieces
+from paddock.kernels.choice import kernels_for
+from paddock.models.attention.interface import layer_of
+from paddock.models.attention.packed import Packed
+
+
+class PoolBuffers(Protocol):
+    """The part of a pool that attention reads and writes. Columns ``[sequences]`` hold rows of the buffers."""
+
+    keys: dict[int, Tensor]
+    values: dict[int, Tensor]
+    prompt: Tensor
+    """int32: the row of each prompt's first token."""
+    prompt_length: Tensor
+    answer: Tensor
+    """int32: the row of each response's first token."""
+
+    def layer(self, index: int, heads: int, key_dim: int, value_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns keys and values ``[rows, heads, dim]`` of a layer."""
+        ...
+
+
+class PoolPrefill(Packed):
+    """Prompts end to end, each attending to itself, whose keys and values are written to the pool."""
+
+    def __init__(self, pool: PoolBuffers, lengths: Sequence[int], starts: Sequence[int], device: torch.device):
+        super().__init__(lengths, device)
+        self.pool = pool
+        rows = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])
+        self.rows = rows.to(device, non_blocking=True)
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        index, stored = layer_of(module), alike(key, value)
+        buffers = self.pool.layer(index, key.shape[1], stored[0].shape[3], stored[1].shape[3], key)
+        for buffer, stream in zip(buffers, stored, strict=True):
+            buffer.index_copy_(0, self.rows, stream[0, :, : len(self.rows)].transpose(0, 1).to(buffer.dtype))
+        return super().attend(module, query, key, value, scaling, window, softcap, sinks)
+
+
+class PoolDecode:
+    """One query for each of the first sequences: over its prompt, its answer so far, and itself."""
+
+    def __init__(self, pool: PoolBuffers, lengths: Tensor, done: Tensor):
+        self.pool, rows = pool, len(lengths)
+        prompt, prompt_length, answer = pool.prompt[:rows], pool.prompt_length[:rows], pool.answer[:rows]
+        self.pieces = Pieces(prompt, prompt_length, answer, lengths.masked_fill(done, 0))
+        self.row = answer + lengths - prompt_length
+
+    def buffers(self, layer: int, heads: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return *self.pool.layer(layer, heads, dim, dim, like), self.row
+
+    def attend_stored(
+        self, layer: int, query: Tensor, scaling: float, window: int | None, softcap: float | None, exact: bool = False,
+        sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        return kernels_for(query).decode_attention(
+            query, self.pool.keys[layer], self.pool.values[layer], self.pieces, scaling, window, softcap, exact, sinks
+        )
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Stores keys and values ``[rows, heads, 1, dim]`` that a module made itself, then attends to them."""
+        index = layer_of(module)
+        asked, stored, wide = alike(query, value)[0], alike(key, value), value.shape[3]
+        buffers = self.pool.layer(index, key.shape[1], stored[0].shape[3], stored[1].shape[3], key)
+        for buffer, new in zip(buffers, stored, strict=True):
+            buffer.index_copy_(0, self.row, new[:, :, 0].to(buffer.dtype))
+        found = self.attend_stored(index, asked[:, :, 0].contiguous(), scaling, window, softcap, sinks=sinks)
+        return found[:, None, :, :wide]
+
+
+def alike(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Pads the narrower of the two with zeros, which add nothing to a score or are cut off: kernels read one width."""
+    missing = key.shape[3] - value.shape[3]
+    return pad(key, (0, max(0, -missing))), pad(value, (0, max(0, missing)))

@@ -1,0 +1,100 @@
+"""Prompts computed once for all their responses: a response's queries attend to its prompt and to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paddock.core.device import flash_attention
+from paddock.kernels.arguments import PromptGroups
+from paddock.models.attention.blocks import Block, blocks_of
+from paddock.models.attention.interface import Call
+from paddock.models.attention.packed import Packed
+
+
+class SharedPrompts(Packed):
+    """Prompts end to end, then the responses to the first of them, to the second, ...
+
+    `responses[i]` are the lengths of those to prompt i. A kernel that reads one stretch of keys a sequence is given the
+    prompt's again for each response: they are a small part of what a token costs.
+    """
+
+    def __init__(self, prompts: Sequence[int], responses: Sequence[Sequence[int]], device: torch.device | str = "cpu"):
+        super().__init__([*prompts, *(length for group in responses for length in group)], device)
+        self.prompts, self.responses = list(prompts), [list(group) for group in responses]
+        behind = [prompt + length for prompt, group in zip(prompts, responses, strict=True) for length in group]
+        self.key_lengths = [*prompts, *behind]
+        self.max_len = max(self.key_lengths, default=0)  # decides whether a window hides anything
+
+    @cached_property
+    def key_ends(self) -> Tensor:
+        return torch.tensor([0, *accumulate(self.key_lengths)], dtype=torch.int32, device=self.device)
+
+    @cached_property
+    def sources(self) -> Tensor:
+        """The token of the stream that each key of `key_lengths` is."""
+        own, start = sum(self.prompts), 0
+        pieces = [(0, own)]
+        for prompt, group in zip(self.prompts, self.responses, strict=True):
+            for length in group:
+                pieces += [(start, prompt), (own, length)]
+                own += length
+            start += prompt
+        return ranges(*zip(*pieces, strict=True)).to(self.device, non_blocking=True)
+
+    @cached_property
+    def prompt_groups(self) -> PromptGroups:
+        """The groups of the kernel for short sequences: a prompt and the responses to it."""
+        spans = iter(
+            [slice(end - length, end) for end, length in zip(accumulate(self.lengths), self.lengths, strict=True)]
+        )
+        prompts = [next(spans) for _ in self.prompts]
+        return PromptGroups(
+            [[prompt, *(next(spans) for _ in group)] for prompt, group in zip(prompts, self.responses, strict=True)]
+        )
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The blocks of prompts, then those of responses; a block may have responses to several prompts."""
+        ends = accumulate(self.prompts)
+        prompts = [slice(end - length, end) for end, length in zip(ends, self.prompts, strict=True)]
+        behind = [prompt for prompt, group in zip(prompts, self.responses, strict=True) for _ in group]
+        responses = self.lengths[len(prompts) :]
+        return [
+            *blocks_of(self.prompts, self.device),
+            *blocks_of(responses, self.device, sum(self.prompts), behind),
+        ]
+
+    def flash(self, call: Call) -> Tensor:
+        """Computes one layer's call with the device's own kernel; it gets the prompt's keys again for each response."""
+        keys, values = Repeated.apply(call.k, self.sources), Repeated.apply(call.v, self.sources)
+        ends, key_ends = (self.cu_seqlens, self.lengths), (self.key_ends, self.key_lengths)
+        return flash_attention(call.q, keys, values, *ends, call.scaling, call.window, *key_ends)
+
+
+class Repeated(torch.autograd.Function):
+    """Rows of a stream, some of them several times; their gradients are summed in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, stream: Tensor, sources: Tensor) -> Tensor:
+        ctx.save_for_backward(sources)
+        ctx.length = len(stream)
+        return stream.index_select(0, sources)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,), (sources,) = grads, ctx.saved_tensors
+        total = grad.new_zeros(ctx.length, *grad.shape[1:], dtype=torch.promote_types(grad.dtype, torch.float32))
+        return total.index_add_(0, sources, grad.to(total.dtype)).to(grad.dtype), None
+
+
+def ranges(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
+    """Returns `counts[i]` numbers from `starts[i]` on, for each i, one after the other."""
+    begins, sizes = torch.tensor(starts), torch.tensor(counts)
+    before = sizes.cumsum(0) - sizes
+    return (begins - before).repeat_interleave(sizes) + torch.arange(int(sizes.sum()))

@@ -1,0 +1,160 @@
+"""Attention over a KV cache with one rectangle per sequence (`Slots`), by torch's own operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from paddock.models.attention.capped import capped_attention
+from paddock.models.attention.choice import choose
+from paddock.models.attention.interface import Call, layer_of
+from paddock.models.attention.packed import Packed
+from paddock.models.attention.sinks import padded_sinks
+
+STEP = 8  # slots that always share a span
+CALL = 512  # cost of a call, in positions of one slot that it could read in that time
+
+
+class SlotBuffers(Protocol):
+    """The part of a slot cache that attention reads and writes."""
+
+    max_len: int
+
+    def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns keys and values ``[slots, kv_heads, max_len, head_dim]`` of a layer, shaped after what it stores."""
+        ...
+
+
+class SlotPrefill(Packed):
+    """Prompts end to end, each attending to itself; its keys and values go to every slot that will continue it."""
+
+    def __init__(self, slots: SlotBuffers, lengths: Sequence[int], targets: Sequence[range], device: torch.device):
+        super().__init__(lengths, device)
+        self.slots = slots
+        self.targets = targets
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        for buffer, stream in zip(self.slots.layer(layer_of(module), key, value), (key, value), strict=True):
+            prompts = stream[0, :, : sum(self.lengths)].split(self.lengths, dim=1)
+            for prompt, target in zip(prompts, self.targets, strict=True):
+                buffer[target.start : target.stop, :, : prompt.shape[1]] = prompt
+        return super().attend(module, query, key, value, scaling, window, softcap, sinks)
+
+
+class SlotDecode:
+    """One query for each of the first slots: it attends to the tokens before it and to itself."""
+
+    def __init__(self, slots: SlotBuffers, lengths: Tensor):
+        """`lengths [rows]`: tokens that the slots hold."""
+        self.slots = slots
+        self.lengths = lengths
+        self.spans = spans_of(lengths.tolist())
+        self.indices: dict[int, Tensor] = {}
+        self.masks: dict[tuple[Span, int | None], Tensor] = {}
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        keys, values = self.slots.layer(layer_of(module), key, value)
+        self.write(keys, key)
+        self.write(values, value)
+        query = query.to(keys.dtype)
+        way = choose("slots", Call(query, keys, values, scaling, window, softcap, sinks, keys.shape[2]))
+        parts = []
+        for span in self.spans:
+            rows, seen = slice(span.start, span.stop), slice(span.first(window), span.longest + 1)
+            q, k, v, mask = query[rows], keys[rows, :, seen], values[rows, :, seen], self.mask(span, window)
+            if way == "sinks":
+                assert sinks is not None
+                parts.append(padded_sinks(q, k, v, mask, scaling, sinks))
+            elif way == "capped":
+                assert softcap is not None
+                parts.append(capped_attention(q, k, v, mask, scaling, softcap))
+            else:
+                parts.append(one_query(q, k, v, mask, scaling))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def write(self, buffer: Tensor, new: Tensor) -> None:
+        """``new [rows, heads, 1, dim]`` goes behind what the slots hold."""
+        heads, dim = buffer.shape[1], buffer.shape[3]
+        if heads not in self.indices:
+            rows, head = (torch.arange(n, device=new.device) for n in (len(new), heads))
+            start = (rows[:, None] * heads + head) * self.slots.max_len
+            self.indices[heads] = (start + self.lengths[:, None]).flatten()
+        buffer.view(-1, dim).index_copy_(0, self.indices[heads], new.reshape(-1, dim).to(buffer.dtype))
+
+    def mask(self, span: Span, window: int | None) -> Tensor:
+        """[rows, 1, 1, positions] True where a key is seen; the same in all layers of a kind."""
+        if (span, window) not in self.masks:
+            position = torch.arange(span.first(window), span.longest + 1, device=self.lengths.device)
+            own = self.lengths[span.start : span.stop, None]
+            seen = position <= own if window is None else (position <= own) & (position > own - window)
+            self.masks[span, window] = seen[:, None, None]
+        return self.masks[span, window]
+
+
+def one_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """``query [N, H, 1, D]`` over ``key, value [N, K, L, D]``; returns ``[N, 1, H, Dv]``."""
+    count, heads, _, dim = query.shape
+    if query.dtype == torch.float32:  # queries that share their keys in one product: faster, though not in bf16
+        query = query.reshape(count, key.shape[1], -1, dim)
+    gqa = query.shape[1] != key.shape[1]
+    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=gqa)
+    return out.reshape(count, 1, heads, -1)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Neighbouring slots that are read together, up to the longest of them."""
+
+    start: int
+    stop: int
+    shortest: int
+    longest: int
+
+    @property
+    def cost(self) -> int:
+        return CALL + (self.stop - self.start) * self.longest
+
+    def first(self, window: int | None) -> int:
+        """Returns the first position that a query of these slots sees."""
+        return 0 if window is None else max(0, self.shortest - window + 1)
+
+    def joined(self, other: Span) -> Span:
+        return Span(self.start, other.stop, min(self.shortest, other.shortest), max(self.longest, other.longest))
+
+
+def spans_of(lengths: list[int]) -> list[Span]:
+    """Joins neighbours as long as reading them together costs less than another call."""
+    spans: list[Span] = []
+    for start in range(0, len(lengths), STEP):
+        part = lengths[start : start + STEP]
+        span = Span(start, start + len(part), min(part), max(part))
+        while spans and (joined := spans[-1].joined(span)).cost <= spans[-1].cost + span.cost:
+            span = joined
+            spans.pop()
+        spans.append(span)
+    return spans
