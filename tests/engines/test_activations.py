@@ -13,8 +13,9 @@ from paddock.config.engine import OptimConfig
 from paddock.config.load import load
 from paddock.core.device import Carrier
 from paddock.engines.train.activations import BEHIND, Activations, Journey
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings, actor_settings, critic_settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.value_head import ValueModel
 
@@ -43,7 +44,7 @@ class Watched(Activations):
         return Noted()
 
 
-def engine_of(role: str, family: str, checkpointing: bool) -> SingleEngine:
+def engine_of(role: str, family: str, checkpointing: bool) -> Engine:
     model: Any = tiny_model(family)
     model.set_attn_implementation("paddock")
     if role == "critic":
@@ -51,10 +52,10 @@ def engine_of(role: str, family: str, checkpointing: bool) -> SingleEngine:
         torch.manual_seed(0)
         nn.init.normal_(model.value_head.weight)
     settings = Settings(optim=OptimConfig(lr=0.01), budget=Budget(24), checkpointing=checkpointing)
-    return SingleEngine(model, settings)
+    return Engine(SingleBackend(model, settings))
 
 
-def gradients(engine: SingleEngine, role: str) -> dict[str, torch.Tensor]:
+def gradients(engine: Engine, role: str) -> dict[str, torch.Tensor]:
     want = frozenset({"values"}) if role == "critic" else frozenset({"log_probs", "entropy"})
 
     def loss(micro: Any, outputs: Any) -> Any:
@@ -62,7 +63,7 @@ def gradients(engine: SingleEngine, role: str) -> dict[str, torch.Tensor]:
 
     engine.model.train()
     engine.updater.zero()
-    engine.backward(engine.micro_batches(tiny_batch(6)), loss, want)
+    engine._backward(engine.micro_batches(tiny_batch(6)), loss, want)
     return {name: param.grad.clone() for name, param in engine.model.named_parameters() if param.grad is not None}
 
 
@@ -71,31 +72,33 @@ def gradients(engine: SingleEngine, role: str) -> dict[str, torch.Tensor]:
 def test_gradients_are_the_same_to_the_last_bit(role, family, checkpointing):
     expected = gradients(engine_of(role, family, checkpointing), role)
     engine = engine_of(role, family, checkpointing)
-    engine.activations = watched = Watched(engine.model, least=LEAST)
+    engine.backend.activations = watched = Watched(engine.model, least=LEAST)
     found = gradients(engine, role)
     assert found.keys() == expected.keys() and len(found) > 5
     for name, gradient in found.items():
         assert torch.equal(gradient, expected[name]), name
     assert len(watched.journeys) == len(engine.micro_batches(tiny_batch(6))) > 1
     for journey in watched.journeys:
-        assert len(journey.trips) >= engine.backbone.config.num_hidden_layers
+        assert len(journey.trips) >= engine.backend.backbone.config.num_hidden_layers
         assert all(trip.uses == 0 and trip.here is None for trip in journey.trips)  # all came back, none stayed
 
 
 def test_under_checkpointing_the_inputs_of_layers_travel_and_parameters_never():
     engine = engine_of("actor", "qwen2", checkpointing=True)
-    engine.activations = watched = Watched(engine.model, least=LEAST)
+    engine.backend.activations = watched = Watched(engine.model, least=LEAST)
     gradients(engine, "actor")
-    hidden = engine.backbone.config.hidden_size
+    hidden = engine.backend.backbone.config.hidden_size
     sizes = {param.shape for param in engine.model.parameters()}
     for journey in watched.journeys:
         assert not sizes & {trip.shape for trip in journey.trips}
-        assert sum(trip.shape[-1] == hidden for trip in journey.trips) >= engine.backbone.config.num_hidden_layers
+        assert (
+            sum(trip.shape[-1] == hidden for trip in journey.trips) >= engine.backend.backbone.config.num_hidden_layers
+        )
 
 
 def test_small_tensors_stay():
     engine = engine_of("actor", "qwen2", checkpointing=True)
-    engine.activations = watched = Watched(engine.model)
+    engine.backend.activations = watched = Watched(engine.model)
     gradients(engine, "actor")
     assert all(journey.trips == [] for journey in watched.journeys)
 
@@ -141,13 +144,13 @@ def test_backward_has_as_many_ahead_on_the_device_as_were_leaving():
 
 def test_pinned_memory_is_asked_for_once_and_serves_every_micro_batch():
     engine = engine_of("actor", "qwen2", checkpointing=True)
-    engine.activations = Activations(engine.model, Carrier(CPU), LEAST)
+    engine.backend.activations = Activations(engine.model, Carrier(CPU), LEAST)
     assert len(engine.micro_batches(tiny_batch(6))) > 1
     gradients(engine, "actor")
-    room = {piece.data_ptr() for piece in engine.activations.room}
+    room = {piece.data_ptr() for piece in engine.backend.activations.room}
     gradients(engine, "actor")
-    assert {piece.data_ptr() for piece in engine.activations.room} == room
-    assert engine.backbone.config.num_hidden_layers < len(room) < 12
+    assert {piece.data_ptr() for piece in engine.backend.activations.room} == room
+    assert engine.backend.backbone.config.num_hidden_layers < len(room) < 12
 
 
 def test_a_second_backward_finds_everything_again():

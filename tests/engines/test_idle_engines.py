@@ -18,9 +18,10 @@ from paddock.config.engine import OptimConfig
 from paddock.config.load import load
 from paddock.core.device import Carrier
 from paddock.engines.train import offload
+from paddock.engines.train.engine import Engine, offload_idle
 from paddock.engines.train.offload import Offload
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.adapters import Lora, attach, is_adapter
 from paddock.trainer.experience import Experience
 from paddock.trainer.run import train
@@ -31,16 +32,16 @@ WANT = frozenset({"log_probs", "entropy"})
 BOTH = {"offload_params": True, "offload_optimizer": True}
 
 
-def engine_of(away: bool = True, lora: bool = False, **changes: Any) -> SingleEngine:
+def engine_of(away: bool = True, lora: bool = False, **changes: Any) -> Engine:
     model = tiny_model("qwen2")
     model.set_attn_implementation("paddock")
     if lora:
         pytest.importorskip("peft")
         model = attach(model.bfloat16(), Lora(rank=4), torch.float32)
     defaults: dict[str, Any] = {"optim": OptimConfig(lr=0.01), "budget": Budget(24), "compute": torch.bfloat16}
-    engine = SingleEngine(model, Settings(**defaults | (BOTH if away else {}) | changes))
+    engine = Engine(SingleBackend(model, Settings(**defaults | (BOTH if away else {}) | changes)))
     if away:
-        engine.offload_idle(CPU, least=1)
+        offload_idle(engine, least=1)
         engine.move("host")
     return engine
 
@@ -49,7 +50,7 @@ def loss(micro: Any, outputs: Any) -> Any:
     return ((outputs.log_probs - 0.1 * outputs.entropy) * micro.mask).sum() / 20, {}
 
 
-def update(engine: SingleEngine, steps: int = 1) -> list[dict[str, float]]:
+def update(engine: Engine, steps: int = 1) -> list[dict[str, float]]:
     batch = tiny_batch(6)
     engine.move("device")
     found = [engine.train_step(engine.micro_batches(batch), loss, WANT) for _ in range(steps)]
@@ -57,20 +58,20 @@ def update(engine: SingleEngine, steps: int = 1) -> list[dict[str, float]]:
     return found
 
 
-def log_probs(engine: SingleEngine) -> Tensor:
+def log_probs(engine: Engine) -> Tensor:
     engine.move("device")
     found = engine.forward(tiny_batch(6), WANT).log_probs
     engine.move("host")
     return found
 
 
-def everything(engine: SingleEngine) -> dict[str, Tensor]:
+def everything(engine: Engine) -> dict[str, Tensor]:
     engine.move("device")
     with engine.updater.offload.interrupted() if engine.updater.offload else torch.no_grad():
         states = engine.updater.optimizer.state_dict()["state"].items()
         found = {f"{number}.{name}": value.clone() for number, state in states for name, value in state.items()}
         found |= {name: master.detach().clone() for name, master in engine.updater.named_masters().items()}
-        found |= {f"own.{name}": tensor.clone() for name, tensor in engine.tensors()}
+        found |= {f"own.{name}": tensor.clone() for name, tensor in engine.backend.tensors()}
     engine.move("host")
     return found
 
@@ -80,8 +81,8 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
     assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
 
 
-def on_device(engine: SingleEngine) -> int:
-    tensors = [*engine.idle_weights(), *engine.updater.idle_tensors()]
+def on_device(engine: Engine) -> int:
+    tensors = [*engine.model.parameters(), *engine.model.buffers(), *engine.updater.idle_tensors()]
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
 
 
@@ -197,14 +198,14 @@ def test_the_optimizer_comes_while_gradients_are_computed_and_the_step_waits_for
     engine, told = engine_of(), []
     update(engine)
     engine.updater.offload.carrier = Road(told)
-    for name in ("outputs", "numbers"):
-        method = getattr(engine, name)
-        monkeypatch.setattr(engine, name, lambda *a, n=name, m=method: (told.append(n), m(*a))[1])
+    for part, name in ((engine.backend, "outputs"), (engine, "_numbers")):
+        method = getattr(part, name)
+        monkeypatch.setattr(part, name, lambda *a, n=name, m=method: (told.append(n), m(*a))[1])
     step = engine.updater.optimizer.step
     monkeypatch.setattr(engine.updater.optimizer, "step", lambda: (told.append("step"), step())[1])
     update(engine)
     micro_batches = len(engine.micro_batches(tiny_batch(6)))
-    assert told == ["launched", *["outputs"] * micro_batches, "numbers", "waited", "step"]
+    assert told == ["launched", *["outputs"] * micro_batches, "_numbers", "waited", "step"]
 
 
 def test_weights_that_were_called_early_are_waited_for_at_their_use():
@@ -260,19 +261,23 @@ def test_a_run_with_everything_offloaded_is_the_run_without_and_the_reference_is
 ):
     """Steps with two mini-batches, old log-probs, validation and a checkpoint between them."""
     wanted = run(tmp_path / "stays")
-    init, move, score, told = SingleEngine.__init__, Role.move, Experience.score, []
+    place, init, move, score, told = SingleBackend.__init__, Engine.__init__, Role.move, Experience.score, []
 
-    def travelling(self: SingleEngine, model: Any, settings: Settings) -> None:
+    def copied(self: SingleBackend, model: Any, settings: Settings) -> None:
         for param in model.parameters():
             param.data = param.data.clone()  # not a part of a file
-        init(self, model, settings)
-        self.offload_idle(CPU, least=1)
+        place(self, model, settings)
+
+    def travelling(self: Engine, backend: SingleBackend) -> None:
+        init(self, backend)
+        offload_idle(self, least=1)
 
     def noted(self: Role, where: Any) -> None:
         told.append(f"{self.name} {where}")
         move(self, where)
 
-    monkeypatch.setattr(SingleEngine, "__init__", travelling)
+    monkeypatch.setattr(SingleBackend, "__init__", copied)
+    monkeypatch.setattr(Engine, "__init__", travelling)
     monkeypatch.setattr(Role, "move", noted)
     monkeypatch.setattr(Experience, "score", lambda self, *a, **k: (told.append("score"), score(self, *a, **k))[1])
     assert run(tmp_path / "travels") == wanted

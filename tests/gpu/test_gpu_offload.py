@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from torch import Tensor
 from paddock.config.engine import OptimConfig
 from paddock.config.load import load
 from paddock.core.device import Carrier, memory_in_use
-from paddock.engines.train.offload import LEAST, Offload
+from paddock.engines.train.engine import Engine, offload_idle
+from paddock.engines.train.offload import LEAST, Offload, offloads_of
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.fused import fused
 from paddock.trainer.run import train
 
@@ -31,13 +33,13 @@ BOTH = {"offload_params": True, "offload_optimizer": True}
 MIB = 2**20
 
 
-def engine_of(**changes: Any) -> SingleEngine:
+def engine_of(**changes: Any) -> Engine:
     """Computes in bf16; the optimizer has masters and both moments in float32."""
     model = tiny_model("qwen3", **SHAPE).to("cuda")
     model.set_attn_implementation("paddock")
     defaults = {"optim": OptimConfig(lr=1e-3), "budget": Budget(100), "compute": torch.bfloat16}
-    engine = SingleEngine(model, Settings(**defaults | changes))
-    assert fused(engine.backbone) is not None
+    engine = Engine(SingleBackend(model, Settings(**defaults | changes)))
+    assert fused(engine.backend.backbone) is not None
     return engine
 
 
@@ -45,7 +47,7 @@ def loss(micro: Any, outputs: Any) -> Any:
     return ((outputs.log_probs - 0.1 * outputs.entropy) * micro.mask).sum() / 20, {}
 
 
-def trained(engine: SingleEngine) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+def trained(engine: Engine) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
     """Three steps, with a forward before each, and the weights afterwards: the optimizer's and the model's."""
     numbers, batch = [], tiny_batch(8)
     for _ in range(3):
@@ -57,11 +59,11 @@ def trained(engine: SingleEngine) -> tuple[list[dict[str, float]], dict[str, Ten
             else:
                 numbers.append(engine.train_step(engine.micro_batches(batch), loss, WANT))
             engine.move("host")
-    for offload in engine.offloads():
+    for offload in offloads_of(engine):
         offload.come()
         offload.arrive()
     found = {f"master {name}": tensor for name, tensor in engine.updater.named_masters().items()}
-    found |= dict(engine.tensors())
+    found |= dict(engine.backend.tensors())
     return numbers, {name: tensor.detach().clone() for name, tensor in found.items()}
 
 
@@ -193,8 +195,7 @@ def run(folder: Path, away: bool) -> list[dict[str, float]]:
 
 def test_a_whole_run_with_everything_offloaded_learns_what_the_other_learns(tmp_path, monkeypatch):
     """Rollouts by graphs, old log-probs, a reference, two mini-batches, validation, a checkpoint."""
-    offload_idle = SingleEngine.offload_idle
-    monkeypatch.setattr(SingleEngine, "offload_idle", lambda self, device: offload_idle(self, device, least=1))
+    monkeypatch.setattr("paddock.engines.train.engine.offload_idle", partial(offload_idle, least=1))
     stays, travels = run(tmp_path / "stays", False), run(tmp_path / "travels", True)
     for name in ("response_length/mean", "critic/score/mean", "actor/grad_norm", "actor/kl_loss"):
         first, second = (line[name] for line in (stays[0], travels[0]))

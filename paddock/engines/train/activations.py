@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from paddock.core.device import Carrier
 from paddock.engines.train.offload import pairs
+from paddock.engines.train.settings import Settings
 
 LEAST = 1 << 20
 """Bytes of a tensor that is worth the way."""
@@ -136,6 +137,12 @@ class Journey:
                 for part, piece in pairs(bytes_of(trip.here), trip.pieces):
                     part.copy_(piece, non_blocking=True)
             trip.copies = self.carrier.launched()
+
+
+def activation_offload(model: nn.Module, settings: Settings, device: torch.device) -> Activations | None:
+    """Returns the offload that the settings ask for. On a CPU there is nowhere to go."""
+    wanted = settings.offload_activations and device.type != "cpu"
+    return Activations(model, Carrier(device)) if wanted else None
 
 
 def bytes_of(tensor: Tensor) -> Tensor:

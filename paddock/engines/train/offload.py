@@ -158,6 +158,12 @@ def pairs(data: Tensor, pieces: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tens
         yield part, piece[: len(part)]
 
 
+def offloads_of(engine: Any) -> list[Offload]:
+    """Returns the offloads of an engine's weights and of its optimizer, as far as there are any."""
+    both = (engine.offload, engine.updater.offload if engine.updater else None)
+    return [offload for offload in both if offload is not None]
+
+
 def at_home(method: Callable[P, R]) -> Callable[P, R]:
     """While this method of an engine runs, all that the engine offloads is on the device."""
 
@@ -165,7 +171,7 @@ def at_home(method: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         engine: Any = args[0]
         with ExitStack() as stack:
-            for offload in engine.offloads():
+            for offload in offloads_of(engine):
                 stack.enter_context(offload.interrupted())
             return method(*args, **kwargs)
 

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from paddock.config.engine import OptimConfig
 from paddock.core.device import has_fused_optimizers
+from paddock.engines.train.forwards import backbone_of
 from paddock.engines.train.offload import Offload
+from paddock.engines.train.settings import Settings
 from paddock.errors import UserError
 
 OPTIMIZERS = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam, "SGD": torch.optim.SGD}
@@ -99,8 +101,8 @@ class Updater:
         return lr_at(self.step_no, self.config, self.total_steps)
 
     def clip(self) -> Tensor:
-        """The norm of all gradients, before they are scaled down to `clip_grad`."""
-        return nn.utils.clip_grad_norm_(self.masters, self.config.clip_grad, foreach=True)
+        """Scales gradients down to `clip_grad`; returns their norm before."""
+        return whole(nn.utils.clip_grad_norm_(self.masters, self.config.clip_grad, foreach=True))
 
     def begin(self) -> None:
         """A step is coming: what it needs is on its way while gradients are computed."""
@@ -149,6 +151,21 @@ class Updater:
 
     def own_masters(self) -> Iterator[Tensor]:
         return (master for param, master in zip(self.params, self.masters, strict=True) if master is not param)
+
+
+def updater_of(model: nn.Module, settings: Settings, compute: Mapping[str, torch.dtype]) -> Updater | None:
+    """Makes the updater of a model that is trained, and turns checkpointing on; freezes the model otherwise."""
+    if settings.optim is None:
+        model.requires_grad_(False)
+        return None
+    if settings.checkpointing:
+        backbone_of(model).gradient_checkpointing_enable({"use_reentrant": False})
+    return Updater(model, settings.optim, compute, settings.total_steps)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Gathers a tensor that is in shards over ranks; every rank must call it."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def narrow(param: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from paddock.core.batch import Batch
-from paddock.engines.train.base import EXPERT_COLUMNS, Outputs, Want
+from paddock.engines.train.base import EXPERT_COLUMNS, Backend, Want
 from paddock.errors import UserError
 from paddock.models.experts import Experts, Routing, experts_of
 from paddock.models.packing import Inputs
@@ -30,23 +31,14 @@ class RouterSettings:
     """Weight of the loss that balances."""
 
 
-class Engine(Protocol):
-    device: torch.device
-
-    def inputs(self, batch: Batch) -> Inputs: ...
-
-    def outputs(self, batch: Batch, want: Want) -> Outputs: ...
-
-    def total(self, sums: Tensor) -> Tensor:
-        """Over all ranks, each of which saw other tokens."""
-        ...
-
-
 class Routers:
-    """Those of one model. Of a model without experts, or one that is not asked, nothing is watched."""
+    """Replays, balances and watches the routers of one model, if it has experts and `settings` are given.
 
-    def __init__(self, model: nn.Module, settings: RouterSettings | None):
-        self.settings = settings or RouterSettings()
+    `over_ranks`: other ranks see other tokens, also those that share a sequence with this one.
+    """
+
+    def __init__(self, model: nn.Module, settings: RouterSettings | None, over_ranks: bool = False):
+        self.settings, self.over_ranks = settings or RouterSettings(), over_ranks
         self.experts: Experts | None = experts_of(model) if settings else None
         if self.settings.replay and self.experts is None:
             raise UserError(
@@ -90,28 +82,33 @@ class Routers:
         prompts, responses = whole.view(rows, width, *shape[1:]).split([prompt, inputs.shape[1]], 1)
         return {"prompt_experts": prompts, "response_experts": responses}
 
-    def begin(self, engine: Engine, micro_batches: Sequence[Batch], want: Want) -> None:
+    def total(self, sums: Tensor) -> Tensor:
+        if self.over_ranks:
+            dist.all_reduce(sums)
+        return sums
+
+    def begin(self, backend: Backend, micro_batches: Sequence[Batch], want: Want) -> None:
         """Before the micro-batches of an optimizer step: their choices are counted, where a loss needs to know."""
         if self.experts is None:
             return
         self.learning, self.seen, self.frequency = True, [], None
         if self.settings.balance:
-            load = engine.total(self.counted(engine, micro_batches, want))
+            load = self.total(self.counted(backend, micro_batches, want))
             self.rows = float(load.sum()) / self.experts.top_k
             self.frequency = (load.sum(0) / max(self.rows, 1.0)).float()
 
     @torch.no_grad()
-    def counted(self, engine: Engine, micro_batches: Sequence[Batch], want: Want) -> Tensor:
+    def counted(self, backend: Backend, micro_batches: Sequence[Batch], want: Want) -> Tensor:
         assert self.experts is not None
-        load = torch.zeros(self.experts.layers, self.experts.count, dtype=torch.float64, device=engine.device)
+        load = torch.zeros(self.experts.layers, self.experts.count, dtype=torch.float64, device=backend.device)
         for micro in micro_batches:
             if self.settings.replay and micro.response_experts is not None:
-                inputs = self.watch(engine.inputs(micro), micro, want)
+                inputs = self.watch(backend.inputs(micro), micro, want)
                 routing = inputs.routing
                 assert routing is not None and routing.replay is not None
                 routing.ids = {index: routing.replay[:, index].long() for index in range(self.experts.layers)}
             else:
-                routing = engine.outputs(micro, want).routing
+                routing = next(backend.forward([micro], want))[1].routing
             if routing is not None:
                 load += routing.load()
         return load
@@ -132,18 +129,18 @@ class Routers:
         return self.experts.count / max(self.rows, 1.0)
 
     @torch.no_grad()
-    def finish(self, engine: Engine) -> dict[str, float]:
+    def finish(self, device: torch.device) -> dict[str, float]:
         """After the last micro-batch: what the routers of all ranks did in this step."""
         if self.experts is None:
             return {}
         layers, count = self.experts.layers, self.experts.count
-        sums = torch.zeros(layers * count + 3, dtype=torch.float64, device=engine.device)
+        sums = torch.zeros(layers * count + 3, dtype=torch.float64, device=device)
         for routing in self.seen:
             found = [sum_of(part) for part in (routing.entropy, routing.agreed, routing.pressure)]
             sums[:-3] += routing.load().flatten()
-            sums[-3:] += torch.tensor(found, dtype=torch.float64, device=engine.device)
+            sums[-3:] += torch.tensor(found, dtype=torch.float64, device=device)
         self.learning, self.seen = False, []
-        whole = engine.total(sums).cpu()
+        whole = self.total(sums).cpu()
         load, (entropy, agreed, pressure) = whole[:-3].view(layers, count), whole[-3:].tolist()
         rows = float(load.sum()) / self.experts.top_k
         if rows == 0:

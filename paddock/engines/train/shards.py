@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,18 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from paddock.core.processes import is_first
+from paddock.engines.train.checkpoints import another_model
 from paddock.engines.train.optim import Updater
-from paddock.errors import UserError
+from paddock.models.value_head import HEAD_FILE
 
+HEAD, BACKBONE = "value_head.", "backbone."
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 STAGED = 2 << 30
 """Bytes of weights that rank 0 holds at most before it writes them, but for one layer."""
@@ -80,11 +84,7 @@ def require_same_model(folder: Path, known: Mapping[str, Any], weights: Mapping[
     strange = sorted(stored.keys() ^ weights.keys())
     strange += [name for name, tensor in weights.items() if name in stored and stored[name].size != tensor.shape]
     if strange:
-        raise UserError(
-            f"the checkpoint {folder.parent} holds another model: {', '.join(strange[:3])}",
-            key="trainer.resume_mode",
-            fix="resume with the model it was made with, or set trainer.resume_mode=disable",
-        )
+        raise another_model(folder.parent, strange)
 
 
 @torch.no_grad()
@@ -117,6 +117,25 @@ def save_streamed(
         waiting[name] = tensor.to("cpu").contiguous()
     if writes:
         join_parts(folder, [*parts, write_part(folder, model, waiting, len(parts))])
+
+
+def save_gathered(
+    folder: Path, model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], critic: bool = False
+) -> None:
+    """Writes gathered weights on rank 0 as `transformers` loads them, the value head of a critic beside them."""
+    folder.mkdir(exist_ok=True)
+    head: dict[str, Tensor] = {}
+
+    def backbone() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            if critic and name.startswith(HEAD):
+                head[name.removeprefix(HEAD)] = tensor.cpu()
+            else:
+                yield name.removeprefix(BACKBONE) if critic else name, tensor
+
+    save_streamed(folder, model, backbone(), is_first())
+    if is_first() and head:
+        save_file(head, folder / HEAD_FILE)
 
 
 def layer_of(name: str) -> str:
