@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paddock.config.engine import OptimConfig
 from paddock.config.load import load
-from paddock.core.device import Carrier
+from paddock.core.device import CopyStream
 from paddock.engines.train import offload
 from paddock.engines.train.engine import Engine, offload_idle
 from paddock.engines.train.offload import Offload
@@ -67,7 +67,7 @@ def log_probs(engine: Engine) -> Tensor:
 
 def everything(engine: Engine) -> dict[str, Tensor]:
     engine.move("device")
-    with engine.updater.offload.interrupted() if engine.updater.offload else torch.no_grad():
+    with engine.updater.offload.on_device() if engine.updater.offload else torch.no_grad():
         states = engine.updater.optimizer.state_dict()["state"].items()
         found = {f"{number}.{name}": value.clone() for number, state in states for name, value in state.items()}
         found |= {name: master.detach().clone() for name, master in engine.updater.named_masters().items()}
@@ -111,7 +111,7 @@ def test_nothing_is_left_on_the_device():
     engine.move("device")
     weights = sum(param.nbytes for param in engine.model.parameters())
     assert on_device(engine) >= weights
-    assert engine.updater.offload.away  # until a step begins
+    assert engine.updater.offload.on_host  # until a step begins
     engine.move("host")
 
 
@@ -119,12 +119,12 @@ def test_views_of_a_storage_that_left_see_what_came_back():
     whole = torch.arange(12.0)
     parts = [*whole.view(3, 4), whole[2:5]]
     expected = [part.clone() for part in parts]
-    away = Offload(Carrier(CPU), lambda: [parts[0]], least=1)
+    away = Offload(CopyStream(CPU), lambda: [parts[0]], least=1)
     for _ in range(2):
-        away.leave()
+        away.to_host()
         assert whole.untyped_storage().nbytes() == 0
-        away.come()
-        away.arrive()
+        away.prefetch()
+        away.wait()
         assert all(torch.equal(*pair) for pair in zip(parts, expected, strict=True))
 
 
@@ -132,29 +132,29 @@ def test_storages_may_be_larger_than_a_piece_of_pinned_memory(monkeypatch):
     monkeypatch.setattr(offload, "CHUNK", 1024)
     tensors = [torch.randn(size) for size in (3, 1000, 17, 256, 255)]
     expected = [tensor.clone() for tensor in tensors]
-    away = Offload(Carrier(CPU), lambda: tensors, least=1)
-    away.leave()
-    assert {len(piece) for berth in away.berths.values() for piece in berth.pieces} <= {512, 1024}
-    away.come()
+    away = Offload(CopyStream(CPU), lambda: tensors, least=1)
+    away.to_host()
+    assert {len(piece) for buffer in away.buffers.values() for piece in buffer.pieces} <= {512, 1024}
+    away.prefetch()
     assert all(torch.equal(*pair) for pair in zip(tensors, expected, strict=True))
 
 
 def test_small_storages_stay():
     small, large = torch.ones(3), torch.ones(1 << 16)
-    away = Offload(Carrier(CPU), lambda: [small, large])
-    away.leave()
+    away = Offload(CopyStream(CPU), lambda: [small, large])
+    away.to_host()
     assert small.untyped_storage().nbytes() == 12 and large.untyped_storage().nbytes() == 0
 
 
 def test_frozen_weights_go_to_the_host_once_and_into_the_same_memory():
     engine = engine_of(optim=None, offload_optimizer=False)
-    first, rooms = log_probs(engine), list(engine.offload.berths.values())
-    sent, size = engine.offload.sent, sum(berth.size for berth in rooms)
+    first, rooms = log_probs(engine), list(engine.offload.buffers.values())
+    sent, size = engine.offload.sent, sum(buffer.size for buffer in rooms)
     assert sent == size > 0
     for _ in range(3):
         assert torch.equal(log_probs(engine), first)
     assert engine.offload.sent == sent and engine.offload.fetched == 4 * size
-    assert list(engine.offload.berths.values()) == rooms
+    assert list(engine.offload.buffers.values()) == rooms
 
 
 def test_weights_are_sent_again_after_an_update_alone():
@@ -179,7 +179,7 @@ def test_under_lora_the_frozen_weights_are_sent_once():
     assert torch.equal(log_probs(other), before) and not torch.equal(log_probs(engine), before)
 
 
-class Road(Carrier):
+class Road(CopyStream):
     """Notes what is asked of it."""
 
     def __init__(self, told: list[str]):
@@ -197,7 +197,7 @@ class Road(Carrier):
 def test_the_optimizer_comes_while_gradients_are_computed_and_the_step_waits_for_it(monkeypatch):
     engine, told = engine_of(), []
     update(engine)
-    engine.updater.offload.carrier = Road(told)
+    engine.updater.offload.copy_stream = Road(told)
     for part, name in ((engine.backend, "outputs"), (engine, "_numbers")):
         method = getattr(part, name)
         monkeypatch.setattr(part, name, lambda *a, n=name, m=method: (told.append(n), m(*a))[1])
@@ -210,7 +210,7 @@ def test_the_optimizer_comes_while_gradients_are_computed_and_the_step_waits_for
 
 def test_weights_that_were_called_early_are_waited_for_at_their_use():
     engine, told = engine_of(), []
-    engine.offload.carrier = Road(told)
+    engine.offload.copy_stream = Road(told)
     for where in ("prefetch", "prefetch", "device", "device"):
         engine.move(where)
     assert told == ["launched", "waited"]
@@ -227,14 +227,14 @@ def test_a_checkpoint_of_an_idle_engine_is_whole_and_it_stays_idle(tmp_path, lor
         update(one, 2)
     for one, name in ((engine, "away"), (other, "here")):
         one.save(tmp_path / name)
-    assert on_device(engine) == 0 and engine.offload.away and engine.updater.offload.away
+    assert on_device(engine) == 0 and engine.offload.on_host and engine.updater.offload.on_host
     written = {path.name: path for path in (tmp_path / "away").rglob("*") if path.is_file()}
     for path in (tmp_path / "here").rglob("*.safetensors"):
         assert written[path.name].read_bytes() == path.read_bytes()
     resumed = engine_of(lora=lora)
     update(resumed)  # something else
     resumed.load(tmp_path / "away")
-    assert resumed.offload.away and resumed.updater.offload.away
+    assert resumed.offload.on_host and resumed.updater.offload.on_host
     assert update(resumed, 2) == update(other, 2)
     assert_same(everything(resumed), everything(other))
 

@@ -13,7 +13,7 @@ from paddock import preflight
 from paddock.config.engine import OptimConfig
 from paddock.config.load import load
 from paddock.core.batch import Batch
-from paddock.core.device import Carrier, empty_cache, memory_in_use, peak_memory, reset_peak_memory, synchronize
+from paddock.core.device import CopyStream, empty_cache, memory_in_use, peak_memory, reset_peak_memory, synchronize
 from paddock.engines.train.activations import BEHIND, Activations
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
@@ -84,7 +84,7 @@ def test_less_memory_and_the_same_gradients(fused):
     expected, before, taken_before = step(engine_of(fused))
     again, *_ = step(engine_of(fused))  # flash attention's backward adds up in whatever order it happens to
     engine = engine_of(fused)
-    engine.backend.activations = Activations(engine.model, Carrier(engine.device))
+    engine.backend.activations = Activations(engine.model, CopyStream(engine.device))
     found, after, taken_after = step(engine)
     for name, gradient in expected.items():
         error, noise = ((other[name] - gradient).norm() / gradient.norm().clamp(min=1e-12) for other in (found, again))

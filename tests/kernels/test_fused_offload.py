@@ -21,8 +21,8 @@ if not (INTERPRETED or torch.cuda.is_available()):
 from tiny_models import tiny_batch, tiny_model
 
 from paddock.config.engine import OptimConfig
-from paddock.core.device import Carrier
-from paddock.engines.train.activations import Activations, Journey
+from paddock.core.device import CopyStream
+from paddock.engines.train.activations import Activations, SavedTensors
 from paddock.engines.train.engine import Engine, offload_idle
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
@@ -68,22 +68,22 @@ def test_weights_that_were_away_compute_as_before_and_are_trained():
 def test_what_recomputed_layers_keep_waits_on_the_host_and_the_gradients_are_the_same():
     expected = gradients(engine_of(checkpointing=True))
     engine = engine_of(checkpointing=True)
-    journeys: list[Journey] = []
+    forwards: list[SavedTensors] = []
 
     class Noted(Activations):
         @contextmanager
-        def away(self) -> Iterator[Journey]:
-            with super().away() as journey:
-                journeys.append(journey)
-                yield journey
+        def offloaded(self) -> Iterator[SavedTensors]:
+            with super().offloaded() as saved:
+                forwards.append(saved)
+                yield saved
 
-    engine.backend.activations = Noted(engine.model, Carrier(DEVICE), least=64)
+    engine.backend.activations = Noted(engine.model, CopyStream(DEVICE), least=64)
     found = gradients(engine)
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)
-    (journey,) = journeys
+    (saved,) = forwards
     config = engine.backend.backbone.config
-    streams = [trip for trip in journey.trips if trip.shape[-1] == config.hidden_size]
+    streams = [one for one in saved.tensors if one.shape[-1] == config.hidden_size]
     assert len(streams) == config.num_hidden_layers + 2  # and what the last norm and the head read
-    assert all(trip.uses == 0 and trip.here is None for trip in journey.trips)
+    assert all(one.uses == 0 and one.on_device is None for one in saved.tensors)

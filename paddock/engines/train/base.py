@@ -75,19 +75,15 @@ class TrainEngine(Protocol):
     @property
     def rollout_model(self) -> Any:
         """The transformers module that generates. Its weights may be read inside `gathered` only."""
-        ...
 
     def gathered(self) -> AbstractContextManager[None]:
         """Holds all weights in `rollout_model` for the block."""
-        ...
 
     def forward(self, batch: Batch, want: Want) -> Outputs:
         """Computes outputs without gradient, in micro-batches of its own choice. Column t is response token t."""
-        ...
 
     def micro_batches(self, batch: Batch, parts: list[Tensor] | None = None) -> list[Batch]:
         """Cuts a mini-batch to the token budget or row count, or into `parts` of row indices; as many on every rank."""
-        ...
 
     def train_step(self, micro_batches: list[Batch], loss: LossFn, want: Want) -> dict[str, float]:
         """Takes one optimizer step: zero, forward and backward of each micro-batch, clip, step.
@@ -95,42 +91,33 @@ class TrainEngine(Protocol):
         Joins the metrics' shares; adds `grad_norm`, `lr` and `skipped` (1.0 if a non-finite loss or gradient made the
         step void).
         """
-        ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields whole tensors as the model computes with them, under Hugging Face names, with adapters merged.
 
         A head that is tied to the embedding comes once, as the embedding. Every rank must read to the end.
         """
-        ...
 
     def everyones(self, thing: Any) -> list[Any]:
         """Returns what each rank with rows of its own gives."""
-        ...
 
     def move(self, where: Residency) -> None:
         """Moves the offloadable weights. "host" also moves the optimizer state, which returns when a step begins."""
-        ...
 
     def without_adapters(self, budget: Budget) -> TrainEngine:
         """Returns the frozen model under this one's adapters, with micro-batches of its own, in the same memory."""
-        ...
 
     def save(self, path: Path) -> None:
         """Writes what `load` reads, and the model or adapter in a form that `transformers` or `peft` loads."""
-        ...
 
     def load(self, path: Path) -> None:
         """Reads what `save` wrote, so that training goes on as if it had not stopped."""
-        ...
 
     def save_adapter(self, path: Path) -> None:
         """Writes the adapter as `peft` loads it, on every rank; the value head of a critic beside it."""
-        ...
 
     def export(self, path: Path) -> None:
         """Writes the model as `transformers` loads it, in the type it computes in, without optimizer state."""
-        ...
 
 
 class Backend(Protocol):
@@ -141,68 +128,47 @@ class Backend(Protocol):
     """True if ranks run each forward and backward together; every one of them then takes part in all."""
     settings: Settings
     device: torch.device
+    model: Any
+    adapters: Adapters | None
+    """Adapters of peft."""
+    updater: Updater | None
+    """None: the weights are frozen."""
     routers: Routers
-
-    @property
-    def model(self) -> Any:
-        """Module that is trained."""
-        ...
-
-    @property
-    def adapters(self) -> Adapters | None:
-        """Adapters of peft."""
-        ...
-
-    @property
-    def updater(self) -> Updater | None:
-        """None: the weights are frozen."""
-        ...
 
     @property
     def twin(self) -> Twin | None:
         """Module that shards are gathered into for a rollout; None: the model itself generates."""
-        ...
 
     @classmethod
     def place(cls, model: Any, settings: Settings, config: Config, role: RoleKey) -> Backend:
         """Makes the backend of a role as its section of the config says, with the weights of a loaded model."""
-        ...
 
     def parts(self, batch: Batch, budget: Budget) -> list[Tensor]:
         """Returns row indices of micro-batches within the budget; as many on every rank, so some may be empty."""
-        ...
 
     def inputs(self, batch: Batch) -> Inputs: ...
 
     def forward(self, micro_batches: list[Batch], want: Want) -> Iterator[tuple[Batch, Outputs]]:
         """Yields each micro-batch with its outputs, in order. With gradients, the caller calls `backward` on its share
         of the loss before it asks for the next; then a pipeline yields on its last stage only."""
-        ...
 
     def backward(self, share: Tensor) -> None:
         """Adds the gradients of the micro-batch that was yielded last; a pipeline does so when its schedule says."""
-        ...
 
     def without_adapters(self) -> AbstractContextManager[None]:
         """Switches the adapters off for the block."""
-        ...
 
     def everyones(self, thing: Any) -> list[Any]:
         """See `TrainEngine.everyones`."""
-        ...
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yields whole tensors in the type the model computes in, under the module's names: adapters on their own."""
-        ...
 
     def save_state(self, path: Path) -> None:
         """Writes what training needs beside the model's own files: the optimizer, and masters that are in shards."""
-        ...
 
     def save_model(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Writes the model as `transformers` loads it, with these weights."""
-        ...
 
     def load(self, path: Path) -> None:
         """Reads weights and optimizer from a folder that `Engine.save` wrote."""
-        ...

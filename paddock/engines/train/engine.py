@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paddock.core.batch import Batch
-from paddock.core.device import Carrier
+from paddock.core.device import CopyStream
 from paddock.core.processes import is_first
 from paddock.engines.train.base import Backend, LossFn, Outputs, Residency, Want, join_shares
-from paddock.engines.train.offload import Offload, at_home, offloads_of
+from paddock.engines.train.offload import Offload, offloads_of, with_state_on_device
 from paddock.engines.train.optim import whole
 from paddock.engines.train.routers import Routers
 from paddock.engines.train.settings import Budget
@@ -140,18 +140,18 @@ class Engine:
     def move(self, where: Residency) -> None:
         if where == "host":
             for offload in offloads_of(self):
-                offload.leave()
+                offload.to_host()
         elif self.offload:
-            self.offload.come()
+            self.offload.prefetch()
             if where == "device":
-                self.offload.arrive()
+                self.offload.wait()
 
-    @at_home
+    @with_state_on_device
     def export(self, path: Path) -> None:
         self.backend.save_model(path, self.weights())
         self.everyones(None)  # no rank goes on before all is written
 
-    @at_home
+    @with_state_on_device
     def save(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         if self.updater is not None:
@@ -167,7 +167,7 @@ class Engine:
         masters = self.updater.named_masters() if self.updater and not self.backend.spans_ranks else {}
         yield from ((name, masters.get(name, tensor)) for name, tensor in self.weights())
 
-    @at_home
+    @with_state_on_device
     def save_adapter(self, path: Path) -> None:
         self._write_adapter(path, writes=True)
 
@@ -181,7 +181,7 @@ class Engine:
         if writes and head:
             save_file({name: tensor.cpu().contiguous() for name, tensor in head.items()}, path / HEAD_FILE)
 
-    @at_home
+    @with_state_on_device
     @torch.no_grad()
     def load(self, path: Path) -> None:
         for offload in offloads_of(self):
@@ -200,6 +200,6 @@ def offload_idle(engine: Engine, **options: Any) -> None:
     model, updater = engine.model, engine.updater
     if engine.settings.offload_params:
         weights = lambda: [*model.parameters(), *model.buffers()]  # noqa: E731
-        engine.offload = Offload(Carrier(engine.device), weights, **options)
+        engine.offload = Offload(CopyStream(engine.device), weights, **options)
     if engine.settings.offload_optimizer and updater is not None:
-        updater.offload = Offload(Carrier(engine.device), updater.idle_tensors, **options)
+        updater.offload = Offload(CopyStream(engine.device), updater.idle_tensors, **options)

@@ -1,4 +1,4 @@
-"""What the forward passes of all backends have in common: inputs of a rank without rows, statistics, columns."""
+"""What the forward passes of backends have in common: types, inputs, statistics per state, columns per token."""
 
 from __future__ import annotations
 
@@ -77,30 +77,27 @@ def shares_prompts(settings: Settings, routers: Routers, why_not: str | None = N
     return not why_not and settings.share_prompts is not False
 
 
-def inputs_of(batch: Batch, device: torch.device, packed: bool, share: bool) -> Inputs:
+def inputs_of(batch: Batch, device: torch.device, packed: bool = True, share: bool = False) -> Inputs:
     shared = pack_shared(batch, device) if share else None
     return shared or (pack if packed else pad)(batch, device)
 
 
-def one_token(shape: tuple[int, int], device: torch.device, packed: bool = True) -> Inputs:
-    """Returns the input of a rank that has no tokens, and runs the model with the others."""
+def never_empty(batch: Batch, device: torch.device, packed: bool = True, share: bool = False) -> Inputs:
+    """Returns one token as the input of a rank that has none, and must run the model with the others."""
+    inputs = inputs_of(batch, device, packed, share) if len(batch) else None
+    if inputs is not None and inputs.tokens.numel():
+        return inputs
     zero, none = (torch.zeros(size, dtype=torch.long, device=device) for size in ((1, 1), (0,)))
-    return Inputs(
-        zero, zero, Packed([1], device) if packed else None, None if packed else torch.ones_like(zero),
-        states=none, targets=none, places=none, shape=shape, cells=zero[0] - 1,
-    )  # fmt: skip
+    shape = len(batch), batch.need("responses").shape[1]
+    mask = None if packed else torch.ones_like(zero)
+    return Inputs(zero, zero, Packed([1], device) if packed else None, mask, states=none, targets=none, places=none,
+                  shape=shape, cells=zero[0] - 1)  # fmt: skip
 
 
 def token_columns(hidden: Tensor, head: Head, inputs: Inputs, want: Want, temperature: float) -> dict[str, Tensor]:
     """Returns ``[N]`` statistics of a language model's distributions at the hidden states that the inputs ask for."""
-    stats = token_stats(
-        hidden,
-        head,
-        inputs.targets,
-        temperature,
-        entropy="entropy" in want,
-        sum_pi_squared="sum_pi_squared" in want,
-    )
+    entropy, squares = "entropy" in want, "sum_pi_squared" in want
+    stats = token_stats(hidden, head, inputs.targets, temperature, entropy=entropy, sum_pi_squared=squares)
     return {name: getattr(stats, name) for name in want}
 
 

@@ -26,21 +26,10 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import DTYPES, device_of, make_deterministic
 from paddock.core.processes import from_everyone, largest, subgroups
+from paddock.engines.train import forwards
 from paddock.engines.train.activations import activation_offload
 from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, Outputs, RoleKey, Want
 from paddock.engines.train.checkpoints import OPTIMIZER_FILE, own_tensors, stored_weights
-from paddock.engines.train.forwards import (
-    backbone_of,
-    compute_dtypes,
-    inputs_of,
-    kept_wide,
-    one_token,
-    outputs_of,
-    per_state,
-    shares_prompts,
-    stored_buffers,
-    tell_unfused,
-)
 from paddock.engines.train.optim import updater_of, whole
 from paddock.engines.train.routers import Routers
 from paddock.engines.train.settings import Budget, Settings
@@ -84,7 +73,7 @@ class Network(nn.Module):
         self.model, self.temperature = model, temperature
 
     def forward(self, inputs: Inputs, want: Want) -> dict[str, Tensor]:
-        found = per_state(self.model, inputs, want, self.temperature)
+        found = forwards.per_state(self.model, inputs, want, self.temperature)
         return {name: value.clone() if value._is_view() else value for name, value in found.items()}  # FSDP hooks them
 
 
@@ -101,7 +90,7 @@ class FSDPBackend:
         shards: Shards | None = None,
         device: torch.device | None = None,
     ):
-        self.model, self.settings, self.backbone = model, settings, backbone_of(model)
+        self.model, self.settings, self.backbone = model, settings, forwards.backbone_of(model)
         self.shards, self.device = shards or Shards(), device or self.backbone.device
         self.sequence = self.sequence_group()
         self.adapters, self.twin = adapters_of(self.backbone), Twin.of(self.backbone, self.device)
@@ -112,7 +101,7 @@ class FSDPBackend:
         if settings.deterministic:
             make_deterministic(self.device)
         self.updater = updater_of(model, settings, {})
-        tell_unfused(self.backbone, settings, "its weights are sharded")
+        forwards.tell_unfused(self.backbone, settings, "its weights are sharded")
         self.tower, self.sees = tower_of(self.backbone) is not None, False
         if self.tower and not settings.packed:
             raise UserError(
@@ -197,7 +186,8 @@ class FSDPBackend:
 
     @property
     def shares_prompts(self) -> bool:
-        return shares_prompts(self.settings, self.routers, "ranks share each sequence" if self.sequence else None)
+        why_not = "ranks share each sequence" if self.sequence else None
+        return forwards.shares_prompts(self.settings, self.routers, why_not)
 
     def parts(self, batch: Batch, budget: Budget) -> list[Tensor]:
         """See `Backend.parts`. If one rank has images, all run the tower."""
@@ -207,19 +197,17 @@ class FSDPBackend:
         return budget.split_into(batch, largest(budget.needed(batch, by_group), self.device), by_group)
 
     def inputs(self, batch: Batch) -> Inputs:
-        inputs = inputs_of(batch, self.device, self.settings.packed, self.shares_prompts) if len(batch) else None
-        if inputs is None or inputs.tokens.numel() == 0:
-            inputs = one_token((len(batch), batch.need("responses").shape[1]), self.device, self.settings.packed)
+        inputs = forwards.never_empty(batch, self.device, self.settings.packed, self.shares_prompts)
         if inputs.images is None and self.sees:
             inputs = replace(inputs, images=blank(self.backbone, self.device))
         return slice_of(inputs, self.sequence) if self.sequence else inputs
 
     def forward(self, micro_batches: list[Batch], want: Want) -> Iterator[tuple[Batch, Outputs]]:
         for micro in micro_batches:
-            with self.activations.away() if self.activations else nullcontext():
+            with self.activations.offloaded() if self.activations else nullcontext():
                 inputs = self.routers.watch(self.inputs(micro), micro, want)
                 found = self.network(inputs, want - EXPERT_COLUMNS)
-                outputs = outputs_of(found, inputs, micro, want, self.routers, self.sequence)
+                outputs = forwards.outputs_of(found, inputs, micro, want, self.routers, self.sequence)
             yield micro, outputs
         if not torch.is_grad_enabled():
             self.reshard()
@@ -236,13 +224,14 @@ class FSDPBackend:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """See `Backend.tensors`. Gathers one by one."""
-        narrow = compute_dtypes(self.model, self.settings.compute)
+        narrow = forwards.compute_dtypes(self.model, self.settings.compute)
         for name, param in self.model.named_parameters():
             yield name, whole(param.detach().to(self.device, narrow.get(name, param.dtype)))
-        yield from stored_buffers(self.model).items()
+        yield from forwards.stored_buffers(self.model).items()
 
     def save_state(self, path: Path) -> None:
         """Writes each rank's shards of weights and optimizer, for any number of ranks."""
+        assert self.updater is not None
         save_shards(path / SHARDS, own_tensors(self.model, self.updater, self.adapters), self.updater)
 
     def save_model(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None:
@@ -278,7 +267,7 @@ class FSDPBackend:
 
 def wide_modules(model: nn.Module) -> list[nn.Module]:
     """Returns the modules with parameters that compute in float32 whatever the rest does."""
-    names = kept_wide(model)
+    names = forwards.kept_wide(model)
     found = [module for name, module in model.named_modules() if name.rpartition(".")[2] in names]
     return [module for module in found if any(True for _ in module.parameters())]
 

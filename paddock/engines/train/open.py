@@ -26,10 +26,11 @@ from paddock.models.vision import freeze_tower
 log = logging.getLogger(__name__)
 
 POLICY = "actor_rollout_ref.model"
+Kind = type[Backend]
 M = TypeVar("M")
 
 
-def backend_of(config: Config, alone: bool) -> type[Backend]:
+def backend_of(config: Config, alone: bool) -> Kind:
     """Returns the backend that trains: Megatron's if the config says so, else FSDP's unless a process is `alone`."""
     if config.actor_rollout_ref.actor.strategy == "megatron":
         megatron_beside_other_keys(config)
@@ -45,47 +46,46 @@ def backend_of(config: Config, alone: bool) -> type[Backend]:
     return FSDPBackend
 
 
-def actor_engine(config: Config, total_steps: int | None = None, backend: type[Backend] = SingleBackend) -> TrainEngine:
+def actor_engine(config: Config, total_steps: int | None = None, backend: Kind = SingleBackend) -> TrainEngine:
     """`total_steps` is the number of optimizer steps of the run, if its schedule ends with it."""
     device, model = device_of(config.trainer.device), config.actor_rollout_ref.model
     settings = actor_settings(config, device, total_steps)
     lora = Lora.of(model, POLICY, config.trainer.seed)
-    policy = adapted(load_causal_lm, model_source(model, POLICY), settings, device, backend, lora)
+    policy = loaded(load_causal_lm, model_source(model, POLICY), settings, device, backend, lora)
+    attach(policy, lora, settings.wide)
     if config.actor_rollout_ref.actor.freeze_vision_tower:
         freeze_tower(policy, settings.compute)
     return Engine(backend.place(policy, settings, config, "actor"))
 
 
-def reference_engine(config: Config, backend: type[Backend] = SingleBackend) -> TrainEngine:
+def reference_engine(config: Config, backend: Kind = SingleBackend) -> TrainEngine:
     """Loads the frozen model in the type it computes in: weights stored in that type are mapped, not copied."""
     device = device_of(config.trainer.device)
     settings = reference_settings(config, device)
     source = model_source(config.actor_rollout_ref.model, POLICY)
-    model = loaded(load_causal_lm, source, settings.wide, device, backend)
+    model = loaded(load_causal_lm, source, settings, device, backend, None)
     return Engine(backend.place(model, settings, config, "ref"))
 
 
-def critic_engine(
-    config: Config, total_steps: int | None = None, backend: type[Backend] = SingleBackend
-) -> TrainEngine:
+def critic_engine(config: Config, total_steps: int | None = None, backend: Kind = SingleBackend) -> TrainEngine:
     device, model = device_of(config.trainer.device), config.critic.model
     if model.external_lib:
         import_plugin(model.external_lib, "critic.model.external_lib")
     settings = critic_settings(config, device, total_steps)
     lora = Lora.of(model, "critic.model", config.trainer.seed)
     source = model_source(model, "critic.model")
-    critic = ValueModel(adapted(load_backbone, source, settings, device, backend, lora))
+    critic = ValueModel(attach(loaded(load_backbone, source, settings, device, backend, lora), lora, settings.wide))
     critic.load_head(model_folder(str(model.path), "critic.model.path"))
     return Engine(backend.place(critic, settings, config, "critic"))
 
 
-def pairs_engine(config: Config, total_steps: int | None = None, backend: type[Backend] = SingleBackend) -> TrainEngine:
+def pairs_engine(config: Config, total_steps: int | None = None, backend: Kind = SingleBackend) -> TrainEngine:
     """Makes a reward model to train; a language model gets a head of zeros, which finds all answers equally good."""
     device, model = device_of(config.trainer.device), config.actor_rollout_ref.model
     settings = actor_settings(config, device, total_steps)
     lora = Lora.of(model, POLICY, config.trainer.seed)
     source = model_source(model, POLICY) | {"fresh_head": True}
-    reward_model = loaded(load_reward_model, source, settings.compute if lora else settings.wide, device, backend)
+    reward_model = loaded(load_reward_model, source, settings, device, backend, lora)
     attach(reward_model.backbone, lora, settings.wide)
     tokenizer = load_tokenizer(
         config.data.tokenizer or model.tokenizer_path or model.path or "", model.trust_remote_code
@@ -98,23 +98,14 @@ def frozen_engine(model: PreTrainedModel | ValueModel, settings: Settings) -> Tr
     return Engine(SingleBackend(model, settings))
 
 
-def adapted(
-    loader: Callable[..., PreTrainedModel],
-    source: dict[str, Any],
-    settings: Settings,
-    device: torch.device,
-    backend: type[Backend],
-    lora: Lora | None,
-) -> PreTrainedModel:
-    """Loads a model to train. Under LoRA its own weights stay as they are, in the type in which they compute."""
-    model = loaded(loader, source, settings.compute if lora else settings.wide, device, backend)
-    return attach(model, lora, settings.wide)
-
-
 def loaded(
-    loader: Callable[..., M], source: dict[str, Any], dtype: torch.dtype, device: torch.device, backend: type[Backend]
+    loader: Callable[..., M], source: dict[str, Any], settings: Settings, device: torch.device, backend: Kind, lora: Any
 ) -> M:
-    """Loads a model; for ranks as the file has it, mapped: they share its pages, and each then takes its shard."""
+    """Loads a model; under LoRA its own weights are frozen, in the type in which they compute.
+
+    Ranks read the file as it is, mapped: they share its pages, and each then takes its shard.
+    """
+    dtype = settings.compute if lora else settings.wide
     if not backend.spans_ranks:
         return loader(**source, dtype=dtype, device=device)
     stored = load_config(**{name: value for name, value in source.items() if name != "fresh_head"}).dtype

@@ -107,13 +107,13 @@ class Updater:
     def begin(self) -> None:
         """A step is coming: what it needs is on its way while gradients are computed."""
         if self.offload:
-            self.offload.come()
+            self.offload.prefetch()
 
     @torch.no_grad()
     def step(self) -> None:
         if self.offload:
-            self.offload.come()
-            self.offload.arrive()
+            self.offload.prefetch()
+            self.offload.wait()
             self.offload.written()
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr

@@ -35,14 +35,13 @@ STAGED = 2 << 30
 """Bytes of weights that rank 0 holds at most before it writes them, but for one layer."""
 
 
-def save_shards(folder: Path, weights: Mapping[str, Tensor], updater: Updater | None) -> None:
-    """Every rank calls it; each writes what it holds."""
+def save_shards(folder: Path, weights: Mapping[str, Tensor], updater: Updater) -> None:
+    """Writes the shards that this rank holds; every rank must call it."""
     state: dict[str, Any] = {f"model/{name}": tensor for name, tensor in weights.items()}
-    if updater is not None:
-        state["step"] = updater.step_no
-        for name, master in updater.named_masters().items():
-            for field, value in updater.optimizer.state.get(master, {}).items():
-                state[f"optimizer/{name}/{field}"] = value
+    state["step"] = updater.step_no
+    for name, master in updater.named_masters().items():
+        for field, value in updater.optimizer.state.get(master, {}).items():
+            state[f"optimizer/{name}/{field}"] = value
     dcp.save(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
 
 

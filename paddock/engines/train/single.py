@@ -14,19 +14,10 @@ from transformers import PreTrainedModel
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import make_deterministic
+from paddock.engines.train import forwards
 from paddock.engines.train.activations import activation_offload
 from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, Outputs, RoleKey, Want
 from paddock.engines.train.checkpoints import OPTIMIZER_FILE, own_tensors, save_whole, stored_weights
-from paddock.engines.train.forwards import (
-    backbone_of,
-    compute_dtypes,
-    inputs_of,
-    outputs_of,
-    per_state,
-    shares_prompts,
-    stored_buffers,
-    tell_unfused,
-)
 from paddock.engines.train.optim import updater_of
 from paddock.engines.train.routers import Routers
 from paddock.engines.train.settings import Budget, Settings
@@ -44,15 +35,15 @@ class SingleBackend:
     twin = None
 
     def __init__(self, model: PreTrainedModel | ValueModel, settings: Settings):
-        self.model, self.settings, self.backbone = model, settings, backbone_of(model)
+        self.model, self.settings, self.backbone = model, settings, forwards.backbone_of(model)
         self.device = self.backbone.device
         self.adapters = adapters_of(self.backbone)
         self.routers = Routers(self.backbone, settings.routers)
         self.activations = activation_offload(model, settings, self.device)
         if settings.deterministic:
             make_deterministic(self.device)
-        self.updater = updater_of(model, settings, compute_dtypes(model, settings.compute))
-        tell_unfused(self.backbone, settings, fuse(self.backbone, settings.exact))
+        self.updater = updater_of(model, settings, forwards.compute_dtypes(model, settings.compute))
+        forwards.tell_unfused(self.backbone, settings, fuse(self.backbone, settings.exact))
 
     @classmethod
     def place(cls, model: Any, settings: Settings, config: Config, role: RoleKey) -> Self:
@@ -60,17 +51,17 @@ class SingleBackend:
 
     @property
     def shares_prompts(self) -> bool:
-        return shares_prompts(self.settings, self.routers)
+        return forwards.shares_prompts(self.settings, self.routers)
 
     def parts(self, batch: Batch, budget: Budget) -> list[Tensor]:
         return budget.split(batch, self.shares_prompts)
 
     def inputs(self, batch: Batch) -> Inputs:
-        return inputs_of(batch, self.device, self.settings.packed, self.shares_prompts)
+        return forwards.inputs_of(batch, self.device, self.settings.packed, self.shares_prompts)
 
     def forward(self, micro_batches: list[Batch], want: Want) -> Iterator[tuple[Batch, Outputs]]:
         for micro in micro_batches:
-            with self.activations.away() if self.activations else nullcontext():
+            with self.activations.offloaded() if self.activations else nullcontext():
                 outputs = self.outputs(micro, want)
             yield micro, outputs
 
@@ -80,8 +71,8 @@ class SingleBackend:
         if len(inputs.states) == 0:
             zeros: dict[str, Any] = {name: torch.zeros(inputs.shape, device=self.device) for name in said}
             return Outputs(**zeros, **self.routers.columns(inputs, batch, want))
-        return outputs_of(
-            per_state(self.model, inputs, said, self.settings.temperature), inputs, batch, want, self.routers
+        return forwards.outputs_of(
+            forwards.per_state(self.model, inputs, said, self.settings.temperature), inputs, batch, want, self.routers
         )
 
     def backward(self, share: Tensor) -> None:
@@ -96,7 +87,7 @@ class SingleBackend:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from ((name, param.detach()) for name, param in self.model.named_parameters())
-        yield from stored_buffers(self.model).items()
+        yield from forwards.stored_buffers(self.model).items()
 
     def save_state(self, path: Path) -> None:
         assert self.updater is not None

@@ -23,20 +23,22 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import compute_dtype, device_of
 from paddock.core.processes import from_everyone, largest
+from paddock.engines.train import forwards
 from paddock.engines.train.base import Outputs, RoleKey, Want
-from paddock.engines.train.forwards import backbone_of, one_token, outputs_of, token_columns
 from paddock.engines.train.megatron.decoder import Decoder
 from paddock.engines.train.megatron.layout import Layout
 from paddock.engines.train.megatron.lora import Adapters, attach
 from paddock.engines.train.megatron.mapping import Mapping
 from paddock.engines.train.megatron.optimizer import TIED, SharedUpdater
 from paddock.engines.train.megatron.pipeline import Pipeline, Run
+from paddock.engines.train.optim import Updater
 from paddock.engines.train.routers import Routers
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.shards import BACKBONE, HEAD, save_gathered
 from paddock.errors import UserError
+from paddock.models.adapters import Adapters as PeftAdapters
 from paddock.models.attention import Packed
-from paddock.models.packing import Inputs, pack
+from paddock.models.packing import Inputs
 from paddock.models.twin import Twin
 from paddock.models.ulysses import slice_of
 from paddock.models.value_head import ValueModel
@@ -50,8 +52,8 @@ class MegatronBackend:
 
     name: ClassVar = "megatron"
     spans_ranks: ClassVar = True
-    adapters: ClassVar = None
-    """Of peft there are none; Megatron's own are in `beside`."""
+    adapters: PeftAdapters | None = None
+    """None: Megatron's own are in `beside`."""
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class MegatronBackend:
         device: torch.device | None = None,
         lora: LoraConfig | None = None,
     ):
-        theirs = backbone_of(model)
+        theirs = forwards.backbone_of(model)
         self.critic, self.settings = isinstance(model, ValueModel), settings
         self.layout, self.device = layout or Layout(), device or theirs.device
         self.layout.start(self.device)
@@ -84,7 +86,7 @@ class MegatronBackend:
         self.pipeline = Pipeline(self.ranks.pipeline, self.device, settings.compute)
         self.share: Tensor | None = None
         """Share of the loss of the micro-batch that was yielded last, until the pipeline takes it."""
-        self.updater: SharedUpdater | None = None
+        self.updater: Updater | None = None
         if settings.optim is None:
             self.decoder.requires_grad_(False)
         else:
@@ -117,9 +119,7 @@ class MegatronBackend:
 
     def inputs(self, batch: Batch) -> Inputs:
         """Packs the rows in slices of equal length; a rank without tokens gets one."""
-        inputs = pack(batch, self.device) if len(batch) else None
-        if inputs is None or inputs.tokens.numel() == 0:
-            inputs = one_token((len(batch), batch.need("responses").shape[1]), self.device)
+        inputs = forwards.never_empty(batch, self.device)
         inputs = padded(inputs, -inputs.tokens.shape[1] % self.layout.slices)
         return slice_of(inputs, self.ranks.context) if self.layout.context > 1 else inputs
 
@@ -147,9 +147,9 @@ class MegatronBackend:
         if self.critic:
             found = {"values": self.decoder.values(hidden)}
         else:
-            found = token_columns(hidden, self.decoder.head(), inputs, want, self.settings.temperature)
+            found = forwards.token_columns(hidden, self.decoder.head(), inputs, want, self.settings.temperature)
         slices = self.ranks.context if self.layout.context > 1 else None
-        return outputs_of(found, inputs, micro, want, self.routers, slices)
+        return forwards.outputs_of(found, inputs, micro, want, self.routers, slices)
 
     def from_last_stage(self, found: list[Outputs], micro_batches: list[Batch], want: Want) -> Iterator[Outputs]:
         """Broadcasts columns, which the last stage has, along the pipeline."""
