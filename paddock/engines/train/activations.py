@@ -51,7 +51,7 @@ class Activations:
 
 
 class SavedTensor:
-    """One tensor that a forward saved."""
+    """Holds one tensor that a forward saved, on the host or on the device."""
 
     def __init__(self, number: int, tensor: Tensor, pieces: list[Tensor]):
         self.number, self.pieces = number, pieces
@@ -59,12 +59,12 @@ class SavedTensor:
         self.on_device: Tensor | None = tensor
         """The tensor on the device, while its copy to the host runs and after its copy back was launched."""
         self.copies: Any = None
-        """What the work must wait for before it reads this memory, or before the memory is given away."""
+        """Copies that the work must wait for before it reads this memory, or before the memory is given away."""
         self.uses = 0
 
 
 class SavedTensors:
-    """The tensors that one forward saved, in its order."""
+    """Holds the tensors that one forward saved, in its order."""
 
     def __init__(self, copy_stream: CopyStream, free: list[Tensor], least: int, parameter_storages: set[int]):
         self.copy_stream, self.free, self.least = copy_stream, free, least

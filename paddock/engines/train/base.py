@@ -27,7 +27,7 @@ SHARDS = "distributed"
 """Folder of a checkpoint that several ranks wrote, and any number of them reads."""
 
 Residency = Literal["device", "prefetch", "host"]
-"""Where offloadable weights are. `prefetch`: their copy to the device has begun, beside other work."""
+"""Location of offloadable weights. `prefetch`: their copy to the device has begun, beside other work."""
 
 RoleKey = Literal["actor", "ref", "critic"]
 """Section of the config that says how a role's weights are placed."""
@@ -65,7 +65,7 @@ class TrainEngine(Protocol):
     """The contract: all that other packages may ask of a training engine. Over ranks, every rank makes each call."""
 
     name: str
-    """Of the backend, as a plan names it: single, fsdp or megatron."""
+    """Name of the backend, as in a plan: single, fsdp or megatron."""
     settings: Settings
     device: torch.device
     model: Any

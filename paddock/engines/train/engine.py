@@ -157,21 +157,15 @@ class Engine:
         if self.updater is not None:
             self.backend.save_state(path)
         if self.adapters:
-            self._write_adapter(path, writes=is_first())
+            self.save_adapter(path, writes=is_first())
         if self.settings.saves_merged or not self.adapters:
-            self.backend.save_model(path / MERGED if self.adapters else path, self._widest_weights())
+            masters = self.updater.named_masters() if self.updater and not self.backend.spans_ranks else {}
+            widest = ((name, masters.get(name, tensor)) for name, tensor in self.weights())
+            self.backend.save_model(path / MERGED if self.adapters else path, widest)
         self.everyones(None)  # no rank goes on before all is written
 
-    def _widest_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields masters in place of the weights that one process has whole; masters in shards are saved as such."""
-        masters = self.updater.named_masters() if self.updater and not self.backend.spans_ranks else {}
-        yield from ((name, masters.get(name, tensor)) for name, tensor in self.weights())
-
     @with_state_on_device
-    def save_adapter(self, path: Path) -> None:
-        self._write_adapter(path, writes=True)
-
-    def _write_adapter(self, path: Path, writes: bool) -> None:
+    def save_adapter(self, path: Path, writes: bool = True) -> None:
         assert self.adapters is not None
         adapter, head = adapter_of(self), {}
         if isinstance(self.model, ValueModel):
@@ -199,7 +193,6 @@ def offload_idle(engine: Engine, **options: Any) -> None:
     """Lets `Engine.move` move what the settings name, each part over a copy stream of its own."""
     model, updater = engine.model, engine.updater
     if engine.settings.offload_params:
-        weights = lambda: [*model.parameters(), *model.buffers()]  # noqa: E731
-        engine.offload = Offload(CopyStream(engine.device), weights, **options)
+        engine.offload = Offload(CopyStream(engine.device), lambda: [*model.parameters(), *model.buffers()], **options)
     if engine.settings.offload_optimizer and updater is not None:
         updater.offload = Offload(CopyStream(engine.device), updater.idle_tensors, **options)

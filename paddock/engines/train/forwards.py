@@ -1,4 +1,4 @@
-"""What the forward passes of backends have in common: types, inputs, statistics per state, columns per token."""
+"""Parts of the forward pass that backends share: types, inputs, statistics per state, columns per token."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ from paddock.models.vision import blank, tower_of
 
 @dataclass(frozen=True)
 class Shards:
-    """How weights are spread over ranks, and sequences over groups of them."""
+    """Says how weights are sharded over ranks, and sequences over groups of ranks."""
 
     size: int = -1
     """Ranks that share one copy of the weights; -1: all."""
@@ -66,7 +66,7 @@ class Shards:
 
 
 class Network(nn.Module):
-    """Everything that reads parameters, in one forward: around it FSDP gathers what belongs to no layer."""
+    """Runs all that reads parameters in one forward, around which FSDP gathers the parameters outside of layers."""
 
     def __init__(self, model: PreTrainedModel | ValueModel, temperature: float):
         super().__init__()
@@ -180,7 +180,7 @@ class FSDPBackend:
         return (module for module in self.network.modules() if isinstance(module, FSDPModule))
 
     def reshard(self) -> None:
-        """Frees what is gathered: copies must not outlive a change of their weights."""
+        """Frees gathered weights: these copies must not outlive a change of the shards."""
         for module in self.sharded():
             module.reshard()
 
@@ -258,9 +258,8 @@ class FSDPBackend:
         for number, master in enumerate(self.updater.masters):
             fields: dict[str, Tensor] = {}
             for field, value in state["optimizer"]["state"].get(number, {}).items():
-                fields[field] = (
-                    torch.zeros_like(master, dtype=value.dtype) if value.shape == master.shape else value.clone()
-                )
+                like = torch.zeros_like(master, dtype=value.dtype) if value.shape == master.shape else value
+                fields[field] = like.clone()
                 copy_into(fields[field], value)
             self.updater.optimizer.state[master] = fields
 
@@ -273,7 +272,7 @@ def wide_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def widen(module: nn.Module, wide: torch.dtype, compute: torch.dtype) -> None:
-    """Parameters that are not spread yet take the type of the masters; frozen ones have no master."""
+    """Gives parameters that are not sharded yet the type of the masters; frozen ones have no master."""
     for param in module.parameters():
         if not isinstance(param, DTensor) and param.is_floating_point():
             param.data = param.data.to(wide if param.requires_grad else compute)

@@ -20,7 +20,7 @@ OPTIMIZERS = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam, "SGD": torch
 
 
 def lr_at(step: int, config: OptimConfig, total_steps: int | None = None) -> float:
-    """Learning rate of optimizer step 0, 1, 2, ...: linear from `lr_warmup_init` to `lr`, then constant or falling.
+    """Returns the rate of optimizer step 0, 1, 2, ...: linear from `lr_warmup_init` to `lr`, then constant or falling.
 
     With p the share of the decay that has passed and m = `min_lr_ratio`: linear lr (1 - (1 - m) p), cosine
     lr (m + (1 - m) (1 + cos(2 pi num_cycles p)) / 2). After the decay, p stays 1.
@@ -58,7 +58,7 @@ def schedule_length(config: OptimConfig, total_steps: int | None) -> int:
 
 
 def make_optimizer(config: OptimConfig, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
-    """Weight decay acts on every parameter, norms and biases too."""
+    """Makes the optimizer. Weight decay acts on every parameter, norms and biases too."""
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if has_fused_optimizers(parameters[0].device):
         options["fused"] = True
@@ -83,7 +83,7 @@ class Updater:
     """
 
     offload: Offload | None = None
-    """Of what it keeps, while it is idle. It comes by itself when a step begins."""
+    """Moves masters and optimizer state to the host while they are idle; prefetched when a step begins."""
 
     def __init__(
         self, model: nn.Module, config: OptimConfig, compute: Mapping[str, torch.dtype], total_steps: int | None = None
@@ -105,7 +105,7 @@ class Updater:
         return whole(nn.utils.clip_grad_norm_(self.masters, self.config.clip_grad, foreach=True))
 
     def begin(self) -> None:
-        """A step is coming: what it needs is on its way while gradients are computed."""
+        """Prefetches the optimizer state while gradients are computed."""
         if self.offload:
             self.offload.prefetch()
 
@@ -123,7 +123,7 @@ class Updater:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """The model's parameters take the values of their masters."""
+        """Copies the masters into the model's parameters."""
         pairs = [(p, m) for p, m in zip(self.params, self.masters, strict=True) if m is not p]
         if pairs:
             params, masters = zip(*pairs, strict=True)
@@ -144,7 +144,7 @@ class Updater:
         self.step_no = state["step"]
 
     def idle_tensors(self) -> Iterator[Tensor]:
-        """Optimizer state, and with it the masters that are not the model's own parameters."""
+        """Yields the optimizer state, and the masters that are not the model's own parameters."""
         for state in self.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
         yield from self.own_masters()

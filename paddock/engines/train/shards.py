@@ -47,7 +47,7 @@ def save_shards(folder: Path, weights: Mapping[str, Tensor], updater: Updater) -
 
 @torch.no_grad()
 def load_shards(folder: Path, weights: Mapping[str, Tensor], updater: Updater | None) -> None:
-    """Into these tensors, whole or shared, and into the optimizer."""
+    """Reads into these tensors, whole or in shards, and into the optimizer."""
     reader = dcp.FileSystemReader(folder)
     known = reader.read_metadata().state_dict_metadata
     require_same_model(folder, known, weights)
@@ -68,7 +68,7 @@ def load_shards(folder: Path, weights: Mapping[str, Tensor], updater: Updater | 
 
 
 def optimizer_fields(prefix: str, known: Mapping[str, Any], master: Tensor) -> dict[str, Tensor]:
-    """Room for what the optimizer keeps of a weight: of the weight's own shape, or a number on the host."""
+    """Allocates what the optimizer keeps of a weight: tensors of the weight's own shape, or a number on the host."""
     found: dict[str, Tensor] = {}
     for key, what in known.items():
         if key.startswith(prefix) and isinstance(what, TensorStorageMetadata):
@@ -88,7 +88,7 @@ def require_same_model(folder: Path, known: Mapping[str, Any], weights: Mapping[
 
 @torch.no_grad()
 def copy_into(target: Tensor, whole: Tensor) -> None:
-    """This rank's part of a tensor, or all of it."""
+    """Copies this rank's shard of a tensor, or all of it."""
     if isinstance(target, DTensor):
         part = distribute_tensor(whole.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
         target.to_local().copy_(part.to_local())
@@ -99,7 +99,7 @@ def copy_into(target: Tensor, whole: Tensor) -> None:
 def save_streamed(
     folder: Path, model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], writes: bool, staged: int = STAGED
 ) -> None:
-    """The folder that `model.save_pretrained` would write, from tensors that are gathered one after the other.
+    """Writes what `model.save_pretrained` would write, from tensors that are gathered one after the other.
 
     Every rank takes part in gathering; one writes, a few layers at a time. Cuts fall between layers: `transformers`
     joins or splits tensors of a layer when it writes some families.
@@ -138,7 +138,7 @@ def save_gathered(
 
 
 def layer_of(name: str) -> str:
-    """Up to the first number in a name: layers.17."""
+    """Returns a name up to its first number: layers.17."""
     words = name.split(".")
     number = next((i for i, word in enumerate(words) if word.isdigit()), len(words) - 2)
     return ".".join(words[: number + 1])
@@ -151,7 +151,7 @@ def write_part(folder: Path, model: PreTrainedModel, weights: dict[str, Tensor],
 
 
 def join_parts(folder: Path, parts: list[Path]) -> None:
-    """Names, places and index as `transformers` gives them to a model in several files."""
+    """Moves the files together, with the names and the index that `transformers` gives to a model in several files."""
     for extra in parts[0].iterdir():
         if extra.name != WEIGHTS_FILE:
             os.replace(extra, folder / extra.name)

@@ -152,7 +152,7 @@ class MegatronBackend:
         return forwards.outputs_of(found, inputs, micro, want, self.routers, slices)
 
     def from_last_stage(self, found: list[Outputs], micro_batches: list[Batch], want: Want) -> Iterator[Outputs]:
-        """Broadcasts columns, which the last stage has, along the pipeline."""
+        """Yields the outputs of each micro-batch on all stages; only the last stage has `found`."""
         rows = [len(micro) for micro in micro_batches]
         columns: dict[str, Any] = {}
         for name in sorted(want) if rows else ():
@@ -164,7 +164,7 @@ class MegatronBackend:
             yield Outputs(**{name: parts[number] for name, parts in columns.items()})
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """Gives all stages what the last one has."""
+        """Broadcasts the last stage's tensor along the pipeline."""
         if self.ranks.stages > 1:
             source = dist.get_global_rank(self.ranks.pipeline, self.ranks.stages - 1)
             dist.broadcast(tensor, source, group=self.ranks.pipeline)
@@ -227,7 +227,7 @@ class MegatronBackend:
 
 
 def padded(inputs: Inputs, padding: int) -> Inputs:
-    """A last sequence of padding."""
+    """Appends a sequence of padding to the packed ones."""
     if padding == 0:
         return inputs
     assert inputs.packed is not None
@@ -242,7 +242,7 @@ def padded(inputs: Inputs, padding: int) -> Inputs:
 
 
 def megatron_settings(settings: Settings, keys: FrozenMegatronConfig, device: torch.device) -> Settings:
-    """What FSDP's keys say in the other engines, Megatron's say here."""
+    """Replaces what the keys of FSDP say by what those of Megatron say."""
     return replace(
         settings,
         compute=compute_dtype(keys.dtype, device),

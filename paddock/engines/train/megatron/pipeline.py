@@ -1,4 +1,4 @@
-"""One forward, one backward: each stage of a pipeline keeps as many micro-batches in flight as stages follow it.
+"""The schedule 1F1B: each stage of a pipeline keeps as many micro-batches in flight as stages follow it.
 
 The last stage yields what a forward gave there, and goes on when the caller has its loss."""
 
@@ -22,7 +22,7 @@ Flying = deque[tuple[int, Tensor | None, Tensor]]
 
 
 class Pipeline:
-    """The stages before and after this one. `shapes` are those of the states between stages, by micro-batch."""
+    """Knows the stages before and after this one. `shapes` are those of the states between stages, by micro-batch."""
 
     def __init__(self, ranks: dist.ProcessGroup, device: torch.device, dtype: torch.dtype):
         self.stage, self.stages, self.ranks = ranks.rank(), ranks.size(), ranks
@@ -33,7 +33,7 @@ class Pipeline:
     def exchange(
         self, send: Tensor | None, to: int | None, shape: tuple[int, ...] | None, source: int | None
     ) -> Tensor | None:
-        """Both ways at once: a stage that only sends and one that only receives would wait for each other."""
+        """Sends and receives at once: a stage that only sends and one that only receives would wait for each other."""
         ops, room = [], None
         if to is not None and send is not None:
             ops.append(dist.P2POp(dist.isend, send.contiguous(), to, group=self.ranks))
