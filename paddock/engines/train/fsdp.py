@@ -258,9 +258,9 @@ class FSDPBackend:
         for number, master in enumerate(self.updater.masters):
             fields: dict[str, Tensor] = {}
             for field, value in state["optimizer"]["state"].get(number, {}).items():
-                like = torch.zeros_like(master, dtype=value.dtype) if value.shape == master.shape else value
-                fields[field] = like.clone()
-                copy_into(fields[field], value)
+                room = torch.zeros_like(master, dtype=value.dtype) if value.shape == master.shape else value.clone()
+                copy_into(room, value)
+                fields[field] = room
             self.updater.optimizer.state[master] = fields
 
 
