@@ -42,7 +42,8 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import peak_memory, reset_peak_memory, synchronize
 from paddock.engines.rollout.base import Prompt, Sampling
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.engine import Engine
+from paddock.engines.train.open import actor_engine
 from paddock.trainer.experience import with_responses
 from paddock.trainer.run import train
 from paddock.workers.open_engines import rollout_engine
@@ -112,9 +113,9 @@ class Bench:
             args.weights, case.micro_rows, False, str(folder), args.set,
         )  # fmt: skip
 
-    def engine(self) -> tuple[Config, SingleEngine]:
+    def engine(self) -> tuple[Config, Engine]:
         config = config_of(self.work, self.device.type)
-        return config, SingleEngine.for_actor(config, 1)
+        return config, actor_engine(config, 1)
 
     def timed(self, function: Any) -> tuple[float, Any]:
         synchronize(self.device)
@@ -140,7 +141,7 @@ class Bench:
             f"peak {peak_memory(self.device) / 2**30:.1f} GiB",
         )  # fmt: skip
 
-    def gap(self, config: Config, engine: SingleEngine, prompts: list[Prompt], found: list[Any]) -> tuple[float, float]:
+    def gap(self, config: Config, engine: Engine, prompts: list[Prompt], found: list[Any]) -> tuple[float, float]:
         """|log-prob of the rollout - log-prob of the trainer|, over at most 256 responses."""
         batch = with_responses(batch_of(prompts), found, 0).rows(torch.arange(min(256, len(found))))
         trainer = Policy(engine, config).log_probs(batch)
@@ -221,7 +222,7 @@ class Bench:
         work = replace(self.work, prompts=rows, n=1)
         config = config_of(work, self.device.type, "grpo", ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384",
                                                             "algorithm.adv_estimator=reinforce_plus_plus"])  # fmt: skip
-        worker = Policy(SingleEngine.for_actor(config, 10), config)
+        worker = Policy(actor_engine(config, 10), config)
         words = torch.randint(5, self.case.shape["vocab_size"], (rows, length))
         batch = Batch(
             row=torch.arange(rows), group=torch.arange(rows), prompts=words[:, :1], responses=words[:, 1:],

@@ -37,7 +37,7 @@ import paddock
 from paddock.core.batch import Batch
 from paddock.core.device import empty_cache, memory_in_use, peak_memory, reset_peak_memory, synchronize
 from paddock.engines.train.offload import Offload
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.open import actor_engine
 from paddock.trainer.loop import Trainer
 from paddock.trainer.run import train
 from paddock.workers.policy import Policy
@@ -159,7 +159,7 @@ class Bench:
         keys = [f"{GROUP}.model.enable_gradient_checkpointing=True", f"{GROUP}.model.enable_activation_offload={away}",
                 f"{GROUP}.actor.ppo_max_token_len_per_gpu={self.args.tokens}", *self.args.set]  # fmt: skip
         config = config_of(replace(self.work, prompts=1, n=1), self.device.type, "reinforce_plus_plus", keys)
-        worker = Policy(SingleEngine.for_actor(config, 10), config)
+        worker = Policy(actor_engine(config, 10), config)
         worker.update(batch, 0)
         reset_peak_memory(self.device)
         start = memory_in_use(self.device)

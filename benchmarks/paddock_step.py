@@ -14,7 +14,7 @@ from step_work import Clock, Work
 
 import paddock
 from paddock.config.load import load
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.rewards.manager import RewardManager
 from paddock.trainer.experience import Experience
 from paddock.trainer.loop import Trainer
@@ -50,7 +50,7 @@ def main() -> None:
     work, clock = Work.read(sys.argv[1]), Clock()
     clock.time(Experience, "respond", "generation")
     clock.time(RewardManager, "fill", "reward")
-    clock.time(SingleEngine, "outputs", "forward")
+    clock.time(SingleBackend, "outputs", "forward")
     clock.time(Policy, "learn", "update")
     advance = Trainer.advance
 

@@ -20,8 +20,9 @@ from paddock.core.batch import Batch
 from paddock.core.device import DTYPES, device_of, peak_memory, reset_peak_memory, synchronize
 from paddock.core.masked import Denominators
 from paddock.engines.train.base import Outputs
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 
 SHAPES: dict[str, tuple[type, dict[str, Any]]] = {
     "tiny": (
@@ -94,9 +95,13 @@ def measure(args: argparse.Namespace, packed: bool, device: torch.device) -> Non
     wide = torch.promote_types(DTYPES[args.dtype], DTYPES[args.master])
     model = make_model(args.shape, wide, device)
     budget = Budget(args.budget)
-    engine = SingleEngine(
-        model,
-        Settings(budget, budget, OptimConfig(), DTYPES[args.dtype], packed=packed, checkpointing=args.checkpointing),
+    engine = Engine(
+        SingleBackend(
+            model,
+            Settings(
+                budget, budget, OptimConfig(), DTYPES[args.dtype], packed=packed, checkpointing=args.checkpointing
+            ),
+        )
     )
     batch, config = make_batch(args, model.config.vocab_size), ActorConfig()
     denominators = Denominators.count(batch.need("mask"))

@@ -17,8 +17,9 @@ from paddock.core.masked import Denominators, aggregate
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
 from paddock.engines.rollout.embedded import engine as embedded
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.packing import sequence_lengths
 from paddock.trainer.run import train
 from paddock.workers.updates import Average
@@ -112,7 +113,7 @@ def test_trap_8_a_rank_with_too_few_rows_runs_empty_micro_batches_that_change_no
     def step(count):
         model = tiny_model()
         model.set_attn_implementation("paddock")
-        engine = SingleEngine(model, Settings(budget=Budget(512), optim=OptimConfig(lr=0.01)))
+        engine = Engine(SingleBackend(model, Settings(budget=Budget(512), optim=OptimConfig(lr=0.01))))
         parts = split_into(sequence_lengths(batch), count, 512)
         micros = [batch.rows(torch.tensor(part, dtype=torch.long)) for part in parts]
         metrics = engine.train_step(micros, loss, frozenset({"log_probs"}))

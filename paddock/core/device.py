@@ -157,7 +157,7 @@ class Recording:
         return graph.replay
 
 
-class Carrier:
+class CopyStream:
     """Copies between a device and the host, on a stream beside the work that runs there. On a CPU they are plain.
 
     Torch gives memory to others by the order in which work is launched, and knows nothing of what runs beside: memory

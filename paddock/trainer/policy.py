@@ -14,8 +14,8 @@ from paddock.config.schema import Config
 from paddock.config.topology import rolls_out_apart, world_size
 from paddock.core.device import compute_dtype, device_of
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, RolloutEngine, Sampling
+from paddock.engines.train.open import frozen_engine
 from paddock.engines.train.settings import Settings, model_source
-from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
 from paddock.models.adapters import Lora, attach
 from paddock.models.image_reader import ImageReader
@@ -46,7 +46,7 @@ def open_policy(config: Config) -> Policy:
         **model_source(model, "actor_rollout_ref.model"), dtype=compute_dtype(dtype, device), device=device
     )
     attach(weights, Lora.of(model, "actor_rollout_ref.model", config.trainer.seed), weights.dtype)
-    engine = SingleEngine(weights, Settings())
+    engine = frozen_engine(weights, Settings())
     rollout = rollout_engine(config, engine)
     sync(engine, rollout, config.actor_rollout_ref.rollout)
     return Policy(tokenizer, rollout, stop_tokens(engine, tokenizer), reader)

@@ -7,10 +7,10 @@ import importlib
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
 from paddock.engines.rollout.base import CopyEngine, RolloutEngine
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.base import TrainEngine
 
 
-def rollout_engine(config: Config, trainer: SingleEngine | None) -> RolloutEngine:
+def rollout_engine(config: Config, trainer: TrainEngine | None) -> RolloutEngine:
     """`trainer` has the weights that it samples with; None: they are on other devices."""
     module = importlib.import_module(engine_kind(config.actor_rollout_ref.rollout.name).module)
     return module.open_engine(config, trainer)

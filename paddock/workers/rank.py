@@ -11,8 +11,9 @@ from paddock.config.schema import Config
 from paddock.config.topology import ANSWERS, PAIRS, trains_adapters
 from paddock.core.batch import Batch
 from paddock.core.device import device_name, device_of, peak_memory, peak_reserved
+from paddock.engines.train.base import Backend, TrainEngine
+from paddock.engines.train.open import SingleBackend, actor_engine, critic_engine, pairs_engine, reference_engine
 from paddock.engines.train.settings import reference_budget
-from paddock.engines.train.single import SingleEngine
 from paddock.workers.critic import Critic
 from paddock.workers.open_engines import copy_engine, rollout_engine
 from paddock.workers.policy import Policy
@@ -23,13 +24,11 @@ from paddock.workers.weight_sender import WeightSender
 
 
 class Rank:
-    """The roles of one pool that run in this process. `engines` is the class of the training engine."""
+    """Holds the roles of one pool that run in this process. `backend` is that of its training engines."""
 
-    def __init__(
-        self, config: Config, total_steps: int, names: Sequence[str], engines: type[SingleEngine] = SingleEngine
-    ):
+    def __init__(self, config: Config, total_steps: int, names: Sequence[str], backend: type[Backend] = SingleBackend):
         self.config, self.device = config, device_of(config.trainer.device)
-        self.actor = Policy(engines.for_actor(config, total_steps), config) if "actor" in names else None
+        self.actor = Policy(actor_engine(config, total_steps, backend), config) if "actor" in names else None
         self.rollout: Rollout | None = None
         self.reference: Policy | None = None
         self.critic: Critic | None = None
@@ -39,35 +38,36 @@ class Rank:
         self.learner: Learner | None = None
         if self.actor and "rollout" in names:
             limits = config.actor_rollout_ref.rollout
-            self.rollout = Rollout(rollout_engine(config, engine_of(self.actor)), self.actor, limits)
+            self.rollout = Rollout(rollout_engine(config, self.actor.engine), self.actor, limits)
         elif self.actor:
             self.sender = WeightSender(self.actor, config)
         elif "rollout" in names:
             self.server = RolloutServer(copy_engine(config), self.device)
         if "reference" in names:
-            self.reference = Policy(self.reference_engine(engines), config, "reference")
+            self.reference = Policy(self.reference_engine(backend), config, "reference")
         if "critic" in names:
-            self.critic = Critic(engines.for_critic(config, total_steps), config)
+            self.critic = Critic(critic_engine(config, total_steps, backend), config)
         if ANSWERS in names:
-            self.learner = AnswerLearner(engines.for_actor(config, total_steps))
+            self.learner = AnswerLearner(actor_engine(config, total_steps, backend))
         if PAIRS in names:
-            self.learner = PairLearner(engines.for_pairs(config, total_steps))
+            self.learner = PairLearner(pairs_engine(config, total_steps, backend))
         for role in (self.actor, self.reference, self.critic, self.learner):
             if role:
                 role.engine.move("host")  # until it is asked for
 
-    def reference_engine(self, engines: type[SingleEngine]) -> SingleEngine:
+    def reference_engine(self, backend: type[Backend]) -> TrainEngine:
         """Returns the reference's engine; under LoRA it is the actor's with its adapters off, in the actor's pool."""
         if not trains_adapters(self.config):
-            return engines.for_reference(self.config)
+            return reference_engine(self.config, backend)
         assert self.actor is not None
-        return engine_of(self.actor).without_adapters(reference_budget(self.config))
+        return self.actor.engine.without_adapters(reference_budget(self.config))
 
     def engines(self) -> dict[str, str]:
-        """Returns the class of each role's engine here, by the names that a plan uses."""
-        roles = {"actor": self.actor, "reference": self.reference, "critic": self.critic,
-                 "rollout": self.rollout or self.server}  # fmt: skip
-        return {name: type(role.engine).__name__ for name, role in roles.items() if role}
+        """Returns the engine of each role here: a backend's name, or the class that rolls out."""
+        roles = {"actor": self.actor, "reference": self.reference, "critic": self.critic}
+        found = {name: role.engine.name for name, role in roles.items() if role}
+        rollout = self.rollout or self.server
+        return found | ({"rollout": type(rollout.engine).__name__} if rollout else {})
 
     def device_name(self) -> str:
         return device_name(self.device)
@@ -78,7 +78,7 @@ class Rank:
 
     def end_tokens(self) -> frozenset[int]:
         assert self.actor is not None
-        return end_tokens(engine_of(self.actor))
+        return end_tokens(self.actor.engine)
 
     def open_scorer(self, tokenizer: Any, stops: frozenset[int]) -> None:
         """Loads the reward model, a whole one in every process; `tokenizer` and `stops` are the policy's."""
@@ -94,25 +94,7 @@ class Rank:
         return self.scorer.scores(batch, texts) if texts else ModelScores(torch.zeros(0))
 
 
-def engine_of(role: Policy) -> SingleEngine:
-    assert isinstance(role.engine, SingleEngine)
-    return role.engine
-
-
-def engines_of(config: Config, alone: bool) -> type[SingleEngine]:
-    """Returns the class that trains: Megatron if the config says so, else `single` in one process or FSDP."""
-    if config.actor_rollout_ref.actor.strategy == "megatron":
-        from paddock.engines.train.megatron.engine import MegatronEngine
-
-        return MegatronEngine
-    if alone:
-        return SingleEngine
-    from paddock.engines.train.fsdp import FSDPEngine
-
-    return FSDPEngine
-
-
-def end_tokens(engine: SingleEngine) -> frozenset[int]:
+def end_tokens(engine: TrainEngine) -> frozenset[int]:
     """Returns the tokens that the model's own generation config names: an end of turn, say."""
     named = getattr(engine.rollout_model.generation_config, "eos_token_id", None)
     return frozenset(token for token in (named if isinstance(named, list) else [named]) if token is not None)

@@ -30,10 +30,11 @@ from paddock.config.topology import Pool
 from paddock.core.batch import Batch
 from paddock.core.device import RESOURCE, device_of, seed_all
 from paddock.core.processes import Rendezvous, join
+from paddock.engines.train.open import backend_of
 from paddock.errors import UserError
 from paddock.models.packing import images_of
 from paddock.workers.heartbeat import Heartbeat, last_status
-from paddock.workers.rank import Rank, engines_of
+from paddock.workers.rank import Rank
 from paddock.workers.sharded import Ranks, Rows, WorkerLost
 from paddock.workers.transport import from_arrays, to_arrays
 from paddock.workers.weight_sender import Bucket
@@ -110,7 +111,7 @@ class RankProcess:
             import_plugin(config.actor_rollout_ref.model.external_lib, "actor_rollout_ref.model.external_lib")
         seed_all(config.trainer.seed)
         with self.heartbeat.during("loading weights"):
-            self.rank = Rank(config, total_steps, roles, engines_of(config, alone=place.size == 1))
+            self.rank = Rank(config, total_steps, roles, backend_of(config, alone=place.size == 1))
 
     def call(self, phase: str, role: str, method: str, *args: Any) -> Any:
         """Answers a call of the driver's: the one place where a role and its method are looked up by name."""

@@ -17,8 +17,9 @@ from paddock.data.transcript import Transcriber, Transcript, same_tokens
 from paddock.engines.rollout.base import Prompt, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
+from paddock.engines.train.base import TrainEngine
+from paddock.engines.train.open import frozen_engine
 from paddock.engines.train.settings import Budget, Settings, engine_settings
-from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
 from paddock.models.load import load_causal_lm, load_tokenizer, model_folder
 from paddock.models.reward_head import KEY, RewardModel, load_reward_model, scored_batch, sequence_scores
@@ -58,7 +59,7 @@ class ClassifierScorer(Role):
 
     cheap = True
 
-    def __init__(self, engine: SingleEngine, transcriber: Transcriber, config: Config):
+    def __init__(self, engine: TrainEngine, transcriber: Transcriber, config: Config):
         super().__init__(engine, "reward_model")
         assert isinstance(engine.model, RewardModel)
         self.unread, self.transcriber, self.config = engine.model.unread, transcriber, config.reward_model
@@ -124,7 +125,7 @@ class JudgeScorer:
 class EngineJudge(Role):
     """Asks a language model in this process."""
 
-    def __init__(self, engine: SingleEngine, rollout: RolloutEngine, tokenizer: Any, config: Config):
+    def __init__(self, engine: TrainEngine, rollout: RolloutEngine, tokenizer: Any, config: Config):
         super().__init__(engine, "judge")
         self.rollout, self.encoder, self.config = rollout, PromptEncoder(tokenizer), config.reward_model
         named = getattr(engine.model.generation_config, "eos_token_id", None)
@@ -176,7 +177,7 @@ def open_reward_model(config: Config, tokenizer: Any, stops: frozenset[int]) -> 
         packed=reward.model.use_remove_padding,
         **engine_settings(reward.model.fsdp_config, device, "reward_model.model.fsdp_config"),
     )
-    engine = SingleEngine(load_reward_model(**source(config), dtype=settings.wide, device=device), settings)
+    engine = frozen_engine(load_reward_model(**source(config), dtype=settings.wide, device=device), settings)
     engine.move("host")
     return ClassifierScorer(engine, open_transcriber(config, tokenizer, stops), config)
 
@@ -194,7 +195,7 @@ def source(config: Config) -> dict[str, Any]:
 def open_judge(config: Config) -> EngineJudge:
     reward, device = config.reward_model, device_of(config.trainer.device)
     model = load_causal_lm(**source(config), dtype=compute_dtype(reward.rollout.dtype, device), device=device)
-    engine = SingleEngine(model, Settings(offload_params=reward.model.fsdp_config.param_offload))
+    engine = frozen_engine(model, Settings(offload_params=reward.model.fsdp_config.param_offload))
     limits = reward.rollout
     for key in ("tensor_model_parallel_size", "data_parallel_size", "expert_parallel_size"):
         if getattr(limits, key) != 1:

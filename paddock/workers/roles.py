@@ -10,10 +10,11 @@ from typing import Any
 from paddock.config.schema import Config
 from paddock.config.topology import PAIRS, engine_size, in_one_process, pools, rolls_out_apart, supervised_pools
 from paddock.core.timing import Timer
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.base import TrainEngine
+from paddock.engines.train.open import backend_of
 from paddock.workers.critic import Critic
 from paddock.workers.policy import Policy
-from paddock.workers.rank import Rank, end_tokens, engines_of
+from paddock.workers.rank import Rank, end_tokens
 from paddock.workers.rollout import Rollout
 from paddock.workers.sharded import Ranks, RolloutServers, ShardedCritic, ShardedLearner, ShardedPolicy, ShardedRollout
 from paddock.workers.supervised import AnswerLearner, Learner, PairLearner
@@ -69,7 +70,7 @@ class Roles:
 def build(config: Config, tokenizer: Any, total_steps: int) -> Roles:
     """Makes every role in this process if one device is enough, else in processes of Ray's, one per device."""
     if in_one_process(config):
-        return local_roles(Rank(config, total_steps, pools(config)[0].roles, engines_of(config, alone=True)), tokenizer)
+        return local_roles(Rank(config, total_steps, pools(config)[0].roles, backend_of(config, alone=True)), tokenizer)
     from paddock.workers.ray import start_ranks
 
     return sharded_roles(config, tokenizer, start_ranks(config, total_steps, pools(config)))
@@ -112,7 +113,7 @@ def sharded_roles(config: Config, tokenizer: Any, started: dict[str, Ranks]) -> 
     )
 
 
-def stop_tokens(engine: SingleEngine, tokenizer: Any) -> frozenset[int]:
+def stop_tokens(engine: TrainEngine, tokenizer: Any) -> frozenset[int]:
     return with_end_of_text(end_tokens(engine), tokenizer)
 
 

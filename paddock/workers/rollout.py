@@ -10,7 +10,6 @@ import torch
 from paddock.config.roles import RolloutConfig
 from paddock.core.timing import Timer
 from paddock.engines.rollout.base import Completion, CopyEngine, OnDone, Prompt, RolloutEngine, Sampling
-from paddock.engines.train.single import SingleEngine
 from paddock.workers.policy import Policy
 from paddock.workers.probe import sync
 from paddock.workers.updates import Metrics
@@ -25,11 +24,6 @@ class Rollout:
         self.published = -1
         """Version of the actor's weights that a copy has; -1: none."""
         self.in_use = ExitStack()
-
-    @property
-    def trainer(self) -> SingleEngine:
-        assert isinstance(self.actor.engine, SingleEngine)
-        return self.actor.engine
 
     @contextmanager
     def awake(self, time: Timer) -> Iterator[None]:
@@ -49,9 +43,9 @@ class Rollout:
             if self.engine.stale or self.published != self.actor.version:
                 self.publish()
             return
-        self.trainer.move("device")
-        self.in_use.callback(self.trainer.move, "host")
-        self.in_use.enter_context(self.trainer.gathered())
+        self.actor.engine.move("device")
+        self.in_use.callback(self.actor.engine.move, "host")
+        self.in_use.enter_context(self.actor.engine.gathered())
 
     def sleep(self) -> None:
         self.engine.sleep()
@@ -63,7 +57,7 @@ class Rollout:
     def publish(self) -> Metrics:
         """Sends the actor's new weights to a copy of them, and verifies it; the actor's own modules have them."""
         self.published = self.actor.version
-        return sync(self.trainer, self.engine, self.limits)
+        return sync(self.actor.engine, self.engine, self.limits)
 
 
 class RolloutServer:

@@ -13,9 +13,8 @@ from paddock.core.balance import token_budget_micro_batches
 from paddock.core.batch import Batch, PerRow
 from paddock.core.masked import Denominators, aggregate
 from paddock.core.processes import is_first
-from paddock.engines.train.base import Outputs
+from paddock.engines.train.base import Outputs, TrainEngine
 from paddock.engines.train.settings import Budget
-from paddock.engines.train.single import SingleEngine
 from paddock.errors import UserError
 from paddock.models.packing import sequence_lengths
 from paddock.models.reward_head import RewardModel, save_classifier, sequence_scores
@@ -26,9 +25,7 @@ from paddock.workers.updates import Metrics, one_step_plan
 class Learner(TrainedRole):
     """A model that learns from rows whose answers are given: one optimizer step per batch."""
 
-    engine: SingleEngine
-
-    def __init__(self, engine: SingleEngine):
+    def __init__(self, engine: TrainEngine):
         super().__init__(engine, "learner", prefix="train")
 
     def update(self, batch: Batch, step: int) -> Metrics:
@@ -62,8 +59,7 @@ class PairLearner(Learner):
         return preference(micro, outputs, int(mini.denominators.sequences) // 2)
 
     def micro_batches(self, mini: Batch) -> list[Batch]:
-        parts = whole_pairs(mini, self.engine.settings.budget)
-        return [mini.rows(rows) for rows in self.engine.as_many_everywhere(parts)]
+        return self.engine.micro_batches(mini, whole_pairs(mini, self.engine.settings.budget))
 
     @property
     def model(self) -> RewardModel:

@@ -14,7 +14,6 @@ from paddock.core.device import compute_dtype, device_of
 from paddock.core.processes import is_first
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.copies import buckets
-from paddock.engines.train.single import SingleEngine
 from paddock.workers.policy import Policy
 from paddock.workers.probe import gap_of, question, tolerance
 
@@ -60,7 +59,6 @@ class WeightSender:
     """Sends the actor's weights from one of its processes, and judges what the engines made of them."""
 
     def __init__(self, actor: Policy, config: Config):
-        assert isinstance(actor.engine, SingleEngine)
         self.actor, self.engine, self.limits = actor, actor.engine, config.actor_rollout_ref.rollout
         self.dtype = compute_dtype(self.limits.dtype, device_of(config.trainer.device))
         self.size = self.limits.checkpoint_engine.update_weights_bucket_megabytes << 20

@@ -110,7 +110,7 @@ POINTS: dict[str, Point] = {
     "responses are being scored": Point("paddock.rewards.scoring.Scoring.collect", "before", REINFORCED),
     "gradients are there and the optimizer has not stepped": Point("paddock.engines.train.optim.Updater.step"),
     "the optimizer has stepped": Point("paddock.engines.train.optim.Updater.step", "after"),
-    "between the two updates of a step": Point("paddock.engines.train.single.SingleEngine.train_step", "after"),
+    "between the two updates of a step": Point("paddock.engines.train.engine.Engine.train_step", "after"),
     "a validation begins": Point("paddock.trainer.validation.Validation.run", "before", REINFORCED),
     "a resumed run has loaded its weights": Point("paddock.trainer.lifecycle.TrainingRun.load_state"),
     "the model is being exported": Point("paddock.models.save.settle", "before", SUPERVISED),

@@ -17,10 +17,12 @@ from transformers import AutoModelForCausalLM
 
 from paddock.core.balance import balanced_order
 from paddock.core.batch import Batch
-from paddock.engines.train.fsdp import FSDPEngine, Shards
+from paddock.engines.train.engine import Engine, offload_idle
+from paddock.engines.train.fsdp import FSDPBackend, Shards
+from paddock.engines.train.offload import offloads_of
 from paddock.engines.train.settings import Budget
 from paddock.engines.train.shards import save_streamed
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.packing import sequence_lengths
 
@@ -42,7 +44,7 @@ def full(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def caught_gradient(engine: SingleEngine) -> dict[str, Tensor]:
+def caught_gradient(engine: Engine) -> dict[str, Tensor]:
     """Before the optimizer sees it."""
     found: dict[str, Tensor] = {}
     clip = engine.updater.clip
@@ -55,7 +57,7 @@ def caught_gradient(engine: SingleEngine) -> dict[str, Tensor]:
     return found
 
 
-def trained(engine: SingleEngine, role: str, mine: Any, rows: int, steps: int = STEPS) -> dict[str, Any]:
+def trained(engine: Engine, role: str, mine: Any, rows: int, steps: int = STEPS) -> dict[str, Any]:
     """Numbers, last gradient and weights after some steps; `mine` picks this rank's rows of a batch."""
     gradient, numbers = caught_gradient(engine), []
     for step in range(steps):
@@ -73,11 +75,11 @@ def part(rank: int, size: int, batch: Batch) -> Batch:
 
 
 def train_on_rank(rank: int, role: str, family: str, changes: dict, shards: dict, rows: int) -> dict[str, Any]:
-    engine = FSDPEngine(model_of(role, family), settings(**changes), Shards(**shards))
-    engine.offload_idle(engine.device, least=1)  # what the settings name, as on a GPU
-    shares = 2 // engine.shards.sequence
-    found = trained(engine, role, lambda batch: part(rank // engine.shards.sequence, shares, batch), rows)
-    assert all(offload.sent and offload.fetched for offload in engine.offloads())
+    engine = Engine(FSDPBackend(model_of(role, family), settings(**changes), Shards(**shards)))
+    offload_idle(engine, least=1)  # what the settings name, as on a GPU
+    shares = 2 // engine.backend.shards.sequence
+    found = trained(engine, role, lambda batch: part(rank // engine.backend.shards.sequence, shares, batch), rows)
+    assert all(offload.sent and offload.fetched for offload in offloads_of(engine))
     return found
 
 
@@ -110,14 +112,14 @@ CASES = [
 
 @pytest.mark.parametrize(("role", "family", "changes", "shards", "rows"), CASES, ids=str)
 def test_two_ranks_train_as_one_process_does(ranks, role, family, changes, shards, rows):
-    single = SingleEngine(model_of(role, family), settings(**changes))
+    single = Engine(SingleBackend(model_of(role, family), settings(**changes)))
     want = trained(single, role, lambda batch: batch, rows)
     for got in ranks(train_on_rank, role, family, changes, shards, rows):
         assert_equal_runs(got, want)
 
 
 def forward_on_rank(rank: int, sequence: int) -> tuple[Tensor, Tensor]:
-    engine = FSDPEngine(model_of("actor"), settings(optim=None), Shards(sequence=sequence))
+    engine = Engine(FSDPBackend(model_of("actor"), settings(optim=None), Shards(sequence=sequence)))
     mine = part(rank // sequence, 2 // sequence, rollouts())
     return mine.row, engine.forward(mine, frozenset({"log_probs"})).log_probs
 
@@ -125,7 +127,11 @@ def forward_on_rank(rank: int, sequence: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("sequence", [1, 2])
 def test_a_frozen_model_gives_every_rank_the_log_probs_of_its_rows(ranks, sequence):
     batch = rollouts()
-    want = SingleEngine(model_of("actor"), settings(optim=None)).forward(batch, frozenset({"log_probs"})).log_probs
+    want = (
+        Engine(SingleBackend(model_of("actor"), settings(optim=None)))
+        .forward(batch, frozenset({"log_probs"}))
+        .log_probs
+    )
     seen = set()
     for rows, got in ranks(forward_on_rank, sequence):
         torch.testing.assert_close(got, want[rows], atol=1e-5, rtol=0)
@@ -134,7 +140,7 @@ def test_a_frozen_model_gives_every_rank_the_log_probs_of_its_rows(ranks, sequen
 
 
 def gathered_on_rank(rank: int, family: str, compute: torch.dtype) -> dict[str, Any]:
-    engine = FSDPEngine(model_of("actor", family), settings(compute=compute))
+    engine = Engine(FSDPBackend(model_of("actor", family), settings(compute=compute)))
     batch = rollouts()
     engine.train_step(engine.micro_batches(part(rank, 2, batch)), loss_of("actor", batch), WANT["actor"])
     model = engine.rollout_model
@@ -164,12 +170,12 @@ def test_a_rollout_sees_all_weights_in_a_plain_module_and_leaves_nothing(ranks, 
 
 
 def bf16_gradient(rank: int) -> dict[str, Tensor]:
-    engine = FSDPEngine(model_of("critic"), settings(compute=torch.bfloat16))
+    engine = Engine(FSDPBackend(model_of("critic"), settings(compute=torch.bfloat16)))
     return trained(engine, "critic", lambda batch: part(rank, 2, batch), 7, steps=1)["gradient"]
 
 
 def test_bf16_gradients_are_summed_in_float32(ranks):
-    single = SingleEngine(model_of("critic"), settings(compute=torch.bfloat16))
+    single = Engine(SingleBackend(model_of("critic"), settings(compute=torch.bfloat16)))
     want = trained(single, "critic", lambda batch: batch, 7, steps=1)["gradient"]
     got = ranks(bf16_gradient)[0]
     scale = max(tensor.abs().max().item() for tensor in want.values())
@@ -179,13 +185,13 @@ def test_bf16_gradients_are_summed_in_float32(ranks):
 
 
 def save_on_rank(rank: int, role: str, family: str, folder: Path) -> None:
-    engine = FSDPEngine(model_of(role, family), settings())
+    engine = Engine(FSDPBackend(model_of(role, family), settings()))
     trained(engine, role, lambda batch: part(rank, 2, batch), 7, steps=2)
     engine.save(folder)
 
 
 def resume_on_rank(rank: int, role: str, family: str, folder: Path) -> dict[str, Any]:
-    engine = FSDPEngine(model_of(role, family), settings())
+    engine = Engine(FSDPBackend(model_of(role, family), settings()))
     engine.forward(part(rank, 2, rollouts()), WANT[role])  # gathers weights that loading makes stale
     engine.load(folder)
     return trained(engine, role, lambda batch: part(rank, 2, batch), 7, steps=2)
@@ -197,12 +203,12 @@ def resume_on_rank(rank: int, role: str, family: str, folder: Path) -> dict[str,
 )
 def test_a_checkpoint_goes_from_two_ranks_to_one_and_back(ranks, role, family, tmp_path):
     """Weights, optimizer and schedule: training goes on as if nothing had been."""
-    straight = SingleEngine(model_of(role, family), settings())
+    straight = Engine(SingleBackend(model_of(role, family), settings()))
     trained(straight, role, lambda batch: batch, 7, steps=2)
     straight.save(tmp_path / "one")
     want = trained(straight, role, lambda batch: batch, 7, steps=2)
     ranks(save_on_rank, role, family, tmp_path / "two")
-    again = SingleEngine(model_of(role, family), settings())
+    again = Engine(SingleBackend(model_of(role, family), settings()))
     again.load(tmp_path / "two")
     assert again.updater.step_no == 2
     assert_equal_runs(trained(again, role, lambda batch: batch, 7, steps=2), want)
@@ -214,7 +220,7 @@ def test_a_checkpoint_goes_from_two_ranks_to_one_and_back(ranks, role, family, t
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 def test_the_folder_is_one_that_transformers_loads(ranks, family, tmp_path):
     ranks(save_on_rank, "actor", family, tmp_path)
-    single = SingleEngine(model_of("actor", family), settings())
+    single = Engine(SingleBackend(model_of("actor", family), settings()))
     single.load(tmp_path)
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
@@ -233,7 +239,7 @@ def test_weights_are_written_a_few_layers_at_a_time(tmp_path):
 
 
 def not_finite_on_rank(rank: int) -> tuple[dict[str, float], bool]:
-    engine, batch = FSDPEngine(model_of("actor"), settings()), rollouts()
+    engine, batch = Engine(FSDPBackend(model_of("actor"), settings())), rollouts()
     before = {name: tensor.clone() for name, tensor in engine.weights()}
     if rank == 1:
         batch = batch.with_(advantages=batch.need("advantages") * float("nan"))
@@ -249,7 +255,7 @@ def test_an_update_that_one_rank_finds_void_is_skipped_by_all(ranks):
 def refused_on_rank(rank: int, changes: dict, shards: dict) -> None:
     model = tiny_model("llama", num_key_value_heads=1)
     model.set_attn_implementation("paddock")
-    FSDPEngine(model, settings(**changes), Shards(**shards))
+    Engine(FSDPBackend(model, settings(**changes), Shards(**shards)))
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ from torch import Tensor
 from paddock.core.balance import balanced_order
 from paddock.core.batch import Batch
 from paddock.engines.train.base import EXPERT_COLUMNS
-from paddock.engines.train.fsdp import FSDPEngine, Shards
+from paddock.engines.train.engine import Engine
+from paddock.engines.train.fsdp import FSDPBackend, Shards
 from paddock.engines.train.routers import RouterSettings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.packing import sequence_lengths
 
 LOG_PROBS, WANT = frozenset({"log_probs"}), frozenset({"log_probs", "entropy"})
@@ -39,7 +40,7 @@ def model_of(family: str) -> Any:
 
 
 def recorded(family: str, batch: Batch) -> Batch:
-    other = SingleEngine(model_of(family), settings(routers=RouterSettings()))
+    other = Engine(SingleBackend(model_of(family), settings(routers=RouterSettings())))
     with torch.no_grad():
         for parameter in other.model.parameters():
             parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
@@ -47,14 +48,14 @@ def recorded(family: str, batch: Batch) -> Batch:
     return batch.with_(prompt_experts=found.prompt_experts, response_experts=found.response_experts)
 
 
-def trained(engine: SingleEngine, batch: Batch, mine: Batch) -> tuple[dict[str, float], dict[str, Tensor]]:
+def trained(engine: Engine, batch: Batch, mine: Batch) -> tuple[dict[str, float], dict[str, Tensor]]:
     gradient = caught_gradient(engine)
     numbers = engine.train_step(engine.micro_batches(mine), loss_of("actor", batch), WANT)
     return {name: numbers[name] for name in ROUTERS if name in numbers}, gradient
 
 
 def on_a_rank(rank: int, family: str, batch: Batch, routers: RouterSettings, sequence: int) -> Any:
-    engine = FSDPEngine(model_of(family), settings(routers=routers), Shards(sequence=sequence))
+    engine = Engine(FSDPBackend(model_of(family), settings(routers=routers), Shards(sequence=sequence)))
     mine = batch if sequence == 2 else batch.rows(torch.tensor(balanced_order(sequence_lengths(batch), 2)[rank]))
     chosen = engine.forward(mine.with_(prompt_experts=None, response_experts=None), LOG_PROBS | EXPERT_COLUMNS)
     columns = {"row": mine.row, "prompt": chosen.prompt_experts, "response": chosen.response_experts}
@@ -66,7 +67,7 @@ def on_a_rank(rank: int, family: str, batch: Batch, routers: RouterSettings, seq
 def test_ranks_balance_and_replay_as_one_process_does(ranks, replay, sequence):
     family, routers = "qwen3_moe", RouterSettings(replay=replay, balance=0.5)
     batch = recorded(family, rollouts()) if replay else rollouts()
-    plain = SingleEngine(model_of(family), settings(routers=routers))
+    plain = Engine(SingleBackend(model_of(family), settings(routers=routers)))
     own = plain.forward(batch.with_(prompt_experts=None, response_experts=None), LOG_PROBS | EXPERT_COLUMNS)
     numbers, gradient = trained(plain, batch, batch)
     for found, got, columns in ranks(on_a_rank, family, batch, routers, sequence):
@@ -82,7 +83,7 @@ def test_ranks_balance_and_replay_as_one_process_does(ranks, replay, sequence):
 
 def test_sinks_are_shared_out_with_their_heads(ranks):
     batch, routers = rollouts(), RouterSettings()
-    _, gradient = trained(SingleEngine(model_of("gpt_oss"), settings(routers=routers)), batch, batch)
+    _, gradient = trained(Engine(SingleBackend(model_of("gpt_oss"), settings(routers=routers))), batch, batch)
     for _, got, _ in ranks(on_a_rank, "gpt_oss", batch, routers, 2):
         for name, tensor in gradient.items():
             if "sinks" in name:

@@ -18,9 +18,10 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from paddock.engines.train.fsdp import FSDPEngine, Shards
+from paddock.engines.train.engine import Engine, adapter_of
+from paddock.engines.train.fsdp import FSDPBackend, Shards
 from paddock.engines.train.settings import Budget
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.adapters import MERGED, WEIGHTS_FILE, Lora, attach, is_adapter
 from paddock.models.value_head import ValueModel
 
@@ -42,9 +43,9 @@ def model_of(role: str, family: str = "qwen2") -> Any:
 
 
 def train_on_rank(rank: int, role: str, family: str, changes: dict, shards: dict) -> dict[str, Any]:
-    engine = FSDPEngine(model_of(role, family), settings(**changes), Shards(**shards))
-    shares = 2 // engine.shards.sequence
-    return trained(engine, role, lambda batch: part(rank // engine.shards.sequence, shares, batch), 7)
+    engine = Engine(FSDPBackend(model_of(role, family), settings(**changes), Shards(**shards)))
+    shares = 2 // engine.backend.shards.sequence
+    return trained(engine, role, lambda batch: part(rank // engine.backend.shards.sequence, shares, batch), 7)
 
 
 CASES = [
@@ -57,7 +58,7 @@ CASES = [
 
 @pytest.mark.parametrize(("role", "family", "changes", "shards"), CASES, ids=str)
 def test_two_ranks_train_adapters_as_one_process_does(ranks, role, family, changes, shards):
-    single = SingleEngine(model_of(role, family), settings(**changes))
+    single = Engine(SingleBackend(model_of(role, family), settings(**changes)))
     want = trained(single, role, lambda batch: batch, 7)
     assert all(is_adapter(name) or "value_head" in name for name in want["gradient"])
     for got in ranks(train_on_rank, role, family, changes, shards):
@@ -66,7 +67,7 @@ def test_two_ranks_train_adapters_as_one_process_does(ranks, role, family, chang
 
 def held_on_rank(rank: int) -> dict[str, Any]:
     """In bf16: what is kept wide, what the rollout and the reference see."""
-    engine = FSDPEngine(model_of("actor"), settings(compute=torch.bfloat16))
+    engine = Engine(FSDPBackend(model_of("actor"), settings(compute=torch.bfloat16)))
     trained(engine, "actor", lambda batch: part(rank, 2, batch), 7, steps=2)
     types = {is_adapter(name): param.dtype for name, param in engine.model.named_parameters()}
     mine = part(rank, 2, rollouts())
@@ -81,7 +82,7 @@ def held_on_rank(rank: int) -> dict[str, Any]:
         "policy": engine.forward(mine, want).log_probs,
         "reference": engine.without_adapters(Budget(40)).forward(mine, want).log_probs,
         "left": sum(param.numel() for param in engine.rollout_model.parameters()),
-        "adapter": engine.adapter(),
+        "adapter": adapter_of(engine),
     }
 
 
@@ -98,7 +99,7 @@ def test_a_rollout_sees_the_adapter_and_the_reference_does_not(ranks):
     one, other = ranks(held_on_rank)
     assert one["types"] == {True: torch.float32, False: torch.bfloat16}
     assert torch.equal(one["logits"], other["logits"]) and one["left"] == 0
-    plain = SingleEngine(narrow(), settings(optim=None))
+    plain = Engine(SingleBackend(narrow(), settings(optim=None)))
     expected = plain.forward(rollouts(), frozenset({"log_probs"})).log_probs
     twin = attach(narrow(), LORA, torch.bfloat16)
     twin.load_state_dict(one["adapter"], strict=False)
@@ -109,17 +110,17 @@ def test_a_rollout_sees_the_adapter_and_the_reference_does_not(ranks):
 
 
 def save_on_rank(rank: int, role: str, folder: str) -> dict[str, Tensor]:
-    engine = FSDPEngine(model_of(role), settings(saves_merged=True))
+    engine = Engine(FSDPBackend(model_of(role), settings(saves_merged=True)))
     trained(engine, role, lambda batch: part(rank, 2, batch), 7, steps=2)
     engine.save(Path(folder))
-    return {name: tensor.clone() for name, tensor in engine.tensors()}
+    return {name: tensor.clone() for name, tensor in engine.backend.tensors()}
 
 
 def load_on_rank(rank: int, role: str, folder: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    engine = FSDPEngine(model_of(role), settings())
+    engine = Engine(FSDPBackend(model_of(role), settings()))
     engine.load(Path(folder))
     assert all(isinstance(master, DTensor) for master in engine.updater.masters)
-    loaded = {name: tensor.clone() for name, tensor in engine.tensors()}
+    loaded = {name: tensor.clone() for name, tensor in engine.backend.tensors()}
     return loaded, trained(engine, role, lambda batch: part(rank, 2, batch), 7, steps=1)["weights"]
 
 
@@ -142,12 +143,12 @@ def test_checkpoints_hold_the_adapter_and_any_number_of_ranks_reads_them(ranks, 
             )
         ]
         torch.testing.assert_close(*logits, atol=1e-4, rtol=0)
-    single = SingleEngine(model_of(role), settings())
+    single = Engine(SingleBackend(model_of(role), settings()))
     single.load(folder)
-    assert all(torch.equal(tensor, written[name]) for name, tensor in single.tensors())
+    assert all(torch.equal(tensor, written[name]) for name, tensor in single.backend.tensors())
     after = trained(single, role, lambda batch: batch, 7, steps=1)["weights"]
     single_folder = tmp_path / f"{role}-single"
-    again = SingleEngine(model_of(role), settings())
+    again = Engine(SingleBackend(model_of(role), settings()))
     again.load(folder)
     again.save(single_folder)
     for place in (folder, single_folder):

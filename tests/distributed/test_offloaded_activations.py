@@ -12,9 +12,11 @@ from tiny_models import tiny_batch, tiny_model
 from torch import Tensor
 
 from paddock.config.engine import OptimConfig
-from paddock.core.device import Carrier
-from paddock.engines.train.activations import Activations, Journey
-from paddock.engines.train.fsdp import FSDPEngine, Shards
+from paddock.core.device import CopyStream
+from paddock.engines.train.activations import Activations, SavedTensors
+from paddock.engines.train.engine import Engine
+from paddock.engines.train.fsdp import FSDPBackend, Shards
+from paddock.engines.train.optim import whole
 from paddock.engines.train.settings import Budget, Settings
 
 WANT = frozenset({"log_probs", "entropy"})
@@ -35,26 +37,26 @@ def gradients(rank: int, checkpointing: bool, away: bool, sequence: int) -> tupl
     model = tiny_model("qwen2")
     model.set_attn_implementation("paddock")
     settings = Settings(optim=OptimConfig(lr=0.01), budget=Budget(24), checkpointing=checkpointing)
-    engine = FSDPEngine(model, settings, Shards(sequence=sequence))
+    engine = Engine(FSDPBackend(model, settings, Shards(sequence=sequence)))
     travelled: list[Any] = []
     if away:
-        leave = Journey.leave
+        leave = SavedTensors.save
 
-        def noted(journey: Journey, tensor: Tensor) -> Any:
-            found = leave(journey, tensor)
+        def noted(saved: SavedTensors, tensor: Tensor) -> Any:
+            found = leave(saved, tensor)
             travelled.extend([] if isinstance(found, Tensor) else [tuple(tensor.shape)])
             return found
 
-        Journey.leave = noted  # type: ignore[method-assign]
-        engine.activations = Activations(engine.model, Carrier(torch.device("cpu")), least=64)
+        SavedTensors.save = noted  # type: ignore[method-assign]
+        engine.backend.activations = Activations(engine.model, CopyStream(torch.device("cpu")), least=64)
     engine.model.train()
     assert engine.updater is not None
     engine.updater.zero()
     rows = tiny_batch(6) if sequence > 1 else tiny_batch(6).rows(torch.arange(3) + 3 * rank)
-    engine.backward(engine.micro_batches(rows), loss, WANT)
+    engine._backward(engine.micro_batches(rows), loss, WANT)
     if away:
-        Journey.leave = leave  # type: ignore[method-assign]
-    found = {name: engine.whole(param.grad) for name, param in engine.model.named_parameters()}
+        SavedTensors.save = leave  # type: ignore[method-assign]
+    found = {name: whole(param.grad) for name, param in engine.model.named_parameters()}
     return {name: gradient.clone() for name, gradient in found.items()}, travelled
 
 

@@ -14,8 +14,9 @@ from paddock.config.topology import data_parallel_size, in_one_process, pools
 from paddock.core.masked import Denominators
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.train.base import Outputs
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.facts.machine import this_machine
 from paddock.models.packing import sequence_lengths
@@ -118,7 +119,7 @@ def test_sizes_of_a_pool_that_is_not_asked_for_are_named():
 
 
 def test_all_weights_travel_in_buckets_as_they_are():
-    engine = SingleEngine(tiny_model().to(torch.bfloat16), Settings())
+    engine = Engine(SingleBackend(tiny_model().to(torch.bfloat16), Settings()))
     config = config_of("actor_rollout_ref.rollout.name=vllm")
     sender = WeightSender(Policy(engine, config), config)
     sender.size = 20_000

@@ -214,7 +214,7 @@ def test_metrics_are_in_rays_own_prometheus_exporter(kept, tmp_path):
 def test_the_plan_names_the_placement_that_runs(kept, tmp_path):
     config = config_of(tmp_path, 2, "algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=True")
     group = kept.start(config, 1)["main"]
-    names = {"FSDPEngine": "fsdp", "EmbeddedEngine": "embedded"}
+    names = {"fsdp": "fsdp", "EmbeddedEngine": "embedded"}
     plan = {role["role"]: (role["engine"], role["devices"]) for role in planned_roles(config)}
     for engines in group.broadcast("", Rank.engines):
         assert {role: (names[engine], group.size) for role, engine in engines.items()} == plan

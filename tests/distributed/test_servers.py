@@ -150,7 +150,7 @@ def require_same_whoever_answers(roles: Roles) -> bool:
 
 
 def require_as_planned(roles: Roles, config: Config) -> None:
-    names = {"SingleEngine": "single", "FSDPEngine": "fsdp", "VLLMEngine": "vllm", "SGLangEngine": "sglang"}
+    names = {"single": "single", "fsdp": "fsdp", "VLLMEngine": "vllm", "SGLangEngine": "sglang"}
     found = {
         role: (names[kind], group.size)
         for group in roles.ranks

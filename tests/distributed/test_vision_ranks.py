@@ -21,9 +21,10 @@ from paddock.core.batch import Batch
 from paddock.core.masked import Denominators, aggregate
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
-from paddock.engines.train.fsdp import FSDPEngine, Shards
+from paddock.engines.train.engine import Engine
+from paddock.engines.train.fsdp import FSDPBackend, Shards
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.load import load_causal_lm
 from paddock.models.vision import freeze_tower
@@ -67,7 +68,7 @@ def policy(folder: Path, frozen: bool) -> Any:
     return model
 
 
-def trained(engine: SingleEngine, whole: Batch, mine: list[int]) -> dict[str, Any]:
+def trained(engine: Engine, whole: Batch, mine: list[int]) -> dict[str, Any]:
     denominators = Denominators.count(whole.need("mask"))
 
     def loss(micro: Batch, outputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -79,7 +80,7 @@ def trained(engine: SingleEngine, whole: Batch, mine: list[int]) -> dict[str, An
 
 
 def train_on_rank(rank: int, folder: Path, frozen: bool, sequence: int, shares: list[list[int]]) -> dict[str, Any]:
-    engine = FSDPEngine(policy(folder, frozen), settings(), Shards(sequence=sequence))
+    engine = Engine(FSDPBackend(policy(folder, frozen), settings(), Shards(sequence=sequence)))
     return trained(engine, rollouts(folder), shares[rank // sequence])
 
 
@@ -94,7 +95,7 @@ CASES = [
 @pytest.mark.parametrize(("family", "frozen", "sequence", "shares"), CASES)
 def test_two_ranks_train_as_one_process_does(ranks, folders, family, frozen, sequence, shares):
     folder = folders[family]
-    want = trained(SingleEngine(policy(folder, frozen), settings()), rollouts(folder), [0, 1, 2, 3, 4, 5])
+    want = trained(Engine(SingleBackend(policy(folder, frozen), settings())), rollouts(folder), [0, 1, 2, 3, 4, 5])
     for got in ranks(train_on_rank, folder, frozen, sequence, shares):
         for mine, theirs in zip(got["numbers"], want["numbers"], strict=True):
             assert {name: mine[name] for name in theirs} == pytest.approx(theirs, abs=1e-5, rel=1e-4)
@@ -103,7 +104,7 @@ def test_two_ranks_train_as_one_process_does(ranks, folders, family, frozen, seq
 
 
 def rollout_on_rank(rank: int, folder: Path) -> list[list[int]]:
-    engine = FSDPEngine(policy(folder, False), settings())
+    engine = Engine(FSDPBackend(policy(folder, False), settings()))
     with engine.gathered():
         found = EmbeddedEngine(engine.rollout_model).generate(prompts(folder), GREEDY)
     assert all(isinstance(p, DTensor) for p in engine.model.parameters())
@@ -127,7 +128,7 @@ def test_weights_that_are_spread_answer_as_whole_ones(ranks, folders):
 
 def padded_on_rank(rank: int, folder: Path) -> str:
     try:
-        FSDPEngine(policy(folder, False), settings(packed=False))
+        Engine(FSDPBackend(policy(folder, False), settings(packed=False)))
     except UserError as error:
         return str(error)
     return ""

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from paddock.cli import main
 from paddock.config.engine import OptimConfig
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.value_head import HEAD_FILE
 
 PROMPT = torch.tensor([[5, 9, 77, 30, 8]])
@@ -64,7 +65,7 @@ def test_a_run_a_step_or_its_actor_becomes_a_folder_that_transformers_loads(run,
 
 
 def test_without_dtype_weights_have_the_type_the_model_computed_in_and_masters_can_be_had(tmp_path):
-    engine = SingleEngine(tiny_model(), Settings(optim=OptimConfig(), compute=torch.bfloat16))
+    engine = Engine(SingleBackend(tiny_model(), Settings(optim=OptimConfig(), compute=torch.bfloat16)))
     engine.save(tmp_path / "actor")
     save_tiny(tmp_path / "model")
     for file in ("tokenizer.json", "tokenizer_config.json"):

@@ -15,8 +15,9 @@ from tiny_models import EOS, save_tiny, tiny_model
 
 from paddock.config.roles import RolloutConfig
 from paddock.engines.rollout.base import Completion, CopyEngine, Prompt, Sampling
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.load import load_causal_lm
 from paddock.workers.probe import sync
 
@@ -36,7 +37,7 @@ class Pair:
     def __init__(self, engine: str, kind: str, folder: Path, device: str = "cpu", **arguments: Any):
         family, shape = MODELS[kind]
         path = str(save_tiny(folder, family, **shape))
-        self.trainer = SingleEngine(load_causal_lm(path), Settings())
+        self.trainer = Engine(SingleBackend(load_causal_lm(path), Settings()))
         self.twin = tiny_model(family, **shape)
         self.engine: Any = (open_vllm if engine == "vllm" else open_sglang)(path, device, arguments)
         assert isinstance(self.engine, CopyEngine)

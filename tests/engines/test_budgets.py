@@ -9,7 +9,8 @@ import torch
 from tiny_models import save_tiny, tiny_batch
 
 from paddock.config.load import load
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.engine import Engine
+from paddock.engines.train.open import actor_engine, critic_engine, reference_engine
 from paddock.errors import UserError
 from paddock.models.packing import sequence_lengths
 
@@ -32,9 +33,9 @@ def model(tmp_path: Any) -> list[str]:
     return [f"actor_rollout_ref.model.path={path}", "algorithm.adv_estimator=gae", *SHORT]
 
 
-def met(engine: SingleEngine, want: frozenset[str], update: bool) -> list[tuple[int, int]]:
+def met(engine: Engine, want: frozenset[str], update: bool) -> list[tuple[int, int]]:
     """(rows, tokens) of every forward."""
-    batch, found, inputs = tiny_batch(12), [], engine.inputs
+    batch, found, inputs = tiny_batch(12), [], engine.backend.inputs
 
     def watched(micro: Any) -> Any:
         found.append((len(micro), sum(sequence_lengths(micro))))
@@ -43,12 +44,12 @@ def met(engine: SingleEngine, want: frozenset[str], update: bool) -> list[tuple[
     def loss(micro: Any, outputs: Any) -> Any:
         return sum(getattr(outputs, name).sum() for name in want), {}
 
-    engine.inputs = watched  # type: ignore[method-assign]
+    engine.backend.inputs = watched  # type: ignore[method-assign]
     if update:
         engine.train_step(engine.micro_batches(batch), loss, want)
     else:
         engine.forward(batch, want)
-    del engine.inputs
+    del engine.backend.inputs
     assert sum(rows for rows, _ in found) == len(batch)
     return found
 
@@ -56,11 +57,11 @@ def met(engine: SingleEngine, want: frozenset[str], update: bool) -> list[tuple[
 def test_every_role_keeps_its_own_token_budget(model):
     settings = [f"{key}={value}" for key, value in BUDGETS.items()]
     config = load([*model, *settings, *(f"{key}=True" for key in SWITCHES), "critic.use_dynamic_bsz=True"]).config
-    actor, critic = SingleEngine.for_actor(config, 9), SingleEngine.for_critic(config, 9)
+    actor, critic = actor_engine(config, 9), critic_engine(config, 9)
     seen = {
         f"{A}.ppo_max_token_len_per_gpu": met(actor, ACTOR, True),
         f"{RO}.log_prob_max_token_len_per_gpu": met(actor, ACTOR, False),
-        f"{REF}.log_prob_max_token_len_per_gpu": met(SingleEngine.for_reference(config), ACTOR, False),
+        f"{REF}.log_prob_max_token_len_per_gpu": met(reference_engine(config), ACTOR, False),
         "critic.ppo_max_token_len_per_gpu": met(critic, CRITIC, True),
         "critic.forward_max_token_len_per_gpu": met(critic, CRITIC, False),
     }
@@ -75,16 +76,15 @@ def test_rows_are_counted_where_tokens_are_not(model):
     counts |= {f"{REF}.log_prob_micro_batch_size_per_gpu": 6, "critic.ppo_micro_batch_size_per_gpu": 2}
     switches = [f"{key}=False" for key in (*SWITCHES, "critic.use_dynamic_bsz")]
     config = load([*model, *(f"{key}={value}" for key, value in counts.items()), *switches]).config
-    actor, critic = SingleEngine.for_actor(config, 9), SingleEngine.for_critic(config, 9)
+    actor, critic = actor_engine(config, 9), critic_engine(config, 9)
     parts = [met(actor, ACTOR, True), met(actor, ACTOR, False)]
-    parts += [met(SingleEngine.for_reference(config), ACTOR, False), met(critic, CRITIC, True)]
+    parts += [met(reference_engine(config), ACTOR, False), met(critic, CRITIC, True)]
     assert [{rows for rows, _ in part} for part in parts] == [{3}, {4}, {6}, {2}]
 
 
 def test_how_a_batch_is_cut_does_not_change_what_comes_out(model):
     wide, narrow = (
-        SingleEngine.for_actor(load([*model, f"{A}.ppo_max_token_len_per_gpu={tokens}"]).config, 9)
-        for tokens in (4000, 30)
+        actor_engine(load([*model, f"{A}.ppo_max_token_len_per_gpu={tokens}"]).config, 9) for tokens in (4000, 30)
     )
     batch = tiny_batch(12)
     both = [engine.forward(batch, ACTOR).log_probs for engine in (wide, narrow)]
@@ -102,10 +102,10 @@ def test_full_determinism_reaches_every_role_and_repeats_to_the_last_bit(model):
     roles = (f"{A}.fsdp_config", f"{REF}.fsdp_config", "critic.model.fsdp_config")
     config = load([*model, *(f"{role}.full_determinism=True" for role in roles)]).config
     try:
-        engines = SingleEngine.for_actor(config, 9), SingleEngine.for_reference(config), SingleEngine.for_critic(config)
+        engines = actor_engine(config, 9), reference_engine(config), critic_engine(config)
         assert all(engine.settings.deterministic for engine in engines)
         assert torch.are_deterministic_algorithms_enabled()
-        again = SingleEngine.for_actor(config, 9)
+        again = actor_engine(config, 9)
         for engine in (engines[0], again):
             met(engine, ACTOR, True)
         pairs = zip(engines[0].weights(), again.weights(), strict=True)

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from paddock.config.engine import OptimConfig
 from paddock.config.load import load
-from paddock.core.device import Carrier
+from paddock.core.device import CopyStream
 from paddock.engines.train import offload
+from paddock.engines.train.engine import Engine, offload_idle
 from paddock.engines.train.offload import Offload
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.adapters import Lora, attach, is_adapter
 from paddock.trainer.experience import Experience
 from paddock.trainer.run import train
@@ -31,16 +32,16 @@ WANT = frozenset({"log_probs", "entropy"})
 BOTH = {"offload_params": True, "offload_optimizer": True}
 
 
-def engine_of(away: bool = True, lora: bool = False, **changes: Any) -> SingleEngine:
+def engine_of(away: bool = True, lora: bool = False, **changes: Any) -> Engine:
     model = tiny_model("qwen2")
     model.set_attn_implementation("paddock")
     if lora:
         pytest.importorskip("peft")
         model = attach(model.bfloat16(), Lora(rank=4), torch.float32)
     defaults: dict[str, Any] = {"optim": OptimConfig(lr=0.01), "budget": Budget(24), "compute": torch.bfloat16}
-    engine = SingleEngine(model, Settings(**defaults | (BOTH if away else {}) | changes))
+    engine = Engine(SingleBackend(model, Settings(**defaults | (BOTH if away else {}) | changes)))
     if away:
-        engine.offload_idle(CPU, least=1)
+        offload_idle(engine, least=1)
         engine.move("host")
     return engine
 
@@ -49,7 +50,7 @@ def loss(micro: Any, outputs: Any) -> Any:
     return ((outputs.log_probs - 0.1 * outputs.entropy) * micro.mask).sum() / 20, {}
 
 
-def update(engine: SingleEngine, steps: int = 1) -> list[dict[str, float]]:
+def update(engine: Engine, steps: int = 1) -> list[dict[str, float]]:
     batch = tiny_batch(6)
     engine.move("device")
     found = [engine.train_step(engine.micro_batches(batch), loss, WANT) for _ in range(steps)]
@@ -57,20 +58,20 @@ def update(engine: SingleEngine, steps: int = 1) -> list[dict[str, float]]:
     return found
 
 
-def log_probs(engine: SingleEngine) -> Tensor:
+def log_probs(engine: Engine) -> Tensor:
     engine.move("device")
     found = engine.forward(tiny_batch(6), WANT).log_probs
     engine.move("host")
     return found
 
 
-def everything(engine: SingleEngine) -> dict[str, Tensor]:
+def everything(engine: Engine) -> dict[str, Tensor]:
     engine.move("device")
-    with engine.updater.offload.interrupted() if engine.updater.offload else torch.no_grad():
+    with engine.updater.offload.on_device() if engine.updater.offload else torch.no_grad():
         states = engine.updater.optimizer.state_dict()["state"].items()
         found = {f"{number}.{name}": value.clone() for number, state in states for name, value in state.items()}
         found |= {name: master.detach().clone() for name, master in engine.updater.named_masters().items()}
-        found |= {f"own.{name}": tensor.clone() for name, tensor in engine.tensors()}
+        found |= {f"own.{name}": tensor.clone() for name, tensor in engine.backend.tensors()}
     engine.move("host")
     return found
 
@@ -80,8 +81,8 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
     assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
 
 
-def on_device(engine: SingleEngine) -> int:
-    tensors = [*engine.idle_weights(), *engine.updater.idle_tensors()]
+def on_device(engine: Engine) -> int:
+    tensors = [*engine.model.parameters(), *engine.model.buffers(), *engine.updater.idle_tensors()]
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
 
 
@@ -110,7 +111,7 @@ def test_nothing_is_left_on_the_device():
     engine.move("device")
     weights = sum(param.nbytes for param in engine.model.parameters())
     assert on_device(engine) >= weights
-    assert engine.updater.offload.away  # until a step begins
+    assert engine.updater.offload.on_host  # until a step begins
     engine.move("host")
 
 
@@ -118,12 +119,12 @@ def test_views_of_a_storage_that_left_see_what_came_back():
     whole = torch.arange(12.0)
     parts = [*whole.view(3, 4), whole[2:5]]
     expected = [part.clone() for part in parts]
-    away = Offload(Carrier(CPU), lambda: [parts[0]], least=1)
+    away = Offload(CopyStream(CPU), lambda: [parts[0]], least=1)
     for _ in range(2):
-        away.leave()
+        away.to_host()
         assert whole.untyped_storage().nbytes() == 0
-        away.come()
-        away.arrive()
+        away.prefetch()
+        away.wait()
         assert all(torch.equal(*pair) for pair in zip(parts, expected, strict=True))
 
 
@@ -131,29 +132,29 @@ def test_storages_may_be_larger_than_a_piece_of_pinned_memory(monkeypatch):
     monkeypatch.setattr(offload, "CHUNK", 1024)
     tensors = [torch.randn(size) for size in (3, 1000, 17, 256, 255)]
     expected = [tensor.clone() for tensor in tensors]
-    away = Offload(Carrier(CPU), lambda: tensors, least=1)
-    away.leave()
-    assert {len(piece) for berth in away.berths.values() for piece in berth.pieces} <= {512, 1024}
-    away.come()
+    away = Offload(CopyStream(CPU), lambda: tensors, least=1)
+    away.to_host()
+    assert {len(piece) for buffer in away.buffers.values() for piece in buffer.pieces} <= {512, 1024}
+    away.prefetch()
     assert all(torch.equal(*pair) for pair in zip(tensors, expected, strict=True))
 
 
 def test_small_storages_stay():
     small, large = torch.ones(3), torch.ones(1 << 16)
-    away = Offload(Carrier(CPU), lambda: [small, large])
-    away.leave()
+    away = Offload(CopyStream(CPU), lambda: [small, large])
+    away.to_host()
     assert small.untyped_storage().nbytes() == 12 and large.untyped_storage().nbytes() == 0
 
 
 def test_frozen_weights_go_to_the_host_once_and_into_the_same_memory():
     engine = engine_of(optim=None, offload_optimizer=False)
-    first, rooms = log_probs(engine), list(engine.offload.berths.values())
-    sent, size = engine.offload.sent, sum(berth.size for berth in rooms)
+    first, rooms = log_probs(engine), list(engine.offload.buffers.values())
+    sent, size = engine.offload.sent, sum(buffer.size for buffer in rooms)
     assert sent == size > 0
     for _ in range(3):
         assert torch.equal(log_probs(engine), first)
     assert engine.offload.sent == sent and engine.offload.fetched == 4 * size
-    assert list(engine.offload.berths.values()) == rooms
+    assert list(engine.offload.buffers.values()) == rooms
 
 
 def test_weights_are_sent_again_after_an_update_alone():
@@ -178,7 +179,7 @@ def test_under_lora_the_frozen_weights_are_sent_once():
     assert torch.equal(log_probs(other), before) and not torch.equal(log_probs(engine), before)
 
 
-class Road(Carrier):
+class Road(CopyStream):
     """Notes what is asked of it."""
 
     def __init__(self, told: list[str]):
@@ -196,20 +197,20 @@ class Road(Carrier):
 def test_the_optimizer_comes_while_gradients_are_computed_and_the_step_waits_for_it(monkeypatch):
     engine, told = engine_of(), []
     update(engine)
-    engine.updater.offload.carrier = Road(told)
-    for name in ("outputs", "numbers"):
-        method = getattr(engine, name)
-        monkeypatch.setattr(engine, name, lambda *a, n=name, m=method: (told.append(n), m(*a))[1])
+    engine.updater.offload.copy_stream = Road(told)
+    for part, name in ((engine.backend, "outputs"), (engine, "_numbers")):
+        method = getattr(part, name)
+        monkeypatch.setattr(part, name, lambda *a, n=name, m=method: (told.append(n), m(*a))[1])
     step = engine.updater.optimizer.step
     monkeypatch.setattr(engine.updater.optimizer, "step", lambda: (told.append("step"), step())[1])
     update(engine)
     micro_batches = len(engine.micro_batches(tiny_batch(6)))
-    assert told == ["launched", *["outputs"] * micro_batches, "numbers", "waited", "step"]
+    assert told == ["launched", *["outputs"] * micro_batches, "_numbers", "waited", "step"]
 
 
 def test_weights_that_were_called_early_are_waited_for_at_their_use():
     engine, told = engine_of(), []
-    engine.offload.carrier = Road(told)
+    engine.offload.copy_stream = Road(told)
     for where in ("prefetch", "prefetch", "device", "device"):
         engine.move(where)
     assert told == ["launched", "waited"]
@@ -226,14 +227,14 @@ def test_a_checkpoint_of_an_idle_engine_is_whole_and_it_stays_idle(tmp_path, lor
         update(one, 2)
     for one, name in ((engine, "away"), (other, "here")):
         one.save(tmp_path / name)
-    assert on_device(engine) == 0 and engine.offload.away and engine.updater.offload.away
+    assert on_device(engine) == 0 and engine.offload.on_host and engine.updater.offload.on_host
     written = {path.name: path for path in (tmp_path / "away").rglob("*") if path.is_file()}
     for path in (tmp_path / "here").rglob("*.safetensors"):
         assert written[path.name].read_bytes() == path.read_bytes()
     resumed = engine_of(lora=lora)
     update(resumed)  # something else
     resumed.load(tmp_path / "away")
-    assert resumed.offload.away and resumed.updater.offload.away
+    assert resumed.offload.on_host and resumed.updater.offload.on_host
     assert update(resumed, 2) == update(other, 2)
     assert_same(everything(resumed), everything(other))
 
@@ -260,19 +261,23 @@ def test_a_run_with_everything_offloaded_is_the_run_without_and_the_reference_is
 ):
     """Steps with two mini-batches, old log-probs, validation and a checkpoint between them."""
     wanted = run(tmp_path / "stays")
-    init, move, score, told = SingleEngine.__init__, Role.move, Experience.score, []
+    place, init, move, score, told = SingleBackend.__init__, Engine.__init__, Role.move, Experience.score, []
 
-    def travelling(self: SingleEngine, model: Any, settings: Settings) -> None:
+    def copied(self: SingleBackend, model: Any, settings: Settings) -> None:
         for param in model.parameters():
             param.data = param.data.clone()  # not a part of a file
-        init(self, model, settings)
-        self.offload_idle(CPU, least=1)
+        place(self, model, settings)
+
+    def travelling(self: Engine, backend: SingleBackend) -> None:
+        init(self, backend)
+        offload_idle(self, least=1)
 
     def noted(self: Role, where: Any) -> None:
         told.append(f"{self.name} {where}")
         move(self, where)
 
-    monkeypatch.setattr(SingleEngine, "__init__", travelling)
+    monkeypatch.setattr(SingleBackend, "__init__", copied)
+    monkeypatch.setattr(Engine, "__init__", travelling)
     monkeypatch.setattr(Role, "move", noted)
     monkeypatch.setattr(Experience, "score", lambda self, *a, **k: (told.append("score"), score(self, *a, **k))[1])
     assert run(tmp_path / "travels") == wanted

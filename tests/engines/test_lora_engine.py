@@ -18,8 +18,10 @@ from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.embedded.prepacked import pays
 from paddock.engines.rollout.hf import HFEngine
 from paddock.engines.train.base import LossFn, Outputs
+from paddock.engines.train.engine import Engine
+from paddock.engines.train.open import actor_engine, critic_engine
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.adapters import MERGED, WEIGHTS_FILE, Lora, attach, is_adapter
 from paddock.models.load import model_folder
@@ -44,9 +46,9 @@ def model_of(role: str, family: str = "qwen2", dtype: torch.dtype = torch.float3
     return ValueModel(attach(model.base_model, lora))
 
 
-def engine_of(role: str = "actor", family: str = "qwen2", **changes: Any) -> SingleEngine:
+def engine_of(role: str = "actor", family: str = "qwen2", **changes: Any) -> Engine:
     dtype = changes.get("compute", torch.float32)
-    return SingleEngine(model_of(role, family, dtype), settings(**changes))
+    return Engine(SingleBackend(model_of(role, family, dtype), settings(**changes)))
 
 
 def loss(micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
@@ -57,14 +59,14 @@ def loss(micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
     return (values * signs * micro.need("mask")).sum() / 20 + (outputs.values is not None) * values.sum() / 20, {}
 
 
-def trained(engine: SingleEngine, role: str = "actor", steps: int = 4, first: int = 0) -> SingleEngine:
+def trained(engine: Engine, role: str = "actor", steps: int = 4, first: int = 0) -> Engine:
     chosen: LossFn = loss
     for step in range(first, first + steps):
         engine.train_step(engine.micro_batches(tiny_batch(seed=step)), chosen, WANT[role])
     return engine
 
 
-def log_probs(engine: SingleEngine, batch: Batch) -> Tensor:
+def log_probs(engine: Engine, batch: Batch) -> Tensor:
     found = engine.forward(batch, WANT["actor"]).log_probs
     assert found is not None
     return found
@@ -74,9 +76,9 @@ def log_probs(engine: SingleEngine, batch: Batch) -> Tensor:
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_only_adapters_and_a_critics_head_change(role, compute):
     engine = engine_of(role, compute=compute)
-    before = {name: tensor.clone() for name, tensor in engine.tensors()}
+    before = {name: tensor.clone() for name, tensor in engine.backend.tensors()}
     trained(engine, role)
-    changed = {name for name, tensor in engine.tensors() if not torch.equal(tensor, before[name])}
+    changed = {name for name, tensor in engine.backend.tensors() if not torch.equal(tensor, before[name])}
     head = {"value_head.weight", "value_head.bias"} if role == "critic" else set()
     assert changed == {name for name in before if is_adapter(name)} | head
 
@@ -85,7 +87,7 @@ def test_the_optimizer_keeps_adapters_in_float32_and_nothing_of_the_rest():
     engine = trained(engine_of(compute=torch.bfloat16))
     masters = engine.updater.named_masters()
     assert masters and all(is_adapter(name) and master.dtype == torch.float32 for name, master in masters.items())
-    assert {tensor.dtype for _, tensor in engine.tensors()} == {torch.bfloat16}
+    assert {tensor.dtype for _, tensor in engine.backend.tensors()} == {torch.bfloat16}
     assert len(engine.updater.optimizer.state) == len(masters)
     assert all(p.grad is None for name, p in engine.model.named_parameters() if not is_adapter(name))
 
@@ -95,7 +97,7 @@ def test_the_optimizer_keeps_adapters_in_float32_and_nothing_of_the_rest():
 def test_the_reference_is_the_model_before_training_bit_for_bit_and_no_second_one(compute, packed):
     actor = trained(engine_of(compute=compute, packed=packed))
     reference = actor.without_adapters(Budget(64))
-    alone = SingleEngine(model_of("actor", dtype=compute, lora=None), settings(optim=None, packed=packed))
+    alone = Engine(SingleBackend(model_of("actor", dtype=compute, lora=None), settings(optim=None, packed=packed)))
     batch = tiny_batch(seed=9)
     assert torch.equal(log_probs(reference, batch), log_probs(alone, batch))
     assert (log_probs(actor, batch) - log_probs(reference, batch)).abs().max() > 0.05
@@ -134,7 +136,7 @@ def test_weights_put_in_order_for_decoding_keep_their_adapter():
     shape = {"hidden_size": 128, "intermediate_size": 256}
     model = tiny_model("qwen3", **shape).to(torch.bfloat16)
     model.set_attn_implementation("paddock")
-    engine = trained(SingleEngine(attach(model, LORA), settings(compute=torch.bfloat16)))
+    engine = trained(Engine(SingleBackend(attach(model, LORA), settings(compute=torch.bfloat16))))
     linear = [module for module in engine.model.modules() if type(module) is torch.nn.Linear]
     if not any(pays(module.weight.data) for module in linear):
         pytest.skip("this CPU multiplies bf16 without putting weights in order")
@@ -160,7 +162,7 @@ def test_a_checkpoint_is_the_adapter_alone_and_training_goes_on_bit_for_bit(role
     again = engine_of(role, compute=compute)
     again.load(tmp_path)
     trained(again, role, steps=2, first=3)
-    for (name, one), (_, other) in zip(whole.tensors(), again.tensors(), strict=True):
+    for (name, one), (_, other) in zip(whole.backend.tensors(), again.backend.tensors(), strict=True):
         assert torch.equal(one, other), name
 
 
@@ -177,15 +179,15 @@ def test_peft_loads_a_checkpoint(tmp_path):
 def test_with_hf_model_the_merged_model_stands_beside_the_adapter(role, tmp_path):
     engine = trained(engine_of(role, saves_merged=True), role)
     engine.save(tmp_path)
-    plain = SingleEngine(model_of(role, lora=None), settings(optim=None))
-    backbone = type(plain.backbone).from_pretrained(tmp_path / MERGED)
+    plain = Engine(SingleBackend(model_of(role, lora=None), settings(optim=None)))
+    backbone = type(plain.backend.backbone).from_pretrained(tmp_path / MERGED)
     backbone.set_attn_implementation("paddock")
     model = backbone if role == "actor" else ValueModel(backbone)
     if role == "critic":
         model.load_head(tmp_path / MERGED)
     batch = tiny_batch(seed=9)
     name = next(iter(WANT[role]))
-    found = getattr(SingleEngine(model, settings(optim=None)).forward(batch, WANT[role]), name)
+    found = getattr(Engine(SingleBackend(model, settings(optim=None))).forward(batch, WANT[role]), name)
     torch.testing.assert_close(found, getattr(engine.forward(batch, WANT[role]), name), atol=1e-4, rtol=0)
 
 
@@ -193,7 +195,7 @@ def test_with_hf_model_the_merged_model_stands_beside_the_adapter(role, tmp_path
 def test_a_checkpoint_of_other_adapters_is_refused(lora, tmp_path):
     trained(engine_of()).save(tmp_path)
     with pytest.raises(UserError, match="holds another model"):
-        SingleEngine(model_of("actor", lora=lora), settings()).load(tmp_path)
+        Engine(SingleBackend(model_of("actor", lora=lora), settings())).load(tmp_path)
 
 
 def test_a_head_that_is_frozen_costs_no_gradient_and_changes_no_other():
@@ -202,7 +204,7 @@ def test_a_head_that_is_frozen_costs_no_gradient_and_changes_no_other():
     for frozen in (True, False):
         model = model_of("actor", "llama")
         model.lm_head.weight.requires_grad_(not frozen)
-        engine = SingleEngine(model, settings(optim=OptimConfig(lr=0.0)))
+        engine = Engine(SingleBackend(model, settings(optim=OptimConfig(lr=0.0))))
         engine.updater.step = lambda: None
         engine.updater.clip = lambda e=engine: (
             found.append({name: master.grad.clone() for name, master in e.updater.named_masters().items()})
@@ -227,7 +229,7 @@ def test_adapters_have_float32_masters_even_where_weights_are_kept_in_bf16(role,
     for section in ("actor_rollout_ref.actor", "critic.model"):
         keys += [f"{section}.fsdp_config.model_dtype=bf16", f"{section}.fsdp_config.dtype=bfloat16"]
     config = load(keys).config
-    engine = SingleEngine.for_actor(config) if role == "actor" else SingleEngine.for_critic(config)
+    engine = actor_engine(config) if role == "actor" else critic_engine(config)
     assert {master.dtype for master in engine.updater.masters} == {torch.float32}
     compute = engine.settings.compute
     assert {p.dtype for name, p in engine.model.named_parameters() if not name.startswith("value_head")} == {compute}

@@ -17,9 +17,10 @@ from paddock.config.engine import OptimConfig
 from paddock.config.load import load
 from paddock.core.batch import Batch
 from paddock.engines.train.base import EXPERT_COLUMNS
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.routers import RouterSettings
 from paddock.engines.train.settings import Budget, router_settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.experts import Routing, experts_of
 from paddock.models.packing import pack
@@ -27,10 +28,10 @@ from paddock.models.packing import pack
 SPLITS = [[6], [1] * 6, [2, 4]]
 
 
-def engine(family: str = "qwen3_moe", routers: RouterSettings | None = None, **changes: Any) -> SingleEngine:
+def engine(family: str = "qwen3_moe", routers: RouterSettings | None = None, **changes: Any) -> Engine:
     model = tiny(family)
     model.set_attn_implementation("paddock")
-    return SingleEngine(model, settings(routers=routers or RouterSettings(), **changes))
+    return Engine(SingleBackend(model, settings(routers=routers or RouterSettings(), **changes)))
 
 
 def recorded(batch: Batch, family: str = "qwen3_moe") -> Batch:
@@ -183,8 +184,8 @@ def test_a_dense_model_has_nothing_to_replay():
     model = tiny_model()
     model.set_attn_implementation("paddock")
     with pytest.raises(UserError, match="no experts whose choice could be replayed"):
-        SingleEngine(model, settings(routers=RouterSettings(replay=True)))
-    assert "router_entropy" not in SingleEngine(model, settings(routers=RouterSettings())).train_step(
+        Engine(SingleBackend(model, settings(routers=RouterSettings(replay=True))))
+    assert "router_entropy" not in Engine(SingleBackend(model, settings(routers=RouterSettings()))).train_step(
         [rollouts()], policy_loss(rollouts()), ALL
     )
 

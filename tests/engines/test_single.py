@@ -18,8 +18,10 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.masked import Denominators
 from paddock.engines.train.base import LossFn, Outputs
+from paddock.engines.train.engine import Engine
+from paddock.engines.train.open import actor_engine, critic_engine, reference_engine
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.fused.joined import side_by_side
 from paddock.models.value_head import ValueModel
@@ -34,19 +36,19 @@ def settings(**changes: Any) -> Settings:
     return Settings(**defaults | changes)
 
 
-def actor(family: str = "qwen2", **changes: Any) -> SingleEngine:
+def actor(family: str = "qwen2", **changes: Any) -> Engine:
     model = tiny_model(family)
     model.set_attn_implementation("paddock")
-    return SingleEngine(model, settings(**changes))
+    return Engine(SingleBackend(model, settings(**changes)))
 
 
-def critic(**changes: Any) -> SingleEngine:
+def critic(**changes: Any) -> Engine:
     model = tiny_model().base_model
     model.set_attn_implementation("paddock")
     value_model = ValueModel(model)
     torch.manual_seed(0)
     torch.nn.init.normal_(value_model.value_head.weight)
-    return SingleEngine(value_model, settings(**changes))
+    return Engine(SingleBackend(value_model, settings(**changes)))
 
 
 def rollouts(**options: Any) -> Batch:
@@ -78,7 +80,7 @@ def critic_loss(batch: Batch) -> LossFn:
     return loss
 
 
-def gradient(engine: SingleEngine, micros: list[Batch], loss: LossFn, want: frozenset[str]) -> dict[str, Tensor]:
+def gradient(engine: Engine, micros: list[Batch], loss: LossFn, want: frozenset[str]) -> dict[str, Tensor]:
     """Of one step, caught before the optimizer sees it."""
     caught: dict[str, Tensor] = {}
     clip = engine.updater.clip
@@ -93,7 +95,7 @@ def gradient(engine: SingleEngine, micros: list[Batch], loss: LossFn, want: froz
     return caught
 
 
-def weights(engine: SingleEngine) -> dict[str, Tensor]:
+def weights(engine: Engine) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in engine.weights()}
 
 
@@ -267,7 +269,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
         actor("qwen3", optim=None).load(tmp_path)
     wider = tiny_model(hidden_size=64)
     with pytest.raises(UserError, match="holds another model"):
-        SingleEngine(wider, settings(optim=None)).load(tmp_path)
+        Engine(SingleBackend(wider, settings(optim=None))).load(tmp_path)
 
 
 def test_masters_stay_wide_while_the_model_computes_narrow():
@@ -333,8 +335,8 @@ def whole_config(folder: Path) -> Config:
 
 def test_every_role_is_built_from_the_config(tmp_path):
     config, batch = whole_config(save_tiny(tmp_path)), rollouts()
-    policy, reference = SingleEngine.for_actor(config), SingleEngine.for_reference(config)
-    values = SingleEngine.for_critic(config)
+    policy, reference = actor_engine(config), reference_engine(config)
+    values = critic_engine(config)
     got, want = (engine.forward(batch, LOG_PROBS).log_probs for engine in (policy, reference))
     assert torch.equal(got, want)
     assert (values.forward(batch, VALUES).values == 0).all()
@@ -343,7 +345,7 @@ def test_every_role_is_built_from_the_config(tmp_path):
     values.train_step(values.micro_batches(batch), critic_loss(batch), VALUES)
     values.save(tmp_path / "critic")
     config.critic.model.path = str(tmp_path / "critic")
-    again = SingleEngine.for_critic(config)
+    again = critic_engine(config)
     assert all(torch.equal(*pair) for pair in zip(weights(again).values(), weights(values).values(), strict=True))
 
 
@@ -351,7 +353,7 @@ def test_fp16_is_refused(tmp_path):
     config = whole_config(save_tiny(tmp_path))
     config.actor_rollout_ref.actor.fsdp_config.dtype = "fp16"
     with pytest.raises(UserError, match=r"actor.fsdp_config.dtype=fp16: gradients in float16 need a loss scale"):
-        SingleEngine.for_actor(config)
+        actor_engine(config)
 
 
 def test_the_model_is_left_in_eval_mode():
@@ -361,7 +363,7 @@ def test_the_model_is_left_in_eval_mode():
 
 
 def test_weights_that_lie_side_by_side_are_saved_each_for_itself(tmp_path):
-    engine = SingleEngine(tiny_model(), Settings(optim=OptimConfig(lr=1e-3), total_steps=3))
+    engine = Engine(SingleBackend(tiny_model(), Settings(optim=OptimConfig(lr=1e-3), total_steps=3)))
     attention = engine.model.model.layers[0].self_attn
     wanted = {name: tensor.clone() for name, tensor in engine.weights()}
     side_by_side([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])

@@ -14,8 +14,10 @@ from paddock.config.engine import OptimConfig
 from paddock.config.load import load
 from paddock.engines.rollout.base import Completion
 from paddock.engines.rollout.vllm import VLLMEngine, room_for_adapter
+from paddock.engines.train.engine import Engine
+from paddock.engines.train.open import actor_engine
 from paddock.engines.train.settings import Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.adapters import Lora, attach
 from paddock.models.load import load_causal_lm
@@ -30,8 +32,10 @@ class Pair:
 
     def __init__(self, family: str, folder: Any):
         self.family, self.path = family, str(save_tiny(folder, family, **SHAPE))
-        self.trainer = SingleEngine(
-            attach(load_causal_lm(self.path), Lora(rank=5, alpha=15, base=self.path)), Settings(optim=OptimConfig())
+        self.trainer = Engine(
+            SingleBackend(
+                attach(load_causal_lm(self.path), Lora(rank=5, alpha=15, base=self.path)), Settings(optim=OptimConfig())
+            )
         )
         arguments = {"load_format": "dummy", "enforce_eager": True, "max_model_len": 64, "max_num_seqs": 16,
                      "logprobs_mode": "processed_logprobs"}  # fmt: skip
@@ -97,7 +101,7 @@ def test_the_config_chooses_between_adapter_and_merged_weights(merge, tmp_path):
             "data.max_prompt_length=16", "data.max_response_length=16", "data.train_files=x",
             "actor_rollout_ref.rollout.max_num_seqs=16"]  # fmt: skip
     config = load(keys).config
-    trainer = SingleEngine.for_actor(config)
+    trainer = actor_engine(config)
     with torch.no_grad():
         for name, param in trainer.model.named_parameters():
             if ".lora_B." in name:

@@ -28,11 +28,12 @@ from paddock.core.processes import Rendezvous, joined
 from paddock.engines.rollout.base import Completion, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
-from paddock.engines.train.base import EXPERT_COLUMNS, LossFn, Outputs
-from paddock.engines.train.fsdp import FSDPEngine
+from paddock.engines.train.base import EXPERT_COLUMNS, Backend, LossFn, Outputs
+from paddock.engines.train.engine import Engine
+from paddock.engines.train.fsdp import FSDPBackend
 from paddock.engines.train.routers import RouterSettings
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.export import export as export_checkpoint
 from paddock.models.adapters import Lora, attach, is_adapter
 from paddock.models.load import load_backbone, load_causal_lm
@@ -48,10 +49,10 @@ def settings(**changes: Any) -> Settings:
     return Settings(**{"optim": optim, "budget": Budget(64), "forward_budget": Budget(64), **changes})
 
 
-def actor(specimen: Specimen, plain: bool = False, kind: type[SingleEngine] = SingleEngine, **changes: Any) -> Any:
+def actor(specimen: Specimen, plain: bool = False, backend: type[Backend] = SingleBackend, **changes: Any) -> Any:
     """`plain`: padded rows, and the attention that comes with the family."""
     model = load_causal_lm(str(specimen.folder), attn="eager" if plain else "paddock")
-    return kind(model, settings(packed=not plain, **changes))
+    return Engine(backend(model, settings(packed=not plain, **changes)))
 
 
 def policy_loss(batch: Batch) -> LossFn:
@@ -78,7 +79,7 @@ def critic_loss(batch: Batch) -> LossFn:
     return loss
 
 
-def step(engine: SingleEngine, batch: Batch, loss: LossFn, want: frozenset[str]) -> dict[str, Tensor]:
+def step(engine: Engine, batch: Batch, loss: LossFn, want: frozenset[str]) -> dict[str, Tensor]:
     """One optimizer step, and the gradient that it took."""
     caught: dict[str, Tensor] = {}
     assert engine.updater is not None
@@ -107,7 +108,7 @@ def assert_same(got: dict[str, Tensor], want: dict[str, Tensor], tolerance: floa
         )
 
 
-def weights(engine: SingleEngine) -> dict[str, Tensor]:
+def weights(engine: Engine) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in engine.weights()}
 
 
@@ -195,8 +196,10 @@ def export(specimen: Specimen) -> None:
     export_checkpoint(folder, out)
     vision = hasattr(AutoConfig.from_pretrained(out), "vision_config")
     auto = AutoModelForImageTextToText if vision else AutoModelForCausalLM
-    plain = SingleEngine(
-        auto.from_pretrained(out, dtype=torch.float32, attn_implementation="eager"), Settings(packed=False)
+    plain = Engine(
+        SingleBackend(
+            auto.from_pretrained(out, dtype=torch.float32, attn_implementation="eager"), Settings(packed=False)
+        )
     )
     got, want = (one.forward(batch, LOG_PROBS).log_probs for one in (plain, engine))
     torch.testing.assert_close(got, want, **NEAR)
@@ -209,7 +212,7 @@ def critic(specimen: Specimen) -> None:
     for plain in (False, True):
         model = ValueModel(load_backbone(str(specimen.folder), attn="eager" if plain else "paddock"))
         torch.nn.init.normal_(model.value_head.weight, generator=torch.Generator().manual_seed(0))
-        engines.append(SingleEngine(model, settings(packed=not plain)))
+        engines.append(Engine(SingleBackend(model, settings(packed=not plain))))
     got, want = (engine.forward(batch, CRITIC).values for engine in engines)
     torch.testing.assert_close(got, want, **NEAR)
     before = weights(engines[0])
@@ -217,7 +220,7 @@ def critic(specimen: Specimen) -> None:
     engines[0].save(folder)
     again = ValueModel(load_backbone(str(folder)))
     again.load_head(folder)
-    found = weights(SingleEngine(again, settings()))
+    found = weights(Engine(SingleBackend(again, settings())))
     for name, tensor in weights(engines[0]).items():
         assert torch.equal(found[name], tensor), name
     assert any(not torch.equal(found[name], before[name]) for name in before)
@@ -227,7 +230,7 @@ def lora(specimen: Specimen) -> None:
     """Adapters alone are trained; merged, they are the policy; off, they are the model that was there before."""
     batch = specimen.batch()
     model = attach(load_causal_lm(str(specimen.folder)), Lora(rank=4, base=str(specimen.folder)))
-    engine = SingleEngine(model, settings())
+    engine = Engine(SingleBackend(model, settings()))
     start = engine.forward(batch, LOG_PROBS).log_probs
     frozen = {name: p.clone() for name, p in model.named_parameters() if not is_adapter(name)}
     caught = step(engine, batch, policy_loss(batch), ACTOR)
@@ -276,11 +279,11 @@ def fsdp(specimen: Specimen) -> None:
     """Sharded, the same gradient and the same rollout; the distributed suite does it with two processes."""
     batch = specimen.batch()
     with alone():
-        engine = actor(specimen, kind=FSDPEngine, checkpointing=True)
+        engine = actor(specimen, backend=FSDPBackend, checkpointing=True)
         got = step(engine, batch, policy_loss(batch), ACTOR)
         log_probs = engine.forward(batch, LOG_PROBS).log_probs
         with engine.gathered():
-            inner = SingleEngine(engine.rollout_model, Settings())
+            inner = Engine(SingleBackend(engine.rollout_model, Settings()))
             torch.testing.assert_close(inner.forward(batch, LOG_PROBS).log_probs, log_probs, **NEAR)
     assert_same(got, step(actor(specimen), batch, policy_loss(batch), ACTOR))
 

@@ -13,10 +13,11 @@ from paddock import preflight
 from paddock.config.engine import OptimConfig
 from paddock.config.load import load
 from paddock.core.batch import Batch
-from paddock.core.device import Carrier, empty_cache, memory_in_use, peak_memory, reset_peak_memory, synchronize
+from paddock.core.device import CopyStream, empty_cache, memory_in_use, peak_memory, reset_peak_memory, synchronize
 from paddock.engines.train.activations import BEHIND, Activations
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.forward import FUSED
 from paddock.trainer.run import train
 
@@ -29,14 +30,14 @@ SHAPE: dict[str, Any] = {
 WANT = frozenset({"log_probs"})
 
 
-def engine_of(fused: bool) -> SingleEngine:
+def engine_of(fused: bool) -> Engine:
     model = tiny_model("qwen3", **SHAPE).to("cuda", torch.bfloat16)
     model.set_attn_implementation("paddock")
     optim = OptimConfig(lr=0.01)
     settings = Settings(optim=optim, budget=Budget(ROWS * LENGTH), compute=torch.bfloat16, checkpointing=True)
-    engine = SingleEngine(model, settings)
+    engine = Engine(SingleBackend(model, settings))
     if not fused:
-        vars(engine.backbone.base_model).pop(FUSED, None)
+        vars(engine.backend.backbone.base_model).pop(FUSED, None)
     return engine
 
 
@@ -55,7 +56,7 @@ def batch() -> Batch:
     )
 
 
-def step(engine: SingleEngine) -> tuple[dict[str, torch.Tensor], int, int]:
+def step(engine: Engine) -> tuple[dict[str, torch.Tensor], int, int]:
     """Gradients, and the most that the step took above what was there: of tensors, and of the device for them.
 
     Gradients are there from the beginning, as in every micro-batch but the first: else the peak would be where the last
@@ -72,7 +73,7 @@ def step(engine: SingleEngine) -> tuple[dict[str, torch.Tensor], int, int]:
         empty_cache(engine.device)
         reset_peak_memory(engine.device)
         start, taken = memory_in_use(engine.device), torch.cuda.memory_reserved()
-        engine.backward([batch()], loss, WANT)
+        engine._backward([batch()], loss, WANT)
         synchronize(engine.device)
     peaks = peak_memory(engine.device) - start, torch.cuda.max_memory_reserved() - taken
     return {n: p.grad.float().cpu() for n, p in engine.model.named_parameters()}, *peaks
@@ -83,7 +84,7 @@ def test_less_memory_and_the_same_gradients(fused):
     expected, before, taken_before = step(engine_of(fused))
     again, *_ = step(engine_of(fused))  # flash attention's backward adds up in whatever order it happens to
     engine = engine_of(fused)
-    engine.activations = Activations(engine.model, Carrier(engine.device))
+    engine.backend.activations = Activations(engine.model, CopyStream(engine.device))
     found, after, taken_after = step(engine)
     for name, gradient in expected.items():
         error, noise = ((other[name] - gradient).norm() / gradient.norm().clamp(min=1e-12) for other in (found, again))

@@ -20,9 +20,10 @@ from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
 from paddock.engines.train.base import Outputs
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.routers import RouterSettings
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.experts import Routing, experts_of
 from paddock.trainer.experience import with_responses
 from paddock.trainer.run import train
@@ -38,12 +39,12 @@ PROMPTS = [Prompt(row[: 5 + i], [4 * i + j for j in range(4)]) for i, row in enu
 SAMPLED = Sampling(max_tokens=24, stop_tokens=frozenset({EOS, *range(40, 60)}), seed=0, step=0)
 
 
-def engine_of(family: str, dtype: torch.dtype = FP32, device: str = DEVICE, **changes: Any) -> SingleEngine:
+def engine_of(family: str, dtype: torch.dtype = FP32, device: str = DEVICE, **changes: Any) -> Engine:
     model: Any = tiny(family, **SHAPE).to(device)
     model.set_attn_implementation("paddock")
     optim = OptimConfig(lr=0.01, override_optimizer_config={"eps": 1e-3})
     settings = {"optim": optim, "compute": dtype, "budget": Budget(256), "forward_budget": Budget(256)}
-    return SingleEngine(model, Settings(**settings | {"routers": RouterSettings(replay=True)} | changes))
+    return Engine(SingleBackend(model, Settings(**settings | {"routers": RouterSettings(replay=True)} | changes)))
 
 
 def answered(found: list[Completion]) -> Batch:
@@ -56,7 +57,7 @@ def answered(found: list[Completion]) -> Batch:
     return with_responses(batch, found, 0)
 
 
-def rolled(engine: SingleEngine, **options: Any) -> Batch:
+def rolled(engine: Engine, **options: Any) -> Batch:
     """Sampled answers, with the experts of each token."""
     rollout = EmbeddedEngine(engine.model, max_num_seqs=9, max_num_batched_tokens=40, record_experts=True, **options)
     return answered(rollout.generate(PROMPTS, SAMPLED))
@@ -129,7 +130,7 @@ def test_in_bfloat16_replay_keeps_trainer_and_rollout_together(family):
     difference = gaps(batch, found)
     assert difference.max() < 0.4 and difference.mean() < 0.03, f"{difference.max():.2f}, mean {difference.mean():.3f}"
     free = replace(engine.settings, routers=RouterSettings())
-    alone = SingleEngine(engine.model, replace(free, optim=None)).forward(batch, LOG_PROBS).log_probs
+    alone = Engine(SingleBackend(engine.model, replace(free, optim=None))).forward(batch, LOG_PROBS).log_probs
     assert alone is not None and difference.mean() <= gaps(batch, alone).mean() + 1e-4
 
 

@@ -26,8 +26,9 @@ from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
 from paddock.engines.train.base import Outputs
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.load import load_causal_lm
 from paddock.models.vision import vision_tokens
 from paddock.trainer.run import train
@@ -82,11 +83,11 @@ def prompts_of(folder: Path) -> list[Prompt]:
     return [Prompt(tokens, [10 * i + j for j in range(3)], images) for i, (tokens, images) in enumerate(seen)]
 
 
-def engine_of(folder: Path, dtype: torch.dtype = FP32, device: str = DEVICE, **changes: Any) -> SingleEngine:
+def engine_of(folder: Path, dtype: torch.dtype = FP32, device: str = DEVICE, **changes: Any) -> Engine:
     model = load_causal_lm(str(folder), dtype=FP32, device=torch.device(device))
     optim = OptimConfig(lr=0.01, override_optimizer_config={"eps": 1e-3})
     settings = {"optim": optim, "compute": dtype, "budget": Budget(200), "forward_budget": Budget(200)}
-    return SingleEngine(model, Settings(**settings | changes))
+    return Engine(SingleBackend(model, Settings(**settings | changes)))
 
 
 def answered(prompts: list[Prompt], found: list[Completion]) -> Batch:
@@ -101,7 +102,7 @@ def answered(prompts: list[Prompt], found: list[Completion]) -> Batch:
     return batch.with_(responses=tokens, lengths=lengths, mask=inside.float(), rollout_log_probs=chances.float())
 
 
-def log_probs(engine: SingleEngine, batch: Batch) -> Tensor:
+def log_probs(engine: Engine, batch: Batch) -> Tensor:
     found = engine.forward(batch, LOG_PROBS).log_probs
     assert found is not None
     return found.cpu() * batch.need("mask")
@@ -129,7 +130,7 @@ def test_rollout_trainer_and_padded_rows_agree(family, dtype, place):
     engine, prompts = engine_of(place / family, dtype), prompts_of(place / family)
     batch = answered(prompts, EmbeddedEngine(engine.model, max_num_seqs=4).generate(prompts, SAMPLED))
     trainer = log_probs(engine, batch)
-    assert engine.shares_prompts
+    assert engine.backend.shares_prompts
     others = {
         "rollout": batch.need("rollout_log_probs") * batch.need("mask"),
         "rows alone": log_probs(engine_of(place / family, dtype, share_prompts=False), batch),

@@ -17,8 +17,9 @@ from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
 from paddock.engines.train.base import Outputs
+from paddock.engines.train.engine import Engine, offload_idle
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.adapters import Lora, attach
 from paddock.models.forward import FUSED
 from paddock.models.fused import fused
@@ -56,7 +57,7 @@ def engine_of(
     by_modules: bool = False,
     critic: bool = False,
     **changes: Any,
-) -> SingleEngine:
+) -> Engine:
     model: Any = tiny_model(family, **SHAPE).to(DEVICE, dtype)
     model.set_attn_implementation("paddock")
     backbone = attach(model.base_model if critic else model, lora)
@@ -65,11 +66,11 @@ def engine_of(
     if critic:
         torch.nn.init.constant_(role.value_head.weight, 0.1)
     settings = Settings(optim=OptimConfig(lr=1e-3), compute=dtype, budget=Budget(200), total_steps=9, **changes)
-    engine = SingleEngine(role, settings)
-    decoder = fused(engine.backbone)
+    engine = Engine(SingleBackend(role, settings))
+    decoder = fused(engine.backend.backbone)
     assert decoder is not None and bool(decoder.pairs) == (lora is not None)
     if by_modules:
-        del vars(engine.backbone.base_model)[FUSED]
+        del vars(engine.backend.backbone.base_model)[FUSED]
     return engine
 
 
@@ -82,13 +83,13 @@ def loss(micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
     return (outputs.log_probs * mask).sum() / 100 - outputs.entropy.sum() / 1000, {}
 
 
-def gradients(engine: SingleEngine, want: frozenset[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def gradients(engine: Engine, want: frozenset[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Columns of a batch, and the gradients of the trained parameters' masters."""
     assert engine.updater is not None
     batch = tiny_batch(32, response_len=20)
     columns = engine.forward(batch, want)
     engine.model.train()
-    engine.backward(engine.micro_batches(batch), loss, want)
+    engine._backward(engine.micro_batches(batch), loss, want)
     grads = {name: master.grad for name, master in engine.updater.named_masters().items()}
     assert all(grad is not None for grad in grads.values()), [name for name, grad in grads.items() if grad is None]
     return {name: getattr(columns, name) for name in want}, grads  # type: ignore[return-value]
@@ -211,7 +212,7 @@ def test_adapters_that_were_away_from_the_device_compute_as_before():
     engine, batch = engine_of("qwen3", BF16), tiny_batch()
     before = engine.forward(batch, BOTH).log_probs
     engine.settings = replace(engine.settings, offload_params=True)
-    engine.offload_idle(DEVICE, least=1)
+    offload_idle(engine, least=1)
     held = torch.cuda.memory_allocated()
     engine.move("host")
     torch.cuda.synchronize()
@@ -229,7 +230,7 @@ def test_an_update_of_adapters_needs_less_memory_than_one_of_all_weights():
         model: Any = tiny_model("llama", **shape).to(DEVICE, BF16)
         model.set_attn_implementation("paddock")
         settings = Settings(optim=OptimConfig(lr=1e-3), compute=BF16, budget=Budget(4096), total_steps=9)
-        engine = SingleEngine(attach(model, lora), settings)
+        engine = Engine(SingleBackend(attach(model, lora), settings))
         assert fused(engine.model) is not None
         batch = tiny_batch(4, prompt_len=64, response_len=192)
         for _ in range(2):

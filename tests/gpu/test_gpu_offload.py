@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from torch import Tensor
 
 from paddock.config.engine import OptimConfig
 from paddock.config.load import load
-from paddock.core.device import Carrier, memory_in_use
-from paddock.engines.train.offload import LEAST, Offload
+from paddock.core.device import CopyStream, memory_in_use
+from paddock.engines.train.engine import Engine, offload_idle
+from paddock.engines.train.offload import LEAST, Offload, offloads_of
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.fused import fused
 from paddock.trainer.run import train
 
@@ -31,13 +33,13 @@ BOTH = {"offload_params": True, "offload_optimizer": True}
 MIB = 2**20
 
 
-def engine_of(**changes: Any) -> SingleEngine:
+def engine_of(**changes: Any) -> Engine:
     """Computes in bf16; the optimizer has masters and both moments in float32."""
     model = tiny_model("qwen3", **SHAPE).to("cuda")
     model.set_attn_implementation("paddock")
     defaults = {"optim": OptimConfig(lr=1e-3), "budget": Budget(100), "compute": torch.bfloat16}
-    engine = SingleEngine(model, Settings(**defaults | changes))
-    assert fused(engine.backbone) is not None
+    engine = Engine(SingleBackend(model, Settings(**defaults | changes)))
+    assert fused(engine.backend.backbone) is not None
     return engine
 
 
@@ -45,7 +47,7 @@ def loss(micro: Any, outputs: Any) -> Any:
     return ((outputs.log_probs - 0.1 * outputs.entropy) * micro.mask).sum() / 20, {}
 
 
-def trained(engine: SingleEngine) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+def trained(engine: Engine) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
     """Three steps, with a forward before each, and the weights afterwards: the optimizer's and the model's."""
     numbers, batch = [], tiny_batch(8)
     for _ in range(3):
@@ -57,11 +59,11 @@ def trained(engine: SingleEngine) -> tuple[list[dict[str, float]], dict[str, Ten
             else:
                 numbers.append(engine.train_step(engine.micro_batches(batch), loss, WANT))
             engine.move("host")
-    for offload in engine.offloads():
-        offload.come()
-        offload.arrive()
+    for offload in offloads_of(engine):
+        offload.prefetch()
+        offload.wait()
     found = {f"master {name}": tensor for name, tensor in engine.updater.named_masters().items()}
-    found |= dict(engine.tensors())
+    found |= dict(engine.backend.tensors())
     return numbers, {name: tensor.detach().clone() for name, tensor in found.items()}
 
 
@@ -102,7 +104,7 @@ def test_between_phases_the_device_has_room_for_others():
     torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved()
     engine.move("device")
-    engine.updater.offload.come()
+    engine.updater.offload.prefetch()
     torch.cuda.synchronize()
     assert torch.cuda.memory_reserved() - reserved > 0.5 * expected  # it was the device's again, not only torch's
 
@@ -127,9 +129,9 @@ def test_a_reference_is_copied_to_the_host_once():
         engine.move("prefetch")
         engine.move("device")
         found.append(engine.forward(batch, WANT).log_probs)
-    pinned = [piece for berth in engine.offload.berths.values() for piece in berth.pieces]
+    pinned = [piece for buffer in engine.offload.buffers.values() for piece in buffer.pieces]
     assert all(piece.is_pinned() for piece in pinned)
-    assert engine.offload.sent == sum(berth.size for berth in engine.offload.berths.values())
+    assert engine.offload.sent == sum(buffer.size for buffer in engine.offload.buffers.values())
     assert engine.offload.fetched == 4 * engine.offload.sent
     assert all(torch.equal(one, wanted) for one in found)
 
@@ -137,7 +139,7 @@ def test_a_reference_is_copied_to_the_host_once():
 def test_copies_beside_heavy_work_carry_what_was_there():
     """Written just before they leave, their memory wanted by others at once, called back at once, and again."""
     tensors = [torch.zeros(size, device="cuda") for size in (3_000_000, 17_000_001, 40_000, 5_000_000)]
-    away = Offload(Carrier(torch.device("cuda", 0)), lambda: tensors)
+    away = Offload(CopyStream(torch.device("cuda", 0)), lambda: tensors)
     square = torch.randn(4096, 4096, device="cuda")
     for turn in range(1, 6):
         for _ in range(4):
@@ -145,11 +147,11 @@ def test_copies_beside_heavy_work_carry_what_was_there():
         for number, tensor in enumerate(tensors):
             tensor.fill_(turn + number / 8)
         away.written()
-        away.leave()
+        away.to_host()
         others = [torch.full_like(square, -1.0) for _ in range(6)]
-        away.come()
+        away.prefetch()
         scribbles = [torch.full((3_000_000,), -2.0, device="cuda") for _ in range(8)]
-        away.arrive()
+        away.wait()
         for number, tensor in enumerate(tensors):
             assert torch.equal(tensor, torch.full_like(tensor, turn + number / 8)), (turn, number)
         del others, scribbles
@@ -157,23 +159,23 @@ def test_copies_beside_heavy_work_carry_what_was_there():
 
 def test_weights_that_left_are_free_while_their_copy_runs_and_the_host_does_not_wait():
     tensor = torch.zeros(256 * MIB, dtype=torch.uint8, device="cuda")
-    away = Offload(Carrier(torch.device("cuda", 0)), lambda: [tensor])
+    away = Offload(CopyStream(torch.device("cuda", 0)), lambda: [tensor])
     for _ in range(2):
-        away.leave()
-        away.come()
-        away.arrive()
+        away.to_host()
+        away.prefetch()
+        away.wait()
     away.written()
     torch.cuda.synchronize()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(200_000_000)  # a tenth of a second of work before the copy may begin
     before = memory_in_use(tensor.device)
     start.record()
-    away.leave()
+    away.to_host()
     end.record()
     assert not end.query() or start.elapsed_time(end) < 5.0  # milliseconds of the work's own stream
     assert before - memory_in_use(tensor.device) >= 256 * MIB
-    away.come()
-    away.arrive()
+    away.prefetch()
+    away.wait()
     assert not tensor.any()
 
 
@@ -193,8 +195,7 @@ def run(folder: Path, away: bool) -> list[dict[str, float]]:
 
 def test_a_whole_run_with_everything_offloaded_learns_what_the_other_learns(tmp_path, monkeypatch):
     """Rollouts by graphs, old log-probs, a reference, two mini-batches, validation, a checkpoint."""
-    offload_idle = SingleEngine.offload_idle
-    monkeypatch.setattr(SingleEngine, "offload_idle", lambda self, device: offload_idle(self, device, least=1))
+    monkeypatch.setattr("paddock.engines.train.engine.offload_idle", partial(offload_idle, least=1))
     stays, travels = run(tmp_path / "stays", False), run(tmp_path / "travels", True)
     for name in ("response_length/mean", "critic/score/mean", "actor/grad_norm", "actor/kl_loss"):
         first, second = (line[name] for line in (stays[0], travels[0]))

@@ -14,8 +14,9 @@ from paddock.core.device import flash_attention
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
+from paddock.engines.train.engine import Engine, offload_idle
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.forward import FUSED
 from paddock.models.fused import fused
 from paddock.trainer.experience import with_responses
@@ -29,11 +30,11 @@ PROMPTS = [
 ]
 
 
-def engine_of(family: str, dtype: torch.dtype = torch.float32, exact: bool = False, **shape: int) -> SingleEngine:
+def engine_of(family: str, dtype: torch.dtype = torch.float32, exact: bool = False, **shape: int) -> Engine:
     model = tiny_model(family, **shape).to("cuda", dtype)
     model.set_attn_implementation("paddock")
     settings = Settings(optim=OptimConfig(lr=1e-3), compute=dtype, exact=exact, budget=Budget(100), total_steps=9)
-    return SingleEngine(model, settings)
+    return Engine(SingleBackend(model, settings))
 
 
 def tokens(completions: list[Completion]) -> list[list[int]]:
@@ -116,8 +117,8 @@ def test_prompts_computed_once_train_as_rows_alone(family):
     found = []
     for share in (True, False):
         engine = engine_of(family, torch.bfloat16, hidden_size=64, head_dim=32, intermediate_size=128)
-        engine.settings = replace(engine.settings, share_prompts=share)
-        outputs = engine.outputs(batch, frozenset({"log_probs", "entropy"}))
+        engine.backend.settings = replace(engine.settings, share_prompts=share)
+        outputs = engine.backend.outputs(batch, frozenset({"log_probs", "entropy"}))
         (outputs.log_probs.square().sum() / 100).backward()
         grads = torch.cat([p.grad.flatten().double() for p in engine.model.parameters() if p.grad is not None])
         found.append((outputs.log_probs.detach(), grads))
@@ -187,7 +188,7 @@ def test_weights_that_were_away_from_the_device_compute_as_before():
     batch = tiny_batch()
     before = engine.forward(batch, frozenset({"log_probs"})).log_probs
     engine.settings = replace(engine.settings, offload_params=True)
-    engine.offload_idle(torch.device("cuda"), least=1)
+    offload_idle(engine, least=1)
     held = torch.cuda.memory_allocated()
     engine.move("host")
     torch.cuda.synchronize()

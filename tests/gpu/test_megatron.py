@@ -16,14 +16,15 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from paddock.config.engine import OptimConfig
 from paddock.config.load import load
 from paddock.config.roles import LoraConfig
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.trainer.run import train
 
 pytest.importorskip("megatron.core", reason="needs megatron-core")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
-from paddock.engines.train.megatron.engine import MegatronEngine  # noqa: E402
+from paddock.engines.train.megatron.backend import MegatronBackend  # noqa: E402
 
 WANT = frozenset({"log_probs", "entropy"})
 FP32, BF16 = torch.float32, torch.bfloat16
@@ -67,8 +68,8 @@ def trained(engine: Any) -> tuple[torch.Tensor, list[float], dict[str, torch.Ten
 @pytest.mark.parametrize("changes", [{}, {"checkpointing": True}, {"offload_params": True, "offload_optimizer": True}])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe"])
 def test_float32_equals_single(family, changes):
-    want = trained(SingleEngine(model_of(family).to(GPU), settings(FP32, **changes)))
-    got = trained(MegatronEngine(model_of(family), settings(FP32, **changes), device=GPU))
+    want = trained(Engine(SingleBackend(model_of(family).to(GPU), settings(FP32, **changes))))
+    got = trained(Engine(MegatronBackend(model_of(family), settings(FP32, **changes), device=GPU)))
     torch.testing.assert_close(got[0], want[0], atol=1e-3, rtol=0)
     assert got[1] == pytest.approx(want[1], rel=1e-2)
     for name, tensor in want[2].items():
@@ -77,14 +78,14 @@ def test_float32_equals_single(family, changes):
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
 def test_bfloat16_is_as_near_to_float32_as_single_is(family):
-    exact = trained(SingleEngine(model_of(family).to(GPU), settings(FP32)))[0]
-    single = trained(SingleEngine(model_of(family).to(GPU), settings(BF16)))[0]
-    got = trained(MegatronEngine(model_of(family), settings(BF16), device=GPU))[0]
+    exact = trained(Engine(SingleBackend(model_of(family).to(GPU), settings(FP32))))[0]
+    single = trained(Engine(SingleBackend(model_of(family).to(GPU), settings(BF16))))[0]
+    got = trained(Engine(MegatronBackend(model_of(family), settings(BF16), device=GPU)))[0]
     assert (got - exact).abs().mean() < 1.5 * (single - exact).abs().mean() + 1e-3
 
 
 def test_adapters_learn_and_the_frozen_model_stays():
-    engine = MegatronEngine(model_of("qwen3"), settings(BF16), device=GPU, lora=LoraConfig(rank=8))
+    engine = Engine(MegatronBackend(model_of("qwen3"), settings(BF16), device=GPU, lora=LoraConfig(rank=8)))
     before = engine.forward(tiny_batch(8), WANT).log_probs
     trained(engine)
     after = engine.forward(tiny_batch(8), WANT).log_probs

@@ -21,7 +21,7 @@ if not (INTERPRETED or torch.cuda.is_available()):
 import peft
 from tiny_models import tiny_model
 
-from paddock.core.device import Carrier
+from paddock.core.device import CopyStream
 from paddock.engines.train.offload import Offload
 from paddock.models.adapters import Adapters, Lora, adapters_of, attach, is_adapter
 from paddock.models.attention import Packed, SharedPrompts
@@ -167,12 +167,12 @@ def test_new_values_of_adapters_are_seen_and_so_are_those_that_were_away():
                 param.add_(0.1)
         wanted = module_states(model, *stream())
         same(hidden_states(model, *stream()), wanted)
-        away = Offload(Carrier(DEVICE), model.parameters, least=1)
-        away.leave()
+        away = Offload(CopyStream(DEVICE), model.parameters, least=1)
+        away.to_host()
         held = [joined.adapters.a.untyped_storage() for layer in decoder.layers for joined in layer.joined]
         assert not any(storage.nbytes() for storage in held)
-        away.come()
-        away.arrive()
+        away.prefetch()
+        away.wait()
         for name, param in model.named_parameters():
             if is_adapter(name):
                 param.sub_(0.05)

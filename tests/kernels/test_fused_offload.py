@@ -21,21 +21,22 @@ if not (INTERPRETED or torch.cuda.is_available()):
 from tiny_models import tiny_batch, tiny_model
 
 from paddock.config.engine import OptimConfig
-from paddock.core.device import Carrier
-from paddock.engines.train.activations import Activations, Journey
+from paddock.core.device import CopyStream
+from paddock.engines.train.activations import Activations, SavedTensors
+from paddock.engines.train.engine import Engine, offload_idle
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.fused import fused
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WANT = frozenset({"log_probs"})
 
 
-def engine_of(**changes: Any) -> SingleEngine:
+def engine_of(**changes: Any) -> Engine:
     model = tiny_model("qwen3").to(DEVICE)
     model.set_attn_implementation("paddock")
-    engine = SingleEngine(model, Settings(optim=OptimConfig(lr=0.01), budget=Budget(64), **changes))
-    assert fused(engine.backbone) is not None
+    engine = Engine(SingleBackend(model, Settings(optim=OptimConfig(lr=0.01), budget=Budget(64), **changes)))
+    assert fused(engine.backend.backbone) is not None
     return engine
 
 
@@ -43,17 +44,17 @@ def loss(micro: Any, outputs: Any) -> Any:
     return (outputs.log_probs * micro.mask).sum() / 20, {}
 
 
-def gradients(engine: SingleEngine) -> dict[str, torch.Tensor]:
+def gradients(engine: Engine) -> dict[str, torch.Tensor]:
     engine.model.train()
     engine.updater.zero()
-    engine.backward([tiny_batch(2)], loss, WANT)
+    engine._backward([tiny_batch(2)], loss, WANT)
     return {name: param.grad.clone() for name, param in engine.model.named_parameters()}
 
 
 def test_weights_that_were_away_compute_as_before_and_are_trained():
     engine, other = engine_of(offload_params=True, offload_optimizer=True), engine_of()
-    engine.offload_idle(DEVICE, least=1)
-    joined = fused(engine.backbone).layers[0].qkv.weight
+    offload_idle(engine, least=1)
+    joined = fused(engine.backend.backbone).layers[0].qkv.weight
     for _ in range(2):
         engine.move("host")
         assert joined.untyped_storage().nbytes() == 0
@@ -61,28 +62,28 @@ def test_weights_that_were_away_compute_as_before_and_are_trained():
         found, wanted = (one.train_step([tiny_batch(2)], loss, WANT) for one in (engine, other))
         assert found["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-6)
     for name, weight in dict(other.tensors()).items():
-        torch.testing.assert_close(dict(engine.tensors())[name], weight, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(dict(engine.backend.tensors())[name], weight, atol=1e-6, rtol=1e-5)
 
 
 def test_what_recomputed_layers_keep_waits_on_the_host_and_the_gradients_are_the_same():
     expected = gradients(engine_of(checkpointing=True))
     engine = engine_of(checkpointing=True)
-    journeys: list[Journey] = []
+    forwards: list[SavedTensors] = []
 
     class Noted(Activations):
         @contextmanager
-        def away(self) -> Iterator[Journey]:
-            with super().away() as journey:
-                journeys.append(journey)
-                yield journey
+        def offloaded(self) -> Iterator[SavedTensors]:
+            with super().offloaded() as saved:
+                forwards.append(saved)
+                yield saved
 
-    engine.activations = Noted(engine.model, Carrier(DEVICE), least=64)
+    engine.backend.activations = Noted(engine.model, CopyStream(DEVICE), least=64)
     found = gradients(engine)
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)
-    (journey,) = journeys
-    config = engine.backbone.config
-    streams = [trip for trip in journey.trips if trip.shape[-1] == config.hidden_size]
+    (saved,) = forwards
+    config = engine.backend.backbone.config
+    streams = [one for one in saved.tensors if one.shape[-1] == config.hidden_size]
     assert len(streams) == config.num_hidden_layers + 2  # and what the last norm and the head read
-    assert all(trip.uses == 0 and trip.here is None for trip in journey.trips)
+    assert all(one.uses == 0 and one.on_device is None for one in saved.tensors)

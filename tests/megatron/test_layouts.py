@@ -28,8 +28,10 @@ from transformers import (
 from paddock.config.roles import LoraConfig
 from paddock.core.balance import balanced_order
 from paddock.core.batch import Batch
+from paddock.engines.train.engine import Engine, offload_idle
+from paddock.engines.train.offload import offloads_of
 from paddock.engines.train.settings import Budget
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.packing import sequence_lengths
 
 STEPS = 3
@@ -112,17 +114,17 @@ def engine_of(
     on_cpu.patch()
     from megatron.core import parallel_state
 
-    from paddock.engines.train.megatron.engine import MegatronEngine
+    from paddock.engines.train.megatron.backend import MegatronBackend
     from paddock.engines.train.megatron.layout import Layout
 
     parallel_state.destroy_model_parallel()
     asked = LoraConfig(**lora) if lora else None
-    return MegatronEngine(model_of(role, family), settings(**changes or {}), Layout(**layout), lora=asked)
+    return Engine(MegatronBackend(model_of(role, family), settings(**changes or {}), Layout(**layout), lora=asked))
 
 
 def gradients(engine: Any) -> dict[str, Tensor]:
     """After they are summed, under Hugging Face's names: the way that weights take."""
-    if not hasattr(engine, "mapping"):
+    if not hasattr(engine.backend, "mapping"):
         return {name: master.grad.clone() for name, master in engine.updater.named_masters().items()}
     kept = []
     for buffer in engine.updater.buffers:
@@ -161,7 +163,8 @@ def trained(engine: Any, role: str, mine: Any, rows: int, steps: int = STEPS) ->
 
 def shares(engine: Any) -> Any:
     """Which rows are this rank's: ranks of one replica have the same."""
-    count, alike = dist.get_world_size() // engine.ranks.stages, engine.layout.tensor * engine.layout.context
+    ranks, layout = engine.backend.ranks, engine.backend.layout
+    count, alike = dist.get_world_size() // ranks.stages, layout.tensor * layout.context
     number = dist.get_rank() % count // alike
 
     def mine(batch: Batch) -> Batch:
@@ -173,9 +176,9 @@ def shares(engine: Any) -> Any:
 
 def train_on_rank(rank: int, role: str, family: str, changes: dict, layout: dict, rows: int) -> dict[str, Any]:
     engine = engine_of(role, family, layout, changes)
-    engine.offload_idle(engine.device, least=1)  # what the settings name, as on a GPU
+    offload_idle(engine, least=1)  # what the settings name, as on a GPU
     found = trained(engine, role, shares(engine), rows)
-    assert all(offload.sent and offload.fetched for offload in engine.offloads())
+    assert all(offload.sent and offload.fetched for offload in offloads_of(engine))
     return found
 
 
@@ -193,7 +196,7 @@ def assert_equal_runs(got: dict[str, Any], want: dict[str, Any], tolerance: floa
 
 
 def compare(pool: Ranks, role: str, family: str, changes: dict, layout: dict, rows: int) -> None:
-    want = trained(SingleEngine(model_of(role, family), settings(**changes)), role, lambda batch: batch, rows)
+    want = trained(Engine(SingleBackend(model_of(role, family), settings(**changes))), role, lambda batch: batch, rows)
     for got in pool(train_on_rank, role, family, changes, layout, rows):
         assert_equal_runs(got, want)
 
@@ -309,5 +312,5 @@ def test_the_reference_under_adapters_is_the_frozen_model_and_the_rollout_sees_t
     merged = tiny_model("qwen3", tie_word_embeddings=False, vocab_size=265)
     merged.load_state_dict(dict(engine.weights()))
     merged.set_attn_implementation("paddock")
-    plain = SingleEngine(merged, settings(optim=None)).forward(batch, frozenset({"log_probs"})).log_probs
+    plain = Engine(SingleBackend(merged, settings(optim=None))).forward(batch, frozenset({"log_probs"})).log_probs
     torch.testing.assert_close(now, plain, atol=1e-5, rtol=0)

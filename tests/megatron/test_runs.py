@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from paddock.config.load import load
 from paddock.config.topology import in_one_process
-from paddock.engines.train.megatron.engine import MegatronEngine
+from paddock.engines.train.open import actor_engine, backend_of
 from paddock.errors import UserError
 from paddock.export import export
 from paddock.preflight import check
@@ -122,7 +122,7 @@ def test_what_is_not_honoured_is_refused_by_name(key, reason):
     config = load([*SMALL, MEGATRON, *GRPO, f"{sign}{A}.megatron.{key.removeprefix('+')}"]).config
     parallel_state.destroy_model_parallel()
     with pytest.raises(UserError, match=reason) as refusal:
-        MegatronEngine.for_actor(config)
+        actor_engine(config, backend=backend_of(config, alone=True))
     assert f"{A}.megatron.{key.removeprefix('+').partition('=')[0].partition('.')[0]}" in str(refusal.value)
 
 
@@ -136,8 +136,9 @@ def test_what_is_not_honoured_is_refused_by_name(key, reason):
     ],
 )
 def test_what_other_engines_do_and_this_one_does_not_is_refused_by_name(keys, reason):
+    config = load([*SMALL, MEGATRON, *GRPO, *keys]).config
     with pytest.raises(UserError, match=reason):
-        MegatronEngine.for_actor(load([*SMALL, MEGATRON, *GRPO, *keys]).config)
+        actor_engine(config, backend=backend_of(config, alone=True))
 
 
 def test_recomputed_layers_give_the_same_run(tmp_path):

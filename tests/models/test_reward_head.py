@@ -9,8 +9,9 @@ import torch
 from tiny_models import EOS, FAMILIES, PAD, SHAPE, byte_tokenizer, save_tiny
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.load import load_backbone
 from paddock.models.reward_head import load_reward_model, save_classifier, scored_batch, sequence_scores
@@ -58,7 +59,7 @@ def padded(prompts, answers):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_of_sequences_equal_those_of_transformers(family, packed, tmp_path):
     own = save_classifier_of("sequence", tmp_path, family)
-    engine = SingleEngine(load_reward_model(str(tmp_path)), Settings(forward_budget=Budget(40), packed=packed))
+    engine = Engine(SingleBackend(load_reward_model(str(tmp_path)), Settings(forward_budget=Budget(40), packed=packed)))
     prompts, answers = sequences()
     batch = scored_batch(prompts, answers, every_token=False)
     found = sequence_scores(batch, engine.forward(batch, VALUES).values)
@@ -76,7 +77,7 @@ def test_scores_of_tokens_equal_those_of_transformers(family, tmp_path):
     assert model.every_token
     prompts, answers = sequences()
     batch = scored_batch(prompts, answers, every_token=True)
-    values = SingleEngine(model, Settings()).forward(batch, VALUES).values
+    values = Engine(SingleBackend(model, Settings())).forward(batch, VALUES).values
     tokens, mask = padded(prompts, answers)
     with torch.no_grad():
         expected = own(input_ids=tokens, attention_mask=mask).logits.squeeze(-1)
@@ -139,7 +140,7 @@ def test_a_saved_classifier_is_the_same_to_transformers_and_to_us(family, tmp_pa
         expected = own(input_ids=tokens, attention_mask=mask).logits.squeeze(-1)
     batch = scored_batch(prompts, answers, every_token=False)
     for again in (model, load_reward_model(str(tmp_path / "rm"))):
-        found = sequence_scores(batch, SingleEngine(again, Settings()).forward(batch, VALUES).values)
+        found = sequence_scores(batch, Engine(SingleBackend(again, Settings())).forward(batch, VALUES).values)
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
 
 
@@ -147,7 +148,7 @@ def test_what_training_saves_on_the_way_is_read_as_a_model_of_sequences(tmp_path
     """Its head stands beside the backbone as a critic's does."""
     model = load_reward_model(str(save_tiny(tmp_path / "lm")), fresh_head=True).for_pairs(EOS)
     torch.nn.init.normal_(model.value_head.weight)
-    SingleEngine(model, Settings()).save(tmp_path / "checkpoint")
+    Engine(SingleBackend(model, Settings())).save(tmp_path / "checkpoint")
     again = load_reward_model(str(tmp_path / "checkpoint"))
     assert not again.every_token and again.unread == EOS
     hidden = torch.randn(3, 48)

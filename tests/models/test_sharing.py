@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from tiny_models import FAMILIES, tiny_model
 
 from paddock.config.engine import OptimConfig
 from paddock.core.batch import Batch
+from paddock.engines.train.engine import Engine
+from paddock.engines.train.forwards import shares_prompts
+from paddock.engines.train.routers import Routers
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.attention import SharedPrompts
 from paddock.models.attention.blocks import BlockAttention
@@ -56,8 +57,8 @@ def packed_model(family: str):
     return model
 
 
-def engine(model, **settings) -> SingleEngine:
-    return SingleEngine(model, Settings(**settings))
+def engine(model, **settings) -> Engine:
+    return Engine(SingleBackend(model, Settings(**settings)))
 
 
 def square(batch: Batch, outputs) -> tuple[torch.Tensor, dict]:
@@ -73,7 +74,7 @@ def test_shared_prompts_give_the_numbers_and_gradients_of_rows_alone(family):
     found = {}
     for share in (True, False):
         model.zero_grad()
-        outputs = engine(model, share_prompts=share, optim=OptimConfig()).outputs(batch, WANT)
+        outputs = engine(model, share_prompts=share, optim=OptimConfig()).backend.outputs(batch, WANT)
         square(batch, outputs)[0].backward()
         grads = {name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None}
         found[share] = outputs.log_probs, outputs.entropy, grads
@@ -164,13 +165,8 @@ def test_only_equal_prompts_are_shared_whatever_the_group_says():
 
 @pytest.mark.parametrize("settings", [{"packed": False}, {"exact": True}])
 def test_what_cannot_share_is_refused_if_asked_for_and_else_does_without(settings):
-    model = packed_model("llama")
-    plain = SingleEngine.__new__(SingleEngine)
-    for share, wanted in ((None, False), (False, False)):
-        plain.__dict__.clear()
-        plain.settings, plain.routers = replace(Settings(share_prompts=share), **settings), engine(model).routers
-        assert plain.shares_prompts is wanted
-    plain.__dict__.clear()
-    plain.settings, plain.routers = replace(Settings(share_prompts=True), **settings), engine(model).routers
+    routers = Routers(packed_model("llama"), None)
+    for share in (None, False):
+        assert not shares_prompts(Settings(share_prompts=share, **settings), routers)
     with pytest.raises(UserError, match="use_prefix_grouper"):
-        _ = plain.shares_prompts
+        shares_prompts(Settings(share_prompts=True, **settings), routers)

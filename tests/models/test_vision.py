@@ -34,8 +34,9 @@ from paddock.core.masked import Denominators, aggregate
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.fused import fuse, fused
 from paddock.models.image_reader import ImageReader, load_processor
@@ -75,8 +76,8 @@ def prompts(folder: Path) -> list[tuple[list[int], Images | None]]:
     return [prompt_of(reader, [painted()]), prompt_of(reader, []), prompt_of(reader, two, "Which is larger?")]
 
 
-def engine(model: Any, **changes: Any) -> SingleEngine:
-    return SingleEngine(model, Settings(**changes))
+def engine(model: Any, **changes: Any) -> Engine:
+    return Engine(SingleBackend(model, Settings(**changes)))
 
 
 def asked(prompts: list[tuple[list[int], Images | None]], samples: int = 3) -> list[Prompt]:
@@ -156,14 +157,14 @@ def test_a_groups_prompt_with_its_images_is_computed_once(folder, prompts):
     assert len(pack_shared(batch).tokens[0]) < 0.6 * len(pack(batch).tokens[0])
     for share in (True, False):
         trained = engine(load_causal_lm(str(folder)), optim=OptimConfig(lr=0.0), share_prompts=share)
-        assert trained.shares_prompts is share
+        assert trained.backend.shares_prompts is share
         found.append((trained.forward(batch, WANT).log_probs, gradient_of(trained, batch)))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=1e-5)
     for name, value in found[0][1].items():
         torch.testing.assert_close(value, found[1][1][name], rtol=1e-4, atol=1e-5, msg=name)
 
 
-def gradient_of(trained: SingleEngine, batch: Batch) -> dict[str, torch.Tensor]:
+def gradient_of(trained: Engine, batch: Batch) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     clip = trained.updater.clip
 

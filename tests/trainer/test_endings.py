@@ -194,7 +194,7 @@ def break_when_step_is(number: int, name: str, patch: pytest.MonkeyPatch) -> Fai
 def test_an_error_inside_an_update_saves_nothing_and_says_from_where_the_run_goes_on(tmp_path, monkeypatch, caplog):
     common = [GRPO, "trainer.total_training_steps=4", "trainer.save_freq=1"]
     with monkeypatch.context() as patch:
-        break_when_step_is(3, "paddock.engines.train.single.SingleEngine.train_step", patch)
+        break_when_step_is(3, "paddock.engines.train.engine.Engine.train_step", patch)
         with pytest.raises(RuntimeError, match="a bug of ours"):
             train(load(arguments(tmp_path / "cut", *common)).config)
     assert steps(tmp_path / "cut") == [1, 2]

@@ -13,7 +13,7 @@ from conftest import ROOT
 from safetensors.torch import load_file
 
 from paddock.config.load import load
-from paddock.engines.train import single
+from paddock.engines.train import forwards
 from paddock.errors import UserError
 from paddock.trainer.policy import open_tokenizer
 from paddock.trainer.run import train
@@ -35,10 +35,10 @@ def test_entropy_that_nothing_needs_is_not_computed_and_changes_no_weight(tmp_pa
 
     def watched(*args, entropy=False, **others):
         computed.append(entropy)
-        return single_token_stats(*args, entropy=entropy, **others)
+        return token_stats(*args, entropy=entropy, **others)
 
-    single_token_stats = single.token_stats
-    monkeypatch.setattr(single, "token_stats", watched)
+    token_stats = forwards.token_stats
+    monkeypatch.setattr(forwards, "token_stats", watched)
     with_it, weights = run(tmp_path / "with", "algorithm.adv_estimator=grpo")
     assert with_it["actor/entropy"] > 0 and any(computed)
     computed.clear()

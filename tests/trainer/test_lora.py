@@ -19,7 +19,8 @@ from paddock.cli import main
 from paddock.config.load import load
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.engine import Engine, adapter_of
+from paddock.engines.train.open import actor_engine, reference_engine
 from paddock.errors import UserError
 from paddock.facts.machine import this_machine
 from paddock.models.adapters import MERGED, WEIGHTS_FILE
@@ -87,12 +88,12 @@ def test_the_reference_of_a_rank_is_the_model_that_was_loaded(tmp_path):
     config = load([*SMALL, *GRPO, *FP32]).config
     rank = Rank(config, 2, ("actor", "rollout", "reference"))
     actor, reference = rank.actor.engine, rank.reference.engine
-    assert isinstance(reference, SingleEngine) and reference.model is actor.model
+    assert isinstance(reference, Engine) and reference.model is actor.model
     with torch.no_grad():
         for name, param in actor.model.named_parameters():
             if ".lora_B." in name:
                 param.normal_(std=0.2)
-    alone = SingleEngine.for_reference(config)
+    alone = reference_engine(config)
     batch = tiny_batch()
     batch = batch.with_(prompts=batch.prompts % 13, responses=batch.need("responses") % 13)
     want = frozenset({"log_probs"})
@@ -147,9 +148,9 @@ def test_a_run_starts_from_an_adapter_and_generation_uses_it(finished, tmp_path)
     start = finished / "global_step_2" / "actor"
     keys = ["actor_rollout_ref.model.lora_rank=0", f"actor_rollout_ref.model.lora_adapter_path={start}"]
     config = load([*SMALL, *GRPO, *FP32, *keys]).config
-    engine = SingleEngine.for_actor(config)
+    engine = actor_engine(config)
     stored = adapter(finished, 2)
-    for name, tensor in engine.adapter().items():
+    for name, tensor in adapter_of(engine).items():
         assert torch.equal(tensor, stored["base_model.model." + name.replace(".default.", ".")])
     policy = open_policy(config)
     prompts = [Prompt([3, 5, 7], [0, 1])]

@@ -19,8 +19,9 @@ from paddock.config.schema import DataConfig
 from paddock.core.batch import Batch
 from paddock.data.pairs import PairDataset
 from paddock.engines.train.base import Outputs
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.packing import sequence_lengths
 from paddock.models.reward_head import load_reward_model, save_classifier, scored_batch, sequence_scores
@@ -78,10 +79,10 @@ def model_path(tmp_path):
     return str(tmp_path / "model")
 
 
-def engine(path: str, budget: Budget) -> SingleEngine:
+def engine(path: str, budget: Budget) -> Engine:
     """One step of plain gradient descent with lr 1 shows the gradient."""
     optim = OptimConfig(optimizer="SGD", lr=1.0, weight_decay=0.0, clip_grad=1e9)
-    return SingleEngine(load_reward_model(path).for_pairs(PAD), Settings(budget, optim=optim))
+    return Engine(SingleBackend(load_reward_model(path).for_pairs(PAD), Settings(budget, optim=optim)))
 
 
 def gradient(path: str, batch: Batch, budget: Budget) -> dict[str, torch.Tensor]:
@@ -144,7 +145,7 @@ def test_what_transformers_takes_for_padding_is_left_out_in_training_as_in_use(t
     save_classifier(reward, tmp_path / "rm", dict(reward.state_dict()))
     own = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm")
     batch = pair_batch(rows, reward.unread)
-    found = sequence_scores(batch, SingleEngine(reward, Settings()).forward(batch, WANT).values)
+    found = sequence_scores(batch, Engine(SingleBackend(reward, Settings())).forward(batch, WANT).values)
     with torch.no_grad():
         expected = [
             own(input_ids=torch.tensor([row.tokens + answer])).logits[0, 0]

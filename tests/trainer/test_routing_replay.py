@@ -17,9 +17,10 @@ from paddock.core.batch import Batch
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.routers import RouterSettings
 from paddock.engines.train.settings import Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.kernels import native
 from paddock.models.attention import NAME
@@ -145,7 +146,7 @@ def test_in_bf16_replay_closes_the_gap_that_other_experts_make(family, monkeypat
         model = tiny(family)
         model.set_attn_implementation(NAME)
         bf16 = Settings(compute=torch.bfloat16, optim=OptimConfig(), routers=RouterSettings(replay=replay))
-        engine = SingleEngine(model, bf16)
+        engine = Engine(SingleBackend(model, bf16))
         with monkeypatch.context() as apart:
             apart.setattr(native, "can_run", lambda *_: False)
             found = EmbeddedEngine(model, record_experts=True).generate(asked, replace(sampling(), max_tokens=24))

@@ -18,8 +18,9 @@ from paddock.config.engine import OptimConfig
 from paddock.config.schema import DataConfig
 from paddock.core.masked import Denominators
 from paddock.data.unscored import AnswerDataset
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.attention import NAME as ATTENTION
 from paddock.trainer.commands import SFT
@@ -130,12 +131,12 @@ def loss_of(batch):
     return partial(likelihood, denominators=Denominators.count(batch.need("mask")))
 
 
-def engine(rows: int | None) -> SingleEngine:
+def engine(rows: int | None) -> Engine:
     """One step of plain gradient descent with lr 1 shows the gradient."""
     optim = OptimConfig(optimizer="SGD", lr=1.0, weight_decay=0.0, clip_grad=1e9)
     model = tiny_model("qwen3")
     model.set_attn_implementation(ATTENTION)
-    return SingleEngine(model, Settings(Budget(4096, rows), optim=optim))
+    return Engine(SingleBackend(model, Settings(Budget(4096, rows), optim=optim)))
 
 
 def test_the_loss_is_the_mean_cross_entropy_of_the_answer_tokens(tmp_path):

@@ -34,7 +34,7 @@ from paddock.engines.rollout.served import Server, arguments_of_this_server
 from paddock.errors import UserError
 
 if TYPE_CHECKING:
-    from paddock.engines.train.single import SingleEngine
+    from paddock.engines.train.base import TrainEngine
 
 KEY = "actor_rollout_ref.rollout"
 ARGUMENTS = f"{KEY}.engine_kwargs.sglang"
@@ -311,7 +311,7 @@ if __name__ == "__main__":
     serve()
 
 
-def open_engine(config: Config, trainer: SingleEngine | None) -> SGLangEngine:
+def open_engine(config: Config, trainer: TrainEngine | None) -> SGLangEngine:
     """Opens the engine. Its log-probs are after temperature and before filters, as training needs them."""
     model, rollout, device = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer.device
     from paddock.models.load import model_folder  # the server's own process does without transformers

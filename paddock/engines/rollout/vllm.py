@@ -29,7 +29,7 @@ from paddock.errors import UserError
 from paddock.models.load import model_folder
 
 if TYPE_CHECKING:
-    from paddock.engines.train.single import SingleEngine
+    from paddock.engines.train.base import TrainEngine
 
 KEY = "actor_rollout_ref.rollout"
 ARGUMENTS = f"{KEY}.engine_kwargs.vllm"
@@ -360,7 +360,7 @@ def completion(row: int, output: Any) -> Completion:
     return Completion(row, tokens, log_probs, stopped=output.finish_reason == "stop")
 
 
-def open_engine(config: Config, trainer: SingleEngine | None) -> VLLMEngine:
+def open_engine(config: Config, trainer: TrainEngine | None) -> VLLMEngine:
     """Makes the engine as the config asks for it. Without a trainer beside it, it takes adapters merged."""
     served_log_probs_are_those_of_the_temperature(config)
     model, rollout, device = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer.device

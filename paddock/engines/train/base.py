@@ -1,23 +1,36 @@
-"""What a training engine does. It knows tensors, models and optimizers, and nothing about reinforcement learning."""
+"""The contract of training engines, and of the backends under them. Nothing here knows reinforcement learning."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from paddock.core.batch import Batch, PerToken
+from paddock.models.adapters import Adapters
 from paddock.models.experts import Routing
+from paddock.models.gathered import GatheredModel
+from paddock.models.packing import Inputs
+
+if TYPE_CHECKING:
+    from paddock.config.schema import Config
+    from paddock.engines.train.optim import Updater
+    from paddock.engines.train.routers import Routers
+    from paddock.engines.train.settings import Budget, Settings
 
 SHARDS = "distributed"
 """Folder of a checkpoint that several ranks wrote, and any number of them reads."""
 
 Residency = Literal["device", "prefetch", "host"]
-"""Where offloadable weights are. `prefetch`: their copy to the device has begun, beside other work."""
+"""Location of offloadable weights. `prefetch`: their copy to the device has begun, beside other work."""
+
+RoleKey = Literal["actor", "ref", "critic"]
+"""Section of the config that says how a role's weights are placed."""
 
 Want = frozenset[str]  # any of: log_probs, entropy, sum_pi_squared, values, and the columns of experts
 EXPERT_COLUMNS = frozenset({"prompt_experts", "response_experts"})
@@ -25,7 +38,7 @@ EXPERT_COLUMNS = frozenset({"prompt_experts", "response_experts"})
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """What a forward gives for every response token of its batch, in the batch's shape; None where not wanted."""
+    """Columns that a forward computes for every response token of its batch, in the batch's shape; None if unwanted."""
 
     log_probs: PerToken | None = None
     entropy: PerToken | None = None
@@ -34,7 +47,7 @@ class Outputs:
     prompt_experts: Tensor | None = None
     response_experts: Tensor | None = None
     routing: Routing | None = None
-    """Of the experts in this forward; not a column."""
+    """Choices of experts in this forward; not a column."""
 
 
 LossFn = Callable[[Batch, Outputs], tuple[Tensor, dict[str, Tensor]]]
@@ -49,36 +62,113 @@ def join_shares(name: str, one: Any, other: Any) -> Any:
 
 
 class TrainEngine(Protocol):
+    """The contract: all that other packages may ask of a training engine. Over ranks, every rank makes each call."""
+
+    name: str
+    """Name of the backend, as in a plan: single, fsdp or megatron."""
+    settings: Settings
     device: torch.device
+    model: Any
+    """Module that is trained."""
+    adapters: Adapters | None
+
+    @property
+    def rollout_model(self) -> Any:
+        """The transformers module that generates. Its weights may be read inside `gathered` only."""
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Holds all weights in `rollout_model` for the block."""
 
     def forward(self, batch: Batch, want: Want) -> Outputs:
-        """Without gradient, in micro-batches of the engine's own choice. Position t speaks of response token t."""
-        ...
+        """Computes outputs without gradient, in micro-batches of its own choice. Column t is response token t."""
+
+    def micro_batches(self, batch: Batch, parts: list[Tensor] | None = None) -> list[Batch]:
+        """Cuts a mini-batch to the token budget or row count, or into `parts` of row indices; as many on every rank."""
 
     def train_step(self, micro_batches: list[Batch], loss: LossFn, want: Want) -> dict[str, float]:
-        """One optimizer step: zero, forward and backward of each micro-batch, clip, step.
+        """Takes one optimizer step: zero, forward and backward of each micro-batch, clip, step.
 
-        Joins the metrics' shares; adds `grad_norm`, `lr` and `skipped` (1.0 where a non-finite loss or gradient made
-        the step void).
+        Joins the metrics' shares; adds `grad_norm`, `lr` and `skipped` (1.0 if a non-finite loss or gradient made the
+        step void).
         """
-        ...
-
-    def micro_batches(self, batch: Batch) -> list[Batch]:
-        """A mini-batch cut to the engine's token budget or row count."""
-        ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors under Hugging Face names."""
-        ...
+        """Yields whole tensors as the model computes with them, under Hugging Face names, with adapters merged.
+
+        A head that is tied to the embedding comes once, as the embedding. Every rank must read to the end.
+        """
 
     def everyones(self, thing: Any) -> list[Any]:
-        """What each rank with rows of its own gives; every rank must call it."""
-        ...
+        """Returns what each rank with rows of its own gives."""
 
     def move(self, where: Residency) -> None:
         """Moves the offloadable weights. "host" also moves the optimizer state, which returns when a step begins."""
-        ...
 
-    def save(self, path: Path) -> None: ...
+    def without_adapters(self, budget: Budget) -> TrainEngine:
+        """Returns the frozen model under this one's adapters, with micro-batches of its own, in the same memory."""
 
-    def load(self, path: Path) -> None: ...
+    def save(self, path: Path) -> None:
+        """Writes what `load` reads, and the model or adapter in a form that `transformers` or `peft` loads."""
+
+    def load(self, path: Path) -> None:
+        """Reads what `save` wrote, so that training goes on as if it had not stopped."""
+
+    def save_adapter(self, path: Path) -> None:
+        """Writes the adapter as `peft` loads it, on every rank; the value head of a critic beside it."""
+
+    def export(self, path: Path) -> None:
+        """Writes the model as `transformers` loads it, in the type it computes in, without optimizer state."""
+
+
+class Backend(Protocol):
+    """Places an engine's weights on devices and computes with them: in one process, or in shards over ranks."""
+
+    name: ClassVar[str]
+    spans_ranks: ClassVar[bool]
+    """True if ranks run each forward and backward together; every one of them then takes part in all."""
+    settings: Settings
+    device: torch.device
+    model: Any
+    adapters: Adapters | None
+    """Adapters of peft."""
+    updater: Updater | None
+    """None: the weights are frozen."""
+    routers: Routers
+
+    @property
+    def gathered_model(self) -> GatheredModel | None:
+        """Module that shards are gathered into for a rollout; None: the model itself generates."""
+
+    @classmethod
+    def place(cls, model: Any, settings: Settings, config: Config, role: RoleKey) -> Backend:
+        """Makes the backend of a role as its section of the config says, with the weights of a loaded model."""
+
+    def parts(self, batch: Batch, budget: Budget) -> list[Tensor]:
+        """Returns row indices of micro-batches within the budget; as many on every rank, so some may be empty."""
+
+    def inputs(self, batch: Batch) -> Inputs: ...
+
+    def forward(self, micro_batches: list[Batch], want: Want) -> Iterator[tuple[Batch, Outputs]]:
+        """Yields each micro-batch with its outputs, in order. With gradients, the caller calls `backward` on its share
+        of the loss before it asks for the next; then a pipeline yields on its last stage only."""
+
+    def backward(self, share: Tensor) -> None:
+        """Adds the gradients of the micro-batch that was yielded last; a pipeline does so when its schedule says."""
+
+    def without_adapters(self) -> AbstractContextManager[None]:
+        """Switches the adapters off for the block."""
+
+    def everyones(self, thing: Any) -> list[Any]:
+        """See `TrainEngine.everyones`."""
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields whole tensors in the type the model computes in, under the module's names: adapters on their own."""
+
+    def save_state(self, path: Path) -> None:
+        """Writes what training needs beside the model's own files: the optimizer, and masters that are in shards."""
+
+    def save_model(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Writes the model as `transformers` loads it, with these weights."""
+
+    def load(self, path: Path) -> None:
+        """Reads weights and optimizer from a folder that `Engine.save` wrote."""

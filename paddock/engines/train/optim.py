@@ -11,14 +11,16 @@ from torch import Tensor, nn
 
 from paddock.config.engine import OptimConfig
 from paddock.core.device import has_fused_optimizers
+from paddock.engines.train.forwards import backbone_of
 from paddock.engines.train.offload import Offload
+from paddock.engines.train.settings import Settings
 from paddock.errors import UserError
 
 OPTIMIZERS = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam, "SGD": torch.optim.SGD}
 
 
 def lr_at(step: int, config: OptimConfig, total_steps: int | None = None) -> float:
-    """Learning rate of optimizer step 0, 1, 2, ...: linear from `lr_warmup_init` to `lr`, then constant or falling.
+    """Returns the rate of optimizer step 0, 1, 2, ...: linear from `lr_warmup_init` to `lr`, then constant or falling.
 
     With p the share of the decay that has passed and m = `min_lr_ratio`: linear lr (1 - (1 - m) p), cosine
     lr (m + (1 - m) (1 + cos(2 pi num_cycles p)) / 2). After the decay, p stays 1.
@@ -56,7 +58,7 @@ def schedule_length(config: OptimConfig, total_steps: int | None) -> int:
 
 
 def make_optimizer(config: OptimConfig, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
-    """Weight decay acts on every parameter, norms and biases too."""
+    """Makes the optimizer. Weight decay acts on every parameter, norms and biases too."""
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if has_fused_optimizers(parameters[0].device):
         options["fused"] = True
@@ -81,7 +83,7 @@ class Updater:
     """
 
     offload: Offload | None = None
-    """Of what it keeps, while it is idle. It comes by itself when a step begins."""
+    """Moves masters and optimizer state to the host while they are idle; prefetched when a step begins."""
 
     def __init__(
         self, model: nn.Module, config: OptimConfig, compute: Mapping[str, torch.dtype], total_steps: int | None = None
@@ -99,19 +101,19 @@ class Updater:
         return lr_at(self.step_no, self.config, self.total_steps)
 
     def clip(self) -> Tensor:
-        """The norm of all gradients, before they are scaled down to `clip_grad`."""
-        return nn.utils.clip_grad_norm_(self.masters, self.config.clip_grad, foreach=True)
+        """Scales gradients down to `clip_grad`; returns their norm before."""
+        return whole(nn.utils.clip_grad_norm_(self.masters, self.config.clip_grad, foreach=True))
 
     def begin(self) -> None:
-        """A step is coming: what it needs is on its way while gradients are computed."""
+        """Prefetches the optimizer state while gradients are computed."""
         if self.offload:
-            self.offload.come()
+            self.offload.prefetch()
 
     @torch.no_grad()
     def step(self) -> None:
         if self.offload:
-            self.offload.come()
-            self.offload.arrive()
+            self.offload.prefetch()
+            self.offload.wait()
             self.offload.written()
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr
@@ -121,7 +123,7 @@ class Updater:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """The model's parameters take the values of their masters."""
+        """Copies the masters into the model's parameters."""
         pairs = [(p, m) for p, m in zip(self.params, self.masters, strict=True) if m is not p]
         if pairs:
             params, masters = zip(*pairs, strict=True)
@@ -142,13 +144,28 @@ class Updater:
         self.step_no = state["step"]
 
     def idle_tensors(self) -> Iterator[Tensor]:
-        """Optimizer state, and with it the masters that are not the model's own parameters."""
+        """Yields the optimizer state, and the masters that are not the model's own parameters."""
         for state in self.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
         yield from self.own_masters()
 
     def own_masters(self) -> Iterator[Tensor]:
         return (master for param, master in zip(self.params, self.masters, strict=True) if master is not param)
+
+
+def updater_of(model: nn.Module, settings: Settings, compute: Mapping[str, torch.dtype]) -> Updater | None:
+    """Makes the updater of a model that is trained, and turns checkpointing on; freezes the model otherwise."""
+    if settings.optim is None:
+        model.requires_grad_(False)
+        return None
+    if settings.checkpointing:
+        backbone_of(model).gradient_checkpointing_enable({"use_reentrant": False})
+    return Updater(model, settings.optim, compute, settings.total_steps)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Gathers a tensor that is in shards over ranks; every rank must call it."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def narrow(param: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:

@@ -1,4 +1,4 @@
-"""What a training engine does with the routers of a model that has experts: replay, balance, and what they show.
+"""Routers of a model that has experts: their choices are replayed, balanced by a loss, and shown as metrics.
 
 The loss that balances is that of the Switch Transformer, as transformers computes it, arXiv:2101.03961: over all layers
 and tokens of a mini-batch, with N choosing tokens, C_e choices of expert e and S_e the sum of its probabilities,
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from paddock.core.batch import Batch
-from paddock.engines.train.base import EXPERT_COLUMNS, Outputs, Want
+from paddock.engines.train.base import EXPERT_COLUMNS, Backend, Want
 from paddock.errors import UserError
 from paddock.models.experts import Experts, Routing, experts_of
 from paddock.models.packing import Inputs
@@ -30,23 +31,14 @@ class RouterSettings:
     """Weight of the loss that balances."""
 
 
-class Engine(Protocol):
-    device: torch.device
-
-    def inputs(self, batch: Batch) -> Inputs: ...
-
-    def outputs(self, batch: Batch, want: Want) -> Outputs: ...
-
-    def total(self, sums: Tensor) -> Tensor:
-        """Over all ranks, each of which saw other tokens."""
-        ...
-
-
 class Routers:
-    """Those of one model. Of a model without experts, or one that is not asked, nothing is watched."""
+    """Replays, balances and watches the routers of one model, if it has experts and `settings` are given.
 
-    def __init__(self, model: nn.Module, settings: RouterSettings | None):
-        self.settings = settings or RouterSettings()
+    `over_ranks`: other ranks see other tokens, also those that share a sequence with this one.
+    """
+
+    def __init__(self, model: nn.Module, settings: RouterSettings | None, over_ranks: bool = False):
+        self.settings, self.over_ranks = settings or RouterSettings(), over_ranks
         self.experts: Experts | None = experts_of(model) if settings else None
         if self.settings.replay and self.experts is None:
             raise UserError(
@@ -60,7 +52,7 @@ class Routers:
         self.seen: list[Routing] = []
 
     def watch(self, inputs: Inputs, batch: Batch, want: Want) -> Inputs:
-        """Inputs of a forward that knows which choices to make, where there are any, and tells which it made."""
+        """Returns inputs of a forward that makes recorded choices, if there are any, and records those it made."""
         recorded = self.recorded(inputs.cells, batch)
         if self.experts is None or not (self.learning or recorded is not None or want & EXPERT_COLUMNS):
             return inputs
@@ -69,14 +61,14 @@ class Routers:
         return replace(inputs, routing=Routing(self.experts, recorded, counts, self.frequency, required))
 
     def recorded(self, cells: Tensor, batch: Batch) -> Tensor | None:
-        """``[T, layers, k]``; padding chooses what cell 0 chose."""
+        """Returns recorded choices ``[T, layers, k]``; padding chooses what cell 0 chose."""
         if not self.settings.replay or batch.response_experts is None:
             return None
         table = torch.cat([batch.need("prompt_experts"), batch.response_experts], 1).flatten(0, 1)
         return table[cells.clamp(min=0).to(table.device)].to(cells.device)
 
     def columns(self, inputs: Inputs, batch: Batch, want: Want) -> dict[str, Any]:
-        """What a forward chose, as columns of its batch; zeros where no token was computed."""
+        """Returns what a forward chose as columns of its batch; zeros at tokens that were not computed."""
         if not want & EXPERT_COLUMNS:
             return {}
         assert self.experts is not None, "the model has no experts"
@@ -90,34 +82,36 @@ class Routers:
         prompts, responses = whole.view(rows, width, *shape[1:]).split([prompt, inputs.shape[1]], 1)
         return {"prompt_experts": prompts, "response_experts": responses}
 
-    def begin(self, engine: Engine, micro_batches: Sequence[Batch], want: Want) -> None:
-        """Before the micro-batches of an optimizer step: their choices are counted, where a loss needs to know."""
+    def begin(self, backend: Backend, micro_batches: Sequence[Batch], want: Want) -> None:
+        """Prepares an optimizer step; counts the choices of its micro-batches, if the loss that balances needs them."""
         if self.experts is None:
             return
         self.learning, self.seen, self.frequency = True, [], None
         if self.settings.balance:
-            load = engine.total(self.counted(engine, micro_batches, want))
+            load = self.counted(backend, micro_batches, want)
+            if self.over_ranks:
+                dist.all_reduce(load)
             self.rows = float(load.sum()) / self.experts.top_k
             self.frequency = (load.sum(0) / max(self.rows, 1.0)).float()
 
     @torch.no_grad()
-    def counted(self, engine: Engine, micro_batches: Sequence[Batch], want: Want) -> Tensor:
+    def counted(self, backend: Backend, micro_batches: Sequence[Batch], want: Want) -> Tensor:
         assert self.experts is not None
-        load = torch.zeros(self.experts.layers, self.experts.count, dtype=torch.float64, device=engine.device)
+        load = torch.zeros(self.experts.layers, self.experts.count, dtype=torch.float64, device=backend.device)
         for micro in micro_batches:
             if self.settings.replay and micro.response_experts is not None:
-                inputs = self.watch(engine.inputs(micro), micro, want)
+                inputs = self.watch(backend.inputs(micro), micro, want)
                 routing = inputs.routing
                 assert routing is not None and routing.replay is not None
                 routing.ids = {index: routing.replay[:, index].long() for index in range(self.experts.layers)}
             else:
-                routing = engine.outputs(micro, want).routing
+                routing = next(backend.forward([micro], want))[1].routing
             if routing is not None:
                 load += routing.load()
         return load
 
     def added(self, share: Tensor, routing: Routing | None) -> Tensor:
-        """A micro-batch's share of the loss, with that of its routers."""
+        """Adds the routers' share of the loss to that of a micro-batch."""
         if routing is None or not self.learning:
             return share
         self.seen.append(routing)
@@ -127,23 +121,25 @@ class Routers:
 
     @property
     def scale(self) -> float:
-        """From sums of probabilities, each times its expert's frequency, to the loss."""
+        """Returns the factor from sums of probabilities, each times its expert's frequency, to the loss."""
         assert self.experts is not None
         return self.experts.count / max(self.rows, 1.0)
 
     @torch.no_grad()
-    def finish(self, engine: Engine) -> dict[str, float]:
-        """After the last micro-batch: what the routers of all ranks did in this step."""
+    def finish(self, device: torch.device) -> dict[str, float]:
+        """Ends an optimizer step; returns metrics of the routers of all ranks."""
         if self.experts is None:
             return {}
         layers, count = self.experts.layers, self.experts.count
-        sums = torch.zeros(layers * count + 3, dtype=torch.float64, device=engine.device)
+        sums = torch.zeros(layers * count + 3, dtype=torch.float64, device=device)
         for routing in self.seen:
             found = [sum_of(part) for part in (routing.entropy, routing.agreed, routing.pressure)]
             sums[:-3] += routing.load().flatten()
-            sums[-3:] += torch.tensor(found, dtype=torch.float64, device=engine.device)
+            sums[-3:] += torch.tensor(found, dtype=torch.float64, device=device)
         self.learning, self.seen = False, []
-        whole = engine.total(sums).cpu()
+        if self.over_ranks:
+            dist.all_reduce(sums)
+        whole = sums.cpu()
         load, (entropy, agreed, pressure) = whole[:-3].view(layers, count), whole[-3:].tolist()
         rows = float(load.sum()) / self.experts.top_k
         if rows == 0:

@@ -1,4 +1,4 @@
-"""What a training engine needs to know beside its model, and where in the config each role says it."""
+"""Settings of a training engine, read from each role's section of the config."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _A, _REF, _RO, _M = (f"actor_rollout_ref.{role}" for role in ("actor", "ref", "r
 
 @dataclass(frozen=True)
 class Budget:
-    """How much goes through the model at a time."""
+    """Limits what goes through the model at a time."""
 
     tokens: int
     rows: int | None = None
     """A fixed number of rows instead of a token budget."""
     key: str = "ppo_max_token_len_per_gpu"
-    """Where the user sets the tokens."""
+    """Key that sets the tokens."""
 
     def split(self, batch: Batch, by_group: bool = False) -> list[Tensor]:
-        """Row positions of each micro-batch; `by_group`: those of a prompt together, whose tokens then count once."""
+        """Returns row indices of each micro-batch; `by_group`: rows of a prompt together, its tokens counted once."""
         if self.rows is not None:
             return list(torch.arange(len(batch)).split(self.rows))
         rows, tokens = self.units(batch, by_group)
         return [positions(rows, part) for part in token_budget_micro_batches(tokens, self.tokens, key=self.key) if part]
 
     def needed(self, batch: Batch, by_group: bool = False) -> int:
-        """How many micro-batches hold these rows."""
+        """Returns how many micro-batches hold these rows."""
         if self.rows is not None:
             return -(-len(batch) // self.rows)
         return needed_micro_batches(self.units(batch, by_group)[1], self.tokens, self.key)
 
     def split_into(self, batch: Batch, count: int, by_group: bool = False) -> list[Tensor]:
-        """Row positions of exactly so many micro-batches, at least `needed`: some may be empty."""
+        """Returns row indices of exactly so many micro-batches, at least `needed`: some may be empty."""
         if self.rows is not None:
             parts = torch.arange(len(batch)).split(self.rows) if len(batch) else ()
             return [*parts, *[torch.empty(0, dtype=torch.long)] * (count - len(parts))]
@@ -55,7 +55,7 @@ class Budget:
         return [positions(rows, part) for part in split_into(tokens, count, self.tokens, self.key)]
 
     def units(self, batch: Batch, by_group: bool) -> tuple[list[list[int]], list[int]]:
-        """Rows that stay together, and their tokens."""
+        """Returns rows that stay together, and their tokens."""
         if by_group:
             return parts_of_groups(batch, self.tokens)
         return [[row] for row in range(len(batch))], sequence_lengths(batch)
@@ -68,15 +68,15 @@ def positions(rows: list[list[int]], units: list[int]) -> Tensor:
 @dataclass(frozen=True)
 class Settings:
     budget: Budget = Budget(16384)
-    """Of a micro-batch in training."""
+    """Limit of a micro-batch in training."""
     forward_budget: Budget = Budget(16384)
-    """Of one without gradient."""
+    """Limit of a micro-batch without gradient."""
     optim: OptimConfig | None = None
     """None: the weights are frozen."""
     compute: torch.dtype = torch.float32
     """Parameters wider than this become the optimizer's; the model computes in copies of this type."""
     wide: torch.dtype = torch.float32
-    """In which weights are loaded, and kept by the optimizer."""
+    """Type in which weights are loaded, and kept by the optimizer."""
     total_steps: int | None = None
     """Optimizer steps of the run, for schedules that end with it."""
     temperature: float = 1.0
@@ -85,12 +85,12 @@ class Settings:
     """Compute a group's prompt once. None: where that is possible."""
     checkpointing: bool = False
     offload_activations: bool = False
-    """What backward needs waits in host memory."""
+    """Keeps what backward needs in host memory."""
     deterministic: bool = False
     exact: bool = False
     """Log-probs do not depend on how a batch is split, nor differ from those of the rollout, by a bit."""
     routers: RouterSettings | None = None
-    """None: those of a model with experts choose as they like, and nobody looks."""
+    """None: routers choose freely, and are not watched."""
     offload_params: bool = False
     offload_optimizer: bool = False
     saves_merged: bool = False
@@ -120,7 +120,7 @@ def actor_settings(config: Config, device: torch.device, total_steps: int | None
 
 
 def router_settings(config: Config) -> RouterSettings:
-    """transformers' own loss of routers is off: it would be a mean over whatever batch a forward happens to have."""
+    """Reads the routers' keys. The loss of transformers is off: it would be a mean over the batch of one forward."""
     routers_are_balanced_by_the_engine(config)
     overrides = config.actor_rollout_ref.model.override_config
     return RouterSettings(
@@ -167,7 +167,7 @@ def critic_settings(config: Config, device: torch.device, total_steps: int | Non
 
 
 def engine_settings(engine: FrozenConfig, device: torch.device, section: str, adapters: bool = False) -> dict[str, Any]:
-    """Adapters, which are small, have masters in float32 whatever the weights beside them are kept in."""
+    """Reads one engine section. Adapters, which are small, have masters in float32 whatever type the weights have."""
     no_float16(engine.dtype, f"{section}.dtype")
     compute = compute_dtype(engine.dtype, device)
     found = {"compute": compute, "wide": compute, "deterministic": engine.full_determinism}
@@ -179,7 +179,7 @@ def engine_settings(engine: FrozenConfig, device: torch.device, section: str, ad
 
 
 def model_source(model: ModelConfig | CriticModelConfig, section: str) -> dict[str, Any]:
-    """Where a role's model comes from, as arguments of the loaders."""
+    """Returns where a role's model comes from, as arguments of the loaders."""
     return {
         "path": str(model.path),
         "trust_remote_code": model.trust_remote_code,

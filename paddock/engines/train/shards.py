@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +18,36 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from paddock.core.processes import is_first
+from paddock.engines.train.checkpoints import another_model
 from paddock.engines.train.optim import Updater
-from paddock.errors import UserError
+from paddock.models.value_head import HEAD_FILE
 
+HEAD, BACKBONE = "value_head.", "backbone."
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 STAGED = 2 << 30
 """Bytes of weights that rank 0 holds at most before it writes them, but for one layer."""
 
 
-def save_shards(folder: Path, weights: Mapping[str, Tensor], updater: Updater | None) -> None:
-    """Every rank calls it; each writes what it holds."""
+def save_shards(folder: Path, weights: Mapping[str, Tensor], updater: Updater) -> None:
+    """Writes the shards that this rank holds; every rank must call it."""
     state: dict[str, Any] = {f"model/{name}": tensor for name, tensor in weights.items()}
-    if updater is not None:
-        state["step"] = updater.step_no
-        for name, master in updater.named_masters().items():
-            for field, value in updater.optimizer.state.get(master, {}).items():
-                state[f"optimizer/{name}/{field}"] = value
+    state["step"] = updater.step_no
+    for name, master in updater.named_masters().items():
+        for field, value in updater.optimizer.state.get(master, {}).items():
+            state[f"optimizer/{name}/{field}"] = value
     dcp.save(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
 
 
 @torch.no_grad()
 def load_shards(folder: Path, weights: Mapping[str, Tensor], updater: Updater | None) -> None:
-    """Into these tensors, whole or shared, and into the optimizer."""
+    """Reads into these tensors, whole or in shards, and into the optimizer."""
     reader = dcp.FileSystemReader(folder)
     known = reader.read_metadata().state_dict_metadata
     require_same_model(folder, known, weights)
@@ -65,7 +68,7 @@ def load_shards(folder: Path, weights: Mapping[str, Tensor], updater: Updater | 
 
 
 def optimizer_fields(prefix: str, known: Mapping[str, Any], master: Tensor) -> dict[str, Tensor]:
-    """Room for what the optimizer keeps of a weight: of the weight's own shape, or a number on the host."""
+    """Allocates what the optimizer keeps of a weight: tensors of the weight's own shape, or a number on the host."""
     found: dict[str, Tensor] = {}
     for key, what in known.items():
         if key.startswith(prefix) and isinstance(what, TensorStorageMetadata):
@@ -80,16 +83,12 @@ def require_same_model(folder: Path, known: Mapping[str, Any], weights: Mapping[
     strange = sorted(stored.keys() ^ weights.keys())
     strange += [name for name, tensor in weights.items() if name in stored and stored[name].size != tensor.shape]
     if strange:
-        raise UserError(
-            f"the checkpoint {folder.parent} holds another model: {', '.join(strange[:3])}",
-            key="trainer.resume_mode",
-            fix="resume with the model it was made with, or set trainer.resume_mode=disable",
-        )
+        raise another_model(folder.parent, strange)
 
 
 @torch.no_grad()
 def copy_into(target: Tensor, whole: Tensor) -> None:
-    """This rank's part of a tensor, or all of it."""
+    """Copies this rank's shard of a tensor, or all of it."""
     if isinstance(target, DTensor):
         part = distribute_tensor(whole.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
         target.to_local().copy_(part.to_local())
@@ -100,7 +99,7 @@ def copy_into(target: Tensor, whole: Tensor) -> None:
 def save_streamed(
     folder: Path, model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], writes: bool, staged: int = STAGED
 ) -> None:
-    """The folder that `model.save_pretrained` would write, from tensors that are gathered one after the other.
+    """Writes what `model.save_pretrained` would write, from tensors that are gathered one after the other.
 
     Every rank takes part in gathering; one writes, a few layers at a time. Cuts fall between layers: `transformers`
     joins or splits tensors of a layer when it writes some families.
@@ -119,8 +118,27 @@ def save_streamed(
         join_parts(folder, [*parts, write_part(folder, model, waiting, len(parts))])
 
 
+def save_gathered(
+    folder: Path, model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], critic: bool = False
+) -> None:
+    """Writes gathered weights on rank 0 as `transformers` loads them, the value head of a critic beside them."""
+    folder.mkdir(exist_ok=True)
+    head: dict[str, Tensor] = {}
+
+    def backbone() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            if critic and name.startswith(HEAD):
+                head[name.removeprefix(HEAD)] = tensor.cpu()
+            else:
+                yield name.removeprefix(BACKBONE) if critic else name, tensor
+
+    save_streamed(folder, model, backbone(), is_first())
+    if is_first() and head:
+        save_file(head, folder / HEAD_FILE)
+
+
 def layer_of(name: str) -> str:
-    """Up to the first number in a name: layers.17."""
+    """Returns a name up to its first number: layers.17."""
     words = name.split(".")
     number = next((i for i, word in enumerate(words) if word.isdigit()), len(words) - 2)
     return ".".join(words[: number + 1])
@@ -133,7 +151,7 @@ def write_part(folder: Path, model: PreTrainedModel, weights: dict[str, Tensor],
 
 
 def join_parts(folder: Path, parts: list[Path]) -> None:
-    """Names, places and index as `transformers` gives them to a model in several files."""
+    """Moves the files together, with the names and the index that `transformers` gives to a model in several files."""
     for extra in parts[0].iterdir():
         if extra.name != WEIGHTS_FILE:
             os.replace(extra, folder / extra.name)

@@ -15,8 +15,10 @@ from paddock.core import device as devices
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
+from paddock.engines.train.engine import Engine
+from paddock.engines.train.offload import offloads_of
 from paddock.engines.train.settings import Budget, Settings
-from paddock.engines.train.single import SingleEngine
+from paddock.engines.train.single import SingleBackend
 from paddock.models.load import load_causal_lm
 
 PROMPTS = [Prompt([5, 6, 7], [0, 1]), Prompt([9], [2])]
@@ -41,10 +43,10 @@ def main(kind: str, path: str, dtype: str) -> dict[str, Any]:
         offload_optimizer=True,
         total_steps=9,
     )
-    engine = SingleEngine(model, settings)
-    if engine.activations is not None:
-        engine.activations.least = 64
-    for offload in engine.offloads():
+    engine = Engine(SingleBackend(model, settings))
+    if engine.backend.activations is not None:
+        engine.backend.activations.least = 64
+    for offload in offloads_of(engine):
         offload.least = 64
     devices.seed_all(3)
     batch = tiny_batch(6)

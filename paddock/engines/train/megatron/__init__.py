@@ -1,4 +1,4 @@
-"""Training with megatron-core. The only room that imports it; `engine.py` is its door."""
+"""The backend on megatron-core, and the only package that imports it; `backend.py` is its entry point."""
 
 import logging
 import warnings

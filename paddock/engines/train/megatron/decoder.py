@@ -1,4 +1,4 @@
-"""A Hugging Face decoder as Megatron's: its config and its layers."""
+"""Builds a Hugging Face decoder of Megatron's layers, with the config that they read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ZERO = {"moe_aux_loss_coeff", "moe_z_loss_coeff"}
 
 
 class Decoder(nn.Module):
-    """This rank's part of a model: one stage's layers, of each matrix one share."""
+    """Holds this rank's part of a model: the layers of one stage, and one share of each matrix."""
 
     def __init__(
         self,
@@ -89,12 +89,12 @@ class Decoder(nn.Module):
         self.to(device)
 
     def shape(self, inputs: Inputs) -> tuple[int, int, int]:
-        """Of the states between stages."""
+        """Returns the shape ``[T, 1, hidden]`` of the states between stages."""
         tokens = inputs.tokens.shape[1] // (self.ranks.tensor.size() if self.config.sequence_parallel else 1)
         return tokens, 1, self.config.hidden_size
 
     def states(self, inputs: Inputs, before: Tensor | None) -> Tensor:
-        """``[T, 1, hidden]`` after this stage's layers."""
+        """Returns the states ``[T, 1, hidden]`` after this stage's layers."""
         assert inputs.packed is not None
         if before is None:
             before = self.gpt.embedding(input_ids=inputs.tokens, position_ids=inputs.positions)
@@ -106,7 +106,7 @@ class Decoder(nn.Module):
         return self.gpt.decoder(before, attention_mask=None, packed_seq_params=How(inputs.packed, cos, sin))
 
     def wanted(self, states: Tensor, inputs: Inputs) -> Tensor:
-        """``[N, hidden]`` on every rank that has a part of the head."""
+        """Returns the states ``[N, hidden]`` that the inputs ask for, on every rank that has a part of the head."""
         split_head = self.value_head is None
         if self.config.sequence_parallel:
             states = gather_from_sequence_parallel_region(states, split_head, group=self.ranks.tensor)
@@ -119,7 +119,7 @@ class Decoder(nn.Module):
         return self.value_head(hidden.to(self.value_head.weight.dtype)).squeeze(-1)
 
     def head(self) -> Head:
-        """This rank's part of the vocabulary, without the rows that only make parts equal."""
+        """Returns this rank's part of the vocabulary, without the rows that only make parts equal."""
         weight = self.gpt.output_layer.weight
         if weight is None:  # tied, and the embedding is on this stage too
             weight = self.gpt.embedding.word_embeddings.weight
@@ -130,7 +130,7 @@ class Decoder(nn.Module):
 
 
 def layer_spec(config: TransformerConfig, theirs: PreTrainedModel) -> Any:
-    """Megatron's own layers, with attention and norms that need no Transformer Engine."""
+    """Returns Megatron's own layers, with attention and norms that need no Transformer Engine."""
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
     modelling = importlib.import_module(type(theirs).__module__)
     attention = [traits(layer.self_attn) for layer in theirs.base_model.layers]
@@ -255,7 +255,7 @@ def expert_options(text: PreTrainedConfig, tensors: dict[str, Tensor], layout: L
 
 
 def allowed(layout: Layout) -> dict[str, Any]:
-    """What the user changes of Megatron's config: honoured, refused by name, or of no effect, with a warning."""
+    """Returns the fields of Megatron's config that the user may set; refuses others by name, or warns of no effect."""
     place, known = f"{layout.key}.override_transformer_config", {field.name for field in fields(TransformerConfig)}
     found: dict[str, Any] = {}
     for name, value in layout.overrides.items():

@@ -1,4 +1,4 @@
-"""What takes the place of Transformer Engine in Megatron's layers: attention over packed sequences, and norms.
+"""Replacements of Transformer Engine in Megatron's layers: attention over packed sequences, and norms.
 
 Attention is Paddock's own, with the family's own rotary embedding: the same on a CPU and a GPU.
 """
@@ -21,7 +21,7 @@ from paddock.models.attention import Packed
 
 @dataclass(frozen=True, eq=False)
 class How:
-    """What the queries of one forward attend to. It goes through Megatron's layers as their packing parameters."""
+    """Says what the queries of one forward attend to; Megatron's layers pass it on as their packing parameters."""
 
     packed: Packed
     cos: Tensor
@@ -31,7 +31,7 @@ class How:
 
 
 def traits(attention: nn.Module) -> SimpleNamespace:
-    """What a family's attention module knows beside its weights, which must not stay in memory."""
+    """Returns what a family's attention module knows beside its weights, which must not stay in memory."""
     found = {name: value for name, value in vars(attention).items() if not name.startswith("_")}
     norm = getattr(attention, "kv_a_layernorm", None)
     return SimpleNamespace(**found, epsilon=norm.variance_epsilon if norm is not None else None)

@@ -1,4 +1,4 @@
-"""How ranks share a model and its rows, by Megatron's words, and the process groups of it."""
+"""Layouts of a model and its rows over ranks, by Megatron's names, and their process groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paddock.errors import UserError
 
 @dataclass(frozen=True)
 class Layout:
-    """Ranks stand in the order tensor, context, data, pipeline; the first varies fastest."""
+    """Says how many ranks share what. Rank numbers go by tensor, context, data, pipeline; the first varies fastest."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -60,11 +60,11 @@ class Layout:
 
     @property
     def slices(self) -> int:
-        """Parts of equal length that packed tokens must divide into."""
+        """Returns the number of parts of equal length that packed tokens must divide into."""
         return self.context * (self.tensor if self.sequence else 1)
 
     def start(self, device: torch.device) -> None:
-        """The groups of all ranks; roles of one process share them."""
+        """Makes the process groups of all ranks; roles of one process share them."""
         if not dist.is_initialized():
             join_alone(device)
         if mpu.model_parallel_is_initialized() and of_these_ranks():
@@ -116,13 +116,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place in each direction; read once the groups are there."""
+    """Holds the process groups of this rank; read once `Layout.start` has made them."""
 
     tensor: dist.ProcessGroup
     pipeline: dist.ProcessGroup
     context: dist.ProcessGroup
     replicas: dist.ProcessGroup
-    """Those with the same part of the model: their gradients are summed."""
+    """Ranks with the same part of the model: their gradients are summed."""
     expert: dist.ProcessGroup
     expert_tensor: dist.ProcessGroup
     expert_replicas: dist.ProcessGroup
@@ -160,14 +160,14 @@ class Ranks:
         return self.stage == self.stages - 1
 
     def speakers(self) -> list[int]:
-        """Of the ranks that work on the same rows, the one that knows their loss."""
+        """Returns one rank of each replica: on the last stage, which knows the loss of the replica's rows."""
         alike = self.tensor.size() * self.context.size()
         world = dist.get_world_size()
         return list(range(world - world // self.stages, world, alike))
 
 
 def of_these_ranks() -> bool:
-    """Whether Megatron's groups belong to the ranks that are joined now: a process may have been with others before."""
+    """Tells whether Megatron's groups are of the ranks that are joined now: a process may have been in other groups."""
     try:
         return dist.get_process_group_ranks(mpu.get_tensor_model_parallel_group()) != []
     except (ValueError, KeyError):
@@ -175,7 +175,7 @@ def of_these_ranks() -> bool:
 
 
 def join_alone(device: torch.device) -> None:
-    """Megatron asks for process groups, also where there is one process."""
+    """Makes a process group of one process, because Megatron asks for groups."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -31,7 +31,7 @@ from paddock.errors import UserError
 
 LAYERS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 LATENT = {"linear_q_up": "linear_qkv", "linear_kv_up": "linear_qkv"}
-"""What latent attention has in their place."""
+"""Layers of latent attention that take the place of these."""
 INITS: dict[str, Callable[..., Tensor]] = {
     "xavier": nn.init.xavier_normal_,
     "kaiming": lambda tensor, generator: nn.init.kaiming_uniform_(tensor, math.sqrt(5), generator=generator),
@@ -41,14 +41,14 @@ INITS: dict[str, Callable[..., Tensor]] = {
 
 @dataclass
 class Adapters:
-    """Those of one model."""
+    """Holds the adapters of one model."""
 
     layers: dict[str, Adapter]
     active: bool = True
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """The frozen model alone, for the time of the block."""
+        """Switches the adapters off for the block."""
         self.active = False
         try:
             yield
@@ -56,7 +56,7 @@ class Adapters:
             self.active = True
 
     def merged(self, name: str, weight: Tensor) -> Tensor:
-        """This rank's share of W + s B A."""
+        """Returns this rank's share of W + s B A."""
         layer = self.layers.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
         if layer is None:
             return weight
@@ -65,7 +65,7 @@ class Adapters:
 
 
 class Adapter:
-    """The two matrices beside one layer. They are its parameters, so that they move and are named with it."""
+    """Holds the two matrices beside one layer. They are the layer's parameters, so they move and are named with it."""
 
     def __init__(self, layer: Any, adapters: Adapters, config: LoraConfig, dtype: torch.dtype, expert: bool):
         self.columns, self.expert, self.adapters = isinstance(layer, ColumnParallelLinear), expert, adapters
@@ -84,7 +84,7 @@ class Adapter:
         layer.register_forward_hook(self.add)
 
     def start(self, name: str, config: LoraConfig, seed: int, layout: Layout, rank: int) -> None:
-        """By the layer's name alone: every layout starts from the same A."""
+        """Draws A by the layer's name alone: every layout starts from the same."""
         ways = 1 if self.columns or self.expert else layout.tensor
         generator = torch.Generator().manual_seed(crc32(name.encode()) ^ seed)
         whole = torch.empty(len(self.narrow), self.narrow.shape[1] * ways)
@@ -132,7 +132,7 @@ def attach(
 
 
 def global_name(name: str, numbers: list[int], mapping: Mapping) -> str:
-    """The layer's and the expert's number in the whole model, whoever has them."""
+    """Returns the layer's name with the numbers that layer and expert have in the whole model."""
     words = name.split(".")
     words[2] = str(numbers[int(words[2])])
     if "local_experts" in words:

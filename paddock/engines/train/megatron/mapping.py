@@ -23,7 +23,7 @@ from paddock.errors import UserError
 
 @dataclass(frozen=True)
 class Shares:
-    """What a joined tensor depends on beside its parts."""
+    """Holds what a joined tensor depends on beside its parts."""
 
     ways: int
     """Ranks that share it."""
@@ -43,7 +43,7 @@ SAME = Same()
 
 
 class QueryKeyValue:
-    """Group by group: the queries of its heads, its key, its value."""
+    """Joins group by group: the queries of its heads, its key, its value."""
 
     def join(self, parts: list[Tensor], shares: Shares) -> Tensor:
         rest = parts[0].shape[1:]
@@ -56,7 +56,7 @@ class QueryKeyValue:
 
 
 class Gated:
-    """Rank by rank: its share of the gate, its share of what is gated. One tensor has the two halves end to end."""
+    """Joins rank by rank: shares of the gate and of what is gated. A single tensor has the two halves end to end."""
 
     def join(self, parts: list[Tensor], shares: Shares) -> Tensor:
         both = torch.cat(parts).view(2, shares.ways, -1, parts[0].shape[-1])
@@ -141,12 +141,12 @@ class Entry:
 
 class Merging(Protocol):
     def merged(self, name: str, weight: Tensor) -> Tensor:
-        """What this rank computes with in place of a parameter."""
+        """Returns what this rank computes with in place of a parameter."""
         ...
 
 
 class Mapping:
-    """Between the tensors of a Hugging Face model and this rank's parameters."""
+    """Copies between the tensors of a Hugging Face model and this rank's parameters."""
 
     def __init__(self, theirs: PreTrainedModel, decoder: Decoder):
         self.decoder, self.ranks = decoder, decoder.ranks
@@ -169,7 +169,7 @@ class Mapping:
             )
 
     def all_entries(self, prefix: str) -> Iterator[Entry]:
-        """In the order of the model, the same on every rank."""
+        """Yields the entries in the order of the model, the same on every rank."""
         last = self.ranks.stages - 1
         yield Entry(EMBEDDING, "", prefix, 0)
         for stage, numbers in enumerate(self.layers_by_stage()):
@@ -203,7 +203,7 @@ class Mapping:
 
     @torch.no_grad()
     def take(self, state: dict[str, Tensor]) -> None:
-        """This rank's part of everything."""
+        """Copies this rank's part of each tensor into its parameters."""
         for entry in self.entries:
             if entry.stage == self.ranks.stage:
                 self.take_entry(entry, [state[name] for name in entry.names])
@@ -233,7 +233,7 @@ class Mapping:
 
     @torch.no_grad()
     def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor under their names, gathered one after the other; every rank must read to the end."""
+        """Yields gathered tensors under Hugging Face names, one by one; every rank must read to the end."""
         late: list[tuple[str, Tensor]] = []
         for entry in self.entries:
             found = self.gather(entry) if entry.stage == self.ranks.stage else None
@@ -272,12 +272,12 @@ class Mapping:
 
 
 def mark(param: Tensor, expert: bool, split: bool) -> None:
-    """For the optimizer: who else has this parameter, or another share of it."""
+    """Marks for the optimizer which other ranks have this parameter, or another share of it."""
     param.expert, param.split_over_ranks = expert, split  # type: ignore[attr-defined]
 
 
 def joined(part: Tensor, dim: int | None, ranks: dist.ProcessGroup) -> Tensor:
-    """The shares of all ranks, end to end."""
+    """Gathers the shares of all ranks, end to end."""
     if dim is None or ranks.size() == 1:
         return part
     parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(ranks.size())]

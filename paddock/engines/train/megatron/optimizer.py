@@ -25,15 +25,15 @@ PER_HEAD = ("q_layernorm", "k_layernorm")
 
 @dataclass(frozen=True)
 class Kind:
-    """What parameters of one buffer have in common on this rank."""
+    """Holds what the parameters of one buffer have in common on this rank."""
 
     expert: bool
     partial: bool
-    """Whether ranks that share matrices each have a part of the gradient."""
+    """True if ranks that share matrices each have a part of the gradient."""
     tied: bool
-    """Whether the first and the last stage both have it."""
+    """True if the first and the last stage both have it."""
     counted: bool
-    """Whether this rank counts it in the norm: of those that have the same gradient, one does."""
+    """True if this rank counts it in the norm: one of the ranks with the same gradient does."""
     dtype: torch.dtype
 
     @classmethod
@@ -45,7 +45,7 @@ class Kind:
 
 
 class Buffer:
-    """Parameters of one kind end to end; their gradients, in float32; and the masters of a share of them."""
+    """Holds parameters of one kind end to end, their gradients in float32, and the masters of a share of them."""
 
     def __init__(self, kind: Kind, params: list[nn.Parameter], ranks: Ranks, spread: bool):
         self.kind, self.params, self.ranks = kind, params, ranks
@@ -72,7 +72,7 @@ class Buffer:
         return whole.view(self.shares, -1)[self.replicas.rank() if self.shares > 1 else 0]
 
     def point(self) -> None:
-        """The model's parameters are views of the buffer."""
+        """Makes the model's parameters views of the buffer."""
         for param, part in zip(self.params, self.parts(), strict=True):
             param.data = self.values[part].view(param.shape)
 
@@ -87,7 +87,7 @@ class Buffer:
         return collect
 
     def reduce(self) -> None:
-        """The master's gradient: the sum over everyone who has a part of it."""
+        """Sums the gradient over all ranks that have a part of it; sets that of the masters."""
         if self.grads is None:  # no backward reached this rank's parameters, and it must take part all the same
             self.grads = torch.zeros(self.length, dtype=torch.float32, device=self.master.device)
         if self.kind.partial and self.ranks.tensor.size() > 1:
@@ -103,7 +103,7 @@ class Buffer:
         self.grads, self.master.grad = None, found.to(self.master.dtype)
 
     def squares(self) -> Tensor:
-        """Of the gradient, where this rank is the one that counts it."""
+        """Returns the sum of the gradient's squares; 0 if another rank counts it."""
         assert self.master.grad is not None
         total = self.master.grad.double().square().sum()
         once = self.kind.counted and (self.shares > 1 or self.replicas.rank() == 0)
@@ -111,7 +111,7 @@ class Buffer:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Everyone's masters into the model's parameters."""
+        """Gathers the masters of all ranks into the model's parameters."""
         if self.shares_values:
             return
         own = self.own_share(self.values)

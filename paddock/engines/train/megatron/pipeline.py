@@ -1,20 +1,28 @@
-"""One forward, one backward: each stage of a pipeline keeps as many micro-batches in flight as stages follow it."""
+"""The schedule 1F1B: each stage of a pipeline keeps as many micro-batches in flight as stages follow it.
+
+The last stage yields what a forward gave there, and goes on when the caller has its loss."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Forward = Callable[[int, Tensor | None], Tensor]
-"""(micro-batch, states of the stage before) -> states; of the last stage its share of the loss."""
+Y = TypeVar("Y")
+Run = Generator[Y, None, Tensor]
+"""Yields on the last stage what its forward gave; returns the states, or on the last stage the share of the loss."""
+Forward = Callable[[int, Tensor | None], Run[Y]]
+"""(micro-batch, states of the stage before) -> a run of this stage's layers."""
+Flying = deque[tuple[int, Tensor | None, Tensor]]
+"""Micro-batches between their forward and their backward: number, states that came in, states or share of the loss."""
 
 
 class Pipeline:
-    """The stages before and after this one. `shapes` are those of the states between stages, by micro-batch."""
+    """Knows the stages before and after this one. `shapes` are those of the states between stages, by micro-batch."""
 
     def __init__(self, ranks: dist.ProcessGroup, device: torch.device, dtype: torch.dtype):
         self.stage, self.stages, self.ranks = ranks.rank(), ranks.size(), ranks
@@ -25,7 +33,7 @@ class Pipeline:
     def exchange(
         self, send: Tensor | None, to: int | None, shape: tuple[int, ...] | None, source: int | None
     ) -> Tensor | None:
-        """Both ways at once: a stage that only sends and one that only receives would wait for each other."""
+        """Sends and receives at once: a stage that only sends and one that only receives would wait for each other."""
         ops, room = [], None
         if to is not None and send is not None:
             ops.append(dist.P2POp(dist.isend, send.contiguous(), to, group=self.ranks))
@@ -36,23 +44,24 @@ class Pipeline:
             work.wait()
         return room
 
-    @torch.no_grad()
-    def forward(self, shapes: list[tuple[int, ...]], step: Forward) -> None:
+    def forward(self, shapes: Sequence[tuple[int, ...]], step: Forward[Y]) -> Iterator[Y]:
+        """Runs the forward of every micro-batch, without gradients."""
         for number, shape in enumerate(shapes):
-            found = step(number, self.exchange(None, None, shape, self.before))
-            self.exchange(found, self.after, None, None)
+            states = yield from step(number, self.exchange(None, None, shape, self.before))
+            self.exchange(states, self.after, None, None)
 
-    def train(self, shapes: list[tuple[int, ...]], step: Forward) -> None:
-        """Forward and backward of every micro-batch."""
+    def train(self, shapes: Sequence[tuple[int, ...]], step: Forward[Y]) -> Iterator[Y]:
+        """Runs forward and backward of every micro-batch."""
         count = len(shapes)
         early = min(self.stages - self.stage - 1, count)
-        flying: deque[tuple[int, Tensor | None, Tensor]] = deque()
+        flying: Flying = deque()
         for number in range(early):
             states = self.exchange(None, None, shapes[number], self.before)
-            self.exchange(self.run(number, states, step, flying), self.after, None, None)
+            found = yield from self.run(number, states, step, flying)
+            self.exchange(found, self.after, None, None)
         states = self.exchange(None, None, shapes[early], self.before) if early < count else None
         for number in range(early, count):
-            found = self.run(number, states, step, flying)
+            found = yield from self.run(number, states, step, flying)
             oldest = flying[0][0]
             grad = self.exchange(found, self.after, shapes[oldest], self.after)
             shape = shapes[number + 1] if number + 1 < count else None
@@ -61,17 +70,15 @@ class Pipeline:
             grad = self.exchange(None, None, shapes[flying[0][0]], self.after)
             self.exchange(self.back(flying, grad), self.before, None, None)
 
-    def run(
-        self, number: int, states: Tensor | None, step: Forward, flying: deque[tuple[int, Tensor | None, Tensor]]
-    ) -> Tensor:
+    def run(self, number: int, states: Tensor | None, step: Forward[Y], flying: Flying) -> Run[Y]:
         if states is not None:
             states.requires_grad_()
-        found = step(number, states)
+        found = yield from step(number, states)
         flying.append((number, states, found))
         return found.detach()
 
-    def back(self, flying: deque[tuple[int, Tensor | None, Tensor]], grad: Tensor | None) -> Tensor | None:
-        """Of the micro-batch that is longest in flight; the gradient of what came in."""
+    def back(self, flying: Flying, grad: Tensor | None) -> Tensor | None:
+        """Runs backward of the micro-batch that is longest in flight; returns the gradient of the states it got."""
         _, states, found = flying.popleft()
         torch.autograd.backward(found, grad)
         return None if states is None else states.grad

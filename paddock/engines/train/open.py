@@ -1,0 +1,112 @@
+"""Makes the training engine of each role: loads the model that the config names, and places it on a backend."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from paddock.config.plugins import import_plugin
+from paddock.config.refusals import megatron_beside_other_keys
+from paddock.config.schema import Config
+from paddock.core.device import device_of
+from paddock.engines.train.base import Backend, TrainEngine
+from paddock.engines.train.engine import Engine
+from paddock.engines.train.settings import Settings, actor_settings, critic_settings, model_source, reference_settings
+from paddock.engines.train.single import SingleBackend
+from paddock.models.adapters import Lora, attach
+from paddock.models.load import load_backbone, load_causal_lm, load_config, load_tokenizer, model_folder
+from paddock.models.reward_head import load_reward_model
+from paddock.models.value_head import ValueModel
+from paddock.models.vision import freeze_tower
+
+log = logging.getLogger(__name__)
+
+POLICY = "actor_rollout_ref.model"
+Kind = type[Backend]
+M = TypeVar("M")
+
+
+def backend_of(config: Config, alone: bool) -> Kind:
+    """Returns the backend that trains: Megatron's if the config says so, else FSDP's unless a process is `alone`."""
+    if config.actor_rollout_ref.actor.strategy == "megatron":
+        megatron_beside_other_keys(config)
+        if not config.actor_rollout_ref.model.use_remove_padding:
+            log.warning("use_remove_padding=False has no effect: Megatron's layers always get packed sequences")
+        from paddock.engines.train.megatron.backend import MegatronBackend
+
+        return MegatronBackend
+    if alone:
+        return SingleBackend
+    from paddock.engines.train.fsdp import FSDPBackend
+
+    return FSDPBackend
+
+
+def actor_engine(config: Config, total_steps: int | None = None, backend: Kind = SingleBackend) -> TrainEngine:
+    """Makes the actor's engine. `total_steps` are the optimizer steps of the run, if its schedule ends with it."""
+    device, model = device_of(config.trainer.device), config.actor_rollout_ref.model
+    settings = actor_settings(config, device, total_steps)
+    lora = Lora.of(model, POLICY, config.trainer.seed)
+    policy = loaded(load_causal_lm, model_source(model, POLICY), settings, device, backend, lora)
+    attach(policy, lora, settings.wide)
+    if config.actor_rollout_ref.actor.freeze_vision_tower:
+        freeze_tower(policy, settings.compute)
+    return Engine(backend.place(policy, settings, config, "actor"))
+
+
+def reference_engine(config: Config, backend: Kind = SingleBackend) -> TrainEngine:
+    """Loads the frozen model in the type it computes in: weights stored in that type are mapped, not copied."""
+    device = device_of(config.trainer.device)
+    settings = reference_settings(config, device)
+    source = model_source(config.actor_rollout_ref.model, POLICY)
+    model = loaded(load_causal_lm, source, settings, device, backend, None)
+    return Engine(backend.place(model, settings, config, "ref"))
+
+
+def critic_engine(config: Config, total_steps: int | None = None, backend: Kind = SingleBackend) -> TrainEngine:
+    device, model = device_of(config.trainer.device), config.critic.model
+    if model.external_lib:
+        import_plugin(model.external_lib, "critic.model.external_lib")
+    settings = critic_settings(config, device, total_steps)
+    lora = Lora.of(model, "critic.model", config.trainer.seed)
+    source = model_source(model, "critic.model")
+    critic = ValueModel(attach(loaded(load_backbone, source, settings, device, backend, lora), lora, settings.wide))
+    critic.load_head(model_folder(str(model.path), "critic.model.path"))
+    return Engine(backend.place(critic, settings, config, "critic"))
+
+
+def pairs_engine(config: Config, total_steps: int | None = None, backend: Kind = SingleBackend) -> TrainEngine:
+    """Makes a reward model to train; a language model gets a head of zeros, which finds all answers equally good."""
+    device, model = device_of(config.trainer.device), config.actor_rollout_ref.model
+    settings = actor_settings(config, device, total_steps)
+    lora = Lora.of(model, POLICY, config.trainer.seed)
+    source = model_source(model, POLICY) | {"fresh_head": True}
+    reward_model = loaded(load_reward_model, source, settings, device, backend, lora)
+    attach(reward_model.backbone, lora, settings.wide)
+    tokenizer = load_tokenizer(
+        config.data.tokenizer or model.tokenizer_path or model.path or "", model.trust_remote_code
+    )
+    return Engine(backend.place(reward_model.for_pairs(tokenizer.pad_token_id), settings, config, "actor"))
+
+
+def frozen_engine(model: PreTrainedModel | ValueModel, settings: Settings) -> TrainEngine:
+    """Makes the engine of a loaded model that this process has whole and does not train."""
+    return Engine(SingleBackend(model, settings))
+
+
+def loaded(
+    loader: Callable[..., M], source: dict[str, Any], settings: Settings, device: torch.device, backend: Kind, lora: Any
+) -> M:
+    """Loads a model; under LoRA its own weights are frozen, in the type in which they compute.
+
+    Ranks read the file as it is, mapped: they share its pages, and each then takes its shard.
+    """
+    dtype = settings.compute if lora else settings.wide
+    if not backend.spans_ranks:
+        return loader(**source, dtype=dtype, device=device)
+    stored = load_config(**{name: value for name, value in source.items() if name != "fresh_head"}).dtype
+    return loader(**source, dtype=stored if isinstance(stored, torch.dtype) else dtype, device="cpu")

@@ -1,0 +1,72 @@
+"""The contract of training engines: other packages use what `TrainEngine` names, and it names nothing else."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+from paddock.engines.train.base import Backend, TrainEngine
+from paddock.engines.train.engine import Engine
+from paddock.engines.train.fsdp import FSDPBackend
+from paddock.engines.train.single import SingleBackend
+
+PACKAGE = ROOT / "paddock"
+OUTSIDE = [path for path in PACKAGE.rglob("*.py") if PACKAGE / "engines" / "train" not in path.parents]
+OPEN_TO_ALL = {"base", "open", "settings"}
+"""Modules of engines/train that other packages import: the contract, what makes engines, and their settings."""
+ENGINES = {"engine", "trainer"}
+"""Names that other packages give to a training engine; some also to a rollout engine."""
+
+
+def methods(cls: type) -> set[str]:
+    found = {name for base in cls.__mro__[:-1] for name, what in vars(base).items() if is_method(what)}
+    return {name for name in found if not name.startswith("_")}
+
+
+def is_method(what: Any) -> bool:
+    return inspect.isfunction(what) or isinstance(what, property | classmethod)
+
+
+def test_the_public_methods_of_the_engine_are_those_of_the_contract():
+    assert methods(Engine) == methods(TrainEngine)
+
+
+@pytest.mark.parametrize("kind", [SingleBackend, FSDPBackend])
+def test_a_backend_has_every_method_of_the_protocol_and_no_base_class(kind):
+    attributes = {"model", "adapters", "updater", "gathered_model"}
+    assert methods(Backend) - attributes <= methods(kind)
+    assert kind.__bases__ == (object,)
+
+
+@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_other_packages_import_the_contract_and_what_makes_engines(path):
+    """So that their engines have the type `TrainEngine`, and mypy refuses a method that it does not name."""
+    prefix = "paddock.engines.train."
+    tree = ast.parse(path.read_text())
+    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    modules += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    found = {name.removeprefix(prefix).split(".")[0] for name in modules if name.startswith(prefix)}
+    assert found <= OPEN_TO_ALL
+
+
+def test_each_name_of_the_contract_is_used_by_another_package():
+    used = {name for path in OUTSIDE for name in asked_of_engines(path)}
+    named = methods(TrainEngine) | set(TrainEngine.__annotations__)
+    assert named - used == set()
+
+
+def asked_of_engines(path: Path) -> set[str]:
+    """Attributes of variables, or of fields, that are named as engines are."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            owner = node.value
+            name = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
+            if name in ENGINES:
+                found.add(node.attr)
+    return found
