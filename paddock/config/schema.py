@@ -183,7 +183,7 @@ class SandboxConfig:
 
 @dataclass
 class LocalSandboxConfig:
-    """Where programs that a model wrote are run; time limits also hold for a service."""
+    """The sandbox of programs that a model wrote; time limits also hold for a service."""
 
     isolation: str = key(
         "auto",

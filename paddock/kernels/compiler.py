@@ -24,7 +24,7 @@ COMPILERS = ("g++", "c++", "clang++")
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """None where there is no compiler, or none that makes it: then torch's own operations do the work."""
+    """Returns the compiled library; None without a compiler that makes it: then torch's own operations do the work."""
     compiler = find_compiler()
     if compiler is None:
         log.info("no C++ compiler (%s): some steps take longer on this CPU", ", ".join(COMPILERS))

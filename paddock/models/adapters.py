@@ -63,7 +63,7 @@ class Lora:
 
     @classmethod
     def of(cls, model: ModelConfig | CriticModelConfig, section: str, seed: int) -> Lora | None:
-        """None: all weights are trained."""
+        """Returns the LoRA settings of a role; None if all weights are trained."""
         start = getattr(model, "lora_adapter_path", None)
         if not model.lora_rank and not start:
             return None

@@ -390,7 +390,7 @@ def tensor_parallel(job: Job) -> Change | None:
 
 
 def last_resorts(job: Job) -> Iterator[Advice]:
-    """For a run that none of the settings makes fit."""
+    """Yields advice for a run that none of the settings makes fit."""
     plan = estimate(job)
     if not plan.host_fits:
         message = f"the states offloaded by a node's GPUs take {plan.host_bytes / GIB:.0f} GiB, more than its host has"

@@ -23,7 +23,7 @@ MODULE = "pkg://"
 
 @dataclass(frozen=True)
 class Target:
-    """Where a scorer is: ``Target("my_reward.py", "compute_score")`` or ``Target("pkg://package.module", "score")``."""
+    """Names a scorer: ``Target("my_reward.py", "compute_score")`` or ``Target("pkg://package.module", "score")``."""
 
     path: str
     name: str

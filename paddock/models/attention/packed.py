@@ -40,7 +40,7 @@ class Packed:
 
     @cached_property
     def tiles(self) -> Tensor:
-        """For the kernel of exact numerics."""
+        """The tiles that the kernel of exact numerics reads."""
         from paddock.kernels.packed import tiles_of
 
         return tiles_of(self.lengths, self.device)

@@ -99,7 +99,7 @@ class Joined:
 
 @dataclass(eq=False)
 class Step:
-    """On the way back through a `Joined`: the gradient of its input first, those of its parameters when x is known."""
+    """The backward of a `Joined`: the gradient of its input first, those of its parameters when x is known."""
 
     joined: Joined
     dy: Tensor
