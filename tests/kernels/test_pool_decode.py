@@ -15,7 +15,7 @@ if not (INTERPRETED or torch.cuda.is_available()):
 from paddock.engines.rollout.embedded.pool import TokenPool
 from paddock.engines.rollout.embedded.request import Request
 from paddock.kernels import decode
-from paddock.models.attention import Packed
+from paddock.models.attention import Packed, Scores
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LENGTHS, HEADS, KEYS = [5, 70], 4, 2
@@ -38,7 +38,7 @@ def test_a_decoded_query_gets_what_packing_gives_the_last_one(monkeypatch, split
     total = sum(LENGTHS)
     q, k, v = stream(total, HEADS, dim), stream(total, KEYS, dim), stream(total, KEYS, value_dim)
     sinks = torch.randn(HEADS, device=DEVICE) if sunk else None
-    wanted = Packed(LENGTHS, DEVICE).attend(Layer(), q, k, v, 0.3, window, None, sinks)[0]
+    wanted = Packed(LENGTHS, DEVICE).attend(Layer(), q, k, v, Scores(0.3, window, None, sinks))[0]
     ends = torch.tensor(LENGTHS, device=DEVICE).cumsum(0) - 1
     kept = torch.ones(total, dtype=torch.bool, device=DEVICE)
     kept[ends] = False
@@ -47,8 +47,10 @@ def test_a_decoded_query_gets_what_packing_gives_the_last_one(monkeypatch, split
     requests = [Request(list(range(length)), [row], row, 9) for row, length in enumerate(shorter)]
     assert pool.admit(requests) == len(LENGTHS)
     prompts = pool.prefill(shorter, [range(row, row + 1) for row in range(len(LENGTHS))], DEVICE)
-    prompts.attend(Layer(), *(x[:, :, kept] for x in (q, k, v)), 0.3, window, None, sinks)
+    prompts.attend(Layer(), *(x[:, :, kept] for x in (q, k, v)), Scores(0.3, window, None, sinks))
     last = (x[0, :, ends].transpose(0, 1)[:, :, None] for x in (q, k, v))
     nobody = torch.zeros(len(shorter), dtype=torch.bool, device=DEVICE)
-    found = pool.decode(torch.tensor(shorter, device=DEVICE), nobody).attend(Layer(), *last, 0.3, window, None, sinks)
+    found = pool.decode(torch.tensor(shorter, device=DEVICE), nobody).attend(
+        Layer(), *last, Scores(0.3, window, None, sinks)
+    )
     torch.testing.assert_close(found[:, 0], wanted[ends], atol=1e-5, rtol=1e-4)

@@ -15,7 +15,7 @@ import paddock.models.attention.shared_prompts as shared_prompts
 import paddock.models.attention.slot_attention as slot_attention
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.kernels import native
-from paddock.models.attention import Call, Packed, SharedPrompts, cache_layout, choose
+from paddock.models.attention import Call, Packed, Scores, SharedPrompts, cache_layout, choose
 
 MODULE = nn.Module()
 MODULE.layer_idx, MODULE.num_key_value_groups = 0, 2
@@ -23,7 +23,7 @@ MODULE.layer_idx, MODULE.num_key_value_groups = 0, 2
 
 def call(dim: int = 16, values: int | None = None, dtype=torch.float32, keys: int = 8, **scores) -> Call:
     q, k, v = (torch.zeros(8, heads, n, dtype=dtype) for heads, n in ((4, dim), (2, dim), (2, values or dim)))
-    return Call(q, k, v, **{"scaling": 1.0, "window": None, "softcap": None, "sinks": None, "most_keys": keys} | scores)
+    return Call(q, k, v, Scores(1.0, **scores), keys)
 
 
 SINKS = torch.zeros(4)
@@ -120,7 +120,7 @@ def test_packed_layouts_compute_with_the_way_that_the_table_names(how, scores, m
     watched(monkeypatch, packed, "packed_sinks", "sinks", used)
     watched(monkeypatch, packed.ShortAttention, "apply", "short", used)
     watched(monkeypatch, packed.BlockAttention, "apply", "blocks", used)
-    out = how.attend(MODULE, *rows(1, 8), 0.25, **scores)
+    out = how.attend(MODULE, *rows(1, 8), Scores(0.25, **scores))
     named = choose("packed", call(keys=how.max_len, **scores))
     assert used == [named] and out.shape == (1, 8, 4, 16)
 
@@ -147,11 +147,11 @@ def test_a_flash_kernel_gets_what_it_needs_of_each_layout(how, window, monkeypat
     """With a loop in its place, results and gradients are those of the blocks."""
     given = [x.requires_grad_() for x in rows(1, 8)]
     monkeypatch.setattr(native, "can_run", lambda *tensors: False)
-    blocks = how.attend(MODULE, *given, 0.25, window)
+    blocks = how.attend(MODULE, *given, Scores(0.25, window))
     monkeypatch.setattr(choice, "has_flash", lambda tensor, window=None: True)
     for module in (packed, shared_prompts):
         monkeypatch.setattr(module, "flash_attention", flash_by_loop)
-    flash = how.attend(MODULE, *given, 0.25, window)
+    flash = how.attend(MODULE, *given, Scores(0.25, window))
     torch.testing.assert_close(flash, blocks, atol=1e-5, rtol=1e-5)
     for mine, theirs in zip(*(torch.autograd.grad(x.square().sum(), given) for x in (flash, blocks)), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
@@ -165,7 +165,7 @@ def test_slots_and_padded_rows_compute_with_the_way_that_the_table_names(scores,
         watched(monkeypatch, module, "capped_attention", "capped", used)
         watched(monkeypatch, module, plain, "sdpa", used)
     how = Slots(2, 8).decode(torch.tensor([0, 0]), torch.zeros(2, dtype=torch.bool))
-    how.attend(MODULE, *rows(2, 1), 0.25, **scores)
+    how.attend(MODULE, *rows(2, 1), Scores(0.25, **scores))
     assert used == [choose("slots", call(**scores))]
     used.clear()
     own = {"s_aux": scores["sinks"]} if "sinks" in scores else scores

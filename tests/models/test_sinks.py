@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.errors import UserError
-from paddock.models.attention import Packed, blocks
+from paddock.models.attention import Packed, Scores, blocks
 from paddock.models.attention.sinks import packed_sinks, padded_sinks
 from paddock.models.forward import hidden_states
 
@@ -86,10 +86,12 @@ def test_a_cache_gives_the_last_query_of_each_sequence_what_packing_gives_it():
         shorter = [length - 1 for length in LENGTHS]
         targets = [range(slot, slot + 1) for slot in range(len(LENGTHS))]
         before = (x[kept].transpose(0, 1)[None] for x in (q, k, v))
-        slots.prefill(shorter, targets, torch.device("cpu")).attend(Layer(), *before, SCALE, window, None, sinks)
+        slots.prefill(shorter, targets, torch.device("cpu")).attend(
+            Layer(), *before, Scores(SCALE, window, None, sinks)
+        )
         last = (x[ends][:, :, None] for x in (q, k, v))
         how = slots.decode(torch.tensor(shorter), torch.zeros(len(shorter), dtype=torch.bool))
-        got = how.attend(Layer(), *last, SCALE, window, None, sinks)
+        got = how.attend(Layer(), *last, Scores(SCALE, window, None, sinks))
         torch.testing.assert_close(got[:, 0], want[ends], atol=1e-10, rtol=1e-8)
 
 

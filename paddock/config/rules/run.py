@@ -20,7 +20,7 @@ def frequencies_are_positive_or_off(config: Config) -> None:
 def loggers_are_known(config: Config) -> None:
     value = config.trainer.logger
     for name in value if isinstance(value, list) else [value]:
-        if name not in LOGGERS:
+        if str(name) not in LOGGERS:
             nearest = difflib.get_close_matches(str(name), LOGGERS, n=1)
             hint = f"did you mean {nearest[0]}? " if nearest else ""
             raise UserError(

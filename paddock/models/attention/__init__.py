@@ -22,7 +22,7 @@ The package imports nothing else of models/.
 
 from paddock.models.attention.choice import cache_layout, choose
 from paddock.models.attention.hook import NAME, no_mask
-from paddock.models.attention.interface import Attention, Call, StoredAttention
+from paddock.models.attention.interface import Attention, Call, Scores, StoredAttention
 from paddock.models.attention.packed import Packed
 from paddock.models.attention.shared_prompts import SharedPrompts
 
@@ -31,6 +31,7 @@ __all__ = [
     "Attention",
     "Call",
     "Packed",
+    "Scores",
     "SharedPrompts",
     "StoredAttention",
     "cache_layout",

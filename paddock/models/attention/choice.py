@@ -24,22 +24,23 @@ Way = Literal["sinks", "flash", "short", "blocks", "capped", "sdpa", "kernel"]
 
 
 def has_sinks(call: Call) -> bool:
-    return call.sinks is not None
+    return call.scores.sinks is not None
 
 
 def has_softcap(call: Call) -> bool:
-    return call.softcap is not None
+    return call.scores.softcap is not None
 
 
 def flash_can(call: Call) -> bool:
     same_dims = call.q.shape[-1] == call.v.shape[-1] <= MAX_FLASH_HEAD_DIM
-    return has_flash(call.q, call.window) and same_dims and call.softcap is None
+    return has_flash(call.q, call.scores.window) and same_dims and call.scores.softcap is None
 
 
 def is_short(call: Call) -> bool:
-    dim = call.q.shape[-1]
+    dim, scores = call.q.shape[-1], call.scores
     fits = call.most_keys <= MOST_KEYS and dim == call.v.shape[-1] and dim % VECTOR == 0 and len(call.q) > 0
-    return call.window is None and call.softcap is None and fits and native.can_run(call.q, call.k, call.v)
+    plain = scores.window is None and scores.softcap is None
+    return plain and fits and native.can_run(call.q, call.k, call.v)
 
 
 def always(call: Call) -> bool:

@@ -8,7 +8,6 @@ other.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from paddock.errors import UserError
 from paddock.models.attention.capped import capped_attention
 from paddock.models.attention.choice import choose
-from paddock.models.attention.interface import Attention, Call
+from paddock.models.attention.interface import Attention, Call, Scores
 from paddock.models.attention.sinks import padded_sinks
 
 NAME = "paddock"
@@ -50,14 +49,10 @@ def attention_forward(
         raise unsupported(module, "position biases")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if attend is not None:
-        if s_aux is None:
-            return attend.attend(module, query, key, value, scale, sliding_window, softcap), None
-        if "sinks" not in inspect.signature(attend.attend).parameters:
-            raise unsupported(module, "attention sinks", "actor_rollout_ref.rollout.name=hf")
-        return attend.attend(module, query, key, value, scale, sliding_window, softcap, sinks=s_aux), None
+        return attend.attend(module, query, key, value, Scores(scale, sliding_window, softcap, s_aux)), None
     if attention_mask is not None and attention_mask.shape[-1] == 0:
         raise unsupported(module, "layers that keep arguments from their attention")
-    way = choose("padded", Call(query, key, value, scale, None, softcap, s_aux, key.shape[2]))
+    way = choose("padded", Call(query, key, value, Scores(scale, None, softcap, s_aux), key.shape[2]))
     if way == "sinks":
         assert s_aux is not None
         return padded_sinks(query, key, value, attention_mask, scale, s_aux), None
@@ -67,14 +62,14 @@ def attention_forward(
     return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
 
 
-def unsupported(module: nn.Module, what: str, fix: str | None = None) -> UserError:
+def unsupported(module: nn.Module, what: str) -> UserError:
     config = getattr(module, "config", None)
     family = getattr(config, "model_type", type(module).__name__)
     return UserError(
         f"{family} models have {what}, which packed attention does not know",
         key="actor_rollout_ref.model.path",
         value=getattr(config, "name_or_path", None) or None,
-        fix=fix or "use a model of another family: docs/models.md lists those that are tested",
+        fix="use a model of another family: docs/models.md lists those that are tested",
     )
 
 

@@ -8,27 +8,27 @@ from typing import Protocol
 from torch import Tensor, nn
 
 
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """How a layer scores keys: ``scaling * q.k``, then ``softcap * tanh(score / softcap)`` if one is set."""
+
+    scaling: float
+    window: int | None = None
+    """A query at position p sees keys at p - window + 1 .. p, or at 0 .. p without a window."""
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    """Scores ``[H]`` that stand beside those of the keys: see sinks.py."""
+
+
 class Attention(Protocol):
     """Says what the queries of one forward attend to."""
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         """Computes the attention of one layer; called in the order of the layers, ``module.layer_idx`` says which.
 
         ``query [N, H, L, D]``, ``key`` and ``value`` ``[N, K, L, D]`` with ``K`` dividing ``H``, after the rotary
         embedding, belong to this forward's tokens alone: an object with a cache writes them into it here, and reads
-        from it. A query at position p sees keys at p - window + 1 .. p, or at 0 .. p without a window. Scores are
-        ``scaling * q.k``, then ``softcap * tanh(score / softcap)`` if one is set; ``sinks [H]`` stand beside them (see
-        sinks.py), if an object knows them. Returns ``[N, L, H, Dv]``.
+        from it. Returns ``[N, L, H, Dv]``.
         """
         ...
 
@@ -40,9 +40,7 @@ class StoredAttention(Protocol):
         """Returns keys and values ``[rows, K, D]`` of a layer, and the row of each token of this forward."""
         ...
 
-    def attend_stored(
-        self, layer: int, query: Tensor, scaling: float, window: int | None, softcap: float | None, exact: bool
-    ) -> Tensor:
+    def attend_stored(self, layer: int, query: Tensor, scores: Scores, exact: bool) -> Tensor:
         """Computes attention over the cache for ``query [T, H, D]``; returns the same shape."""
         ...
 
@@ -54,10 +52,7 @@ class Call:
     q: Tensor
     k: Tensor
     v: Tensor
-    scaling: float
-    window: int | None
-    softcap: float | None
-    sinks: Tensor | None
+    scores: Scores
     most_keys: int
     """Keys that the last token of the longest sequence sees, without a window."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -14,7 +15,7 @@ from paddock.core.device import flash_attention
 from paddock.kernels.arguments import PromptGroups
 from paddock.models.attention.blocks import Block, BlockAttention, blocks_of
 from paddock.models.attention.choice import choose
-from paddock.models.attention.interface import Call
+from paddock.models.attention.interface import Call, Scores
 from paddock.models.attention.short_attention import ShortAttention
 from paddock.models.attention.sinks import packed_sinks
 
@@ -57,30 +58,22 @@ class Packed:
 
     def flash(self, call: Call) -> Tensor:
         """Computes one layer's call with the device's own kernel."""
-        return flash_attention(call.q, call.k, call.v, self.cu_seqlens, self.lengths, call.scaling, call.window)
+        scores = call.scores
+        return flash_attention(call.q, call.k, call.v, self.cu_seqlens, self.lengths, scores.scaling, scores.window)
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # [T, H or K, D]
-        window = None if window is None or window >= self.max_len else window
-        call = Call(q, k, v, scaling, window, softcap, sinks, self.max_len)
+        if scores.window is not None and scores.window >= self.max_len:
+            scores = replace(scores, window=None)
+        call = Call(q, k, v, scores, self.max_len)
         way = choose("packed", call)
         if way == "flash":
             packed: Any = self.flash(call)
         elif way == "short":
-            packed = ShortAttention.apply(q, k, v, self.prompt_groups, scaling)
+            packed = ShortAttention.apply(q, k, v, self.prompt_groups, scores.scaling)
         elif way == "sinks":
-            assert sinks is not None
-            packed = packed_sinks(q, k, v, self.blocks, scaling, window, sinks)
+            assert scores.sinks is not None
+            packed = packed_sinks(q, k, v, self.blocks, scores.scaling, scores.window, scores.sinks)
         else:
-            packed = BlockAttention.apply(q, k, v, self.blocks, scaling, window, softcap)
+            packed = BlockAttention.apply(q, k, v, self.blocks, scores.scaling, scores.window, scores.softcap)
         return packed.unsqueeze(0)

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from paddock.kernels.arguments import Pieces
 from paddock.kernels.choice import kernels_for
-from paddock.models.attention.interface import layer_of
+from paddock.models.attention.interface import Scores, layer_of
 from paddock.models.attention.packed import Packed
 
 
@@ -40,22 +40,12 @@ class PoolPrefill(Packed):
         rows = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])
         self.rows = rows.to(device, non_blocking=True)
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         index, stored = layer_of(module), alike(key, value)
         buffers = self.pool.layer(index, key.shape[1], stored[0].shape[3], stored[1].shape[3], key)
         for buffer, stream in zip(buffers, stored, strict=True):
             buffer.index_copy_(0, self.rows, stream[0, :, : len(self.rows)].transpose(0, 1).to(buffer.dtype))
-        return super().attend(module, query, key, value, scaling, window, softcap, sinks)
+        return super().attend(module, query, key, value, scores)
 
 
 class PoolDecode:
@@ -70,32 +60,20 @@ class PoolDecode:
     def buffers(self, layer: int, heads: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return *self.pool.layer(layer, heads, dim, dim, like), self.row
 
-    def attend_stored(
-        self, layer: int, query: Tensor, scaling: float, window: int | None, softcap: float | None, exact: bool = False,
-        sinks: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    def attend_stored(self, layer: int, query: Tensor, scores: Scores, exact: bool = False) -> Tensor:
+        keys, values, how = self.pool.keys[layer], self.pool.values[layer], (scores.scaling, scores.window)
         return kernels_for(query).decode_attention(
-            query, self.pool.keys[layer], self.pool.values[layer], self.pieces, scaling, window, softcap, exact, sinks
+            query, keys, values, self.pieces, *how, scores.softcap, exact, scores.sinks
         )
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         """Stores keys and values ``[rows, heads, 1, dim]`` that a module made itself, then attends to them."""
         index = layer_of(module)
         asked, stored, wide = alike(query, value)[0], alike(key, value), value.shape[3]
         buffers = self.pool.layer(index, key.shape[1], stored[0].shape[3], stored[1].shape[3], key)
         for buffer, new in zip(buffers, stored, strict=True):
             buffer.index_copy_(0, self.row, new[:, :, 0].to(buffer.dtype))
-        found = self.attend_stored(index, asked[:, :, 0].contiguous(), scaling, window, softcap, sinks=sinks)
+        found = self.attend_stored(index, asked[:, :, 0].contiguous(), scores)
         return found[:, None, :, :wide]
 
 

@@ -5,12 +5,14 @@ One all-to-all gives each rank all tokens of a share of the heads, and a second 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paddock.models.attention.interface import Scores
 from paddock.models.attention.packed import Packed
 
 
@@ -22,21 +24,11 @@ class SharedHeads(Packed):
         self.may_grow = False
         self.ranks = ranks
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        if sinks is not None:
-            sinks = sinks.chunk(self.ranks.size())[dist.get_rank(self.ranks)]
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+        if scores.sinks is not None:
+            scores = replace(scores, sinks=scores.sinks.chunk(self.ranks.size())[dist.get_rank(self.ranks)])
         heads = [ToHeads.apply(x[0], self.ranks)[None] for x in (query, key, value)]
-        found = super().attend(module, heads[0], heads[1], heads[2], scaling, window, softcap, sinks)
+        found = super().attend(module, heads[0], heads[1], heads[2], scores)
         return ToTokens.apply(found[0], self.ranks)[None]
 
 

@@ -74,7 +74,7 @@ class SharedPrompts(Packed):
         """Computes one layer's call with the device's own kernel; it gets the prompt's keys again for each response."""
         keys, values = Repeated.apply(call.k, self.sources), Repeated.apply(call.v, self.sources)
         ends, key_ends = (self.cu_seqlens, self.lengths), (self.key_ends, self.key_lengths)
-        return flash_attention(call.q, keys, values, *ends, call.scaling, call.window, *key_ends)
+        return flash_attention(call.q, keys, values, *ends, call.scores.scaling, call.scores.window, *key_ends)
 
 
 class Repeated(torch.autograd.Function):

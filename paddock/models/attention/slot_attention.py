@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from paddock.models.attention.capped import capped_attention
 from paddock.models.attention.choice import choose
-from paddock.models.attention.interface import Call, layer_of
+from paddock.models.attention.interface import Call, Scores, layer_of
 from paddock.models.attention.packed import Packed
 from paddock.models.attention.sinks import padded_sinks
 
@@ -38,22 +38,12 @@ class SlotPrefill(Packed):
         self.slots = slots
         self.targets = targets
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         for buffer, stream in zip(self.slots.layer(layer_of(module), key, value), (key, value), strict=True):
             prompts = stream[0, :, : sum(self.lengths)].split(self.lengths, dim=1)
             for prompt, target in zip(prompts, self.targets, strict=True):
                 buffer[target.start : target.stop, :, : prompt.shape[1]] = prompt
-        return super().attend(module, query, key, value, scaling, window, softcap, sinks)
+        return super().attend(module, query, key, value, scores)
 
 
 class SlotDecode:
@@ -67,34 +57,24 @@ class SlotDecode:
         self.indices: dict[int, Tensor] = {}
         self.masks: dict[tuple[Span, int | None], Tensor] = {}
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         keys, values = self.slots.layer(layer_of(module), key, value)
         self.write(keys, key)
         self.write(values, value)
         query = query.to(keys.dtype)
-        way = choose("slots", Call(query, keys, values, scaling, window, softcap, sinks, keys.shape[2]))
+        way = choose("slots", Call(query, keys, values, scores, keys.shape[2]))
         parts = []
         for span in self.spans:
-            rows, seen = slice(span.start, span.stop), slice(span.first(window), span.longest + 1)
-            q, k, v, mask = query[rows], keys[rows, :, seen], values[rows, :, seen], self.mask(span, window)
+            rows, seen = slice(span.start, span.stop), slice(span.first(scores.window), span.longest + 1)
+            q, k, v, mask = query[rows], keys[rows, :, seen], values[rows, :, seen], self.mask(span, scores.window)
             if way == "sinks":
-                assert sinks is not None
-                parts.append(padded_sinks(q, k, v, mask, scaling, sinks))
+                assert scores.sinks is not None
+                parts.append(padded_sinks(q, k, v, mask, scores.scaling, scores.sinks))
             elif way == "capped":
-                assert softcap is not None
-                parts.append(capped_attention(q, k, v, mask, scaling, softcap))
+                assert scores.softcap is not None
+                parts.append(capped_attention(q, k, v, mask, scores.scaling, scores.softcap))
             else:
-                parts.append(one_query(q, k, v, mask, scaling))
+                parts.append(one_query(q, k, v, mask, scores.scaling))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def write(self, buffer: Tensor, new: Tensor) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from paddock.kernels.arguments import HeadNorm
 from paddock.kernels.launch import has_triton
+from paddock.models.attention import Scores
 from paddock.models.fused.joined import Joined, Unfit
 from paddock.models.fused.passes import (
     ACTIVATIONS,
@@ -84,15 +85,6 @@ class LastNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         dx, dbranch, dweight = ctx.norm.backward(grads[0].contiguous(), None, ctx.saved_tensors, ctx.dtype)
         return None, dx, dbranch, None, dweight
-
-
-@dataclass(frozen=True)
-class Scores:
-    """How a layer's attention scores its keys."""
-
-    scaling: float
-    window: int | None
-    softcap: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +194,7 @@ class Layer:
         qkv, how, scores = self.qkv(x, adapted), shared.how, self.scores
         buffers = how.buffers(self.index, self.keys, self.dim, qkv)
         q = rotary_into(qkv, shared.cos, shared.sin, self.head_norm, *buffers)
-        attended = how.attend_stored(self.index, q, scores.scaling, scores.window, scores.softcap, self.exact)
+        attended = how.attend_stored(self.index, q, scores, self.exact)
         attended = attended.flatten(1)
         if self.after_attention:
             out = self.after_attention(self.out(attended, adapted), None, dtype)[0]
@@ -220,7 +212,7 @@ class Layer:
         with torch.set_grad_enabled(track):
             q, k, v = (x.requires_grad_(track) for x in qkv)
             rows = (x.unflatten(0, shared.shape).transpose(1, 2) for x in (q, k, v))
-            out = how.attend(self.module, *rows, scores.scaling, scores.window, scores.softcap)
+            out = how.attend(self.module, *rows, scores)
             out = out.flatten(0, 1).flatten(1)
         if not self.exact:
             return out, q, k, v

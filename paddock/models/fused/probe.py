@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
-from paddock.models.attention import Packed
+from paddock.models.attention import Packed, Scores
 from paddock.models.forward import module_states
 from paddock.models.fused.joined import Unfit
-from paddock.models.fused.layer import Layer, Scores, Shared
+from paddock.models.fused.layer import Layer, Shared
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Between two ways to the same numbers, with no layer between them."""
@@ -33,21 +33,11 @@ class Recorder(Packed):
         super().__init__(lengths, device)
         self.seen: dict[int, Scores] = {}
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        if sinks is not None:
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+        if scores.sinks is not None:
             raise Unfit("its attention has sinks")
-        self.seen[int(module.layer_idx)] = Scores(scaling, window, softcap)  # type: ignore[arg-type]
-        return super().attend(module, query, key, value, scaling, window, softcap)
+        self.seen[int(module.layer_idx)] = scores  # type: ignore[arg-type]
+        return super().attend(module, query, key, value, scores)
 
 
 @dataclass(frozen=True, eq=False)

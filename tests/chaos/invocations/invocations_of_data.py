@@ -68,7 +68,8 @@ BROKEN = [
     read("numbers", "t.json", text("t.json", "[1, 2]"), says=("t.json", "a JSON list of records"), heavy=False),
     read("nested a million deep", "t.json", text("t.json", "[" * 10**6), says=("t.json",), heavy=False),
     read("empty list", "t.json", text("t.json", "[]"), says=("data.train",)),
-    read("CSV", "t.csv", text("t.csv", "a,b\n"), says=("t.csv", "not a data file"), heavy=False),
+    read("CSV without rows", "t.csv", text("t.csv", "a,b\n"), says=("t.csv", "holds no rows")),
+    read("a suffix of no format", "t.xls", text("t.xls", "x"), says=("t.xls", "not a data file"), heavy=False),
     read("no suffix", "t", text("t", "x"), says=("data.train_files=t", "not a data file"), heavy=False),
     read("fewer rows than a batch", "t.jsonl", rows("t.jsonl", 3), says=("data.train_batch_size=8",)),
 ]  # fmt: skip
@@ -165,7 +166,7 @@ LEARNT = [
     learnt(("sft",), ANSWERED, "answer a list", "t.jsonl row 7", answer=["64"]),
     learnt(("sft",), ANSWERED, "half of a surrogate pair", "t.jsonl row 7", "surrogate", answer="\ud800"),
     learnt(("sft",), ANSWERED, "prompt null", "t.jsonl row 7", "'prompt'", prompt=None),
-    learnt(("sft",), {"question": "a", "answer": "b"}, "no prompt", "no column 'prompt'"),
+    learnt(("sft",), {"riddle": "a", "answer": "b"}, "no prompt", "no column 'prompt'"),
     learnt(("sft",), ANSWERED, "a message of empty text", "t.jsonl row 7", prompt=[{"role": "user", "content": ""}]),
     learnt(("rm", "train"), PAIR, "chosen null", "t.jsonl row 7", "'chosen'", chosen=None),
     learnt(("rm", "train"), PAIR, "rejected missing", "t.jsonl row 7", "'rejected'", rejected=...),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from paddock.engines.train.megatron.layers import How, Norm
+from paddock.models.attention import Scores
 
 
 class Shared(nn.Module):
@@ -78,7 +79,7 @@ class LatentAttention(nn.Module):
         rest, turned = self.rotate(rest, by_head(turned, self.turned), how.cos, how.sin)
         query = torch.cat([query, rest], -1)
         key = torch.cat([key, turned.expand(-1, key.shape[1], -1, -1)], -1)
-        found = how.packed.attend(self, query, key, value, self.scaling)
+        found = how.packed.attend(self, query, key, value, Scores(self.scaling))
         return self.linear_proj(found.flatten(2).transpose(0, 1))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers import PreTrainedConfig
 
-from paddock.models.attention import Packed
+from paddock.models.attention import Packed, Scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class PackedAttention(nn.Module):
         how = packed_seq_params
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         query, key = self.rotate(query, key, how.cos, how.sin)
-        found = how.packed.attend(self, query, key, value, self.scaling, self.window)
+        found = how.packed.attend(self, query, key, value, Scores(self.scaling, self.window))
         return found.flatten(2).transpose(0, 1)
 
 
