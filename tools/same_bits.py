@@ -47,7 +47,7 @@ CASES: dict[str, list[str]] = {
     "rloo": ["train", *RL, "algorithm.adv_estimator=rloo"],
     "remax": ["train", *RL, "algorithm.adv_estimator=remax"],
     "dapo": ["train", *RL, "algorithm.adv_estimator=grpo", "algorithm.filter_groups.enable=True",
-             "algorithm.filter_groups.metric=acc", "data.gen_batch_size=12"],
+             "algorithm.filter_groups.metric=seq_reward", "data.gen_batch_size=12"],
     "lora": ["train", *RL, "algorithm.adv_estimator=grpo", "actor_rollout_ref.model.lora_rank=8",
              "actor_rollout_ref.actor.use_kl_loss=True"],
     "offload": ["train", *RL, "algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=True",
