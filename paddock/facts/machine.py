@@ -85,6 +85,10 @@ class Machine:
         return package in self.installed
 
 
+OPTIONAL_PACKAGES = ("ray", "peft", "vllm", "sglang", "torch_npu", "vllm_ascend")
+"""Packages whose versions the record of a run names if they are installed; loggers name theirs themselves."""
+
+
 class Importable:
     """Contains the name of every package that this Python can import."""
 

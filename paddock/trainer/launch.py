@@ -18,12 +18,12 @@ from typing import Any
 from paddock import __version__
 from paddock.config.loggers import LOGGERS
 from paddock.config.schema import Config
-from paddock.facts.machine import GIB, this_machine
+from paddock.facts.machine import GIB, OPTIONAL_PACKAGES, this_machine
 from paddock.trainer.files import replacing
 
 FILE, KEY = "run.json", "trainer.default_local_dir"
-PACKAGES = ("torch", "transformers", "triton", "megatron-core", "ray", "peft", "vllm", "sglang", "torch_npu",
-            "vllm_ascend", *(kind.package for kind in LOGGERS.values() if kind.package))  # fmt: skip
+PACKAGES = ("torch", "transformers", "triton", "megatron-core", *OPTIONAL_PACKAGES,
+            *(kind.package for kind in LOGGERS.values() if kind.package))  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 import torch.multiprocessing as mp
 
 
-def serve(rank: int, size: int, address: str, pipe: Any) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
+def serve(rank: int, size: int, address: str, pipe: Any, environment: dict[str, str]) -> None:
+    os.environ.update(environment)  # of the test that made the ranks, not of the first one that forked any
     torch.set_num_threads(1)
     from paddock.core.processes import Rendezvous, joined
 
@@ -36,7 +36,7 @@ class Ranks:
         pairs = [context.Pipe() for _ in range(size)]
         self.pipes = [ours for ours, _ in pairs]
         self.processes = [
-            context.Process(target=serve, args=(rank, size, address, theirs), daemon=True)
+            context.Process(target=serve, args=(rank, size, address, theirs, dict(os.environ)), daemon=True)
             for rank, (_, theirs) in enumerate(pairs)
         ]
         for process in self.processes:
