@@ -96,7 +96,7 @@ def test_a_cache_gives_the_last_query_of_each_sequence_what_packing_gives_it():
 
 
 class Unaware:
-    def attend(self, module, query, key, value, scaling, window=None, softcap=None):
+    def attend(self, module, query, key, value, scores):
         raise AssertionError("was asked")
 
 

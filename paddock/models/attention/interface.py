@@ -23,6 +23,9 @@ class Scores:
 class Attention(Protocol):
     """Says what the queries of one forward attend to."""
 
+    knows_sinks: bool
+    """True if `attend` honours `Scores.sinks`; a model with sinks is refused otherwise."""
+
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         """Computes the attention of one layer; called in the order of the layers, ``module.layer_idx`` says which.
 

@@ -51,6 +51,8 @@ class PoolPrefill(Packed):
 class PoolDecode:
     """One query for each of the first sequences: over its prompt, its answer so far, and itself."""
 
+    knows_sinks = True
+
     def __init__(self, pool: PoolBuffers, lengths: Tensor, done: Tensor):
         self.pool, rows = pool, len(lengths)
         prompt, prompt_length, answer = pool.prompt[:rows], pool.prompt_length[:rows], pool.answer[:rows]

@@ -49,6 +49,8 @@ class SlotPrefill(Packed):
 class SlotDecode:
     """One query for each of the first slots: it attends to the tokens before it and to itself."""
 
+    knows_sinks = True
+
     def __init__(self, slots: SlotBuffers, lengths: Tensor):
         """`lengths [rows]`: tokens that the slots hold."""
         self.slots = slots
