@@ -19,7 +19,7 @@ class RolloutEngineKind:
     """Has a copy of the actor's weights: it is sent new ones, may span devices and may run in a pool of its own."""
     sees_images: bool = False
     trainer_log_probs: bool = False
-    """Its log-probs are the trainer's: the same modules compute both."""
+    """The same modules compute the engine's log-probs and the trainer's: both are equal."""
     unfiltered_log_probs: bool = True
     """Reports log-probs after temperature and before top-k, top-p and min-p cut the distribution."""
     priorities: bool = False

@@ -45,7 +45,7 @@ class RewardModel(ValueModel):
     def __init__(self, backbone: PreTrainedModel, every_token: bool):
         super().__init__(backbone)
         self.every_token = every_token
-        """Its numbers speak of tokens, not of conversations alone."""
+        """True if the model scores every token, False if only whole conversations."""
         setattr(backbone.config, LAST_ONLY, not every_token)
         self.value_head.bias.requires_grad_(False)  # a difference of two scores does not feel it
 

@@ -35,7 +35,7 @@ LOGIT_BYTES_FORWARD = 8
 
 FORWARD_PHASES = {"reward": "reward_model", "log_probs": "actor", "ref_log_probs": "reference", "values": "critic"}
 PREFETCHED = {"reward": "reference", "log_probs": "reference"}
-"""Whose weights are on their way to the device during a phase, for the one behind it."""
+"""Maps a phase to the role whose weights are prefetched in it, for the phase after it."""
 UPDATE_PHASES = {"update_critic": "critic", "update_actor": "actor"}
 TRAINED = tuple(UPDATE_PHASES.values())
 

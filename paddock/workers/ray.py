@@ -91,7 +91,7 @@ class RankProcess:
     heartbeat: Heartbeat
 
     def up(self) -> tuple[str, int, int]:
-        """Its address, a port that is free there, and its process id."""
+        """Returns the node's address, a port that is free there, and the process id."""
         with socket.socket() as free:
             free.bind(("", 0))
             return ray.util.get_node_ip_address(), free.getsockname()[1], os.getpid()

@@ -43,10 +43,10 @@ class ModelScores:
 
 class ModelScorer(Protocol):
     cheap: bool
-    """Its opinion on a row costs nothing to speak of."""
+    """True if scoring a row takes almost no time."""
 
     def scores(self, batch: Batch, texts: Sequence[str]) -> ModelScores:
-        """Of every row; `texts` are the decoded responses."""
+        """Scores every row; `texts` are the decoded responses."""
         ...
 
     def check(self, prompt: Any, truth: Any) -> None:

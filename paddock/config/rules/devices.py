@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from paddock.config.rollout_engines import engine_kind
@@ -150,13 +151,18 @@ def token_budgets_hold_one_sequence(config: Config) -> None:
             )
 
 
+def trained_models(config: Config) -> Iterator[tuple[str, str, Any]]:
+    """Yields section, strategy and model settings of the actor, and of the critic if there is one."""
+    group, critic = config.actor_rollout_ref, config.critic
+    yield _M, group.actor.strategy, group.model
+    if critic.enable:
+        yield "critic.model", critic.strategy, critic.model
+
+
 def adapters_suit_their_engine(config: Config) -> None:
     """LoRA has other keys under Megatron; and its reference is the actor without adapters."""
-    group, critic = config.actor_rollout_ref, config.critic
-    roles: list[tuple[str, str, Any]] = [(_M, group.actor.strategy, group.model)]
-    if critic.enable:
-        roles.append(("critic.model", critic.strategy, critic.model))
-    for section, strategy, model in roles:
+    group = config.actor_rollout_ref
+    for section, strategy, model in trained_models(config):
         megatron = strategy == "megatron"
         name, value = ("lora_rank", model.lora_rank) if megatron else ("lora.rank", model.lora.rank)
         if value:
@@ -179,11 +185,7 @@ def adapters_suit_their_engine(config: Config) -> None:
 
 def offloaded_activations_are_few(config: Config) -> None:
     """Only the inputs of layers are worth the way to the host; Megatron recomputes by keys of its own."""
-    group, critic = config.actor_rollout_ref, config.critic
-    roles: list[tuple[str, str, Any]] = [(_M, group.actor.strategy, group.model)]
-    if critic.enable:
-        roles.append(("critic.model", critic.strategy, critic.model))
-    for section, strategy, model in roles:
+    for section, strategy, model in trained_models(config):
         key = f"{section}.enable_activation_offload"
         if model.enable_activation_offload and strategy == "megatron":
             raise UserError("is not Megatron's", key=key, value=True, fix="leave it out, and set recompute_granularity")

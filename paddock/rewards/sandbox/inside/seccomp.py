@@ -86,9 +86,9 @@ ABSENT = (
 OWN_PROCESS = (
     "prlimit64", "sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr",
 )  # fmt: skip
-"""Their first argument is a process: any but 0, which is oneself, is refused."""
+"""System calls whose first argument is a process: any but 0, the calling one, is refused."""
 OWN_PROCESS_SECOND = {"setpriority": 0, "ioprio_set": 1}
-"""Their first argument says what the second is: allowed is PRIO_PROCESS or IOPRIO_WHO_PROCESS, and 0."""
+"""System calls whose first argument says what the second is: PRIO_PROCESS or IOPRIO_WHO_PROCESS, with 0, is allowed."""
 BY_ARGUMENT = ("socket", "socketpair", "clone", "mmap", "setsockopt", "fcntl", "prctl", *OWN_PROCESS,
                *OWN_PROCESS_SECOND)  # fmt: skip
 FOR_ISOLATION = ("unshare", "mount")
