@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
+# Tests start hundreds of processes: without compiled files each of them would compile the package first.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron test-wheel models-table example-headers keys-reference docs lint format clean
 
@@ -26,8 +28,9 @@ quickstart: $(VENV)/.core ## train the built-in model for three minutes, before 
 	@$(BIN)/paddock eval $(TRAINED) $(SAMPLED)
 	@echo "Curves, samples and settings of the run, to open in a browser: $(CURDIR)/$(RUN)/report.html"
 
-test: $(VENV)/.dev lint test-kernels ## what CI runs: lint, types, kernels, tests
-	$(BIN)/python -m pytest -n 2
+test: $(VENV)/.dev ## what CI runs: lint, types, kernels, tests
+	@$(MAKE) --no-print-directory -j2 --output-sync lint test-kernels
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # On a CPU kernels run by triton's interpreter, in a process of their own: it must know before triton is imported.
 test-kernels: $(VENV)/.dev ## kernels by triton's interpreter

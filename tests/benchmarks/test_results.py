@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from math import sqrt
-from statistics import median
+from statistics import mean, median
 
 import pytest
 from conftest import ROOT
@@ -141,20 +141,29 @@ def test_what_the_page_says_of_seeds_and_noise_is_so():
     assert f"by {100 * sqrt(0.39 * 0.61 / 1319):.1f} points (one standard error)" in text
     gaps = [100 * abs(run["held_out"]["lenient"][-1] - run["held_out"]["strict"][-1]) for run in FINISHED]
     assert f"differ by {max(gaps):.1f} points at most" in text
-    late = sorted(round(100 * (run["held_out"]["strict"][-1] - run["held_out"]["strict"][-2]), 1) for run in GRPO)
-    assert late == [-0.4, -0.2, 1.8] and "lost 0.2 and 0.4 points and one gained 1.8" in text
+    assert [late(run) for run in GRPO] == ["-0.2", "-0.4", "+1.8"] and "by -0.2, -0.4 and +1.8 points" in text
+    rloo, (ppo,) = RUNS["rloo-0.5b"], RUNS["ppo-0.5b"]
+    assert [late(run) for run in rloo] == ["+0.4", "+0.6", "-1.2"] and "RLOO's by +0.4, +0.6 and -1.2" in text
+    assert late(ppo) == "+2.7" and "still gained 2.7" in text
+    others = [100 * run["held_out"]["strict"][-1] for run in rloo]
+    assert f"of RLOO within {max(others) - min(others):.1f}, with means {mean(ends) - mean(others):.1f} apart" in text
+    assert f"PPO ends {100 * ppo['held_out']['strict'][-1] - max(ends):.1f} points above" in text
     cut = [round(100 * run["curves"]["cut"][0]) for run in GRPO]
     assert f"{min(cut)} to {max(cut)} % of the samples were cut" in text
     assert f"by {max(max(run['curves']['gap']) for run in GRPO):.4f} at most" in text
-    (rloo,), (ppo,) = RUNS["rloo-0.5b"], RUNS["ppo-0.5b"]
-    assert f"reference of RLOO adds {median(rloo['curves']['reference_seconds']):.2f} s" in text
-    update, values = (median(ppo["curves"][name]) for name in ("critic_seconds", "values_seconds"))
+    adds = [median(run["curves"]["reference_seconds"]) for run in rloo]
+    assert f"reference of RLOO adds {min(adds) // 0.1 / 10:.1f} to {max(adds):.1f} s" in text
+    step, update, values = (
+        median(ppo["curves"][name][-20:]) for name in ("step_seconds", "critic_seconds", "values_seconds")
+    )
+    assert f"over its last 20 steps the median is {step:.2f} s" in text
     assert f"critic of PPO {update:.2f} s for its update and {values:.2f} s for its values" in " ".join(text.split())
-    for runs in (RUNS["rloo-0.5b"], RUNS["ppo-0.5b"]):
-        for run in runs:
-            for place, value in enumerate(run["held_out"]["strict"]):
-                band = [other["held_out"]["strict"][place] for other in GRPO]
-                assert min(band) <= value <= max(band)
+
+
+def late(run):
+    """Points gained from the last validation but one to the last."""
+    strict = run["held_out"]["strict"]
+    return f"{100 * (strict[-1] - strict[-2]):+.1f}"
 
 
 def test_both_languages_hold_the_same_numbers_and_commands():
