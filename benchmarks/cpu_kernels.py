@@ -17,11 +17,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from paddock.engines.rollout.base import Request
 from paddock.engines.rollout.embedded.pool import TokenPool
-from paddock.engines.rollout.embedded.request import Request
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.kernels import native
-from paddock.models.attention import SharedPrompts
+from paddock.models.attention import Scores, SharedPrompts
 from paddock.models.attention.blocks import BlockAttention
 from paddock.models.attention.pool_attention import PoolDecode
 from paddock.models.attention.short_attention import ShortAttention
@@ -85,14 +85,14 @@ def decode(turns: int, prompts: int = 32, each: int = 8, prompt: int = 20, answe
     rows = prompts * each
     query, key, value = (numbers(rows, heads, 1, DIM) for heads in (HEADS, KEYS, KEYS))
     pool, slots = TokenPool(rows, prompts * prompt, 2 * answer, torch.device("cpu")), Slots(rows, prompt + 2 * answer)
-    pool.admit([Request(list(range(prompt)), list(range(each)), 0, answer) for _ in range(prompts)])
+    pool.admit([Request(list(range(prompt)), list(range(each)), list(range(each)), 0, answer) for _ in range(prompts)])
     lengths, nobody = torch.full((rows,), prompt + answer), torch.zeros(rows, dtype=torch.bool)
 
     def attend(how: PoolDecode | object) -> Tensor:
-        return how.attend(Layer(), query, key, value, DIM**-0.5)  # type: ignore[attr-defined]
+        return how.attend(Layer(), query, key, value, Scores(DIM**-0.5))  # type: ignore[attr-defined]
 
     with torch.no_grad():
-        compare("attention of a decode step", lambda: attend(PoolDecode(pool, lengths, nobody)),
+        compare("attention of a decode step", lambda: attend(pool.decode(lengths, nobody)),
                 lambda: attend(slots.decode(lengths, nobody)), turns)  # fmt: skip
 
 

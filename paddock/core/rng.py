@@ -40,7 +40,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
 
 
 def words(
-    seed: int, step: int, row: Tensor, position: Tensor | int, lane: Tensor | int, stream: int
+    seed: int, step: Tensor | int, row: Tensor, position: Tensor | int, lane: Tensor | int, stream: int
 ) -> tuple[Tensor, ...]:
     """Coordinates broadcast against each other and count modulo 2^32; of the seed 56 bits count, the stream has 8."""
     device = row.device
@@ -51,14 +51,14 @@ def words(
 
 def uniform(
     seed: int,
-    step: int,
+    step: Tensor | int,
     row: Tensor,
     position: Tensor | int = 0,
     *,
     stream: Stream = Stream.SAMPLE,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Numbers in the open interval (0, 1), one for each (row, position), which broadcast against each other."""
+    """Numbers in the open interval (0, 1), one for each (step, row, position), which broadcast against each other."""
     first, second, *_ = words(seed, step, row, position, 0, stream)
     return to_unit(first, second, dtype)
 

@@ -12,7 +12,7 @@ import torch
 from copy_pairs import MODELS, PROMPTS, RECORDED, SAMPLED, Pair, worst_gap
 from tiny_models import EOS
 
-from paddock.engines.rollout.base import Completion, Prompt
+from paddock.engines.rollout.base import Completion, Prompt, Request
 from paddock.engines.rollout.copies import buckets, row_seeds
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.errors import UserError
@@ -144,8 +144,10 @@ def test_buckets_hold_all_weights_in_order_and_no_more_than_their_size():
 
 
 def test_a_rows_seed_is_its_own():
-    seeds = row_seeds([0, 1, 2], SAMPLED)
-    assert row_seeds([2, 0], SAMPLED) == [seeds[2], seeds[0]] and len(set(seeds)) == 3
-    assert row_seeds([0, 1, 2], replace(SAMPLED, step=1)) != seeds != row_seeds([0, 1, 2], replace(SAMPLED, seed=2))
+    asked = Request([1], [0, 1, 2], [0, 1, 2], step=0, limit=4)
+    seeds = row_seeds(asked, SAMPLED)
+    assert row_seeds(replace(asked, rows=[2, 0]), SAMPLED) == [seeds[2], seeds[0]] and len(set(seeds)) == 3
+    others = row_seeds(replace(asked, step=1), SAMPLED), row_seeds(asked, replace(SAMPLED, seed=2))
+    assert all(other != seeds for other in (*others, row_seeds(replace(asked, start=1), SAMPLED)))
     assert all(seed is not None and 0 <= seed < 2**63 for seed in seeds)
-    assert row_seeds([0], replace(SAMPLED, temperature=0.0)) == [None]
+    assert row_seeds(asked, replace(SAMPLED, temperature=0.0)) == [None] * 3

@@ -17,7 +17,11 @@ SIZES = (5, 256, 320, 1000)  # below, at, and beyond one block; with and without
 
 
 def numbers(n: int) -> Tensor:
-    return uniforms(torch.arange(n), SAMPLING)[:, 0]
+    return drawn(torch.arange(n), SAMPLING)[:, 0]
+
+
+def drawn(rows: Tensor, sampling: Sampling, start: int = 0) -> Tensor:
+    return uniforms(rows, torch.full_like(rows, sampling.step), torch.full_like(rows, start), sampling)
 
 
 def plain_keep(probs: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
@@ -99,10 +103,10 @@ def test_a_row_draws_the_same_token_in_any_batch_and_order():
     torch.manual_seed(4)
     logits, row, longer = torch.randn(100, 1000), torch.randint(10_000, (100,)), replace(SAMPLING, max_tokens=9)
     for options in (longer, replace(longer, top_k=20), replace(longer, top_p=0.9, min_p=0.01)):
-        u = uniforms(row, options)[:, 8]
+        u = drawn(row, options)[:, 8]
         tokens, log_probs = sample(logits, u, options)
         order = torch.randperm(100)
-        shuffled = sample(logits[order], uniforms(row[order], options)[:, 8], options)
+        shuffled = sample(logits[order], drawn(row[order], options)[:, 8], options)
         assert torch.equal(shuffled[0], tokens[order]) and torch.equal(shuffled[1], log_probs[order])
         alone = [sample(logits[i : i + 1], u[i : i + 1], options)[0] for i in range(0, 100, 9)]
         assert torch.equal(torch.cat(alone), tokens[::9])
@@ -118,15 +122,16 @@ def test_batches_larger_than_the_cache_draw_the_same_tokens(monkeypatch):
 
 def test_seed_step_row_and_position_each_change_the_number():
     row, longer = torch.arange(64), replace(SAMPLING, max_tokens=3)
-    u = uniforms(row, longer)
+    u = drawn(row, longer)
     others = [
-        uniforms(row, replace(longer, seed=8)),
-        uniforms(row, replace(longer, step=4)),
-        uniforms(row + 64, longer),
+        drawn(row, replace(longer, seed=8)),
+        drawn(row, replace(longer, step=4)),
+        drawn(row + 64, longer),
     ]
     every = torch.cat([u, *others])
     assert u.shape == (64, 3) and len(every.unique()) == every.numel()
-    assert torch.equal(uniforms(row, replace(longer, max_tokens=2)), u[:, :2])
+    assert torch.equal(drawn(row, replace(longer, max_tokens=2)), u[:, :2])
+    assert torch.equal(drawn(row, replace(longer, max_tokens=2), start=1), u[:, 1:])
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -12,8 +12,8 @@ from paddock.kernels.launch import INTERPRETED
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
+from paddock.engines.rollout.base import Request
 from paddock.engines.rollout.embedded.pool import TokenPool
-from paddock.engines.rollout.embedded.request import Request
 from paddock.kernels import decode
 from paddock.models.attention import Packed, Scores
 
@@ -44,7 +44,7 @@ def test_a_decoded_query_gets_what_packing_gives_the_last_one(monkeypatch, split
     kept[ends] = False
     shorter = [length - 1 for length in LENGTHS]
     pool = TokenPool(len(LENGTHS), 128, 16, DEVICE)
-    requests = [Request(list(range(length)), [row], row, 9) for row, length in enumerate(shorter)]
+    requests = [Request(list(range(length)), [row], [row], 0, 9) for row, length in enumerate(shorter)]
     assert pool.admit(requests) == len(LENGTHS)
     prompts = pool.prefill(shorter, [range(row, row + 1) for row in range(len(LENGTHS))], DEVICE)
     prompts.attend(Layer(), *(x[:, :, kept] for x in (q, k, v)), Scores(0.3, window, None, sinks))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -54,13 +54,82 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Completion:
-    """One response: the stop token, where one was drawn, is its last token."""
+    """One response, or its part that was drawn before a pause. A stop token that was drawn is its last token."""
 
     row: int
     tokens: list[int]
     log_probs: list[float]  # of the tokens, under the distribution they were drawn from, before top-k, top-p and min-p
-    stopped: bool  # by a stop token; False: it reached its limit
+    stopped: bool  # by a stop token; False: it reached its limit, or was interrupted
     experts: Chosen | None = None  # where the engine records them
+    key: int = 0
+    """Identity of the response in its session: that of its request."""
+    finished: bool = True
+    """False: a pause interrupted it; `Request.after` continues it."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Responses that start from one prefill: the tokens that they continue, and the counters of their randomness.
+
+    A token depends on (seed, step, row, position), so a response that is continued draws what it would have drawn.
+    """
+
+    tokens: list[int]
+    """The prompt, and behind it what exists of the response."""
+    keys: list[int]
+    """Identity of each response, unique in its session. Rows are not: two sessions may ask for the same row."""
+    rows: list[int]
+    """Id of each response."""
+    step: int
+    """The training step that draws it."""
+    limit: int
+    """Most tokens that each response may still draw."""
+    start: int = 0
+    """Tokens that exist of the response: the position of the next one."""
+    images: Images | None = None
+    keep: bool = False
+    """Park each response when it is finished: an engine that can keeps its keys and values, and a later request with
+    the same key, whose tokens begin with all of the response, computes the others alone."""
+
+    def after(self, part: Completion) -> Request:
+        """Returns the request for the rest of a response that was interrupted."""
+        return replace(
+            self,
+            tokens=self.tokens + part.tokens,
+            keys=[part.key],
+            rows=[part.row],
+            limit=self.limit - len(part.tokens),
+            start=self.start + len(part.tokens),
+        )
+
+    def parts(self, most: int) -> list[Request]:
+        """Splits it into requests of at most `most` responses; each computes the prompt anew."""
+        cuts = range(0, len(self.rows), most)
+        return [replace(self, keys=self.keys[i : i + most], rows=self.rows[i : i + most]) for i in cuts]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that is in flight at a time in a session: buffers have room for it, whatever arrives in which order."""
+
+    requests: list[tuple[int, int]]
+    """Tokens and responses of each request."""
+
+    @staticmethod
+    def of(requests: Iterable[Request]) -> Limits:
+        return Limits([(len(request.tokens), len(request.rows)) for request in requests])
+
+
+def joined(part: Completion, rest: Completion) -> Completion:
+    """Returns a response of which `part` was drawn before an interruption, and `rest` after it."""
+    experts = rest.experts
+    if experts is not None:
+        assert part.experts is not None
+        own = len(part.experts.prompt)
+        response = torch.cat([experts.prompt[own:], experts.response])
+        experts = Chosen(experts.prompt[:own], response)
+    tokens, log_probs = part.tokens + rest.tokens, part.log_probs + rest.log_probs
+    return replace(rest, tokens=tokens, log_probs=log_probs, experts=experts)
 
 
 OnDone = Callable[[list[Completion]], None]
@@ -68,15 +137,76 @@ OnDone = Callable[[list[Completion]], None]
 
 
 class RolloutEngine(Protocol):
-    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
-        """Returns all responses of all prompts, in the order of the prompts and of their rows."""
+    """An engine works in sessions: between `resume` and `pause` it answers requests, all under one `Sampling`, and the
+    model's weights do not change."""
+
+    def resume(self, sampling: Sampling, limits: Limits) -> None:
+        """Opens a session with room for `limits`."""
         ...
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Adds requests to those that wait; `advance` computes them."""
+        ...
+
+    def advance(self, seconds: float | None = None) -> list[Completion]:
+        """Computes until a response is finished, or so many seconds have passed; returns those that are finished.
+
+        Returns nothing if nothing is in flight. An engine may finish more than that before it returns.
+        """
+        ...
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Frees what is kept of these parked responses: their conversations have ended."""
+        ...
+
+    def pause(self) -> list[Completion]:
+        """Ends the session; returns what was drawn of responses that are not finished, where the engine can tell.
+
+        Requests without such a part begin again from their tokens when they are submitted to another session.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Ends the session after an error: nothing of it is left behind."""
+        ...
+
+    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
+        """Answers all prompts in a session of their own; returns the responses in the order of the prompts and rows."""
+        requests = requests_of(prompts, sampling)
+        if not requests:
+            return []
+        wanted = sum(len(request.rows) for request in requests)
+        found: dict[int, Completion] = {}
+        self.resume(sampling, Limits.of(requests))
+        try:
+            self.submit(requests)
+            while len(found) < wanted:
+                done = self.advance()
+                found.update((completion.key, completion) for completion in done)
+                if on_done is not None and done and len(found) < wanted:
+                    on_done(done)
+        except BaseException:
+            self.abandon()
+            raise
+        self.pause()
+        return [found[key] for key in range(wanted)]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None: ...
 
     def sleep(self) -> None: ...
 
     def wake(self) -> None: ...
+
+
+def requests_of(prompts: Iterable[Prompt], sampling: Sampling) -> list[Request]:
+    """Returns a request for each prompt; a response's key is its index among all of them."""
+    requests: list[Request] = []
+    key = 0
+    for prompt in prompts:
+        keys, limit = list(range(key, key + len(prompt.rows))), prompt.limit(sampling)
+        requests.append(Request(prompt.tokens, keys, prompt.rows, sampling.step, limit, images=prompt.images))
+        key += len(keys)
+    return requests
 
 
 @runtime_checkable

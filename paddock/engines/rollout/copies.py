@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from paddock.core.rng import Stream, words
-from paddock.engines.rollout.base import CopyEngine, Prompt, Sampling
+from paddock.engines.rollout.base import CopyEngine, Request, Sampling
 from paddock.errors import UserError
 
 
-def require_no_images(prompts: list[Prompt], engine: str) -> None:
+def require_no_images(requests: Iterable[Request], engine: str) -> None:
     """Tokens alone travel to a copy; answered without its images, a prompt would be another."""
-    if any(prompt.images is not None for prompt in prompts):
+    if any(request.images is not None for request in requests):
         raise UserError(
             "prompts have images, which this engine is not given",
             key="actor_rollout_ref.rollout.name",
@@ -23,11 +23,11 @@ def require_no_images(prompts: list[Prompt], engine: str) -> None:
         )
 
 
-def row_seeds(rows: list[int], sampling: Sampling) -> list[int | None]:
-    """Returns a seed of 63 bits per row, a function of (seed, step, row) alone; None if greedy."""
+def row_seeds(request: Request, sampling: Sampling) -> list[int | None]:
+    """Returns a seed of 63 bits per row, a function of (seed, step, row, first position) alone; None if greedy."""
     if sampling.temperature == 0.0:
-        return [None] * len(rows)
-    high, low, *_ = words(sampling.seed, sampling.step, torch.tensor(rows), 0, 0, Stream.SAMPLE)
+        return [None] * len(request.rows)
+    high, low, *_ = words(sampling.seed, request.step, torch.tensor(request.rows), request.start, 0, Stream.SAMPLE)
     return ((high >> 1 << 32) | low).tolist()
 
 

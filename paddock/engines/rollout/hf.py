@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from paddock.config.schema import Config
-from paddock.engines.rollout.base import Chosen, Completion, OnDone, Prompt, Sampling
+from paddock.engines.rollout.base import Chosen, Completion, Limits, Request, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.engine import borrowed
 from paddock.engines.rollout.embedded.sampling import require_finite, sample, uniforms
 from paddock.models.experts import ARGUMENT, Routing, experts_of, recordable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paddock.engines.train.base import TrainEngine
 
 
-class HFEngine:
+class HFEngine(RolloutEngine):
     """Batches of `max_num_seqs` responses, prompts padded on the left, each batch until its last response ends."""
 
     def __init__(
@@ -37,26 +37,45 @@ class HFEngine:
         self.record_experts = record_experts
         self.max_num_seqs = max_num_seqs
         self.autocast = autocast
+        self.sampling: Sampling | None = None
+        self.waiting: list[Request] = []
+
+    def resume(self, sampling: Sampling, limits: Limits) -> None:
+        """Opens a session; a cache is made for each batch, as long as it is needed."""
+        assert self.sampling is None, "a session is open: pause it first"
+        self.sampling = sampling
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        self.waiting += [part for request in requests for part in request.parts(1)]
 
     @torch.no_grad()
-    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
-        pairs = [(prompt, row) for prompt in prompts for row in prompt.rows]
+    def advance(self, seconds: float | None = None) -> list[Completion]:
+        """Computes the next batch to its end, however long that takes: the plain engine knows no other pause."""
+        assert self.sampling is not None, "no session is open: resume comes first"
+        now, self.waiting = self.waiting[: self.max_num_seqs], self.waiting[self.max_num_seqs :]
+        if not now:
+            return []
         # transformers' SDPA drops the cap on attention scores that Gemma 2 has, and knows no sinks, as gpt-oss has.
         capped = getattr(self.model.config, "attn_logit_softcapping", None) is not None
         plain = capped or not self.model._supports_sdpa
         with borrowed(self.model, "eager" if plain else "sdpa", self.autocast):
-            found: list[Completion] = []
-            for start in range(0, len(pairs), self.max_num_seqs):
-                finished = self.batch(pairs[start : start + self.max_num_seqs], sampling)
-                found += finished
-                if on_done is not None and len(found) < len(pairs):
-                    on_done(finished)
-            return found
+            return self.batch(now, self.sampling)
 
-    def batch(self, pairs: list[tuple[Prompt, int]], sampling: Sampling) -> list[Completion]:
-        device, width = self.model.device, max(len(prompt.tokens) for prompt, _ in pairs)
-        missing, images = [width - len(prompt.tokens) for prompt, _ in pairs], [prompt.images for prompt, _ in pairs]
-        filled = [[0] * gap + prompt.tokens for gap, (prompt, _) in zip(missing, pairs, strict=True)]
+    def forget(self, keys: Iterable[int]) -> None:
+        """Nothing to do: a batch keeps nothing, and a conversation is computed anew in each turn."""
+
+    def pause(self) -> list[Completion]:
+        """Ends the session. What was not computed begins again when it is submitted again."""
+        self.sampling, self.waiting = None, []
+        return []
+
+    def abandon(self) -> None:
+        self.pause()
+
+    def batch(self, requests: list[Request], sampling: Sampling) -> list[Completion]:
+        device, width = self.model.device, max(len(request.tokens) for request in requests)
+        missing, images = [width - len(one.tokens) for one in requests], [one.images for one in requests]
+        filled = [[0] * gap + request.tokens for gap, request in zip(missing, requests, strict=True)]
         tokens = torch.tensor(filled, device=device)
         mask = torch.tensor([[0] * gap + [1] * (width - gap) for gap in missing], device=device)
         positions, pixels = (mask.cumsum(-1) - 1).clamp_min(0), plain(images, device)
@@ -64,14 +83,16 @@ class HFEngine:
         if pixels:
             positions = plain_positions(images, missing, width).to(device)
         cache = DynamicCache(config=self.model.config)
-        numbers = uniforms(torch.tensor([row for _, row in pairs], device=device), sampling)
+        counters = [(one.rows[0], one.step, one.start) for one in requests]
+        rows, steps, starts = torch.tensor(counters, device=device).t()
+        numbers = uniforms(rows, steps, starts, sampling)
         stops = frozenset() if sampling.ignore_eos else sampling.stop_tokens
-        limits = [prompt.limit(sampling) for prompt, _ in pairs]
+        limits = [request.limit for request in requests]
         ended: set[int] = set()
         columns: list[tuple[list[int], list[float]]] = []
         experts = recordable(experts_of(self.model)) if self.record_experts else None
         chosen: list[Tensor] = []
-        while len(ended) < len(pairs):
+        while len(ended) < len(requests):
             routing = Routing(experts) if experts else None
             logits = self.logits(tokens, mask, positions, cache, routing, pixels)
             if routing:
@@ -85,10 +106,10 @@ class HFEngine:
             mask = torch.cat([mask, torch.ones_like(tokens)], 1)
         drawn_tokens, drawn_log_probs = (list(zip(*column, strict=True)) for column in zip(*columns, strict=True))
         found = [
-            ended_at_stop(row, list(drawn_tokens[i][:limit]), list(drawn_log_probs[i][:limit]), stops)
-            for i, ((_, row), limit) in enumerate(zip(pairs, limits, strict=True))
+            ended_at_stop(request, list(drawn_tokens[i][: request.limit]), list(drawn_log_probs[i]), stops)
+            for i, request in enumerate(requests)
         ]
-        return with_experts(found, [len(prompt.tokens) for prompt, _ in pairs], width, chosen) if chosen else found
+        return with_experts(found, [len(one.tokens) for one in requests], width, chosen) if chosen else found
 
     def logits(
         self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache, routing: Routing | None,
@@ -116,9 +137,10 @@ class HFEngine:
         """Nothing to do: the weights never left."""
 
 
-def ended_at_stop(row: int, tokens: list[int], log_probs: list[float], stops: frozenset[int]) -> Completion:
+def ended_at_stop(request: Request, tokens: list[int], log_probs: list[float], stops: frozenset[int]) -> Completion:
     end = next((i + 1 for i, token in enumerate(tokens) if token in stops), None)
-    return Completion(row, tokens[:end], log_probs[:end], stopped=end is not None)
+    kept = tokens[:end]
+    return Completion(request.rows[0], kept, log_probs[: len(kept)], stopped=end is not None, key=request.keys[0])
 
 
 def with_experts(found: list[Completion], lengths: list[int], width: int, chosen: list[Tensor]) -> list[Completion]:

@@ -15,7 +15,7 @@ import json
 import os
 import pickle
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from paddock.config.schema import Config
 from paddock.config.topology import rolls_out_apart
 from paddock.core.device import compute_dtype, device_of, shares_memory, visible_devices, visible_devices_variable
 from paddock.core.processes import from_everyone, subgroups
-from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
+from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling
 from paddock.engines.rollout.copies import load_in_buckets, require_no_images, row_seeds
 from paddock.engines.rollout.served import Server, arguments_of_this_server
 from paddock.errors import UserError
@@ -48,8 +48,8 @@ SAME = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Largest relative difference that rounding can explain."""
 
 
-class SGLangEngine:
-    """See `CopyEngine`. Every response is a request of its own, with a seed from (seed, step, row).
+class SGLangEngine(RolloutEngine):
+    """See `CopyEngine`. Every response is a request of its own, with a seed from (seed, step, row, first position).
 
     SGLang draws by the seed with `enable_deterministic_inference` alone. It also ends a response at the model's own end
     tokens, where `Sampling` does not name them. Log-probs are those after temperature and before filters, which is what
@@ -74,6 +74,10 @@ class SGLangEngine:
         self.frees = free_cache and device != "cpu"  # a CPU's release frees nothing
         self.asleep, self.stale = False, True
         self.sent: dict[str, Tensor] = {}
+        self.sampling: Sampling | None = None
+        self.waiting: list[Request] = []
+        self.threads: ThreadPoolExecutor | None = None
+        self.asked: set[Future[Completion]] = set()
         own = {
             "model_path": model,
             "dtype": str(dtype).removeprefix("torch."),
@@ -96,42 +100,63 @@ class SGLangEngine:
         assert self.server is not None, "another rank speaks for this engine"
         return self.server
 
-    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
+    def resume(self, sampling: Sampling, limits: Limits) -> None:
+        """Opens a session. SGLang sizes its cache by its own arguments, whatever the limits."""
         assert not self.stale, "the engine has no weights yet, or they were given up while it slept"
-        require_no_images(prompts, self.name)
-        return self.server_ranks.on_leader(lambda: self.responses(prompts, sampling, on_done))
+        assert self.sampling is None, "a session is open: pause it first"
+        self.sampling = sampling
 
-    def responses(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None) -> list[Completion]:
-        pairs = [(prompt, row) for prompt in prompts for row in prompt.rows]
-        seeds = row_seeds([row for _, row in pairs], sampling)
-        found: dict[int, Completion] = {}
-        pool = ThreadPoolExecutor(min(len(pairs), self.at_once), thread_name_prefix="sglang")
-        try:
-            asked: list[Future[Completion]] = [
-                pool.submit(self.respond, prompt, row, sampling, seed)
-                for (prompt, row), seed in zip(pairs, seeds, strict=True)
-            ]
-            for future in as_completed(asked):
-                done = future.result()
-                found[done.row] = done
-                if on_done is not None and len(found) < len(pairs):
-                    on_done([done])
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            if len(found) < len(pairs) and self.open.close.alive:
-                self.open.post("/abort_request", {"abort_all": True})
-            pool.shutdown()
-        return [found[row] for _, row in pairs]
+    def submit(self, requests: Iterable[Request]) -> None:
+        requests = list(requests)
+        require_no_images(requests, self.name)
+        self.waiting += requests
 
-    def respond(self, prompt: Prompt, row: int, sampling: Sampling, seed: int | None) -> Completion:
+    def advance(self, seconds: float | None = None) -> list[Completion]:
+        """Returns at once what has been answered; the first call of a session sends what waits."""
+        return self.server_ranks.on_leader(lambda: self.answered(seconds))
+
+    def answered(self, seconds: float | None) -> list[Completion]:
+        assert self.sampling is not None, "no session is open: resume comes first"
+        if self.threads is None:
+            self.threads = ThreadPoolExecutor(self.at_once, thread_name_prefix="sglang")
+        for request in self.waiting:
+            for key, row, seed in zip(request.keys, request.rows, row_seeds(request, self.sampling), strict=True):
+                self.asked.add(self.threads.submit(self.respond, request, key, row, self.sampling, seed))
+        self.waiting = []
+        done, self.asked = wait(self.asked, seconds, FIRST_COMPLETED)
+        return [future.result() for future in done]
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Nothing to do: SGLang's prefix cache keeps what it has room for."""
+
+    def pause(self) -> list[Completion]:
+        """Ends the session. What is not finished begins again when it is submitted again, with the same seed."""
+        self.server_ranks.on_leader(self.end_requests)
+        self.sampling, self.waiting = None, []
+        return []
+
+    def abandon(self) -> None:
+        self.pause()
+
+    def end_requests(self) -> None:
+        threads, self.threads = self.threads, None
+        if threads is None:
+            return
+        threads.shutdown(wait=False, cancel_futures=True)
+        if self.asked and self.open.close.alive:
+            self.open.post("/abort_request", {"abort_all": True})
+        self.asked = set()
+        threads.shutdown()
+
+    def respond(self, request: Request, key: int, row: int, sampling: Sampling, seed: int | None) -> Completion:
         body = {
-            "input_ids": prompt.tokens,
-            "sampling_params": parameters(sampling, seed, prompt.limit(sampling)),
+            "input_ids": request.tokens,
+            "sampling_params": parameters(sampling, seed, request.limit),
             "return_logprob": True,
             "logprob_start_len": -1,  # none of the prompt's
             "stream": False,
         }
-        return completion(row, self.open.post("/generate", body, timeout=None), sampling)
+        return completion(key, row, self.open.post("/generate", body, timeout=None), sampling)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Loads new weights under Hugging Face names; nothing computed with the old ones is kept."""
@@ -282,7 +307,7 @@ def parameters(sampling: Sampling, seed: int | None, max_tokens: int) -> dict[st
     return found | ({} if seed is None else {"sampling_seed": seed >> (63 - SEED_BITS)})
 
 
-def completion(row: int, answer: dict[str, Any], sampling: Sampling) -> Completion:
+def completion(key: int, row: int, answer: dict[str, Any], sampling: Sampling) -> Completion:
     about = answer["meta_info"]
     end = about["finish_reason"]
     if end["type"] == "abort":
@@ -291,7 +316,7 @@ def completion(row: int, answer: dict[str, Any], sampling: Sampling) -> Completi
     tokens = [place[1] for place in about["output_token_logprobs"]]
     stops = frozenset() if sampling.ignore_eos else sampling.stop_tokens
     stopped = end["type"] == "stop" or tokens[-1] in stops  # at the last place its reason is the length
-    return Completion(row, tokens, log_probs, stopped)
+    return Completion(row, tokens, log_probs, stopped, key=key)
 
 
 def serve() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from paddock.config.roles import RolloutConfig
 from paddock.config.schema import Config
 from paddock.config.topology import rolls_out_apart
 from paddock.core.device import compute_dtype, device_of
-from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
+from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling
 from paddock.engines.rollout.copies import load_in_buckets, require_no_images, row_seeds
 from paddock.errors import UserError
 from paddock.models.load import model_folder
@@ -118,8 +119,8 @@ class Sent:
     squares: Tensor
 
 
-class VLLMEngine:
-    """See `RolloutEngine`. Every response is a request of its own, with a seed from (seed, step, row).
+class VLLMEngine(RolloutEngine):
+    """See `RolloutEngine`. Every response is a request of its own, with a seed from (seed, step, row, first position).
 
     Log-probs are those that `logprobs_mode` names: of the raw logits, or after temperature and filters.
     """
@@ -147,6 +148,9 @@ class VLLMEngine:
         self.asleep, self.stale = False, True
         self.sent: dict[str, Sent] = {}
         self.requests = 0
+        self.sampling: Sampling | None = None
+        self.waiting: dict[str, tuple[int, int]] = {}
+        """Key and row of each request in flight, by its name in vLLM."""
         for name, value in (ENVIRONMENT | (ON_CPU if device == "cpu" else {})).items():
             os.environ.setdefault(name, value)
         own = {
@@ -170,30 +174,44 @@ class VLLMEngine:
     def parallel(self) -> Any:
         return self.core.vllm_config.parallel_config
 
-    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
+    def resume(self, sampling: Sampling, limits: Limits) -> None:
+        """Opens a session. vLLM sizes its cache by its own arguments, whatever the limits."""
         assert not self.stale, "the engine has no weights yet, or they were given up while it slept"
-        require_no_images(prompts, self.name)
-        pairs = [(prompt, row) for prompt in prompts for row in prompt.rows]
-        seeds = row_seeds([row for _, row in pairs], sampling)
-        waiting: dict[str, int] = {}
-        found: dict[int, Completion] = {}
-        try:
-            for (prompt, row), seed in zip(pairs, seeds, strict=True):
+        assert self.sampling is None, "a session is open: pause it first"
+        self.sampling = sampling
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        requests, sampling = list(requests), self.sampling
+        assert sampling is not None, "no session is open: resume comes first"
+        require_no_images(requests, self.name)
+        for request in requests:
+            for key, row, seed in zip(request.keys, request.rows, row_seeds(request, sampling), strict=True):
                 self.requests += 1
                 name = f"paddock-{self.requests}"
-                request, asked = {"prompt_token_ids": prompt.tokens}, parameters(sampling, seed, prompt.limit(sampling))
-                self.core.add_request(name, request, asked, lora_request=self.adapter)
-                waiting[name] = row
-            while waiting:
-                ended = [answer for answer in self.core.step() if answer.finished]
-                done = [completion(waiting.pop(answer.request_id), answer.outputs[0]) for answer in ended]
-                found |= {one.row: one for one in done}
-                if on_done is not None and done and waiting:
-                    on_done(done)
-        finally:
-            if waiting:
-                self.core.abort_request(list(waiting))
-        return [found[row] for _, row in pairs]
+                asked = parameters(sampling, seed, request.limit)
+                self.core.add_request(name, {"prompt_token_ids": request.tokens}, asked, lora_request=self.adapter)
+                self.waiting[name] = key, row
+
+    def advance(self, seconds: float | None = None) -> list[Completion]:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while self.waiting:
+            ended = [answer for answer in self.core.step() if answer.finished]
+            if ended or (deadline is not None and time.monotonic() > deadline):
+                return [completion(*self.waiting.pop(answer.request_id), answer.outputs[0]) for answer in ended]
+        return []
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Nothing to do: vLLM's prefix cache keeps what it has room for."""
+
+    def pause(self) -> list[Completion]:
+        """Ends the session. What is not finished begins again when it is submitted again, with the same seed."""
+        if self.waiting:
+            self.core.abort_request(list(self.waiting))
+        self.sampling, self.waiting = None, {}
+        return []
+
+    def abandon(self) -> None:
+        self.pause()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Loads new weights under Hugging Face names."""
@@ -354,10 +372,10 @@ def parameters(sampling: Sampling, seed: int | None, max_tokens: int) -> Any:
     )
 
 
-def completion(row: int, output: Any) -> Completion:
+def completion(key: int, row: int, output: Any) -> Completion:
     tokens = list(output.token_ids)
     log_probs = [place[token].logprob for place, token in zip(output.logprobs, tokens, strict=True)]
-    return Completion(row, tokens, log_probs, stopped=output.finish_reason == "stop")
+    return Completion(row, tokens, log_probs, stopped=output.finish_reason == "stop", key=key)
 
 
 def open_engine(config: Config, trainer: TrainEngine | None) -> VLLMEngine:

@@ -49,15 +49,21 @@ class PoolPrefill(Packed):
 
 
 class PoolDecode:
-    """One query for each of the first sequences: over its prompt, its answer so far, and itself."""
+    """Queries of one token each: over the prompt of its sequence, the answer up to itself, and itself."""
 
     knows_sinks = True
 
-    def __init__(self, pool: PoolBuffers, lengths: Tensor, done: Tensor):
-        self.pool, rows = pool, len(lengths)
-        prompt, prompt_length, answer = pool.prompt[:rows], pool.prompt_length[:rows], pool.answer[:rows]
-        self.pieces = Pieces(prompt, prompt_length, answer, lengths.masked_fill(done, 0))
+    def __init__(self, pool: PoolBuffers, lengths: Tensor, rows: Tensor | slice, done: Tensor | None = None):
+        """`lengths`: tokens before each query in its sequence; `rows`: the number of that sequence."""
+        self.pool = pool
+        prompt, prompt_length, answer = pool.prompt[rows], pool.prompt_length[rows], pool.answer[rows]
         self.row = answer + lengths - prompt_length
+        self.pieces = Pieces(prompt, prompt_length, answer, lengths if done is None else lengths.masked_fill(done, 0))
+
+    @classmethod
+    def of(cls, pool: PoolBuffers, lengths: Tensor, done: Tensor) -> PoolDecode:
+        """Returns the attention of a decode step: one query for each of the first sequences."""
+        return cls(pool, lengths, slice(len(lengths)), done)
 
     def buffers(self, layer: int, heads: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return *self.pool.layer(layer, heads, dim, dim, like), self.row

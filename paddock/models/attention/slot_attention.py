@@ -98,6 +98,52 @@ class SlotDecode:
         return self.masks[span, window]
 
 
+class SlotExtend:
+    """Several new tokens of some slots: each attends to what its slot holds, to those before it, and to itself."""
+
+    knows_sinks = True
+
+    def __init__(self, slots: SlotBuffers, rows: range, held: Sequence[int], counts: Sequence[int]):
+        """`held`: tokens that each slot holds; `counts`: new ones, which stand end to end."""
+        self.slots = slots
+        starts = [sum(counts[:i]) for i in range(len(counts))]
+        self.parts = [
+            (row, have, slice(start, start + count))
+            for row, have, start, count in zip(rows, held, starts, counts, strict=True)
+        ]
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+        """Takes ``[tokens, heads, 1, dim]``, returns ``[tokens, 1, heads, dim]``."""
+        buffers = self.slots.layer(layer_of(module), key, value)
+        query = query.to(buffers[0].dtype)
+        way = choose("slots", Call(query, *buffers, scores, buffers[0].shape[2]))
+        found = []
+        for row, have, new in self.parts:
+            end = have + new.stop - new.start
+            for buffer, stream in zip(buffers, (key, value), strict=True):
+                buffer[row, :, have:end] = stream[new, :, 0].transpose(0, 1)
+            k, v = (buffer[row : row + 1, :, :end] for buffer in buffers)
+            q, mask = query[new, :, 0].transpose(0, 1)[None], seen_by(have, end, scores.window, key.device)
+            if way == "sinks":
+                assert scores.sinks is not None
+                out = padded_sinks(q, k, v, mask, scores.scaling, scores.sinks)
+            elif way == "capped":
+                assert scores.softcap is not None
+                out = capped_attention(q, k, v, mask, scores.scaling, scores.softcap)
+            else:
+                gqa = q.shape[1] != k.shape[1]
+                out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scores.scaling, enable_gqa=gqa)
+                out = out.transpose(1, 2)
+            found.append(out[0][:, None])
+        return torch.cat(found)
+
+
+def seen_by(start: int, end: int, window: int | None, device: torch.device) -> Tensor:
+    """[queries, keys] True where a query at ``start .. end - 1`` sees a key at ``0 .. end - 1``."""
+    key, query = torch.arange(end, device=device), torch.arange(start, end, device=device)[:, None]
+    return key <= query if window is None else (key <= query) & (key > query - window)
+
+
 def one_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
     """``query [N, H, 1, D]`` over ``key, value [N, K, L, D]``; returns ``[N, 1, H, Dv]``."""
     count, heads, _, dim = query.shape

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,10 @@ from transformers import PreTrainedModel
 
 from paddock.config.schema import Config
 from paddock.core.device import can_record, empty_cache
-from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
+from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.graphs import STEPS, Graphs, bucket
 from paddock.engines.rollout.embedded.pool import TokenPool
 from paddock.engines.rollout.embedded.prepacked import prepacked
-from paddock.engines.rollout.embedded.request import Request
 from paddock.engines.rollout.embedded.routes import Routes
 from paddock.engines.rollout.embedded.sequences import KeyValues, Sequences
 from paddock.engines.rollout.embedded.slots import Slots
@@ -27,6 +27,7 @@ from paddock.errors import UserError
 from paddock.kernels.launch import can_launch
 from paddock.models.adapters import adapters_on
 from paddock.models.attention import NAME, Attention, cache_layout, no_mask
+from paddock.models.attention.shared_prompts import ranges
 from paddock.models.experts import ARGUMENT, Experts, Routing, experts_of, recordable
 from paddock.models.fused import fused
 from paddock.models.packing import spare
@@ -41,7 +42,7 @@ PREFILL_SPARE = 8  # a share of a prefill that may be for nothing: lengths of pr
 PACK_FROM = 16  # decode steps that repay putting the weights in order
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(RolloutEngine):
     """Continuous batching over transformers' modules: each prompt is computed once for all its responses, finished
     responses leave at once, and waiting prompts take their slots.
 
@@ -80,44 +81,102 @@ class EmbeddedEngine:
         self.sequences: dict[int, Sequences] = {}
         self.graphs: dict[tuple[float, ...], Graphs] = {}
         self.addresses, self.address = 0, 0  # of the weights, and of dropped keys and values
+        self.session: Sequences | None = None
+        self.waiting: deque[Request] = deque()
+        self.turns: deque[Request] = deque()
+        self.contexts = ExitStack()
 
-    @torch.no_grad()
-    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
-        requests = Request.split(prompts, sampling, self.max_num_seqs)
-        self.check(requests, sampling)
-        if not requests:
-            return []
-        slots = self.cache(requests, sampling)
+    def resume(self, sampling: Sampling, limits: Limits) -> None:
+        """Opens a session: keys and values have room for its limits, and the module is in evaluation mode until its
+        end."""
+        assert self.session is None, "a session is open: pause it first"
+        self.check(limits, sampling)
+        slots = self.cache(limits, sampling)
         sequences = self.columns(slots, sampling)
         sequences.begin(sampling)
         self.experts = experts_of(self.model)
         if self.record_experts:
             sequences.routes = Routes(recordable(self.experts), slots.count, sampling.max_tokens, self.model.device)
-        packed = prepacked(self.model, slots.count) if sampling.max_tokens >= PACK_FROM else nullcontext()
-        try:
-            with borrowed(self.model, NAME, self.autocast), packed:
-                completions = self.run(sequences, requests, on_done)
-        except BaseException:
-            self.free()  # nothing is left behind: what is not finite would spread from there
-            raise
-        self.rest()
-        return [completions[index] for index in range(len(completions))]
+        with ExitStack() as contexts:
+            contexts.enter_context(borrowed(self.model, NAME, self.autocast))
+            if sampling.max_tokens >= PACK_FROM:
+                contexts.enter_context(prepacked(self.model, slots.count))
+            self.session, self.contexts, self.waiting = sequences, contexts.pop_all(), deque()
 
-    def run(self, sequences: Sequences, requests: list[Request], on_done: OnDone | None) -> dict[int, Completion]:
-        """Runs all requests, longest prompts first, so that neighbours are of like length."""
-        waiting = deque(sorted(requests, key=lambda request: -len(request.tokens)))
-        completions: dict[int, Completion] = {}
-        while waiting or sequences.live:
-            if requests_now := sequences.next_requests(waiting, self.max_num_batched_tokens):
-                self.prefill(sequences, requests_now)
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Adds requests; the longest are computed first, so that neighbours are of like length. Those that go on from a
+        parked response come before them."""
+        assert self.session is not None, "no session is open: resume comes first"
+        parked, begun = self.session.parked, []
+        for request in requests:
+            if known := parked.get(request.keys[0]):
+                same = request.tokens[: len(known.tokens)] == known.tokens
+                assert same and len(request.rows) == 1, "a parked response goes on from its own tokens, by itself"
+                self.turns.append(request)
             else:
+                begun += request.parts(self.max_num_seqs)
+        if self.record_experts and any(request.keep for request in (*begun, *self.turns)):
+            raise UserError(
+                "choices of experts are recorded for responses of one turn alone",
+                key="actor_rollout_ref.rollout.enable_rollout_routing_replay",
+                value=True,
+                fix="leave it out where conversations have several turns",
+            )
+        self.waiting = deque(sorted([*self.waiting, *begun], key=lambda request: -len(request.tokens)))
+
+    @torch.no_grad()
+    def advance(self, seconds: float | None = None) -> list[Completion]:
+        sequences, deadline = self.session, None if seconds is None else time.monotonic() + seconds
+        assert sequences is not None, "no session is open: resume comes first"
+        while self.turns or self.waiting or sequences.live:
+            if self.turns:
+                self.extend(sequences, self.next_turns())
+            elif requests_now := sequences.next_requests(self.waiting, self.max_num_batched_tokens):
+                self.prefill(sequences, requests_now)
+            elif sequences.live:
                 self.decode(sequences)
-            finished = sequences.retire()
-            completions.update(finished)
-            if on_done is not None and finished and (waiting or sequences.live):
-                on_done([completion for _, completion in finished])
-        completions.update(sequences.last())
-        return completions
+            else:
+                break  # parked responses hold all the room: they go on, or are forgotten, before others begin
+            found = sequences.retire()
+            if found or (deadline is not None and time.monotonic() > deadline):
+                return found
+        return sequences.last()
+
+    def next_turns(self) -> list[Request]:
+        """Takes the next turns whose new tokens are within the token budget; at least one."""
+        assert self.session is not None
+        found: list[Request] = []
+        budget = self.max_num_batched_tokens
+        while self.turns:
+            new = len(self.turns[0].tokens) - len(self.session.parked[self.turns[0].keys[0]].tokens) + 1
+            if found and new > budget:
+                break
+            found.append(self.turns.popleft())
+            budget -= new
+        return found
+
+    def forget(self, keys: Iterable[int]) -> None:
+        assert self.session is not None
+        self.session.forget(keys)
+
+    @torch.no_grad()
+    def pause(self) -> list[Completion]:
+        assert self.session is not None
+        found = self.session.interrupt()
+        self.end_session()
+        self.rest()
+        return found
+
+    def abandon(self) -> None:
+        """Ends the session and drops keys and values: what is not finite would spread from there."""
+        self.end_session()
+        self.free()
+
+    def end_session(self) -> None:
+        self.session = None
+        self.waiting.clear()
+        self.turns.clear()
+        self.contexts.close()
 
     def prefill(self, sequences: Sequences, requests: list[Request]) -> None:
         """Computes the prompts, packed, and draws the first token of each response."""
@@ -139,6 +198,24 @@ class EmbeddedEngine:
         which = torch.arange(len(requests)).repeat_interleave(counts).to(device, non_blocking=True)
         sequences.draw(logits[which], slice(start, sequences.live))
         sequences.aged(1, start)
+
+    def extend(self, sequences: Sequences, requests: list[Request]) -> None:
+        """Computes what stands behind parked responses, and draws the first token of each next one.
+
+        A token is a row of its own, as in a decode step: it attends to keys that are stored, its forerunners' included.
+        """
+        device = self.model.device
+        rows, held = sequences.unpark(requests)
+        new = [request.tokens[have:] for request, have in zip(requests, held, strict=True)]
+        counts = [len(tokens) for tokens in new]
+        how = sequences.slots.extend(rows, held, counts)
+        tokens = torch.tensor([token for part in new for token in part]).to(device, non_blocking=True)
+        offsets = [request.images.offset if request.images else 0 for request in requests]
+        at = ranges([have + offset for have, offset in zip(held, offsets, strict=True)], counts)
+        last = (torch.tensor(counts).cumsum(0) - 1).to(device, non_blocking=True)
+        logits = self.logits(tokens[:, None], at[:, None].to(device, non_blocking=True), how, None, rows=last)
+        sequences.draw(logits, slice(rows.start, rows.stop))
+        sequences.aged(1, rows.start)
 
     def decode(self, sequences: Sequences) -> None:
         """More tokens for each live sequence: one, or on a GPU as many as run between two reads of the done flags."""
@@ -171,9 +248,10 @@ class EmbeddedEngine:
 
     def logits(
         self, tokens: Tensor, positions: Tensor, how: Attention, keep: Tensor | None, routing: Routing | None = None,
-        images: Placed | None = None,
+        images: Placed | None = None, rows: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Returns logits ``[rows, vocab_size]`` after the kept positions of a packed row, or after each row's only one.
+        """Returns logits ``[rows, vocab_size]`` after the kept positions of a packed row, or after each row's only one;
+        `rows`: after those of them alone.
 
         Through the whole model where it has no fused forward, for families differ in what they do to logits.
         """
@@ -183,7 +261,8 @@ class EmbeddedEngine:
         decoder = fused(self.model)
         if decoder is not None:
             hidden = decoder.hidden(tokens, positions, how)
-            return Head.of(self.model).logits(hidden[:, 0] if keep is None else hidden[0, keep])
+            ends = hidden[:, 0] if keep is None else hidden[0, keep]
+            return Head.of(self.model).logits(ends if rows is None else ends[rows])
         output = self.model(
             input_ids=tokens,
             position_ids=positions,
@@ -193,18 +272,20 @@ class EmbeddedEngine:
             logits_to_keep=1 if keep is None else keep,
             **({ARGUMENT: routing} if routing else {}),
         )
-        return forbid(output.logits[:, 0] if keep is None else output.logits[0], self.never)
+        found = output.logits[:, 0] if keep is None else output.logits[0]
+        return forbid(found if rows is None else found[rows], self.never)
 
-    def cache(self, requests: list[Request], sampling: Sampling) -> KeyValues:
-        """Returns the KV cache: that of the last call, if this one fits."""
-        rows = [len(request.rows) for request in requests]
-        count = min(self.max_num_seqs, sum(rows))
-        sizes = sorted((len(request.tokens) for request in requests), reverse=True)
+    def cache(self, limits: Limits, sampling: Sampling) -> KeyValues:
+        """Returns the KV cache: that of the last session, if this one fits."""
+        most = self.max_num_seqs
+        parts = [(size, min(most, left)) for size, rows in limits.requests for left in range(rows, 0, -most)]
+        count = min(most, sum(rows for _, rows in parts))
+        sizes = sorted((size for size, _ in parts), reverse=True)
         if not self.on_gpu:
             empty_cache(self.model.device)  # of the update before: it would stand beside keys and values
         if not self.pooled:
             return Slots(count, sizes[0] + sampling.max_tokens, self.autocast)
-        at_once = sum(sizes[: count // min(rows)])
+        at_once = sum(sizes[: count // min(rows for _, rows in parts)])
         pool = self.slots
         if (
             pool is None
@@ -253,10 +334,10 @@ class EmbeddedEngine:
             self.graphs[key] = Graphs(partial(self.step, sequences))
         return self.graphs[key]
 
-    def check(self, requests: list[Request], sampling: Sampling) -> None:
-        sizes = [len(request.tokens) for request in requests]
+    def check(self, limits: Limits, sampling: Sampling) -> None:
+        sizes = [tokens for tokens, _ in limits.requests]
         assert all(sizes), "a prompt is empty"
-        if self.max_model_len is not None and max(sizes, default=0) + sampling.max_tokens > self.max_model_len:
+        if self.max_model_len is not None and max(sizes) + sampling.max_tokens > self.max_model_len:
             raise UserError(
                 f"a prompt of {max(sizes)} tokens and a response of up to {sampling.max_tokens} do not fit",
                 key="actor_rollout_ref.rollout.max_model_len",

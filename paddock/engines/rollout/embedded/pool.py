@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paddock.engines.rollout.embedded.request import Request
+from paddock.engines.rollout.base import Request
 from paddock.models.attention.pool_attention import PoolDecode, PoolPrefill
+from paddock.models.attention.shared_prompts import ranges
 
 ALIGNED = 512  # bytes, of torch's own allocations
 
@@ -101,31 +102,45 @@ class TokenPool:
 
     def admit(self, requests: Sequence[Request]) -> int:
         """Reserves rows for as many of the requests as fit; returns how many."""
-        start, columns = len(self.held), []
-        taken = 0
+        start, taken = len(self.held), 0
         for request in requests:
             span = self.spans.take(len(request.tokens))
             if span is None:
                 break
             span.readers = len(request.rows)
             taken += 1
-            for _ in request.rows:
-                slot = self.free.pop()
-                self.held.append((span, slot))
-                columns.append((span.start, len(request.tokens), self.prompt_tokens + slot * self.answer_tokens))
-        if columns:
-            found = torch.tensor(columns, dtype=torch.int32).t().to(self.prompt.device, non_blocking=True)
+            self.held += [(span, self.free.pop()) for _ in request.rows]
+        self.tell(start)
+        return taken
+
+    def tell(self, start: int) -> None:
+        """Writes where the sequences from `start` on have their tokens to the columns that kernels read."""
+        where = [
+            (span.start, span.stop - span.start, self.prompt_tokens + slot * self.answer_tokens)
+            for span, slot in self.held[start:]
+        ]
+        if where:
+            found = torch.tensor(where, dtype=torch.int32).t().to(self.prompt.device, non_blocking=True)
             for column, values in zip((self.prompt, self.prompt_length, self.answer), found, strict=True):
                 column[start : len(self.held)] = values
-        return taken
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:
-            span, slot = self.held[row]
-            self.free.append(slot)
-            span.readers -= 1
-            if span.readers == 0:
-                self.spans.give(span)
+            self.give(self.held[row])
+
+    def give(self, held: tuple[Span, int]) -> None:
+        span, slot = held
+        self.free.append(slot)
+        span.readers -= 1
+        if span.readers == 0:
+            self.spans.give(span)
+
+    def park(self, row: int, tokens: int) -> tuple[Span, int]:
+        return self.held[row]
+
+    def unpark(self, rows: range, held: Sequence[tuple[Span, int]]) -> None:
+        self.held += held
+        self.tell(rows.start)
 
     def move(self, sources: Tensor, targets: Tensor, movers: Sequence[int], holes: Sequence[int], held: Tensor) -> None:
         for column in (self.prompt, self.prompt_length, self.answer):
@@ -143,7 +158,13 @@ class TokenPool:
         return PoolPrefill(self, lengths, [span.start for span in spans], device)
 
     def decode(self, lengths: Tensor, done: Tensor) -> PoolDecode:
-        return PoolDecode(self, lengths, done)
+        return PoolDecode.of(self, lengths, done)
+
+    def extend(self, rows: range, held: Sequence[int], counts: Sequence[int]) -> PoolDecode:
+        """Each new token is a query of its own over the same stretch: the decode kernel attends to what is stored."""
+        device = self.prompt.device
+        which = torch.tensor(rows).repeat_interleave(torch.tensor(counts)).to(device, non_blocking=True)
+        return PoolDecode(self, ranges(held, counts).to(device, non_blocking=True), which)
 
 
 def rounded(size: int) -> int:

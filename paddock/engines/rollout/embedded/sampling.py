@@ -18,10 +18,13 @@ LAST = 1.0 - 2.0**-53  # the number before 1: LAST x total < total
 CACHE = 1 << 18  # logits worked on at a time on a CPU: they stay in cache, and in memory already mapped
 
 
-def uniforms(rows: Tensor, sampling: Sampling) -> Tensor:
-    """[B, max_tokens] one number in (0, 1) for each token a row may draw, by (seed, step, row, position) alone."""
-    positions = torch.arange(sampling.max_tokens, device=rows.device)
-    return uniform(sampling.seed, sampling.step, rows[:, None], positions, dtype=torch.float64)
+def uniforms(rows: Tensor, steps: Tensor, starts: Tensor, sampling: Sampling) -> Tensor:
+    """[B, max_tokens] one number in (0, 1) for each token a row may draw, by (seed, step, row, position) alone.
+
+    `steps` and `starts` ``[B]``: the step that draws a row, and the position of the first token that is drawn.
+    """
+    positions = starts[:, None] + torch.arange(sampling.max_tokens, device=rows.device)
+    return uniform(sampling.seed, steps[:, None], rows[:, None], positions, dtype=torch.float64)
 
 
 def sample(logits: Tensor, u: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

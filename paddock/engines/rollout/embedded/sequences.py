@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from paddock.core.device import launched
-from paddock.engines.rollout.base import Completion, Sampling
-from paddock.engines.rollout.embedded.request import Request
+from paddock.engines.rollout.base import Completion, Request, Sampling
 from paddock.engines.rollout.embedded.routes import Routes, chosen
 from paddock.engines.rollout.embedded.sampling import filters, require_finite, sample, uniforms
 from paddock.errors import UserError
@@ -45,11 +44,45 @@ class KeyValues(Protocol):
 
     def shrink(self, left: int) -> None: ...
 
+    def park(self, row: int, tokens: int) -> Any:
+        """Takes what a sequence of so many tokens holds out of the live ones; `unpark` or `give` is to follow."""
+        ...
+
+    def unpark(self, rows: range, held: Sequence[Any]) -> None:
+        """Gives parked sequences these numbers, behind the live ones."""
+        ...
+
+    def give(self, held: Any) -> None:
+        """Frees what a parked sequence holds."""
+        ...
+
     def prefill(self, lengths: Sequence[int], targets: Sequence[range], device: torch.device) -> Attention: ...
 
     def decode(self, lengths: Tensor, done: Tensor) -> Attention:
         """Returns the attention of a decode step for the first sequences; results of `done` ones are not used."""
         ...
+
+    def extend(self, rows: range, held: Sequence[int], counts: Sequence[int]) -> Attention:
+        """Returns the attention of `counts[i]` new tokens each for some sequences, which hold `held[i]`; all new tokens
+        are rows of one forward."""
+        ...
+
+
+class Source(NamedTuple):
+    """What a live slot continues."""
+
+    key: int
+    row: int
+    parked: list[int] | None
+    """The tokens that it continues, if it is parked when it is finished."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parked:
+    """A finished sequence whose keys and values wait for the next turn: those of all its tokens but the last."""
+
+    tokens: list[int]
+    held: Any
 
 
 @dataclass(frozen=True)
@@ -64,21 +97,25 @@ class DoneFlags:
 class PendingCompletions:
     """Finished responses that are being copied to the host; there when the next `DoneFlags` have arrived."""
 
-    sources: list[tuple[int, int]]
+    sources: list[Source]
+    held: list[Any]
+    """Of each one that is parked: what it holds; else None."""
     drawn: Tensor
     tokens: Tensor
     log_probs: Tensor
     experts: tuple[list[Tensor], Tensor] | None
     stops: frozenset[int]
+    interrupted: list[bool]
 
-    def completions(self) -> list[tuple[int, Completion]]:
+    def completions(self) -> list[Completion]:
         counts, width = self.drawn.tolist(), self.log_probs.shape[1]
         require_finite(self.log_probs.masked_fill(torch.arange(width) >= self.drawn[:, None], 0.0))
         completions = []
-        for i, ((index, row), n) in enumerate(zip(self.sources, counts, strict=True)):
+        for i, ((key, row, _), n) in enumerate(zip(self.sources, counts, strict=True)):
             tokens, log_probs = self.tokens[i, :n].tolist(), self.log_probs[i, :n].tolist()
             experts = chosen(self.experts[0][i], self.experts[1][i], n) if self.experts else None
-            completions.append((index, Completion(row, tokens, log_probs, tokens[-1] in self.stops, experts)))
+            stopped, finished = tokens[-1] in self.stops, not self.interrupted[i]
+            completions.append(Completion(row, tokens, log_probs, stopped, experts, key, finished))
         return completions
 
 
@@ -108,7 +145,9 @@ class Sequences:
     def begin(self, sampling: Sampling) -> None:
         self.sampling = sampling
         self.live = 0
-        self.sources: list[tuple[int, int]] = []  # of each live slot: index of its response, and its row
+        self.sources: list[Source] = []  # of each live slot
+        self.parked: dict[int, Parked] = {}  # by key
+        self.holding = 0  # sequences that are parked, or on the way there
         self.left: list[int] = []  # of each live slot: tokens it may still draw, were it not finished
         self.seen: DoneFlags | None = None
         self.pending: list[PendingCompletions] = []
@@ -123,7 +162,7 @@ class Sequences:
 
     def next_requests(self, waiting: deque[Request], budget: int) -> list[Request]:
         """Takes the next requests that find a slot for each row, with prompts within the token budget; at least one."""
-        free = self.slots.count - self.live
+        free = self.slots.count - self.live - self.holding
         found: list[Request] = []
         while waiting and len(waiting[0].rows) <= free and (not found or len(waiting[0].tokens) <= budget):
             found.append(waiting.popleft())
@@ -133,12 +172,28 @@ class Sequences:
         waiting.extendleft(reversed(found[taken:]))
         return found[:taken]
 
+    def unpark(self, requests: list[Request]) -> tuple[range, list[int]]:
+        """Gives parked sequences slots; returns those, and how many tokens each holds. `draw` is to follow."""
+        kept = [self.parked.pop(request.keys[0]) for request in requests]
+        self.holding -= len(kept)
+        rows = range(self.live, self.live + len(kept))
+        self.slots.unpark(rows, [one.held for one in kept])
+        self.admit(requests)
+        return rows, [len(one.tokens) - 1 for one in kept]
+
+    def forget(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            if parked := self.parked.pop(key, None):
+                self.holding -= 1
+                self.slots.give(parked.held)
+
     def admit(self, requests: list[Request]) -> list[range]:
         """Gives each request its slots. `draw` of their first tokens is to follow."""
         targets, start, lengths, limits = [], self.live, [], []
         for request in requests:
             targets.append(range(self.live, self.live + len(request.rows)))
-            self.sources += [(request.first + i, row) for i, row in enumerate(request.rows)]
+            parked = request.tokens if request.keep else None
+            self.sources += [Source(key, row, parked) for key, row in zip(request.keys, request.rows, strict=True)]
             lengths += [len(request.tokens)] * len(request.rows)
             limits += [request.limit] * len(request.rows)
             self.live = targets[-1].stop
@@ -149,8 +204,9 @@ class Sequences:
         if any(request.images for request in requests):
             offsets = [request.images.offset if request.images else 0 for request in requests for _ in request.rows]
             self.offset[start : self.live] = torch.tensor(offsets).to(device, non_blocking=True)
-        rows = torch.tensor([row for _, row in self.sources[start:]]).to(device, non_blocking=True)
-        self.numbers[start : self.live, : self.sampling.max_tokens] = uniforms(rows, self.sampling)
+        counters = [(row, request.step, request.start) for request in requests for row in request.rows]
+        rows, steps, starts = torch.tensor(counters).t().contiguous().to(device, non_blocking=True)
+        self.numbers[start : self.live, : self.sampling.max_tokens] = uniforms(rows, steps, starts, self.sampling)
         self.drawn[start : self.live] = 0
         self.done[start : self.live] = False
         return targets
@@ -182,8 +238,8 @@ class Sequences:
         """Steps after which every live sequence is finished."""
         return max(self.left, default=0)
 
-    def retire(self) -> list[tuple[int, Completion]]:
-        """Returns finished responses with their indices. The last sequences move into the slots that become free."""
+    def retire(self) -> list[Completion]:
+        """Returns finished responses. The last sequences move into the slots that become free."""
         if not self.ahead:
             self.seen = self.copy_done_flags()
         found = []
@@ -200,19 +256,33 @@ class Sequences:
         """Starts the copy of the flags to the host."""
         return DoneFlags(self.done[: self.live].to("cpu", non_blocking=True), launched(self.done.device))
 
-    def last(self) -> list[tuple[int, Completion]]:
+    def last(self) -> list[Completion]:
         """Returns the responses that were still being copied when the last sequence ended."""
         launched(self.done.device)()
         return self.take_completions()
 
-    def take_completions(self) -> list[tuple[int, Completion]]:
-        """Returns the responses that have arrived on the host, with their indices."""
-        completions = [pair for pending in self.pending for pair in pending.completions()]
+    def interrupt(self) -> list[Completion]:
+        """Frees all slots; returns what their sequences have drawn, and the responses that were being copied."""
+        self.seen = None
+        flags = self.copy_done_flags()
+        flags.arrived()
+        self.free_slots(list(range(self.live)), [not done for done in flags.done.tolist()])
+        return self.last()
+
+    def take_completions(self) -> list[Completion]:
+        """Returns the responses that have arrived on the host."""
+        completions: list[Completion] = []
+        for pending in self.pending:
+            found = pending.completions()
+            completions += found
+            for source, held, one in zip(pending.sources, pending.held, found, strict=True):
+                if source.parked is not None and held is not None:
+                    self.parked[source.key] = Parked(source.parked + one.tokens, held)
         self.pending = []
         return completions
 
-    def free_slots(self, finished: list[int]) -> None:
-        """Frees these slots and starts the copy of their responses to the host."""
+    def free_slots(self, finished: list[int], interrupted: list[bool] | None = None) -> None:
+        """Frees these slots and starts the copy of their responses to the host; `interrupted`: which are a part."""
         if not finished:
             return
         at = torch.tensor(finished).to(self.done.device, non_blocking=True)
@@ -221,11 +291,13 @@ class Sequences:
         )
         experts = self.routes.of(finished, at) if self.routes else None
         sources = [self.sources[slot] for slot in finished]
-        self.pending.append(PendingCompletions(sources, drawn, tokens, log_probs, experts, self.stop_tokens))
+        cut = interrupted or [False] * len(finished)
+        held = [None] * len(finished) if interrupted else [self.park(slot) for slot in finished]
+        self.pending.append(PendingCompletions(sources, held, drawn, tokens, log_probs, experts, self.stop_tokens, cut))
         left, gone = self.live - len(finished), set(finished)
         holes = [slot for slot in finished if slot < left]
         movers = [slot for slot in range(left, self.live) if slot not in gone]
-        self.slots.release(finished)
+        self.slots.release([slot for slot, parked in zip(finished, held, strict=True) if parked is None])
         self.move(movers, holes)
         self.slots.shrink(left)
         if self.routes:
@@ -233,6 +305,13 @@ class Sequences:
         self.blank(left, self.live)
         self.live = left
         del self.sources[left:], self.left[left:]
+
+    def park(self, slot: int) -> Any:
+        """Returns what a slot holds, if it is parked rather than freed."""
+        if self.sources[slot].parked is None:
+            return None
+        self.holding += 1
+        return self.slots.park(slot, int(self.length[slot]) if not self.ahead else 0)
 
     def blank(self, start: int, stop: int) -> None:
         """Marks these slots as empty; a step that runs over them anyway does no harm."""

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paddock.engines.rollout.embedded.request import Request
-from paddock.models.attention.slot_attention import SlotDecode, SlotPrefill
+from paddock.engines.rollout.base import Request
+from paddock.models.attention.slot_attention import SlotDecode, SlotExtend, SlotPrefill
+
+Parked = dict[int, tuple[Tensor, Tensor]]
+"""Keys and values ``[kv_heads, tokens, head_dim]`` of a layer."""
 
 
 class Slots:
@@ -39,6 +42,22 @@ class Slots:
     def release(self, rows: Sequence[int]) -> None:
         pass
 
+    def park(self, row: int, tokens: int) -> Parked:
+        """Copies what a slot holds, for another sequence will have the slot."""
+        return {
+            layer: (self.keys[layer][row, :, :tokens].clone(), self.values[layer][row, :, :tokens].clone())
+            for layer in self.keys
+        }
+
+    def unpark(self, rows: range, held: Sequence[Parked]) -> None:
+        for row, parked in zip(rows, held, strict=True):
+            for layer, (keys, values) in parked.items():
+                self.keys[layer][row, :, : keys.shape[1]] = keys
+                self.values[layer][row, :, : values.shape[1]] = values
+
+    def give(self, held: Parked) -> None:
+        """Copies end with the last reference to them."""
+
     def move(self, sources: Tensor, targets: Tensor, movers: Sequence[int], holes: Sequence[int], held: Tensor) -> None:
         """Copies the positions of some slots that hold something over others."""
         longest = int(held.max())
@@ -54,3 +73,6 @@ class Slots:
     def decode(self, lengths: Tensor, done: Tensor) -> SlotDecode:
         """Finished slots are gone here, for the host looks after each step; free ones may be read, to no effect."""
         return SlotDecode(self, lengths)
+
+    def extend(self, rows: range, held: Sequence[int], counts: Sequence[int]) -> SlotExtend:
+        return SlotExtend(self, rows, held, counts)
