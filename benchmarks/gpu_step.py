@@ -44,7 +44,8 @@ from paddock.core.device import peak_memory, reset_peak_memory, synchronize
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.open import actor_engine
-from paddock.trainer.experience import with_responses
+from paddock.rollouts.batch import with_responses
+from paddock.rollouts.episode import one_turn_each
 from paddock.trainer.run import train
 from paddock.workers.open_engines import rollout_engine
 from paddock.workers.policy import Policy
@@ -143,7 +144,8 @@ class Bench:
 
     def gap(self, config: Config, engine: Engine, prompts: list[Prompt], found: list[Any]) -> tuple[float, float]:
         """|log-prob of the rollout - log-prob of the trainer|, over at most 256 responses."""
-        batch = with_responses(batch_of(prompts), found, 0).rows(torch.arange(min(256, len(found))))
+        episodes = one_turn_each(found, prompts, range(len(prompts)), version=0)
+        batch = with_responses(batch_of(prompts), episodes, 0).rows(torch.arange(min(256, len(found))))
         trainer = Policy(engine, config).log_probs(batch)
         differences = (trainer - batch.need("rollout_log_probs"))[batch.need("mask") == 1].abs()
         return differences.mean().item(), differences.max().item()

@@ -16,7 +16,7 @@ import paddock
 from paddock.config.load import load
 from paddock.engines.train.single import SingleBackend
 from paddock.rewards.manager import RewardManager
-from paddock.trainer.experience import Experience
+from paddock.rollouts.collect import Collector
 from paddock.trainer.loop import Trainer
 from paddock.trainer.run import train
 from paddock.workers.policy import Policy
@@ -48,7 +48,7 @@ def arguments(work: Work) -> list[str]:
 
 def main() -> None:
     work, clock = Work.read(sys.argv[1]), Clock()
-    clock.time(Experience, "respond", "generation")
+    clock.time(Collector, "respond", "generation")
     clock.time(RewardManager, "fill", "reward")
     clock.time(SingleBackend, "outputs", "forward")
     clock.time(Policy, "learn", "update")

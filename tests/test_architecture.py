@@ -18,6 +18,7 @@ LEVELS = [
     ["algorithms", "kernels"],
     ["data", "rewards", "models"],
     ["engines"],
+    ["rollouts"],
     ["workers"],
     ["trainer"],
     [

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paddock.config import recipes
-from paddock.core.batch import Batch, PerRow, PerToken
+from paddock.core.batch import Batch, PerRow, PerToken, require_one_turn
 from paddock.core.masked import EPS, group_count, group_index, group_mean, group_std, group_sum, whiten
 from paddock.core.registry import Registry
 from paddock.errors import UserError
@@ -99,12 +99,20 @@ def check_components(batch: Batch, config: Any) -> None:
         )
 
 
+def check_one_turn(batch: Batch, config: Any) -> None:
+    key, fix = "algorithm.adv_estimator", "algorithm.adv_estimator=tir_optimal_token_baseline, or grpo"
+    require_one_turn(
+        batch, "compares the tokens of a group column by column", key=key, value=config.adv_estimator, fix=fix
+    )
+
+
 CHECKS: dict[str, Callable[[Batch, Any], object]] = {
     "groups": check_groups,
     "critic": lambda batch, config: batch.need("values"),
     "greedy_baseline": lambda batch, config: batch.need("baseline_scores"),
     "sum_pi_squared": lambda batch, config: batch.need("sum_pi_squared"),
     "reward_components": check_components,
+    "one_turn": check_one_turn,
 }
 
 

@@ -47,7 +47,7 @@ ESTIMATORS: dict[str, Recipe] = {
     "remax": Recipe("ReMax: a greedy response is the baseline", frozenset({"greedy_baseline"}), {_N: 1}),
     "opo": _grouped("OPO: the length-weighted mean reward is the baseline"),
     "gpg": _grouped("GPG: rewards relative to the group's mean, scaled by the share of non-zero rewards"),
-    "optimal_token_baseline": _grouped("a variance-minimising baseline for every token", "sum_pi_squared"),
+    "optimal_token_baseline": _grouped("a variance-minimising baseline for every token", "sum_pi_squared", "one_turn"),
     "tir_optimal_token_baseline": _grouped("the same over turns with tools", "sum_pi_squared"),
     "gdpo": _grouped("GDPO: every reward component normalised on its own", "reward_components"),
 }
@@ -102,7 +102,7 @@ ON_NPU: dict[str, Any] = {
 GUIDE_TENSOR_PARALLEL = 2
 
 
-NEEDS = frozenset({"groups", "critic", "greedy_baseline", "sum_pi_squared", "reward_components"})
+NEEDS = frozenset({"groups", "critic", "greedy_baseline", "sum_pi_squared", "reward_components", "one_turn"})
 
 
 def recipe_of(estimator: str) -> Recipe | None:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paddock.errors import UserError
+
 PerRow = Tensor  # [B]     one value per sampled response
 PerToken = Tensor  # [B, R]  one value per response token, zero outside `mask`
 PerPrompt = Tensor  # [B, P]  one value per prompt token
+
+NOBODY = -1
+"""Version of tokens that no weights drew: those of tools and environments, and padding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +39,12 @@ class Batch:
     """1 on tokens the policy wrote, 0 on padding and on what tools or environments wrote."""
     lengths: PerRow | None = None
     """Tokens of the response, those of tools and environments included; the rest of the row is padding."""
+    versions: PerToken | None = None
+    """Version of the weights that drew each token; `NOBODY` on padding and on what tools or environments wrote."""
+    done: PerRow | None = None
+    """True if the response ended by itself, False if it was cut at a limit."""
+    environment_rewards: PerToken | None = None
+    """What an environment paid, on the last token of each span that it paid for; until scoring adds it to `scores`."""
     rollout_log_probs: PerToken | None = None
     """Log-probs of the responses, by the engine that sampled."""
     old_log_probs: PerToken | None = None
@@ -39,7 +52,7 @@ class Batch:
     ref_log_probs: PerToken | None = None
     values: PerToken | None = None
     scores: PerToken | None = None
-    """Scores of the reward function, on the last token the policy wrote."""
+    """Scores of the reward function, on the last token the policy wrote, and what an environment paid."""
     rewards: PerToken | None = None
     """Scores, less the KL penalty if there is one."""
     weights: PerToken | None = None
@@ -87,6 +100,32 @@ class Batch:
         """Returns an extra as numbers. None, which a scorer gives for a row that it does not apply to, counts as 0."""
         return torch.tensor([0.0 if value is None else float(value) for value in self.extras[extra]])
 
+    def answers(self) -> list[list[int]]:
+        """Returns the token ids of each response, without padding."""
+        lengths = self.need("lengths").tolist()
+        return [row[:length] for row, length in zip(self.need("responses").tolist(), lengths, strict=True)]
+
+    def turns(self) -> list[list[list[int]]]:
+        """Returns the token ids of each turn of the policy, row by row. What an environment writes ends a turn."""
+        answers = self.answers()
+        found = [[answer] if answer else [] for answer in answers]
+        for row in (self.policy_lengths() != self.need("lengths")).nonzero()[:, 0].tolist():
+            drawn = zip(answers[row], (self.need("versions")[row] != NOBODY).tolist(), strict=False)
+            parts = groupby(drawn, key=itemgetter(1))
+            found[row] = [[token for token, _ in part] for own, part in parts if own]
+        return found
+
+    def turn_counts(self) -> PerRow:
+        """Returns the number of turns of the policy in each row; without `versions` nobody else wrote."""
+        if self.versions is None:
+            return torch.ones_like(self.row)
+        own = self.versions != NOBODY
+        return (own[:, 1:] & ~own[:, :-1]).sum(-1) + own[:, :1].sum(-1)
+
+    def policy_lengths(self) -> PerRow:
+        """Returns the number of tokens that the policy wrote in each row, also of those that a correction rejected."""
+        return self.need("lengths") if self.versions is None else (self.versions != NOBODY).sum(-1)
+
     def with_(self, **columns: Any) -> Batch:
         """Returns a batch with these columns filled or replaced; the others are shared, not copied."""
         unknown = sorted(set(columns) - {*COLUMNS, "extras"})
@@ -105,19 +144,20 @@ class Batch:
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
-        """Joins all rows of all batches: prompts padded on the left, responses on the right, with zeros, to the
-        longest."""
-        filled, extras = {frozenset(b.columns()) for b in batches}, {frozenset(b.extras) for b in batches}
-        if len(filled) != 1 or len(extras) != 1:
-            raise ValueError(f"batches to join differ in columns: {[sorted(names) for names in filled | extras]}")
+        """Joins all rows of all batches: prompts padded on the left, responses on the right, to the longest. Padding is
+        0, of `versions` `NOBODY`; an extra that a batch lacks is None in its rows."""
+        filled = {frozenset(b.columns()) for b in batches}
+        if len(filled) != 1:
+            raise ValueError(f"batches to join differ in columns: {[sorted(names) for names in filled]}")
         parts = [b.columns() for b in batches]
         joined = {name: join(name, [part[name] for part in parts]) for name in parts[0]}
-        kept = {name: [value for b in batches for value in b.extras[name]] for name in batches[0].extras}
+        names = dict.fromkeys(name for b in batches for name in b.extras)
+        kept = {name: [value for b in batches for value in b.extras.get(name, [None] * len(b))] for name in names}
         return Batch(**joined, extras=kept)
 
 
 COLUMNS = tuple(f.name for f in fields(Batch) if f.name != "extras")
-PER_ROW = frozenset({"row", "group", "lengths", "baseline_scores"})
+PER_ROW = frozenset({"row", "group", "lengths", "done", "baseline_scores"})
 PER_PROMPT = frozenset({"prompts", "prompt_mask", "prompt_experts"})
 PER_TOKEN = frozenset(COLUMNS) - PER_ROW - PER_PROMPT
 
@@ -130,4 +170,13 @@ def join(name: str, parts: list[Tensor]) -> Tensor:
     missing = [longest - part.shape[1] for part in parts]
     behind = (0, 0) * (parts[0].dim() - 2)  # of what a token has several of
     pads = [(*behind, gap, 0) if left else (*behind, 0, gap) for gap in missing]
-    return torch.cat([torch.nn.functional.pad(part, pad) for part, pad in zip(parts, pads, strict=True)])
+    padding = NOBODY if name == "versions" else 0
+    return torch.cat([torch.nn.functional.pad(part, pad, value=padding) for part, pad in zip(parts, pads, strict=True)])
+
+
+def require_one_turn(batch: Batch, reason: str, *, key: str, value: Any, fix: str) -> None:
+    """Refuses a batch in which the policy wrote several turns, by the setting that cannot serve them."""
+    several = (batch.turn_counts() > 1).nonzero()[:, 0]
+    if len(several):
+        row, turns = int(batch.row[several[0]]), int(batch.turn_counts()[several[0]])
+        raise UserError(f"{reason}, and row {row} has {turns} turns of the policy", key=key, value=value, fix=fix)

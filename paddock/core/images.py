@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -21,6 +22,14 @@ class Images:
     """``[3, P]``: time, height and width of every token of the prompt."""
     offset: int
     """Position minus index of the tokens behind the prompt: negative, as an image takes fewer positions than tokens."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Images):
+            return NotImplemented
+        return self.offset == other.offset and all(map(torch.equal, self.tensors(), other.tensors()))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.pixels, self.grids, self.token_index, self.positions
 
     def __repr__(self) -> str:
         return f"Images({len(self.grids)} images, {len(self.token_index)} tokens)"

@@ -158,17 +158,27 @@ class RewardManager:
 
     def fill(self, batch: Batch, texts: Sequence[str]) -> tuple[Batch, dict[str, float]]:
         """`finish` with the scores of `texts`, the decoded responses."""
-        tokens = answers_of(batch) if self.columns else [()] * len(batch)
+        tokens = batch.answers() if self.columns else [()] * len(batch)
         asked = [self.request(batch, *row) for row in zip(range(len(batch)), texts, tokens, strict=True)]
         return self.finish(batch, self.score(asked))
 
-    def request(self, batch: Batch, index: int, text: str, tokens: Sequence[int] = ()) -> ScoreRequest | None:
+    def request(
+        self, batch: Batch, index: int, text: str, tokens: Sequence[int] = (), last_turn: str | None = None
+    ) -> ScoreRequest | None:
         """Builds the request of this row, once its response is there; None if a reward model scores the row."""
-        request = request_of(batch, index, text)
+        request = request_of(batch, index, text, last_turn)
         if request is None or not self.columns:
             return request
         prompts = batch.extras.get("written_prompt") or batch.extras.get("messages")
         prompt = prompts[index] if prompts else None
+        if last_turn is not None and not isinstance(prompt, str):
+            part = next(part for part in self.parts if part.name in self.columns)
+            raise UserError(
+                f"{part.name} reads one message of the assistant, and the policy wrote several turns {where(request)}",
+                key="custom_reward_function.path",
+                value=part.scorer.target.path,
+                fix="write it as compute_score(data_source, solution_str, ground_truth, extra_info)",
+            )
         packed = array("q", tokens)  # takes half as long as a list on its way to another process
         return replace(request, prompt=prompt, tokens=packed, steps=(self.steps_done, self.total_steps))
 
@@ -183,7 +193,7 @@ class RewardManager:
         columns = columns_of(scores, self.names, every_row_has_acc=self.config.reward_manager == "dapo")
         overlong = self.config.reward_kwargs.overlong_buffer_cfg
         if overlong.enable:
-            penalty = self._overlong(batch.need("lengths").cpu())
+            penalty = self._overlong(batch.policy_lengths().cpu())
             values = values + penalty
             if overlong.log:
                 columns |= {"overlong_reward": penalty.tolist(), "overlong": (penalty < 0).tolist()}
@@ -297,7 +307,8 @@ SHAPES = (
 def component_of(part: Part, config: Config) -> Component:
     """The rule or function with its arguments: those of a rule follow from `reward_kwargs` and from other keys."""
     if part.path is not None:
-        return Component(part.name, part.weight, Scorer(Target(part.path, part.function, part.kwargs)), rule=False)
+        scorer = Scorer(Target(part.path, part.function, part.kwargs), reads_turns=True)
+        return Component(part.name, part.weight, scorer, rule=False)
     scorer = NAMED[part.function]
     given = {name: value for name, value in config.reward_kwargs.items() if name in scorer.options}
     kwargs = prepared(part.function, given)
@@ -323,13 +334,7 @@ def where(request: ScoreRequest) -> str:
     )
 
 
-def answers_of(batch: Batch) -> list[list[int]]:
-    """Returns token ids of the responses, without padding."""
-    lengths = batch.need("lengths").tolist()
-    return [row[:length] for row, length in zip(batch.need("responses").tolist(), lengths, strict=True)]
-
-
-def request_of(batch: Batch, index: int, text: str) -> ScoreRequest | None:
+def request_of(batch: Batch, index: int, text: str, last_turn: str | None = None) -> ScoreRequest | None:
     """Builds the request of this row, once its response is there; None for a row that a reward model scores."""
     row = {name: values[index] for name, values in batch.extras.items()}
     if row.get("style") == "model":
@@ -341,6 +346,7 @@ def request_of(batch: Batch, index: int, text: str) -> ScoreRequest | None:
         row["ground_truth"],
         row.get("extra_info") or {},
         f"{where} (row id {number})" if where else f"row {number}",
+        last_turn=last_turn,
     )
 
 

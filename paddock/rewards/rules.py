@@ -39,6 +39,8 @@ class Scorer:
     """Ground truth and response decide the score, and nothing else: equal ones need not be scored again."""
     options: frozenset[str] = frozenset()
     """Arguments that reward_model.compute_score_kwargs may set."""
+    reads_turns: bool = False
+    """True if the function is given all turns of a response, as a user's own is; False: the last turn alone."""
     settings: Callable[[RewardModelConfig], dict[str, Any]] | None = None
     """Arguments that follow from other keys of the config; plain values, for they travel to another process."""
 

@@ -24,11 +24,13 @@ class ScoreRequest:
     location: str = "a row"
     """The row's file and number, or its id: what an error message names."""
     prompt: str | Sequence[Mapping[str, Any]] | None = None
-    """A plain text or messages. This and what follows is filled for functions of TRL's contract alone."""
+    """A plain text or messages. This, `tokens` and `steps` are filled for functions of TRL's contract alone."""
     tokens: Sequence[int] = ()
     """Token ids of the response."""
     steps: tuple[int, int] = (0, 0)
     """Training steps that are done, and all that there will be."""
+    last_turn: str | None = None
+    """The policy's last turn, if it wrote several; `solution` is then all of them and what stands between them."""
 
 
 @dataclass(frozen=True, slots=True)

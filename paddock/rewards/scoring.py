@@ -77,8 +77,10 @@ class Scoring:
             if request is None:
                 self.here[index] = NO_RULE
                 continue
-            self.requests[index] = request
             scorer = self.scorer_of(request)
+            if request.last_turn is not None and not scorer.reads_turns:
+                request = replace(request, solution=request.last_turn)
+            self.requests[index] = request
             if not scorer.pooled:
                 self.here[index] = self._score_here(scorer, request)
             elif not self._is_known(index, scorer):

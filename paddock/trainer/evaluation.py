@@ -12,7 +12,7 @@ from paddock.data.dataset import MODEL, PromptDataset
 from paddock.data.loader import Loader
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
-from paddock.trainer.experience import Experience
+from paddock.rollouts.collect import Collector
 from paddock.trainer.model_rewards import open_models, validation_styles
 from paddock.trainer.policy import Watched, open_policy, progress_bar, prompts_at_a_time
 from paddock.trainer.samples import Sample
@@ -48,8 +48,8 @@ def evaluate(config: Config) -> Evaluation:
         with progress_bar() as progress:
             task = progress.add_task("evaluating", total=len(dataset))
             engine = Watched(policy.engine, lambda count: progress.advance(task, count))
-            experience = Experience(config, loader, engine, rewards, policy.tokenizer, policy.stop_tokens, models)
-            _, samples = Validation(experience, dataset, policy.stop_tokens).run(0, timer)
+            collector = Collector(config, loader, engine, rewards, policy.tokenizer, policy.stop_tokens, models)
+            _, samples = Validation(collector, dataset, policy.stop_tokens).run(0, timer)
     return Evaluation(
         model=str(config.actor_rollout_ref.model.path),
         files=files_of(config.data.val_files),

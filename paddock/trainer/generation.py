@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from paddock.data.chat import Messages, PromptEncoder
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import validation_batches
 from paddock.data.unscored import UnscoredDataset
-from paddock.engines.rollout.base import Completion, Prompt
+from paddock.engines.rollout.base import Prompt
 from paddock.errors import UserError
-from paddock.trainer.experience import training_sampling
+from paddock.rollouts.collect import episodes, training_sampling
+from paddock.rollouts.episode import Episode
 from paddock.trainer.files import replacing
-from paddock.trainer.policy import open_policy, progress_bar, prompts_at_a_time
+from paddock.trainer.policy import Watched, open_policy, progress_bar, prompts_at_a_time
 from paddock.trainer.samples import plain
 
 OUTPUT, PROMPT = "output", "prompt"
@@ -66,15 +68,14 @@ def generate(config: Config, output: Path) -> Summary:
     start = time.perf_counter()
     with writer(output) as write, progress_bar() as progress:
         task = progress.add_task("generating", total=len(dataset))
+        engine = Watched(policy.engine, lambda count: progress.advance(task, count))
         for rows in validation_batches(dataset, prompts_at_a_time(config, samples)):
-            ids = [[row.index * samples + i for i in range(samples)] for row in rows]
-            asked = [Prompt(row.tokens, numbers, row.images) for row, numbers in zip(rows, ids, strict=True)]
-            found = policy.engine.generate(asked, sampling)
+            found = episodes(engine, rows, samples, sampling)
             for index, row in enumerate(rows):
-                write(record_of(row, found[index * samples : (index + 1) * samples], policy.tokenizer))
-            tokens += sum(len(completion.tokens) for completion in found)
-            stopped += sum(completion.stopped for completion in found)
-            progress.advance(task, len(rows))
+                record = record_of(row, found[index * samples : (index + 1) * samples], policy.tokenizer)
+                write(record)
+                tokens += sum(record["lengths"])
+                stopped += sum(record["stopped"])
     seconds = time.perf_counter() - start
     return Summary(len(dataset), len(dataset) * samples, tokens, stopped, dataset.left_out, seconds)
 
@@ -98,14 +99,16 @@ def answer(config: Config, text: str) -> tuple[list[str], Summary]:
     return texts, Summary(1, len(found), *counted, 0, time.perf_counter() - start)
 
 
-def record_of(row: PromptRow, completions: list[Completion], tokenizer: Any) -> Record:
-    texts = tokenizer.batch_decode([completion.tokens for completion in completions], skip_special_tokens=True)
+def record_of(row: PromptRow, episodes: list[Episode], tokenizer: Any) -> Record:
+    """Returns the row with its responses. Log-probs and lengths are of what the policy wrote."""
+    drawn = [[span.log_probs for span in episode.response if span.log_probs] for episode in episodes]
+    tokens = [[token for span in episode.response for token in span.tokens] for episode in episodes]
     return {
         **row.extra_info,
-        "responses": texts,
-        "log_probs": [sum(completion.log_probs) for completion in completions],
-        "lengths": [len(completion.tokens) for completion in completions],
-        "stopped": [completion.stopped for completion in completions],
+        "responses": tokenizer.batch_decode(tokens, skip_special_tokens=True),
+        "log_probs": [sum(chain.from_iterable(spans)) for spans in drawn],
+        "lengths": [sum(map(len, spans)) for spans in drawn],
+        "stopped": [episode.done for episode in episodes],
     }
 
 

@@ -17,8 +17,8 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.engines.train.base import EXPERT_COLUMNS
 from paddock.models.adapters import MERGED
+from paddock.rollouts.collect import Collector
 from paddock.trainer.checkpoint import CheckpointStore
-from paddock.trainer.experience import Experience
 from paddock.trainer.lifecycle import Metrics, State, TrainingRun
 from paddock.trainer.lock import FolderLock
 from paddock.trainer.metrics import batch_metrics
@@ -38,14 +38,14 @@ class Trainer(TrainingRun):
         self,
         config: Config,
         roles: Roles,
-        experience: Experience,
+        collector: Collector,
         validation: Validation | None,
         store: CheckpointStore,
         lock: FolderLock,
         total_steps: int,
     ):
-        super().__init__(config, experience.loader, store, total_steps, lock, validates=validation is not None)
-        self.roles, self.experience, self.validation = roles, experience, validation
+        super().__init__(config, collector.loader, store, total_steps, lock, validates=validation is not None)
+        self.roles, self.collector, self.validation = roles, collector, validation
         self.performance = Performance(config, roles)
         self.kl = kl_controller(config.algorithm.kl_ctrl)
         self.correction = rollout_correction.parse(config.algorithm.rollout_correction)
@@ -58,7 +58,7 @@ class Trainer(TrainingRun):
     def step(self) -> tuple[Metrics, Batch]:
         """Takes one step: generate, score, compute advantages, update."""
         time, roles, algorithm = self.timer, self.roles, self.config.algorithm
-        batch, metrics = self.experience.collect(self.step_no, time, roles.generating)
+        batch, metrics = self.collector.collect(self.step_no, time, roles.generating)
         with roles.forwarding():
             with time("old_log_prob"):
                 batch = self.with_old_log_probs(batch)
@@ -153,7 +153,7 @@ class Trainer(TrainingRun):
         return f"{self.roles.devices} x {self.performance.device_name}"
 
     def samples(self, batch: Batch) -> list[Sample]:
-        tokenizer = self.experience.tokenizer
+        tokenizer = self.collector.tokenizer
         return samples_of(batch, lambda tokens: tokenizer.batch_decode(tokens, skip_special_tokens=True))
 
     def rows_of(self, batch: Batch) -> str:

@@ -18,10 +18,16 @@ COUNTED = ("num_turns", "tool_call_counts")
 
 @torch.no_grad()
 def batch_metrics(batch: Batch, max_prompt: int, max_response: int, use_critic: bool) -> dict[str, float]:
-    """Returns metrics of the step's rows. A row without response tokens is aborted and has no score."""
+    """Returns metrics of the step's rows. A row without tokens of the policy is aborted and has no score.
+
+    The length of a response counts the policy's tokens; the length with those of environments is apart if it differs.
+    """
     mask = batch.need("mask") != 0
-    lengths, prompt_lengths = batch.need("lengths"), batch.need("prompt_mask").sum(-1)
+    lengths, prompt_lengths = batch.policy_lengths(), batch.need("prompt_mask").sum(-1)
     answered, scores = lengths > 0, batch.need("scores").sum(-1)
+    clipped = lengths >= max_response
+    if batch.done is not None:
+        clipped |= answered & ~batch.done
     everyone = torch.ones_like(answered)
     found = {
         **summary("critic/score", scores, answered),
@@ -29,11 +35,13 @@ def batch_metrics(batch: Batch, max_prompt: int, max_response: int, use_critic: 
         **summary("critic/rewards", batch.need("rewards").sum(-1), answered),
         **summary("critic/advantages", batch.need("advantages"), mask),
         **summary("critic/returns", batch.need("returns"), mask),
-        **length_summary("response_length", lengths, everyone, max_response),
-        **length_summary("response_length_non_aborted", lengths, answered, max_response),
+        **length_summary("response_length", lengths, everyone, clipped),
+        **length_summary("response_length_non_aborted", lengths, answered, clipped),
         "response/aborted_ratio": mean(~answered, everyone),
-        **length_summary("prompt_length", prompt_lengths, everyone, max_prompt),
+        **length_summary("prompt_length", prompt_lengths, everyone, prompt_lengths >= max_prompt),
     }
+    if not torch.equal(lengths, batch.need("lengths")):
+        found |= summary("response_length_with_environment", batch.need("lengths"), everyone)
     if use_critic:
         returns, values = batch.need("returns"), batch.need("values")
         found |= summary("critic/values", values, mask)
@@ -99,8 +107,8 @@ def summary(name: str, x: Tensor, valid: Tensor) -> dict[str, Tensor]:
     }
 
 
-def length_summary(name: str, lengths: Tensor, valid: Tensor, longest: int) -> dict[str, Tensor]:
-    return summary(name, lengths, valid) | {f"{name}/clip_ratio": mean(lengths >= longest, valid)}
+def length_summary(name: str, lengths: Tensor, valid: Tensor, clipped: Tensor) -> dict[str, Tensor]:
+    return summary(name, lengths, valid) | {f"{name}/clip_ratio": mean(clipped, valid)}
 
 
 def mean(x: Tensor, valid: Tensor) -> Tensor:

@@ -106,11 +106,10 @@ def balance_metrics(lengths: Sequence[int], parts: Sequence[Sequence[int]]) -> d
 
 
 def token_counts(batch: Batch) -> tuple[int, int]:
-    """Tokens of all responses, and of prompts and responses together."""
-    responses = batch.need("lengths").sum()
-    both = torch.stack([responses, responses + batch.need("prompt_mask").sum()])
-    response_tokens, all_tokens = both.long().tolist()
-    return response_tokens, all_tokens
+    """Returns the number of tokens that the policy wrote, and of all tokens of prompts and responses."""
+    everything = batch.need("lengths").sum() + batch.need("prompt_mask").sum()
+    written, all_tokens = torch.stack([batch.policy_lengths().sum(), everything]).long().tolist()
+    return written, all_tokens
 
 
 def throughput_metrics(

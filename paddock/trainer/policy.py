@@ -87,7 +87,9 @@ def prompts_at_a_time(config: Config, samples: int) -> int:
 
 
 class Watched:
-    """A rollout engine that tells how many prompts it has answered."""
+    """A rollout engine that tells how many prompts it has answered. Its weights never change."""
+
+    version = 0
 
     def __init__(self, engine: RolloutEngine, answered: Callable[[int], None]):
         self.engine, self.answered = engine, answered

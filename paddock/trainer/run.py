@@ -13,8 +13,8 @@ from paddock.data.loader import Loader
 from paddock.models.image_reader import ImageReader
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
+from paddock.rollouts.collect import Collector
 from paddock.trainer.checkpoint import CheckpointStore, checkpoint_store, resume_point
-from paddock.trainer.experience import Experience
 from paddock.trainer.launch import Launch, record_launch
 from paddock.trainer.lifecycle import Outcome, with_restarts
 from paddock.trainer.lock import FolderLock
@@ -58,13 +58,13 @@ def attempt(config: Config, launch: Launch, store: CheckpointStore, lock: Folder
         models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)
         if models:
             models.check(dataset)
-        experience = Experience(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models)
+        collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models)
         validation = None
         if config.data.val_files:
             held_out = PromptDataset.validation(config.data, tokenizer, reader)
             held_out.scored_by = validation_styles(config.reward_model)
-            validation = Validation(experience, held_out, roles.stop_tokens)
-        trainer = Trainer(config, roles, experience, validation, store, lock, total_steps)
+            validation = Validation(collector, held_out, roles.stop_tokens)
+        trainer = Trainer(config, roles, collector, validation, store, lock, total_steps)
         checkpoint = store.newest() if store.wrote else resume_point(config.trainer, store)
         loggers = trainer.restore(checkpoint) if checkpoint else None
         tracker = open_things.enter_context(

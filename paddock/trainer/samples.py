@@ -38,21 +38,24 @@ class Sample:
 def samples_of(batch: Batch, decode: Callable[[list[list[int]]], list[str]]) -> list[Sample]:
     """Returns the batch's rows as text; `decode` is a tokenizer's batch_decode."""
     prompts = [row[kept].tolist() for row, kept in zip(batch.prompts, batch.need("prompt_mask") != 0, strict=True)]
-    lengths = batch.need("lengths").tolist()
-    answers = [row[:length] for row, length in zip(batch.need("responses").tolist(), lengths, strict=True)]
     advantages: Sequence[float | None] = [None] * len(batch)
     if batch.advantages is not None:
         advantages = masked_mean(batch.advantages, batch.need("mask"), -1).tolist()
-    columns = zip(decode(prompts), decode(answers), batch.need("scores").sum(-1).tolist(), lengths,
+    lengths = batch.policy_lengths().tolist()
+    columns = zip(decode(prompts), decode(batch.answers()), batch.need("scores").sum(-1).tolist(), lengths,
                   batch.group.tolist(), advantages, strict=True)  # fmt: skip
+    several = (batch.turn_counts() > 1).nonzero()[:, 0]
+    turns = dict(zip(several.tolist(), map(decode, batch.rows(several).turns()), strict=True))
     return [
-        Sample(prompt, answer, score, length, group, advantage=advantage, **extras_of(batch, i))
+        Sample(prompt, answer, score, length, group, advantage=advantage, **extras_of(batch, i, turns.get(i)))
         for i, (prompt, answer, score, length, group, advantage) in enumerate(columns)
     ]
 
 
-def extras_of(batch: Batch, row: int) -> dict[str, Any]:
+def extras_of(batch: Batch, row: int, turns: list[str] | None) -> dict[str, Any]:
+    """`turns`: what the policy wrote, if an environment wrote in between."""
     extras = {name: values[row] for name, values in batch.extras.items() if name not in NOT_SHOWN}
+    extras |= {"turns": turns} if turns else {}
     return {name: extras.pop(name) for name in OWN_FIELDS if name in extras} | {"extras": extras}
 
 

@@ -14,10 +14,11 @@ from paddock.core.device import seed_all
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import Loader, prompt_batch, validation_batches
 from paddock.data.unscored import AnswerDataset
-from paddock.engines.rollout.base import Completion
+from paddock.engines.rollout.base import Prompt
 from paddock.models.save import whole_folder
+from paddock.rollouts.batch import with_responses
+from paddock.rollouts.episode import Episode, Span
 from paddock.trainer.checkpoint import KEY, CheckpointStore, checkpoint_store, resume_point
-from paddock.trainer.experience import with_responses
 from paddock.trainer.launch import Launch, record_launch
 from paddock.trainer.lifecycle import Metrics, Outcome, TrainingRun, with_restarts
 from paddock.trainer.lock import FolderLock
@@ -145,6 +146,9 @@ class SupervisedTrainer(TrainingRun):
 def answer_batch(rows: list[PromptRow], pad_token: int) -> Batch:
     """Prompts with their answers as responses, every token of which counts."""
     batch = prompt_batch(rows, 1, pad_token)
-    ids = zip(batch.row.tolist(), rows, strict=True)
-    answers = [Completion(number, row.ground_truth, [0.0] * len(row.ground_truth), True) for number, row in ids]
+    given = [Span(row.ground_truth, [0.0] * len(row.ground_truth), version=0) for row in rows]
+    answers = [
+        Episode(row.group, row.group, Prompt(row.tokens, [row.group]), [span], done=True)
+        for row, span in zip(rows, given, strict=True)
+    ]
     return with_responses(batch, answers, pad_token)

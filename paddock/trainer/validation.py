@@ -5,7 +5,7 @@ from __future__ import annotations
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptDataset
 from paddock.data.loader import EXTRAS, validation_batches
-from paddock.trainer.experience import Experience, validation_sampling
+from paddock.rollouts.collect import Collector, validation_sampling
 from paddock.trainer.samples import Sample, dump_samples, samples_of
 from paddock.trainer.validation_metrics import validation_metrics
 
@@ -13,13 +13,13 @@ Metrics = dict[str, float]
 
 
 class Validation:
-    def __init__(self, experience: Experience, dataset: PromptDataset, stops: frozenset[int]):
-        self.experience, self.dataset = experience, dataset
-        self.config = experience.config
+    def __init__(self, collector: Collector, dataset: PromptDataset, stops: frozenset[int]):
+        self.collector, self.dataset = collector, dataset
+        self.config = collector.config
         self.sampling = validation_sampling(self.config, stops)
 
     def run(self, step: int, time: Timer) -> tuple[Metrics, list[Sample]]:
-        self.experience.rewards.steps_done = step
+        self.collector.rewards.steps_done = step
         with time("testing"):
             samples, returned = self.answer()
         folder = self.config.trainer.validation_data_dir
@@ -35,9 +35,9 @@ class Validation:
         returned: set[str] = set()
         seed = data.seed or 0
         for rows in validation_batches(self.dataset, data.val_batch_size, shuffle=data.validation_shuffle, seed=seed):
-            batch, _ = self.experience.score(*self.experience.respond(rows, n, self.sampling), validation=True)
+            batch, _ = self.collector.score(*self.collector.respond(rows, n, self.sampling), validation=True)
             returned |= set(batch.extras) - {*EXTRAS, "score"}
             samples += samples_of(
-                batch, lambda tokens: self.experience.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+                batch, lambda tokens: self.collector.tokenizer.batch_decode(tokens, skip_special_tokens=True)
             )
         return samples, returned

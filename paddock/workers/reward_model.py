@@ -83,10 +83,9 @@ class ClassifierScorer(Role):
         return ModelScores(rows.float().cpu(), tokens, {"reward/model/cut": float(cut)})
 
     def transcripts(self, batch: Batch) -> list[Transcript]:
-        kept, lengths = batch.need("prompt_mask") != 0, batch.need("lengths").tolist()
+        kept = batch.need("prompt_mask") != 0
         prompts = [row[own].tolist() for row, own in zip(batch.prompts, kept, strict=True)]
-        answers = [row[:length] for row, length in zip(batch.need("responses").tolist(), lengths, strict=True)]
-        return self.transcriber.transcripts(batch.extras["messages"], prompts, answers)
+        return self.transcriber.transcripts(batch.extras["messages"], prompts, batch.answers())
 
     def require_room(self, transcripts: Sequence[Transcript]) -> None:
         longest, room = max(map(len, transcripts)), self.config.forward_max_token_len_per_gpu

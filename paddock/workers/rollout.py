@@ -25,6 +25,11 @@ class Rollout:
         """Version of the actor's weights that a copy has; -1: none."""
         self.in_use = ExitStack()
 
+    @property
+    def version(self) -> int:
+        """Returns the version of the actor's weights that the engine samples with."""
+        return self.published if isinstance(self.engine, CopyEngine) else self.actor.version
+
     @contextmanager
     def awake(self, time: Timer) -> Iterator[None]:
         """Holds the current weights where the engine reads them for the block; then frees what the engine held."""
@@ -36,16 +41,17 @@ class Rollout:
             with time("gen"):
                 self.sleep()
 
-    def wake(self) -> None:
-        """Gathers the actor's weights, or publishes them if the copy is out of date."""
+    def wake(self) -> int:
+        """Gathers the actor's weights, or publishes them if the copy is out of date; returns their version."""
         self.engine.wake()
         if isinstance(self.engine, CopyEngine):
             if self.engine.stale or self.published != self.actor.version:
                 self.publish()
-            return
+            return self.version
         self.actor.engine.move("device")
         self.in_use.callback(self.actor.engine.move, "host")
         self.in_use.enter_context(self.actor.engine.gathered())
+        return self.version
 
     def sleep(self) -> None:
         self.engine.sleep()

@@ -21,7 +21,7 @@ from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
 from paddock.config.schema import Config
 from paddock.config.topology import model_parallel_size, pipeline_stages
 from paddock.core.balance import balanced_order
-from paddock.core.batch import Batch, PerToken
+from paddock.core.batch import NOBODY, Batch, PerToken
 from paddock.core.timing import Timer
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
 from paddock.engines.train.base import EXPERT_COLUMNS, Outputs, Want
@@ -39,9 +39,9 @@ from paddock.workers.weight_sender import WeightSender
 
 FORWARD = frozenset({"row", "group", "prompts", "prompt_mask", "responses", "mask", "lengths"})
 UPDATE = FORWARD | {
-    "rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "weights", "advantages", "returns"
+    "versions", "rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "weights", "advantages", "returns"
 }  # fmt: skip
-"""Columns that a forward and an update read."""
+"""Columns that ranks are sent for a forward and an update."""
 SCORED = ("messages", "ground_truth", "location")
 """What a reward model is told about a row beside its tokens."""
 
@@ -239,6 +239,8 @@ class ShardedRollout:
     def __init__(self, ranks: Ranks, engine_size: int = 1):
         self.ranks, self.engine_size = ranks, engine_size
         self.engines = ranks.size // engine_size
+        self.version = NOBODY
+        """Version of the actor's weights that the engines sample with; `NOBODY` before they have any."""
 
     @contextmanager
     def awake(self, time: Timer) -> Iterator[None]:
@@ -250,7 +252,7 @@ class ShardedRollout:
             self.sleep()
 
     def wake(self) -> None:
-        self.ranks.broadcast("rollout", Rollout.wake)
+        self.version = self.ranks.broadcast("rollout", Rollout.wake)[0]
 
     def sleep(self) -> None:
         self.ranks.broadcast("rollout", Rollout.sleep)
@@ -311,6 +313,7 @@ class RolloutServers(ShardedRollout):
             assert bucket is not None
             self.ranks.broadcast("server", RolloutServer.load_bucket, bucket)
             last = bucket.last
+        self.version = self.actor.ranks.broadcast("sender", WeightSender.version)[0]
 
     def verify(self) -> float:
         """Returns the worst engine's gap between its log-probs and the actor's, for tokens that it draws."""

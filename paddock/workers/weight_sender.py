@@ -70,6 +70,10 @@ class WeightSender:
         """Tells whether the engines lack the actor's weights: at the start, and after a checkpoint was loaded."""
         return self.sent != self.actor.version
 
+    def version(self) -> int:
+        """Returns the version of the weights that the engines have."""
+        return self.sent
+
     def next_bucket(self) -> Bucket | None:
         """Gathers the next bucket on every rank and returns it on the first; adapters are merged."""
         first = self.stream is None

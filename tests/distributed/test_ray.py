@@ -23,11 +23,13 @@ from tiny_zoo import save
 from paddock.config.load import load
 from paddock.config.schema import Config
 from paddock.config.topology import Pool, pools
+from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.plan.arithmetic import roles as planned_roles
+from paddock.rollouts.collect import Collector
 from paddock.trainer import run as runs
 from paddock.workers.rank import Rank
-from paddock.workers.sharded import FORWARD, Rows, WorkerLost
+from paddock.workers.sharded import FORWARD, UPDATE, Rows, WorkerLost
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
 cluster = pytest.importorskip("paddock.workers.ray")
@@ -229,6 +231,22 @@ def test_a_column_travels_once_for_the_same_rows(kept, tmp_path):
     assert {name: again.columns[name] for name in first.columns} == first.columns
     assert set(again.columns) == set(first.columns) | {"advantages"}
     assert torch.equal(again.open().need("responses"), batch.need("responses")[some])
+
+
+def test_versions_reach_the_workers_that_train_and_come_from_those_that_sample(kept, tmp_path, monkeypatch):
+    drawn, score = [], Collector.score
+
+    def watched(collector: Collector, batch: Batch, *rest: Any) -> Any:
+        drawn.append(batch)
+        return score(collector, batch, *rest)
+
+    monkeypatch.setattr(Collector, "score", watched)
+    keys = ["algorithm.adv_estimator=grpo", "trainer.total_training_steps=2", "trainer.save_freq=-1"]
+    train(tmp_path, 2, *keys)
+    assert [set(batch.versions[batch.mask != 0].tolist()) for batch in drawn] == [{0}, {1}]
+    group, some = kept.start(config_of(tmp_path, 2, *keys), 1)["main"], torch.tensor([0, 2])
+    arrived = group.refs(Rows(drawn[1], some, UPDATE)).open()
+    assert torch.equal(arrived.versions, drawn[1].versions[some])
 
 
 def test_a_rank_that_hangs_is_named_with_its_phase_and_last_sign_of_life(kept, tmp_path):

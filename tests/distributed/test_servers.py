@@ -125,6 +125,7 @@ def test_engines_answer_with_the_weights_of_the_last_update_or_checkpoint(engine
         assert isinstance(roles.rollout, RolloutServers)
         require_as_planned(roles, config)
         before = answers(roles, GREEDY)
+        assert roles.rollout.version == 0
         old = saved(roles, tmp_path / "old")
         assert max(gaps(old, before)) < 1e-3
         update(roles)
@@ -132,12 +133,13 @@ def test_engines_answer_with_the_weights_of_the_last_update_or_checkpoint(engine
             roles.rollout.verify()
         assert roles.rollout.publish()["rollout/sync_gap"] < 1e-3
         after = answers(roles, GREEDY)
+        assert roles.rollout.version == 1
         new = saved(roles, tmp_path / "new")
         assert max(gaps(new, after)) < 1e-3 and [one.row for one in after] == [one.row for one in before]
         assert gaps(new, before)[0] > 0.05  # new weights matter
         assert require_same_whoever_answers(roles)
         roles.actor.load(old)
-        assert max(gaps(old, answers(roles, GREEDY))) < 1e-3
+        assert max(gaps(old, answers(roles, GREEDY))) < 1e-3 and roles.rollout.version == 2
     finally:
         roles.close()
 

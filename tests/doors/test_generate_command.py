@@ -50,7 +50,7 @@ def test_each_row_gets_its_answers_and_their_log_probs_beside_what_it_held(tmp_p
     engine = EmbeddedEngine(net)  # the same draws, to have the tokens that the file holds as text
     config = GENERATE.load([f"model={model}", f"data={rows}", "n=3", *SMALL]).config
     from paddock.engines.rollout.base import Prompt
-    from paddock.trainer.experience import training_sampling
+    from paddock.rollouts.collect import training_sampling
 
     asked = ["ab", "user: hello\nassistant:", "c"]
     for place, row in enumerate(found):

@@ -37,7 +37,7 @@ def test_one_key_is_shown_with_everything_that_is_known(capsys):
     text = " ".join(said(capsys, "actor_rollout_ref.rollout.n").split())
     for part in ("meaning responses per prompt", "default 1; 5 with algorithm.adv_estimator=grpo", "8 in the embedded",
                  "type whole number", "limits >= 1", "commands train, plan, generate, eval",
-                 "paddock.trainer.experience"):  # fmt: skip
+                 "paddock.rollouts.collect"):  # fmt: skip
         assert part in text
 
 

@@ -23,7 +23,7 @@ from paddock.engines.train.offload import Offload
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.models.adapters import Lora, attach, is_adapter
-from paddock.trainer.experience import Experience
+from paddock.rollouts.collect import Collector
 from paddock.trainer.run import train
 from paddock.workers.role import Role
 
@@ -261,7 +261,7 @@ def test_a_run_with_everything_offloaded_is_the_run_without_and_the_reference_is
 ):
     """Steps with two mini-batches, old log-probs, validation and a checkpoint between them."""
     wanted = run(tmp_path / "stays")
-    place, init, move, score, told = SingleBackend.__init__, Engine.__init__, Role.move, Experience.score, []
+    place, init, move, score, told = SingleBackend.__init__, Engine.__init__, Role.move, Collector.score, []
 
     def copied(self: SingleBackend, model: Any, settings: Settings) -> None:
         for param in model.parameters():
@@ -279,7 +279,7 @@ def test_a_run_with_everything_offloaded_is_the_run_without_and_the_reference_is
     monkeypatch.setattr(SingleBackend, "__init__", copied)
     monkeypatch.setattr(Engine, "__init__", travelling)
     monkeypatch.setattr(Role, "move", noted)
-    monkeypatch.setattr(Experience, "score", lambda self, *a, **k: (told.append("score"), score(self, *a, **k))[1])
+    monkeypatch.setattr(Collector, "score", lambda self, *a, **k: (told.append("score"), score(self, *a, **k))[1])
     assert run(tmp_path / "travels") == wanted
     step = told[told.index("reference prefetch") : told.index("actor prefetch") + 1]
     forward = ["actor device", "actor host", "reference device", "reference host"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from paddock.config.engine import OptimConfig
 from paddock.config.load import load
 from paddock.core.batch import Batch
-from paddock.engines.rollout.base import Prompt, Sampling
+from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.embedded.prepacked import pays
 from paddock.engines.rollout.hf import HFEngine
@@ -26,7 +26,8 @@ from paddock.errors import UserError
 from paddock.models.adapters import MERGED, WEIGHTS_FILE, Lora, attach, is_adapter
 from paddock.models.load import model_folder
 from paddock.models.value_head import HEAD_FILE, ValueModel
-from paddock.trainer.experience import with_responses
+from paddock.rollouts.batch import with_responses
+from paddock.rollouts.episode import one_turn_each
 
 peft = pytest.importorskip("peft")
 LORA = Lora(rank=4, alpha=32)
@@ -113,22 +114,23 @@ def test_rollouts_run_the_adapter(family, kind):
     engine = trained(engine_of(family=family))
     sampling = Sampling(max_tokens=20, stop_tokens=frozenset({EOS}), seed=3, step=1)
     found = kind(engine.rollout_model, max_num_seqs=4).generate(PROMPTS, sampling)
-    batch = with_responses(prompts_as_batch(), found, 0)
+    batch = answered(found)
     mask = batch.need("mask") == 1
     gap = (log_probs(engine, batch) - batch.need("rollout_log_probs"))[mask].abs().max()
     base = log_probs(engine.without_adapters(Budget(64)), batch)
     assert gap < 1e-5 < 0.1 < (base - batch.need("rollout_log_probs"))[mask].abs().max()
 
 
-def prompts_as_batch() -> Batch:
+def answered(found: list[Completion]) -> Batch:
     rows = [(row, group, prompt.tokens) for group, prompt in enumerate(PROMPTS) for row in prompt.rows]
     width = max(len(tokens) for *_, tokens in rows)
-    return Batch(
+    batch = Batch(
         row=torch.tensor([row for row, *_ in rows]),
         group=torch.tensor([group for _, group, _ in rows]),
         prompts=torch.tensor([[0] * (width - len(tokens)) + tokens for *_, tokens in rows]),
         prompt_mask=torch.tensor([[0] * (width - len(tokens)) + [1] * len(tokens) for *_, tokens in rows]),
     )
+    return with_responses(batch, one_turn_each(found, PROMPTS, range(len(PROMPTS)), version=0), 0)
 
 
 def test_weights_put_in_order_for_decoding_keep_their_adapter():
@@ -141,7 +143,7 @@ def test_weights_put_in_order_for_decoding_keep_their_adapter():
     if not any(pays(module.weight.data) for module in linear):
         pytest.skip("this CPU multiplies bf16 without putting weights in order")
     sampling = Sampling(max_tokens=20, stop_tokens=frozenset(), seed=3, step=1, ignore_eos=True)
-    batch = with_responses(prompts_as_batch(), EmbeddedEngine(engine.model).generate(PROMPTS, sampling), 0)
+    batch = answered(EmbeddedEngine(engine.model).generate(PROMPTS, sampling))
     gap = (log_probs(engine, batch) - batch.need("rollout_log_probs")).abs().mean()
     base = log_probs(engine.without_adapters(Budget(64)), batch)
     assert gap < 0.05 < 0.5 < (base - batch.need("rollout_log_probs")).abs().mean()

@@ -38,7 +38,8 @@ from paddock.export import export as export_checkpoint
 from paddock.models.adapters import Lora, attach, is_adapter
 from paddock.models.load import load_backbone, load_causal_lm
 from paddock.models.value_head import ValueModel
-from paddock.trainer.experience import with_responses
+from paddock.rollouts.batch import with_responses
+from paddock.rollouts.episode import one_turn_each
 
 LOG_PROBS, ACTOR, CRITIC = frozenset({"log_probs"}), frozenset({"log_probs", "entropy"}), frozenset({"values"})
 NEAR: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
@@ -132,7 +133,8 @@ def as_batch(specimen: Specimen, completions: list[Completion]) -> Batch:
         prompt_mask=torch.tensor([[0] * gap + [1] * (width - gap) for gap in gaps]),
         extras={"images": images} if any(image is not None for image in images) else {},
     )
-    return with_responses(batch, completions, 0)
+    asked = specimen.prompts()
+    return with_responses(batch, one_turn_each(completions, asked, [p.rows[0] // 2 for p in asked], version=0), 0)
 
 
 def embedded(specimen: Specimen) -> None:

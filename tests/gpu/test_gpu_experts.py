@@ -25,7 +25,8 @@ from paddock.engines.train.routers import RouterSettings
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.models.experts import Routing, experts_of
-from paddock.trainer.experience import with_responses
+from paddock.rollouts.batch import with_responses
+from paddock.rollouts.episode import one_turn_each
 from paddock.trainer.run import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -54,7 +55,7 @@ def answered(found: list[Completion]) -> Batch:
     batch = Batch(
         torch.arange(len(rows)), torch.arange(len(rows)) // 4, torch.tensor(rows), prompt_mask=mask.long()
     )  # fmt: skip
-    return with_responses(batch, found, 0)
+    return with_responses(batch, one_turn_each(found, PROMPTS, range(len(PROMPTS)), version=0), 0)
 
 
 def rolled(engine: Engine, **options: Any) -> Batch:

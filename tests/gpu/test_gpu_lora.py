@@ -24,7 +24,8 @@ from paddock.models.adapters import Lora, attach
 from paddock.models.forward import FUSED
 from paddock.models.fused import fused
 from paddock.models.value_head import ValueModel
-from paddock.trainer.experience import with_responses
+from paddock.rollouts.batch import with_responses
+from paddock.rollouts.episode import one_turn_each
 
 pytest.importorskip("peft")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -203,7 +204,8 @@ def test_in_exact_numerics_rollout_and_trainer_agree_bit_for_bit(family):
     rows = zip(batch.prompts, lengths, batch.row.tolist(), strict=True)
     prompts = [Prompt(row[len(row) - length :].tolist(), [place]) for row, length, place in rows]
     completions = rollout.generate(prompts, replace(SAMPLED, max_tokens=30))
-    batch = with_responses(batch.with_(responses=None, mask=None, lengths=None), completions, 0)
+    episodes = one_turn_each(completions, prompts, batch.group.tolist(), version=0)
+    batch = with_responses(batch.with_(responses=None, mask=None, lengths=None), episodes, 0)
     found = engine.forward(batch, frozenset({"log_probs"})).log_probs
     assert torch.equal(found.cpu(), batch.need("rollout_log_probs"))
 

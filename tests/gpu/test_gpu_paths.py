@@ -19,7 +19,8 @@ from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.models.forward import FUSED
 from paddock.models.fused import fused
-from paddock.trainer.experience import with_responses
+from paddock.rollouts.batch import with_responses
+from paddock.rollouts.episode import one_turn_each
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 GREEDY = Sampling(max_tokens=40, stop_tokens=frozenset({EOS}), seed=5, step=2, temperature=0.0)
@@ -178,7 +179,8 @@ def test_in_exact_numerics_rollout_and_trainer_agree_bit_for_bit(family):
         length = int(batch.prompt_mask[row].sum()) if batch.prompt_mask is not None else width
         prompts.append(Prompt(batch.prompts[row, width - length :].tolist(), [int(batch.row[row])]))
     completions = rollout.generate(prompts, replace(SAMPLED, max_tokens=30))
-    batch = with_responses(batch.with_(responses=None, mask=None, lengths=None), completions, 0)
+    episodes = one_turn_each(completions, prompts, batch.group.tolist(), version=0)
+    batch = with_responses(batch.with_(responses=None, mask=None, lengths=None), episodes, 0)
     trainer = engine.forward(batch, frozenset({"log_probs"})).log_probs
     assert torch.equal(trainer.cpu(), batch.need("rollout_log_probs"))
 

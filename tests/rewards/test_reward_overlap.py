@@ -25,7 +25,7 @@ from paddock.models.load import load_tokenizer
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import Score, ScoreRequest
 from paddock.rewards.scoring import Known, key_of
-from paddock.trainer.experience import Experience
+from paddock.rollouts.collect import Collector
 from paddock.trainer.run import train
 
 WATCHING = """
@@ -43,6 +43,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, log):
 class Slow:
     """An engine that writes one response after the other, each in 0.15 seconds. It hands over each when it has ended,
     or, as engines in other processes do, all of them at the end, or says nothing before it returns."""
+
+    version = 0
 
     def __init__(self, tokenizer, tells: str):
         self.tokenizer, self.tells, self.ended = tokenizer, tells, list[float]()
@@ -84,8 +86,8 @@ def explore(tmp_path):
             rewards.check([ScoreRequest("mine", "", "")])
             (tmp_path / "log").write_text("")
             loader = Loader.train(config.data, dataset)
-            experience = Experience(config, loader, engine, rewards, tokenizer, frozenset())
-            batch, metrics = experience.collect(1, timer, lambda time: contextlib.nullcontext())
+            collector = Collector(config, loader, engine, rewards, tokenizer, frozenset())
+            batch, metrics = collector.collect(1, timer, lambda time: contextlib.nullcontext())
         begun = sorted(float(line.split()[0]) for line in (tmp_path / "log").read_text().splitlines())
         return batch, metrics, timer.seconds, begun, engine.ended
 

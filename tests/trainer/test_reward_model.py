@@ -17,11 +17,12 @@ from paddock.cli import main
 from paddock.config.load import load
 from paddock.data.dataset import MODEL, RULE, PromptRow
 from paddock.data.loader import prompt_batch
-from paddock.engines.rollout.base import Completion
+from paddock.engines.rollout.base import Completion, Prompt
 from paddock.errors import UserError
 from paddock.models.load import load_tokenizer
 from paddock.preflight import check
-from paddock.trainer.experience import with_responses
+from paddock.rollouts.batch import with_responses
+from paddock.rollouts.episode import one_turn_each
 from paddock.trainer.model_rewards import ModelRewards, training_styles
 from paddock.trainer.run import train
 from paddock.workers.reward_model import open_reward_model
@@ -79,7 +80,8 @@ def batch_of(tokenizer, prompts, answers, style=MODEL):
     found = [
         Completion(row, tokens, [0.0] * len(tokens), True) for row, tokens in zip(batch.row.tolist(), ids, strict=True)
     ]
-    return with_responses(batch, found, PAD)
+    asked = [Prompt(row.tokens, [row.group]) for row in rows]
+    return with_responses(batch, one_turn_each(found, asked, batch.group.tolist(), version=0), PAD)
 
 
 def plain_scores(model, texts):

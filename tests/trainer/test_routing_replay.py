@@ -25,7 +25,8 @@ from paddock.errors import UserError
 from paddock.kernels import native
 from paddock.models.attention import NAME
 from paddock.models.experts import Routing, experts_of
-from paddock.trainer.experience import with_responses
+from paddock.rollouts.batch import with_responses
+from paddock.rollouts.episode import one_turn_each
 from paddock.trainer.run import train
 from paddock.workers.transport import from_arrays, to_arrays
 
@@ -150,7 +151,7 @@ def test_in_bf16_replay_closes_the_gap_that_other_experts_make(family, monkeypat
         with monkeypatch.context() as apart:
             apart.setattr(native, "can_run", lambda *_: False)
             found = EmbeddedEngine(model, record_experts=True).generate(asked, replace(sampling(), max_tokens=24))
-        batch = with_responses(rows, found, 0)
+        batch = with_responses(rows, one_turn_each(found, asked, range(32), version=0), 0)
         log_probs = engine.forward(batch, frozenset({"log_probs"})).log_probs
         gaps.append(((log_probs - batch.rollout_log_probs) * batch.mask).abs().max().item())
     assert gaps[1] < 0.15 and gaps[0] > 3 * gaps[1]

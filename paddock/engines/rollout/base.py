@@ -51,6 +51,11 @@ class Chosen:
     prompt: Tensor
     response: Tensor
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Chosen):
+            return NotImplemented
+        return torch.equal(self.prompt, other.prompt) and torch.equal(self.response, other.response)
+
 
 @dataclass(frozen=True)
 class Completion:

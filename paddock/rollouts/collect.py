@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Protocol
 
-import numpy
 import torch
-from torch import Tensor
 
 from paddock.algorithms.selection import GroupBuffer, group_metric
 from paddock.config.recipes import needs_of
@@ -21,9 +18,10 @@ from paddock.data.dataset import PromptRow
 from paddock.data.loader import Loader, prompt_batch
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
 from paddock.rewards.joint import JointScoring
-from paddock.rewards.manager import RewardManager, answers_of
+from paddock.rewards.manager import RewardManager
 from paddock.rewards.scoring import Scoring
-from paddock.trainer.model_rewards import ModelRewards
+from paddock.rollouts.batch import with_responses
+from paddock.rollouts.episode import Episode, one_turn_each
 
 Metrics = dict[str, float]
 
@@ -33,11 +31,24 @@ Generating = Callable[[Timer], AbstractContextManager[None]]
 
 
 class Sampler(Protocol):
-    """Anything that answers prompts: a rollout engine, or the rollout of many ranks."""
+    """Anything that answers prompts: a rollout engine beside the actor, or the rollout of many ranks."""
+
+    @property
+    def version(self) -> int:
+        """Returns the version of the weights that answer."""
+        ...
 
     def generate(
         self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None
     ) -> list[Completion]: ...
+
+
+class ModelScoring(Protocol):
+    """Adds the scores of a reward model to those that rules gave."""
+
+    def add(
+        self, batch: Batch, texts: Sequence[str], metrics: Metrics, everywhere: bool = False
+    ) -> tuple[Batch, Metrics]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +61,8 @@ class Drawn:
     """One greedy response per prompt, for ReMax."""
 
 
-class Experience:
-    """What the policy tried in a step, and what it was worth."""
+class Collector:
+    """Collects the batch of a step: draws prompts, has them answered, and scores the answers."""
 
     def __init__(
         self,
@@ -61,7 +72,7 @@ class Experience:
         rewards: RewardManager,
         tokenizer: Any,
         stops: frozenset[int],
-        models: ModelRewards | None = None,
+        models: ModelScoring | None = None,
     ):
         self.models = models
         self.config, self.loader, self.engine, self.rewards, self.tokenizer = config, loader, engine, rewards, tokenizer
@@ -121,8 +132,6 @@ class Experience:
         """Responses, and what is known of their scores: those that ended early are being scored already."""
         batch, scoring = prompt_batch(rows, samples, self.tokenizer.pad_token_id), self.rewards.begin()
         indices = {row: index for index, row in enumerate(batch.row.tolist())}
-        ids = batch.row.view(len(rows), samples).tolist()
-        prompts = [Prompt(row.tokens, numbers, row.images) for row, numbers in zip(rows, ids, strict=True)]
 
         def ended(completions: list[Completion]) -> None:
             texts = self.decode([completion.tokens for completion in completions])
@@ -130,22 +139,35 @@ class Experience:
             scoring.add({row[0]: self.rewards.request(batch, *row) for row in rows})
 
         early = self.config.reward_model.launch_reward_fn_async
-        completions = self.engine.generate(prompts, sampling, ended if early else None)
-        return with_responses(batch, completions, self.tokenizer.pad_token_id), scoring
+        found = episodes(self.engine, rows, samples, sampling, ended if early else None)
+        return with_responses(batch, found, self.tokenizer.pad_token_id), scoring
 
     def score(self, batch: Batch, scoring: Scoring | JointScoring, validation: bool = False) -> tuple[Batch, Metrics]:
-        """The batch with its scores, once all are there: those of rules, and a reward model's."""
+        """The batch with its scores, once all are there: those of rules, an environment's, and a reward model's."""
         if left := [index for index in range(len(batch)) if index not in scoring]:
-            answers = answers_of(batch.rows(torch.tensor(left)))
-            rows = zip(left, self.decode(answers), answers, strict=True)
+            rest = batch.rows(torch.tensor(left))
+            answers = rest.answers()
+            rows = zip(left, self.decode(answers), answers, self.last_turns(rest), strict=True)
             scoring.add({row[0]: self.rewards.request(batch, *row) for row in rows})
         batch, metrics = self.rewards.finish(batch, scoring.collect())
+        if batch.environment_rewards is not None:
+            batch = batch.with_(scores=batch.need("scores") + batch.environment_rewards, environment_rewards=None)
         if self.models is None:
             return batch, metrics
         return self.models.add(batch, self.texts(batch), metrics, everywhere=validation)
 
+    def last_turns(self, batch: Batch) -> list[str | None]:
+        """Returns the text of each row's last turn, if the policy wrote several."""
+        several = (batch.turn_counts() > 1).nonzero()[:, 0]
+        texts: list[str | None] = [None] * len(batch)
+        if len(several):
+            last = self.decode([turns[-1] for turns in batch.rows(several).turns()])
+            for row, text in zip(several.tolist(), last, strict=True):
+                texts[row] = text
+        return texts
+
     def texts(self, batch: Batch) -> list[str]:
-        return self.decode(answers_of(batch))
+        return self.decode(batch.answers())
 
     def decode(self, answers: list[list[int]]) -> list[str]:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
@@ -154,38 +176,15 @@ class Experience:
         return backend.decode_batch(answers, skip_special_tokens=True)  # all cores, without Python between two texts
 
 
-def with_responses(batch: Batch, completions: list[Completion], pad: int) -> Batch:
-    """Completions stand in the order of the batch's rows; the response is as wide as the longest of them."""
-    if [completion.row for completion in completions] != batch.row.tolist():
-        raise ValueError("the rollout engine returned other rows than were asked for, or in another order")
-    lengths = torch.tensor([len(completion.tokens) for completion in completions])
-    width = int(lengths.max())
-    inside = torch.arange(width) < lengths[:, None]
-    responses = numpy.full(inside.shape, pad)
-    responses[inside.numpy()] = numpy.fromiter(chain.from_iterable(c.tokens for c in completions), numpy.int64)
-    log_probs = numpy.zeros(inside.shape, numpy.float32)
-    log_probs[inside.numpy()] = numpy.fromiter(chain.from_iterable(c.log_probs for c in completions), numpy.float32)
-    return batch.with_(
-        responses=torch.from_numpy(responses),
-        mask=inside.long(),
-        lengths=lengths,
-        rollout_log_probs=torch.from_numpy(log_probs),
-        **expert_columns(completions, batch.prompts.shape[1], width),
-    )
-
-
-def expert_columns(completions: list[Completion], prompt_width: int, width: int) -> dict[str, Tensor]:
-    """Returns the recorded choices of experts: prompts padded on the left, responses on the right."""
-    chosen = [completion.experts for completion in completions if completion.experts]
-    if not chosen:
-        return {}
-    like = chosen[0].prompt
-    prompts = like.new_zeros(len(chosen), prompt_width, *like.shape[1:])
-    responses = like.new_zeros(len(chosen), width, *like.shape[1:])
-    for row, one in enumerate(chosen):
-        prompts[row, prompt_width - len(one.prompt) :] = one.prompt
-        responses[row, : len(one.response)] = one.response
-    return {"prompt_experts": prompts, "response_experts": responses}
+def episodes(
+    engine: Sampler, rows: Sequence[PromptRow], samples: int, sampling: Sampling, on_done: OnDone | None = None
+) -> list[Episode]:
+    """Returns `samples` episodes for each prompt, prompt after prompt; their ids are those of `prompt_batch`."""
+    groups = [row.group for row in rows]
+    prompts = [
+        Prompt(row.tokens, [row.group * samples + sample for sample in range(samples)], row.images) for row in rows
+    ]
+    return one_turn_each(engine.generate(prompts, sampling, on_done), prompts, groups, engine.version)
 
 
 def training_sampling(config: Config, stops: frozenset[int]) -> Sampling:
