@@ -7,61 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_models import EOS, tiny_model
+from sessions import PROMPTS, ROOM, SAMPLED, close, converse, interrupted, whole
+from tiny_models import tiny_model
 from tiny_zoo import DENSE, SPARSE, tiny
 
-from paddock.engines.rollout.base import Completion, Limits, Prompt, Request, Sampling, joined, requests_of
+from paddock.engines.rollout.base import Limits, Request, joined, requests_of
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
 from paddock.errors import UserError
 
-SAMPLED = Sampling(max_tokens=24, stop_tokens=frozenset({EOS}), seed=5, step=2, temperature=0.8)
-PROMPTS = [
-    Prompt([40 + 3 * i + j for j in range(length)], [100 * i + j for j in range(3)])
-    for i, length in enumerate((3, 9, 1, 17))
-]
 DEFAULT = ("qwen3", "gemma2", "mistral", "deepseek_v3", "gpt_oss")
 """A plain one, capped scores, a window, latent attention with experts, and sinks; the others are slow tests."""
-ROOM = Limits([(64, 1)] * 12)
-
-
-def interrupted(engine: EmbeddedEngine, requests: list[Request], sampling: Sampling, chance: random.Random) -> int:
-    """Answers requests in sessions that are paused after a few steps each; returns the number of interruptions."""
-    plain = {completion.key: completion for completion in whole(engine, requests, sampling)}
-    open_requests, parts, interruptions = list(requests), dict[int, Completion](), 0
-    while open_requests:
-        engine.resume(sampling, Limits.of(open_requests))
-        engine.submit(open_requests)
-        found: list[Completion] = []
-        for _ in range(chance.randint(1, 6)):
-            found += engine.advance(seconds=0.0)
-        found += engine.pause()
-        asked = {key: request for request in open_requests for key in request.keys}
-        open_requests = [replace(request, keys=[key], rows=[request.rows[request.keys.index(key)]])
-                         for key, request in asked.items() if key not in {one.key for one in found}]  # fmt: skip
-        for one in found:
-            parts[one.key] = joined(parts[one.key], one) if one.key in parts else one
-            if not one.finished:
-                interruptions += 1
-                open_requests.append(asked[one.key].after(one))
-    for key, expected in plain.items():
-        assert parts[key].tokens == expected.tokens and parts[key].stopped == expected.stopped
-        close(parts[key].log_probs, expected.log_probs)
-    return interruptions
-
-
-def whole(engine: EmbeddedEngine | HFEngine, requests: list[Request], sampling: Sampling) -> list[Completion]:
-    engine.resume(sampling, Limits.of(requests))
-    engine.submit(requests)
-    found: list[Completion] = []
-    while done := engine.advance():
-        found += done
-    assert engine.pause() == []
-    return found
-
-
-def close(ours: list[float], theirs: list[float]) -> None:
-    torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=2e-5, rtol=0)
 
 
 @pytest.mark.usefixtures("cpu_way")
@@ -108,38 +64,20 @@ def test_a_response_is_known_by_its_key_not_by_its_row(kind):
     family if family in DEFAULT else pytest.param(family, marks=pytest.mark.slow) for family in (*DENSE, *SPARSE)
 ])  # fmt: skip
 def test_a_conversation_of_eight_turns_is_that_of_one_forward(family):
-    model, chance = tiny(family), random.Random(3)
-    engine, turns = EmbeddedEngine(model, max_num_seqs=8, max_num_batched_tokens=40), 8
-    sampling = replace(SAMPLED, max_tokens=96, stop_tokens=frozenset(range(40, 60)))
-    said = {key: [30 + key] * (key + 1) for key in range(5)}  # all tokens so far
-    prompts, log_probs = {key: len(tokens) for key, tokens in said.items()}, {key: {} for key in said}
-    engine.resume(sampling, ROOM)
+    model = tiny(family)
+    engine = EmbeddedEngine(model, max_num_seqs=8, max_num_batched_tokens=40)
     computed: list[int] = []
     forward = engine.logits
     engine.logits = lambda tokens, *rest, **more: (computed.append(tokens.numel()), forward(tokens, *rest, **more))[1]
-    engine.submit([Request(said[key], [key], [key], 2, 8, keep=True) for key in said])
-    taken = dict.fromkeys(said, 0)
-    while any(count < turns for count in taken.values()):
-        for one in engine.advance():
-            at = len(said[one.key])
-            log_probs[one.key] |= {at + i: value for i, value in enumerate(one.log_probs)}
-            said[one.key] += one.tokens
-            taken[one.key] += 1
-            if taken[one.key] == turns:
-                engine.forget([one.key])
-                continue
-            said[one.key] += [chance.randint(60, 90) for _ in range(chance.randint(1, 4))]
-            start = len(said[one.key]) - prompts[one.key]
-            engine.submit([Request(list(said[one.key]), [one.key], [one.key], 2, 8, start, keep=True)])
-    assert engine.session.holding == 0 and engine.pause() == []
-    assert sum(computed) < 3 * sum(map(len, said.values())), "turns compute what is new"
-    for key, tokens in said.items():
+    conversations = converse(engine, turns=8)
+    assert sum(computed) < 3 * sum(len(one.tokens) for one in conversations), "turns compute what is new"
+    for one in conversations:
         model.set_attn_implementation("eager")
         with torch.no_grad():
-            logits = model(torch.tensor([tokens]), use_cache=False).logits[0].float() / sampling.temperature
-        places = sorted(log_probs[key])
-        expected = logits.log_softmax(-1)[[at - 1 for at in places], [tokens[at] for at in places]]
-        close([log_probs[key][at] for at in places], expected.tolist())
+            logits = model(torch.tensor([one.tokens]), use_cache=False).logits[0].float() / SAMPLED.temperature
+        places = sorted(one.log_probs)
+        expected = logits.log_softmax(-1)[[at - 1 for at in places], [one.tokens[at] for at in places]]
+        close([one.log_probs[at] for at in places], expected.tolist())
 
 
 def test_turns_draw_what_a_request_for_the_whole_conversation_draws():
