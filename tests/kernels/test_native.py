@@ -326,12 +326,14 @@ def test_another_processor_compiles_for_itself(fresh, monkeypatch):
     assert len(list(fresh.iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_costs_time_and_not_the_run(fresh, monkeypatch):
     fresh.parent.mkdir()
     fresh.write_text("a file where the folder should be")
     assert compiler.library() is not None
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_home_compiles_as_well(fresh, monkeypatch):
     monkeypatch.setattr(compiler, "cache_folder", lambda kind: Path("~nobody-of-this-name").expanduser())
     assert compiler.library() is not None
