@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
 import torch.distributed as dist
@@ -121,6 +121,23 @@ class RankProcess:
             return Stored(ray.put(answer), answer.last) if isinstance(answer, Bucket) else to_arrays(answer)
 
 
+@dataclass(frozen=True)
+class RayPending(Generic[T]):
+    """See `Pending`. Ray answers the calls of a process one after the other."""
+
+    ranks: RayRanks
+    futures: list[ray.ObjectRef]
+    phase: str
+    shares: slice
+    """Those of the answers that stand for a share each."""
+
+    def ready(self) -> bool:
+        return len(ray.wait(self.futures, num_returns=len(self.futures), timeout=0)[0]) == len(self.futures)
+
+    def wait(self, arrived: Callable[[T], None] | None = None) -> list[T]:
+        return self.ranks.gather(self.futures, self.phase, arrived)[self.shares]
+
+
 class RayRanks:
     """See `Ranks`. The processes of one pool."""
 
@@ -183,7 +200,16 @@ class RayRanks:
         self, role: str, method: Callable[Concatenate[R, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> list[T]:
         assert not kwargs, "arguments travel by position"
-        return self.run(role, method.__name__, [args] * self.size)
+        return self.gather(*self.send(role, method.__name__, [args] * self.size))
+
+    def begin(
+        self, role: str, method: Callable[..., T], shares: Sequence[Sequence[Any]], *args: Any, stages: int = 1
+    ) -> RayPending[T]:
+        stage = self.size // stages
+        each = stage // len(shares)
+        ready = [[self.refs(item) if isinstance(item, Rows) else item for item in share] for share in shares]
+        calls = [(*ready[rank % stage // each], *args) for rank in range(self.size)]
+        return RayPending(self, *self.send(role, method.__name__, calls), slice(None, stage, each))
 
     def map(
         self,
@@ -194,20 +220,13 @@ class RayRanks:
         arrived: Callable[[T], None] | None = None,
         stages: int = 1,
     ) -> list[T]:
-        stage = self.size // stages
-        each = stage // len(shares)
-        ready = [[self.refs(item) if isinstance(item, Rows) else item for item in share] for share in shares]
-        calls = [(*ready[rank % stage // each], *args) for rank in range(self.size)]
-        return self.run(role, method.__name__, calls, arrived)[:stage:each]
+        return self.begin(role, method, shares, *args, stages=stages).wait(arrived)
 
-    def run(
-        self, role: str, method: str, calls: Sequence[Sequence[Any]], arrived: Callable[[Any], None] | None = None
-    ) -> list[Any]:
+    def send(self, role: str, method: str, calls: Sequence[Sequence[Any]]) -> tuple[list[ray.ObjectRef], str]:
+        """Queues a call in each process; returns the answers to come, and the phase that errors name."""
         phase = f"{role}.{method}" if role else method
-        futures = [
-            process.call.remote(phase, role, method, *args) for process, args in zip(self.ranks, calls, strict=True)
-        ]
-        return self.gather(futures, phase, arrived)
+        pairs = zip(self.ranks, calls, strict=True)
+        return [process.call.remote(phase, role, method, *args) for process, args in pairs], phase
 
     def refs(self, rows: Rows) -> BatchRefs:
         """Sends the columns of which these rows were not sent yet: batches share what a phase did not change."""

@@ -48,6 +48,7 @@ SCORED = ("messages", "ground_truth", "location")
 R = TypeVar("R")
 P = ParamSpec("P")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class WorkerLost(Exception):
@@ -63,6 +64,18 @@ class Rows:
     columns: frozenset[str]
 
 
+class Pending(Protocol[T_co]):
+    """A call that processes are still answering. Calls of a pool are answered in the order in which they were begun."""
+
+    def ready(self) -> bool:
+        """Returns True if every process has answered."""
+        ...
+
+    def wait(self, arrived: Callable[[Any], None] | None = None) -> Sequence[T_co]:
+        """Returns the answers by share, once all are there; `arrived` hears of each one when it comes."""
+        ...
+
+
 class Ranks(Protocol):
     """The processes of one pool. A call names the role (an attribute of `Rank`; "" for the rank itself) and gives the
     method as a function of its class, so that readers and type checkers can follow it."""
@@ -75,6 +88,16 @@ class Ranks(Protocol):
         """Makes the same call in every process; returns the answers by rank."""
         ...
 
+    def begin(
+        self, role: str, method: Callable[..., T], shares: Sequence[Sequence[Any]], *args: Any, stages: int = 1
+    ) -> Pending[T]:
+        """Begins a call for each share, with its items before the other arguments, behind the calls begun before.
+
+        If shares are fewer than processes, neighbours get the same one: they work on it together. With `stages` of a
+        pipeline, the processes of each stage share them so among themselves.
+        """
+        ...
+
     def map(
         self,
         role: str,
@@ -84,12 +107,7 @@ class Ranks(Protocol):
         arrived: Callable[[T], None] | None = None,
         stages: int = 1,
     ) -> list[T]:
-        """Makes a call for each share, with its items before the other arguments; returns the answers by share.
-
-        If shares are fewer than processes, neighbours get the same one: they work on it together. With `stages` of a
-        pipeline, the processes of each stage share them so among themselves. `arrived` hears of each answer when it
-        comes.
-        """
+        """Begins a call as `begin` does and waits for its answers."""
         ...
 
     def close(self) -> None: ...

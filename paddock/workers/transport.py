@@ -19,10 +19,12 @@ class Completions:
     """Responses, one after the other."""
 
     rows: np.ndarray
+    keys: np.ndarray
     lengths: np.ndarray
     tokens: np.ndarray
     log_probs: np.ndarray
     stopped: np.ndarray
+    finished: np.ndarray
     experts: list[tuple[np.ndarray, np.ndarray]] | None
     """Experts of prompt and response, if the engine records them."""
 
@@ -30,10 +32,12 @@ class Completions:
     def of(cls, completions: list[Completion]) -> Completions:
         return cls(
             rows=np.array([one.row for one in completions], dtype=np.int64),
+            keys=np.array([one.key for one in completions], dtype=np.int64),
             lengths=np.array([len(one.tokens) for one in completions], dtype=np.int64),
             tokens=np.array([token for one in completions for token in one.tokens], dtype=np.int32),
             log_probs=np.array([value for one in completions for value in one.log_probs], dtype=np.float32),
             stopped=np.array([one.stopped for one in completions], dtype=bool),
+            finished=np.array([one.finished for one in completions], dtype=bool),
             experts=[(one.experts.prompt.numpy(), one.experts.response.numpy()) for one in completions if one.experts]
             or None,
         )
@@ -45,8 +49,10 @@ class Completions:
         chosen: list[Chosen | None] = [None] * len(spans)
         if self.experts:
             chosen = [Chosen(torch.tensor(prompt), torch.tensor(response)) for prompt, response in self.experts]
-        facts = zip(self.rows.tolist(), spans, self.stopped.tolist(), chosen, strict=True)
-        return [Completion(row, tokens[a:b], log_probs[a:b], stopped, by) for row, (a, b), stopped, by in facts]
+        drawn = [(tokens[start:end], log_probs[start:end]) for start, end in spans]
+        marks = self.stopped.tolist(), chosen, self.keys.tolist(), self.finished.tolist()
+        facts = zip(self.rows.tolist(), drawn, *marks, strict=True)
+        return [Completion(row, *own, *rest) for row, own, *rest in facts]
 
 
 def to_arrays(answer: Any) -> Any:

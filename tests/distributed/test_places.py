@@ -210,7 +210,10 @@ def test_answers_come_back_in_the_order_of_the_prompts_and_are_told_when_they_co
 
 
 def test_what_travels_arrives_as_it_was():
-    completions = [Completion(7, [3, 1, 4], [-0.25, -1.5, -3.0], True), Completion(2, [], [], False)]
+    completions = [
+        Completion(7, [3, 1, 4], [-0.25, -1.5, -3.0], True, key=3),
+        Completion(2, [], [], False, key=9, finished=False),
+    ]
     assert from_arrays(to_arrays(completions)) == completions
     outputs = Outputs(log_probs=torch.randn(2, 3))
     back = from_arrays(to_arrays(outputs))

@@ -28,6 +28,7 @@ from paddock.errors import UserError
 from paddock.plan.arithmetic import roles as planned_roles
 from paddock.rollouts.collect import Collector
 from paddock.trainer import run as runs
+from paddock.workers.policy import Policy
 from paddock.workers.rank import Rank
 from paddock.workers.sharded import FORWARD, UPDATE, Rows, WorkerLost
 
@@ -247,6 +248,29 @@ def test_versions_reach_the_workers_that_train_and_come_from_those_that_sample(k
     group, some = kept.start(config_of(tmp_path, 2, *keys), 1)["main"], torch.tensor([0, 2])
     arrived = group.refs(Rows(drawn[1], some, UPDATE)).open()
     assert torch.equal(arrived.versions, drawn[1].versions[some])
+
+
+def test_calls_that_were_begun_are_answered_in_their_order_and_awaited_later(kept, tmp_path):
+    group = kept.start(config_of(tmp_path, 2, "algorithm.adv_estimator=grpo"), 1)["main"]
+    drawn = tiny_batch()
+    small = drawn.with_(
+        prompts=drawn.prompts % 10, responses=drawn.responses % 10
+    )  # the built-in model knows few tokens
+    batch = Rows(small, torch.tensor([0, 2]), FORWARD)
+    calls = [group.begin("actor", Policy.log_probs, [[batch]]), group.begin("", Rank.end_tokens, [[]])]
+    assert not calls[0].ready(), "the driver goes on while ranks compute"
+    assert calls[1].wait() == group.broadcast("", Rank.end_tokens)[:1]
+    assert calls[0].ready() and torch.equal(calls[0].wait()[0], group.map("actor", Policy.log_probs, [[batch]])[0])
+
+
+def test_a_rank_that_dies_in_a_call_that_was_begun_is_named(kept_processes, tmp_path):
+    group = kept_processes.start(config_of(tmp_path, 2, "algorithm.adv_estimator=grpo"), 1)["main"]
+    batch = Rows(tiny_batch(), torch.tensor([0, 2]), FORWARD)
+    pending = group.begin("actor", Policy.log_probs, [[batch]])
+    os.kill(group.pids[1], signal.SIGKILL)
+    with pytest.raises(WorkerLost, match=r"rank 1 of 2 .* died in actor.log_probs"):
+        pending.wait()
+    kept_processes.end()
 
 
 def test_a_rank_that_hangs_is_named_with_its_phase_and_last_sign_of_life(kept, tmp_path):
