@@ -31,7 +31,7 @@ from paddock.config.load import load
 from paddock.core.batch import Batch
 from paddock.core.images import Images
 from paddock.core.masked import Denominators, aggregate
-from paddock.engines.rollout.base import Prompt, Sampling
+from paddock.engines.rollout.base import Limits, Prompt, Request, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
 from paddock.engines.train.engine import Engine
@@ -252,6 +252,26 @@ def test_both_engines_give_the_same_greedy_tokens_and_log_probs(model, prompts):
     assert [one.tokens for one in embedded] == [one.tokens for one in plain]
     for one, other in zip(embedded, plain, strict=True):
         torch.testing.assert_close(torch.tensor(one.log_probs), torch.tensor(other.log_probs), rtol=0, atol=1e-5)
+
+
+def test_a_next_turn_behind_images_draws_what_the_whole_conversation_draws(model, prompts):
+    tokens, images = prompts[0]
+    parked, anew, plain = EmbeddedEngine(model), EmbeddedEngine(model), HFEngine(model)
+    parked.resume(SAMPLED, Limits([(len(tokens), 1)]))
+    parked.submit([Request(tokens, [0], [0], SAMPLED.step, 3, images=images, keep=True)])
+    (first,) = parked.advance()
+    said = [*tokens, *first.tokens, 70, 71]
+    turn = Request(said, [0], [0], SAMPLED.step, 3, len(said) - len(tokens), images)
+    parked.submit([turn])
+    (found,) = parked.advance()
+    parked.pause()
+    for other in (anew, plain):
+        other.resume(SAMPLED, Limits.of([turn]))
+        other.submit([turn])
+        (expected,) = other.advance()
+        other.pause()
+        assert found.tokens == expected.tokens
+        torch.testing.assert_close(torch.tensor(found.log_probs), torch.tensor(expected.log_probs), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("engine_type", [EmbeddedEngine, HFEngine])
