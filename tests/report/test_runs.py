@@ -144,7 +144,9 @@ def test_every_timer_of_the_trainers_is_a_phase():
     from paddock.report.summary import PHASES
 
     found = set()
-    for path in (*(ROOT / "paddock/trainer").glob("*.py"), *(ROOT / "paddock/workers").glob("*.py")):
+    for path in (
+        path for package in ("trainer", "rollouts", "workers") for path in (ROOT / "paddock" / package).glob("*.py")
+    ):
         found |= set(re.findall(r'(?:time|timer)\("(\w+)"\)', path.read_text()))
     assert found - {"step"} == set(PHASES)
 
