@@ -47,6 +47,7 @@ def held(engine: RolloutEngine, work: Work, sampling: Sampling) -> tuple[float, 
         return torch.randint(5, work.vocab, (count,), generator=draw).tolist()
 
     tokens = {key: words(work.prompt) for key in range(work.conversations)}
+    said = {key: words(work.said * work.turns) for key in tokens}
     turns, drawn = dict.fromkeys(tokens, 0), 0
     synchronize(engine.model.device)  # type: ignore[attr-defined]
     start = time.perf_counter()
@@ -61,7 +62,8 @@ def held(engine: RolloutEngine, work: Work, sampling: Sampling) -> tuple[float, 
             if turns[key] == work.turns:
                 engine.forget([key])
                 continue
-            tokens[key] += answer.tokens + words(work.said)
+            tokens[key] += answer.tokens + said[key][: work.said]
+            said[key] = said[key][work.said :]
             more.append(
                 Request(list(tokens[key]), [key], [key], 0, work.limit, len(tokens[key]) - work.prompt, keep=True)
             )

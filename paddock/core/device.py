@@ -183,6 +183,19 @@ class CopyStream:
         with vendor(self.device.type).stream(self.stream):
             yield
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Copies that the block launches run beside all other work, and have arrived at its end.
+
+        What they read must have been written before the host last waited, and must not change meanwhile.
+        """
+        if not self.beside:
+            yield
+            return
+        with vendor(self.device.type).stream(self.stream):
+            yield
+        self.stream.synchronize()
+
     def keep(self, tensor: torch.Tensor) -> None:
         """Keeps the tensor's memory until the copies that were launched so far are done."""
         if self.beside:
@@ -222,6 +235,25 @@ def empty_cache(device: torch.device) -> None:
     else:
         with suppress(AttributeError, OSError):  # glibc's alone
             ctypes.CDLL(None).malloc_trim(0)
+
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of malloc.h
+LARGE = 32 << 20  # bytes: the largest that glibc's own rule takes from the heap
+
+
+@cache
+def keep_freed_memory(device: torch.device) -> None:
+    """Lets the C library keep freed memory of a CPU until `empty_cache`.
+
+    By its own rule glibc gives the end of the heap back whenever it is free: after each micro-batch, where nothing
+    happens to lie behind it, and the next one gets the same pages anew from the system, zeroed, one fault each.
+    """
+    if device.type != "cpu":
+        return
+    with suppress(AttributeError, OSError):  # glibc's alone
+        libc = ctypes.CDLL(None)
+        libc.mallopt(MMAP_THRESHOLD, LARGE)
+        libc.mallopt(TRIM_THRESHOLD, 2**31 - 1)
 
 
 def peak_memory(device: torch.device) -> int:

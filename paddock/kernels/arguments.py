@@ -37,6 +37,11 @@ class Pieces:
     length: Tensor
     """int64: tokens before the query, which lies behind them and is seen as well."""
 
+    def followed_by(self, other: Pieces) -> Pieces:
+        both = ((self.prompt, other.prompt), (self.prompt_length, other.prompt_length), (self.answer, other.answer),
+                (self.length, other.length))  # fmt: skip
+        return Pieces(*(torch.cat(pair) for pair in both))
+
 
 class PromptGroups:
     """Sequences of a stream, each attending to itself, causally. Those of a group also see its first one, the prompt.

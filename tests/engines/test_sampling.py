@@ -21,7 +21,9 @@ def numbers(n: int) -> Tensor:
 
 
 def drawn(rows: Tensor, sampling: Sampling, start: int = 0) -> Tensor:
-    return uniforms(rows, torch.full_like(rows, sampling.step), torch.full_like(rows, start), sampling)
+    return uniforms(
+        rows, torch.full_like(rows, sampling.step), torch.full_like(rows, start), sampling.max_tokens, sampling.seed
+    )
 
 
 def plain_keep(probs: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:

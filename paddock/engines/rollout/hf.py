@@ -85,7 +85,7 @@ class HFEngine(RolloutEngine):
         cache = DynamicCache(config=self.model.config)
         counters = [(one.rows[0], one.step, one.start) for one in requests]
         rows, steps, starts = torch.tensor(counters, device=device).t()
-        numbers = uniforms(rows, steps, starts, sampling)
+        numbers = uniforms(rows, steps, starts, sampling.max_tokens, sampling.seed)
         stops = frozenset() if sampling.ignore_eos else sampling.stop_tokens
         limits = [request.limit for request in requests]
         ended: set[int] = set()
@@ -98,7 +98,7 @@ class HFEngine(RolloutEngine):
             if routing:
                 chosen.append(routing.chosen().unflatten(0, tokens.shape).cpu())
             drawn, log_probs = sample(logits, numbers[:, len(columns)], sampling)
-            require_finite(log_probs)
+            require_finite(log_probs.numpy(force=True))
             columns.append((drawn.tolist(), log_probs.tolist()))
             ended |= {i for i, token in enumerate(columns[-1][0]) if token in stops or len(columns) == limits[i]}
             ends = ends + 1

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
-from paddock.core.device import make_deterministic
+from paddock.core.device import keep_freed_memory, make_deterministic
 from paddock.engines.train import forwards
 from paddock.engines.train.activations import activation_offload
 from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, Outputs, RoleKey, Want
@@ -37,6 +37,7 @@ class SingleBackend:
     def __init__(self, model: PreTrainedModel | ValueModel, settings: Settings):
         self.model, self.settings, self.backbone = model, settings, forwards.backbone_of(model)
         self.device = self.backbone.device
+        keep_freed_memory(self.device)
         self.adapters = adapters_of(self.backbone)
         self.routers = Routers(self.backbone, settings.routers)
         self.activations = activation_offload(model, settings, self.device)

@@ -49,21 +49,24 @@ class PoolPrefill(Packed):
 
 
 class PoolDecode:
-    """Queries of one token each: over the prompt of its sequence, the answer up to itself, and itself."""
+    """Queries of one token each: over the prompt of its sequence, the answer up to itself, and itself.
+
+    One for each of the first sequences of the pool, and one for each row of `beside`: those may be of the same
+    sequences, for all keys and values of a layer are stored before it attends.
+    """
 
     knows_sinks = True
 
-    def __init__(self, pool: PoolBuffers, lengths: Tensor, rows: Tensor | slice, done: Tensor | None = None):
-        """`lengths`: tokens before each query in its sequence; `rows`: the number of that sequence."""
+    def __init__(self, pool: PoolBuffers, lengths: Tensor, done: Tensor, beside: Pieces | None = None):
+        """`lengths`: tokens before the query in each of the sequences."""
         self.pool = pool
-        prompt, prompt_length, answer = pool.prompt[rows], pool.prompt_length[rows], pool.answer[rows]
-        self.row = answer + lengths - prompt_length
-        self.pieces = Pieces(prompt, prompt_length, answer, lengths if done is None else lengths.masked_fill(done, 0))
-
-    @classmethod
-    def of(cls, pool: PoolBuffers, lengths: Tensor, done: Tensor) -> PoolDecode:
-        """Returns the attention of a decode step: one query for each of the first sequences."""
-        return cls(pool, lengths, slice(len(lengths)), done)
+        prompt, prompt_length, answer = (x[: len(lengths)] for x in (pool.prompt, pool.prompt_length, pool.answer))
+        row = answer + lengths - prompt_length
+        pieces = Pieces(prompt, prompt_length, answer, lengths.masked_fill(done, 0))
+        if beside is not None:
+            row = torch.cat([row, beside.answer + beside.length - beside.prompt_length])
+            pieces = pieces.followed_by(beside)
+        self.row, self.pieces = row, pieces
 
     def buffers(self, layer: int, heads: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return *self.pool.layer(layer, heads, dim, dim, like), self.row

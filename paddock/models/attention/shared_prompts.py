@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,6 +96,6 @@ class Repeated(torch.autograd.Function):
 
 def ranges(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
     """Returns `counts[i]` numbers from `starts[i]` on, for each i, one after the other."""
-    begins, sizes = torch.tensor(starts), torch.tensor(counts)
-    before = sizes.cumsum(0) - sizes
-    return (begins - before).repeat_interleave(sizes) + torch.arange(int(sizes.sum()))
+    begins, sizes = np.asarray(starts, np.int64), np.asarray(counts, np.int64)
+    before = sizes.cumsum() - sizes
+    return torch.from_numpy((begins - before).repeat(sizes) + np.arange(sizes.sum()))

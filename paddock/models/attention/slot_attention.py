@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,19 +47,25 @@ class SlotPrefill(Packed):
 
 
 class SlotDecode:
-    """One query for each of the first slots: it attends to the tokens before it and to itself."""
+    """One query for each of the first slots: it attends to the tokens before it and to itself.
+
+    Queries behind those are new tokens of some slots, several each, which stand before the slot's own one.
+    """
 
     knows_sinks = True
 
-    def __init__(self, slots: SlotBuffers, lengths: Tensor):
-        """`lengths [rows]`: tokens that the slots hold."""
+    def __init__(self, slots: SlotBuffers, lengths: Tensor, beside: Sequence[tuple[int, int, int]] = ()):
+        """`lengths [rows]`: tokens before each slot's own query; `beside`: slot, tokens before the new ones, and how
+        many are new."""
         self.slots = slots
         self.lengths = lengths
+        self.beside = beside
         self.spans = spans_of(lengths.tolist())
         self.indices: dict[int, Tensor] = {}
         self.masks: dict[tuple[Span, int | None], Tensor] = {}
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+        """Takes ``[queries, heads, 1, dim]``, returns ``[queries, 1, heads, dim]``."""
         keys, values = self.slots.layer(layer_of(module), key, value)
         self.write(keys, key)
         self.write(values, value)
@@ -69,24 +75,31 @@ class SlotDecode:
         for span in self.spans:
             rows, seen = slice(span.start, span.stop), slice(span.first(scores.window), span.longest + 1)
             q, k, v, mask = query[rows], keys[rows, :, seen], values[rows, :, seen], self.mask(span, scores.window)
-            if way == "sinks":
-                assert scores.sinks is not None
-                parts.append(padded_sinks(q, k, v, mask, scores.scaling, scores.sinks))
-            elif way == "capped":
-                assert scores.softcap is not None
-                parts.append(capped_attention(q, k, v, mask, scores.scaling, scores.softcap))
-            else:
-                parts.append(one_query(q, k, v, mask, scores.scaling))
+            parts.append(WAYS.get(way, one_query)(q, k, v, mask, scores))
+        for (row, held, count), new in self.behind():
+            k, v = (buffer[row : row + 1, :, : held + count] for buffer in (keys, values))
+            mask = seen_by(held, held + count, scores.window, query.device)
+            q = query[new, :, 0].transpose(0, 1)[None]
+            parts.append(WAYS.get(way, many_queries)(q, k, v, mask, scores)[0][:, None])
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
+    def behind(self) -> Iterator[tuple[tuple[int, int, int], slice]]:
+        """Yields the new tokens of a slot, and which of the queries they are."""
+        start = len(self.lengths)
+        for part in self.beside:
+            yield part, slice(start, start + part[2])
+            start += part[2]
+
     def write(self, buffer: Tensor, new: Tensor) -> None:
-        """``new [rows, heads, 1, dim]`` goes behind what the slots hold."""
-        heads, dim = buffer.shape[1], buffer.shape[3]
+        """``new [queries, heads, 1, dim]`` goes behind what the slots hold."""
+        heads, dim, rows = buffer.shape[1], buffer.shape[3], len(self.lengths)
         if heads not in self.indices:
-            rows, head = (torch.arange(n, device=new.device) for n in (len(new), heads))
-            start = (rows[:, None] * heads + head) * self.slots.max_len
+            slot, head = (torch.arange(n, device=new.device) for n in (rows, heads))
+            start = (slot[:, None] * heads + head) * self.slots.max_len
             self.indices[heads] = (start + self.lengths[:, None]).flatten()
-        buffer.view(-1, dim).index_copy_(0, self.indices[heads], new.reshape(-1, dim).to(buffer.dtype))
+        buffer.view(-1, dim).index_copy_(0, self.indices[heads], new[:rows].reshape(-1, dim).to(buffer.dtype))
+        for (row, held, count), part in self.behind():
+            buffer[row, :, held : held + count] = new[part, :, 0].transpose(0, 1)
 
     def mask(self, span: Span, window: int | None) -> Tensor:
         """[rows, 1, 1, positions] True where a key is seen; the same in all layers of a kind."""
@@ -98,60 +111,41 @@ class SlotDecode:
         return self.masks[span, window]
 
 
-class SlotExtend:
-    """Several new tokens of some slots: each attends to what its slot holds, to those before it, and to itself."""
-
-    knows_sinks = True
-
-    def __init__(self, slots: SlotBuffers, rows: range, held: Sequence[int], counts: Sequence[int]):
-        """`held`: tokens that each slot holds; `counts`: new ones, which stand end to end."""
-        self.slots = slots
-        starts = [sum(counts[:i]) for i in range(len(counts))]
-        self.parts = [
-            (row, have, slice(start, start + count))
-            for row, have, start, count in zip(rows, held, starts, counts, strict=True)
-        ]
-
-    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
-        """Takes ``[tokens, heads, 1, dim]``, returns ``[tokens, 1, heads, dim]``."""
-        buffers = self.slots.layer(layer_of(module), key, value)
-        query = query.to(buffers[0].dtype)
-        way = choose("slots", Call(query, *buffers, scores, buffers[0].shape[2]))
-        found = []
-        for row, have, new in self.parts:
-            end = have + new.stop - new.start
-            for buffer, stream in zip(buffers, (key, value), strict=True):
-                buffer[row, :, have:end] = stream[new, :, 0].transpose(0, 1)
-            k, v = (buffer[row : row + 1, :, :end] for buffer in buffers)
-            q, mask = query[new, :, 0].transpose(0, 1)[None], seen_by(have, end, scores.window, key.device)
-            if way == "sinks":
-                assert scores.sinks is not None
-                out = padded_sinks(q, k, v, mask, scores.scaling, scores.sinks)
-            elif way == "capped":
-                assert scores.softcap is not None
-                out = capped_attention(q, k, v, mask, scores.scaling, scores.softcap)
-            else:
-                gqa = q.shape[1] != k.shape[1]
-                out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scores.scaling, enable_gqa=gqa)
-                out = out.transpose(1, 2)
-            found.append(out[0][:, None])
-        return torch.cat(found)
-
-
 def seen_by(start: int, end: int, window: int | None, device: torch.device) -> Tensor:
     """[queries, keys] True where a query at ``start .. end - 1`` sees a key at ``0 .. end - 1``."""
     key, query = torch.arange(end, device=device), torch.arange(start, end, device=device)[:, None]
     return key <= query if window is None else (key <= query) & (key > query - window)
 
 
-def one_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+def one_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
     """``query [N, H, 1, D]`` over ``key, value [N, K, L, D]``; returns ``[N, 1, H, Dv]``."""
     count, heads, _, dim = query.shape
     if query.dtype == torch.float32:  # queries that share their keys in one product: faster, though not in bf16
         query = query.reshape(count, key.shape[1], -1, dim)
     gqa = query.shape[1] != key.shape[1]
-    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=gqa)
+    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scores.scaling, enable_gqa=gqa)
     return out.reshape(count, 1, heads, -1)
+
+
+def many_queries(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
+    """``query [N, H, Q, D]`` over ``key, value [N, K, L, D]``; returns ``[N, Q, H, Dv]``."""
+    gqa = query.shape[1] != key.shape[1]
+    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scores.scaling, enable_gqa=gqa)
+    return out.transpose(1, 2)
+
+
+def with_sinks(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
+    assert scores.sinks is not None
+    return padded_sinks(query, key, value, mask, scores.scaling, scores.sinks)
+
+
+def with_cap(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
+    assert scores.softcap is not None
+    return capped_attention(query, key, value, mask, scores.scaling, scores.softcap)
+
+
+WAYS = {"sinks": with_sinks, "capped": with_cap}
+"""Ways of `choose` beside torch's own operation."""
 
 
 @dataclass(frozen=True)

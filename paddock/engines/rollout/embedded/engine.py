@@ -17,17 +17,16 @@ from transformers import PreTrainedModel
 from paddock.config.schema import Config
 from paddock.core.device import can_record, empty_cache
 from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling
-from paddock.engines.rollout.embedded.graphs import STEPS, Graphs, bucket
+from paddock.engines.rollout.embedded.graphs import STEPS, TURN_STEPS, Graphs, bucket
 from paddock.engines.rollout.embedded.pool import TokenPool
 from paddock.engines.rollout.embedded.prepacked import prepacked
 from paddock.engines.rollout.embedded.routes import Routes
-from paddock.engines.rollout.embedded.sequences import KeyValues, Sequences
+from paddock.engines.rollout.embedded.sequences import Extension, KeyValues, Sequences
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.errors import UserError
 from paddock.kernels.launch import can_launch
 from paddock.models.adapters import adapters_on
 from paddock.models.attention import NAME, Attention, cache_layout, no_mask
-from paddock.models.attention.shared_prompts import ranges
 from paddock.models.experts import ARGUMENT, Experts, Routing, experts_of, recordable
 from paddock.models.fused import fused
 from paddock.models.packing import spare
@@ -94,6 +93,8 @@ class EmbeddedEngine(RolloutEngine):
         slots = self.cache(limits, sampling)
         sequences = self.columns(slots, sampling)
         sequences.begin(sampling)
+        if self.records:
+            self.drop_old_graphs()
         self.experts = experts_of(self.model)
         if self.record_experts:
             sequences.routes = Routes(recordable(self.experts), slots.count, sampling.max_tokens, self.model.device)
@@ -129,10 +130,10 @@ class EmbeddedEngine(RolloutEngine):
         sequences, deadline = self.session, None if seconds is None else time.monotonic() + seconds
         assert sequences is not None, "no session is open: resume comes first"
         while self.turns or self.waiting or sequences.live:
-            if self.turns:
-                self.extend(sequences, self.next_turns())
-            elif requests_now := sequences.next_requests(self.waiting, self.max_num_batched_tokens):
+            if requests_now := sequences.next_requests(self.waiting, self.max_num_batched_tokens):
                 self.prefill(sequences, requests_now)
+            elif self.turns:
+                self.extend(sequences, self.next_turns())
             elif sequences.live:
                 self.decode(sequences)
             else:
@@ -140,7 +141,7 @@ class EmbeddedEngine(RolloutEngine):
             found = sequences.retire()
             if found or (deadline is not None and time.monotonic() > deadline):
                 return found
-        return sequences.last()
+        return []
 
     def next_turns(self) -> list[Request]:
         """Takes the next turns whose new tokens are within the token budget; at least one."""
@@ -194,53 +195,48 @@ class EmbeddedEngine(RolloutEngine):
         logits = self.logits(pad(tokens[None], more), pad(where, more), how, last, routing, images)
         if sequences.routes and routing:
             sequences.routes.prefilled(routing, lengths, [len(request.rows) for request in requests])
-        counts = torch.tensor([len(request.rows) for request in requests])
-        which = torch.arange(len(requests)).repeat_interleave(counts).to(device, non_blocking=True)
+        which = torch.tensor([i for i, request in enumerate(requests) for _ in request.rows])
+        which = which.to(device, non_blocking=True)
         sequences.draw(logits[which], slice(start, sequences.live))
         sequences.aged(1, start)
 
     def extend(self, sequences: Sequences, requests: list[Request]) -> None:
-        """Computes what stands behind parked responses, and draws the first token of each next one.
+        """Computes what stands behind parked responses, beside a decode step of all that are live, which draws the
+        first token of each next response."""
+        self.decode(sequences, sequences.slots.extend(sequences.unpark(requests)))
 
-        A token is a row of its own, as in a decode step: it attends to keys that are stored, its forerunners' included.
+    def decode(self, sequences: Sequences, beside: Extension | None = None) -> None:
+        """More tokens for each live sequence: one, or on a GPU as many as run between two reads of the done flags.
+
+        `beside`: new tokens that the first of these steps computes as well.
         """
-        device = self.model.device
-        rows, held = sequences.unpark(requests)
-        new = [request.tokens[have:] for request, have in zip(requests, held, strict=True)]
-        counts = [len(tokens) for tokens in new]
-        how = sequences.slots.extend(rows, held, counts)
-        tokens = torch.tensor([token for part in new for token in part]).to(device, non_blocking=True)
-        offsets = [request.images.offset if request.images else 0 for request in requests]
-        at = ranges([have + offset for have, offset in zip(held, offsets, strict=True)], counts)
-        last = (torch.tensor(counts).cumsum(0) - 1).to(device, non_blocking=True)
-        logits = self.logits(tokens[:, None], at[:, None].to(device, non_blocking=True), how, None, rows=last)
-        sequences.draw(logits, slice(rows.start, rows.stop))
-        sequences.aged(1, rows.start)
-
-    def decode(self, sequences: Sequences) -> None:
-        """More tokens for each live sequence: one, or on a GPU as many as run between two reads of the done flags."""
         if not self.on_gpu:
             more = 0 if sequences.routes else spare(sequences.live, self.dtype, self.model.device)
-            self.step(sequences, min(sequences.live + more, sequences.slots.count))
+            self.step(sequences, min(sequences.live + more, sequences.slots.count), beside)
             return sequences.aged(1)
-        times = min(STEPS, sequences.longest_wait)
+        times = min(TURN_STEPS if sequences.parks else STEPS, sequences.longest_wait)
         if times <= 0:  # all are finished, which the host has not seen yet
             return
-        rows = bucket(sequences.live, sequences.slots.count)
-        if self.records and self.experts is None:  # how many tokens an expert gets is not known to a graph
-            self.recorded(sequences).run(rows, times)
-        else:
-            for _ in range(times):
-                self.step(sequences, rows)
+        if beside is not None:
+            self.repeat(sequences, sequences.slots.count, 1, beside)  # of all slots: fewer sizes, fewer graphs
+        self.repeat(sequences, bucket(sequences.live, sequences.slots.count), times - (beside is not None))
         sequences.aged(times)
 
-    def step(self, sequences: Sequences, rows: int) -> None:
+    def repeat(self, sequences: Sequences, rows: int, times: int, beside: Extension | None = None) -> None:
+        if self.records and self.experts is None:  # how many tokens an expert gets is not known to a graph
+            return self.recorded(sequences).run(rows, times, beside)
+        for _ in range(times):
+            self.step(sequences, rows, beside)
+
+    def step(self, sequences: Sequences, rows: int, beside: Extension | None = None) -> None:
         """Draws one more token for each of the first `rows` slots. Nothing here waits for a GPU."""
         lengths, done = sequences.length[:rows], sequences.done[:rows]
-        how = sequences.slots.decode(lengths, done)
+        how = sequences.slots.decode(lengths, done, beside)
         routing = sequences.routes.watch() if sequences.routes else None
-        positions = lengths + sequences.offset[:rows] if self.never else lengths
-        logits = self.logits(sequences.token[:rows, None], positions[:, None], how, None, routing)
+        tokens, positions = sequences.token[:rows], lengths + sequences.offset[:rows] if self.never else lengths
+        if beside is not None:
+            tokens, positions = torch.cat([tokens, beside.tokens]), torch.cat([positions, beside.positions])
+        logits = self.logits(tokens[:, None], positions[:, None], how, None, routing, first=rows)
         if sequences.routes and routing:
             sequences.routes.decoded(routing, sequences.drawn[:rows])
         lengths += ~done
@@ -248,10 +244,10 @@ class EmbeddedEngine(RolloutEngine):
 
     def logits(
         self, tokens: Tensor, positions: Tensor, how: Attention, keep: Tensor | None, routing: Routing | None = None,
-        images: Placed | None = None, rows: Tensor | None = None,
+        images: Placed | None = None, first: int | None = None,
     ) -> Tensor:  # fmt: skip
-        """Returns logits ``[rows, vocab_size]`` after the kept positions of a packed row, or after each row's only one;
-        `rows`: after those of them alone.
+        """Returns logits ``[rows, vocab_size]`` after the kept positions of a packed row, or after the only one of each
+        of the `first` rows.
 
         Through the whole model where it has no fused forward, for families differ in what they do to logits.
         """
@@ -261,8 +257,7 @@ class EmbeddedEngine(RolloutEngine):
         decoder = fused(self.model)
         if decoder is not None:
             hidden = decoder.hidden(tokens, positions, how)
-            ends = hidden[:, 0] if keep is None else hidden[0, keep]
-            return Head.of(self.model).logits(ends if rows is None else ends[rows])
+            return Head.of(self.model).logits(hidden[:first, 0] if keep is None else hidden[0, keep])
         output = self.model(
             input_ids=tokens,
             position_ids=positions,
@@ -272,8 +267,7 @@ class EmbeddedEngine(RolloutEngine):
             logits_to_keep=1 if keep is None else keep,
             **({ARGUMENT: routing} if routing else {}),
         )
-        found = output.logits[:, 0] if keep is None else output.logits[0]
-        return forbid(found if rows is None else found[rows], self.never)
+        return forbid(output.logits[:first, 0] if keep is None else output.logits[0], self.never)
 
     def cache(self, limits: Limits, sampling: Sampling) -> KeyValues:
         """Returns the KV cache: that of the last session, if this one fits."""
@@ -321,13 +315,16 @@ class EmbeddedEngine(RolloutEngine):
             self.sequences[sampling.max_tokens] = Sequences(slots, sampling.max_tokens, self.model.device, ahead=True)
         return self.sequences[sampling.max_tokens]
 
-    def recorded(self, sequences: Sequences) -> Graphs:
-        """Returns the graphs of these sequences; drops all once weights have moved or adapters were switched."""
+    def drop_old_graphs(self) -> None:
+        """Drops all graphs once weights have moved or adapters were switched."""
         pointers = [parameter.data_ptr() for parameter in self.model.parameters()]
         addresses = hash((*pointers, adapters_on(self.model)))
         if addresses != self.addresses:
             self.graphs.clear()
             self.addresses = addresses
+
+    def recorded(self, sequences: Sequences) -> Graphs:
+        """Returns the graphs of these sequences."""
         sampling = sequences.sampling
         key = sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
         if key not in self.graphs:
@@ -351,8 +348,6 @@ class EmbeddedEngine(RolloutEngine):
     def sleep(self) -> None:
         """Frees what is idle; the next `generate` makes what it needs."""
         self.rest()
-        if not self.on_gpu:
-            empty_cache(self.model.device)  # of keys and values: else an update gets memory beside them, not theirs
 
     def rest(self) -> None:
         """Frees the device memory of keys and values, unless they are to stay."""

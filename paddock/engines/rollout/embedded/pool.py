@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from paddock.core.device import can_record
 from paddock.engines.rollout.base import Request
+from paddock.engines.rollout.embedded.sequences import Extension, NewTokens
+from paddock.kernels.arguments import Pieces
+from paddock.kernels.launch import power_of_two
 from paddock.models.attention.pool_attention import PoolDecode, PoolPrefill
 from paddock.models.attention.shared_prompts import ranges
 
@@ -47,6 +52,9 @@ class Spans:
         self.gaps = joined
 
 
+LEAST = 32  # rows of an extension: fewer sizes, fewer graphs
+
+
 class TokenPool:
     """Buffers ``[tokens, kv_heads, head_dim]`` a layer, made at first use: prompts, then a stretch for each answer.
 
@@ -63,6 +71,7 @@ class TokenPool:
         self.values: dict[int, Tensor] = {}
         self.shapes: list[tuple[dict[int, Tensor], int, torch.Size, torch.dtype]] = []
         self.prompt, self.prompt_length, self.answer = torch.zeros(3, count, dtype=torch.int32, device=device)
+        self.extensions: dict[int, Tensor] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -115,14 +124,15 @@ class TokenPool:
 
     def tell(self, start: int) -> None:
         """Writes where the sequences from `start` on have their tokens to the columns that kernels read."""
-        where = [
-            (span.start, span.stop - span.start, self.prompt_tokens + slot * self.answer_tokens)
-            for span, slot in self.held[start:]
-        ]
+        where = [self.where(*held) for held in self.held[start:]]
         if where:
             found = torch.tensor(where, dtype=torch.int32).t().to(self.prompt.device, non_blocking=True)
             for column, values in zip((self.prompt, self.prompt_length, self.answer), found, strict=True):
                 column[start : len(self.held)] = values
+
+    def where(self, span: Span, slot: int) -> tuple[int, int, int]:
+        """Returns a sequence's prompt, its length, and its answer, as the columns have them."""
+        return span.start, span.stop - span.start, self.prompt_tokens + slot * self.answer_tokens
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:
@@ -157,14 +167,36 @@ class TokenPool:
         spans = [self.held[target.start][0] for target in targets]
         return PoolPrefill(self, lengths, [span.start for span in spans], device)
 
-    def decode(self, lengths: Tensor, done: Tensor) -> PoolDecode:
-        return PoolDecode.of(self, lengths, done)
+    def extend(self, new: Sequence[NewTokens]) -> Extension | None:
+        """Writes new tokens, their positions, and where the tokens before them are, to the device."""
+        counts = [len(part.tokens) for part in new]
+        total = sum(counts)
+        if total == 0:
+            return None
+        columns = self.extension(total)
+        told = np.zeros(columns.shape, np.int64)
+        told[-1] = self.scratch  # the answer of rows that stand for nothing
+        told[0, :total] = [token for part in new for token in part.tokens]
+        told[1, :total] = ranges([part.held + part.offset for part in new], counts)
+        told[2, :total] = ranges([part.held for part in new], counts)
+        told[3:, :total] = np.repeat([self.where(*self.held[part.row]) for part in new], counts, axis=0).T
+        columns.copy_(torch.from_numpy(told), non_blocking=True)
+        return Extension(columns[0], columns[1], columns[2:])
 
-    def extend(self, rows: range, held: Sequence[int], counts: Sequence[int]) -> PoolDecode:
-        """Each new token is a query of its own over the same stretch: the decode kernel attends to what is stored."""
+    def extension(self, tokens: int) -> Tensor:
+        """Returns columns for so many new tokens or more: token, position, tokens before it, and `where`. They stay
+        where graphs read them."""
         device = self.prompt.device
-        which = torch.tensor(rows).repeat_interleave(torch.tensor(counts)).to(device, non_blocking=True)
-        return PoolDecode(self, ranges(held, counts).to(device, non_blocking=True), which)
+        size = max(LEAST, power_of_two(tokens)) if can_record(device) else tokens
+        if size not in self.extensions:
+            self.extensions[size] = torch.zeros(6, size, dtype=torch.long, device=device)
+        return self.extensions[size]
+
+    def decode(self, lengths: Tensor, done: Tensor, beside: Extension | None = None) -> PoolDecode:
+        if beside is None:
+            return PoolDecode(self, lengths, done)
+        before, prompt, prompt_length, answer = beside.where
+        return PoolDecode(self, lengths, done, Pieces(prompt.int(), prompt_length.int(), answer.int(), before))
 
 
 def rounded(size: int) -> int:

@@ -18,13 +18,13 @@ LAST = 1.0 - 2.0**-53  # the number before 1: LAST x total < total
 CACHE = 1 << 18  # logits worked on at a time on a CPU: they stay in cache, and in memory already mapped
 
 
-def uniforms(rows: Tensor, steps: Tensor, starts: Tensor, sampling: Sampling) -> Tensor:
-    """[B, max_tokens] one number in (0, 1) for each token a row may draw, by (seed, step, row, position) alone.
+def uniforms(rows: Tensor, steps: Tensor, starts: Tensor, count: int, seed: int) -> Tensor:
+    """[B, count] one number in (0, 1) for each token a row may draw, by (seed, step, row, position) alone.
 
     `steps` and `starts` ``[B]``: the step that draws a row, and the position of the first token that is drawn.
     """
-    positions = starts[:, None] + torch.arange(sampling.max_tokens, device=rows.device)
-    return uniform(sampling.seed, steps[:, None], rows[:, None], positions, dtype=torch.float64)
+    positions = starts[:, None] + torch.arange(count, device=rows.device)
+    return uniform(seed, steps[:, None], rows[:, None], positions, dtype=torch.float64)
 
 
 def sample(logits: Tensor, u: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -54,8 +54,9 @@ def filters(sampling: Sampling) -> bool:
     return sampling.temperature != 0.0 and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)
 
 
-def require_finite(log_probs: Tensor) -> None:
-    if not log_probs.isfinite().all():
+def require_finite(log_probs: np.ndarray) -> None:
+    """Raises unless all log-probs of a response are finite. By numpy: torch would wake threads for so little."""
+    if not np.isfinite(log_probs).all():
         raise UserError(
             "the policy's logits are not finite: its weights have diverged",
             fix="go back to an earlier checkpoint, with a smaller learning rate or tighter gradient clipping",

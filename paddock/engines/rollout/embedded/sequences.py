@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from paddock.core.device import launched
+from paddock.core.device import CopyStream, launched
 from paddock.engines.rollout.base import Completion, Request, Sampling
 from paddock.engines.rollout.embedded.routes import Routes, chosen
 from paddock.engines.rollout.embedded.sampling import filters, require_finite, sample, uniforms
@@ -20,6 +20,7 @@ from paddock.kernels.choice import kernels_for
 from paddock.models.attention import Attention
 
 STOPS = 256  # stop tokens there is room for
+FEW = 1 << 14  # random numbers that the host computes before a GPU has launched the operations for it
 
 
 class KeyValues(Protocol):
@@ -58,14 +59,40 @@ class KeyValues(Protocol):
 
     def prefill(self, lengths: Sequence[int], targets: Sequence[range], device: torch.device) -> Attention: ...
 
-    def decode(self, lengths: Tensor, done: Tensor) -> Attention:
-        """Returns the attention of a decode step for the first sequences; results of `done` ones are not used."""
+    def extend(self, new: Sequence[NewTokens]) -> Extension | None:
+        """Makes ready the tokens that a decode step computes beside its own, if there are any."""
         ...
 
-    def extend(self, rows: range, held: Sequence[int], counts: Sequence[int]) -> Attention:
-        """Returns the attention of `counts[i]` new tokens each for some sequences, which hold `held[i]`; all new tokens
-        are rows of one forward."""
+    def decode(self, lengths: Tensor, done: Tensor, beside: Extension | None) -> Attention:
+        """Returns the attention of a decode step: a query for each of the first sequences, and behind them one for each
+        token of `beside`. Results of `done` sequences are not used."""
         ...
+
+
+class NewTokens(NamedTuple):
+    """What a conversation goes on with: tokens of a live sequence whose keys and values are not stored yet. The last
+    one is not among them: a decode step reads it as it reads a token that was drawn."""
+
+    row: int
+    held: int
+    """Tokens of the sequence before them."""
+    tokens: list[int]
+    offset: int
+    """Position - token index: see `Images`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Extension:
+    """New tokens of some sequences, as rows of a decode step: one query each. The last ones may stand for nothing."""
+
+    tokens: Tensor
+    positions: Tensor
+    where: Any
+    """What the KV cache knows of their sequences."""
+
+    @property
+    def size(self) -> int:
+        return len(self.tokens)
 
 
 class Source(NamedTuple):
@@ -93,32 +120,6 @@ class DoneFlags:
     arrived: Callable[[], None]
 
 
-@dataclass(frozen=True)
-class PendingCompletions:
-    """Finished responses that are being copied to the host; there when the next `DoneFlags` have arrived."""
-
-    sources: list[Source]
-    held: list[Any]
-    """Of each one that is parked: what it holds; else None."""
-    drawn: Tensor
-    tokens: Tensor
-    log_probs: Tensor
-    experts: tuple[list[Tensor], Tensor] | None
-    stops: frozenset[int]
-    interrupted: list[bool]
-
-    def completions(self) -> list[Completion]:
-        counts, width = self.drawn.tolist(), self.log_probs.shape[1]
-        require_finite(self.log_probs.masked_fill(torch.arange(width) >= self.drawn[:, None], 0.0))
-        completions = []
-        for i, ((key, row, _), n) in enumerate(zip(self.sources, counts, strict=True)):
-            tokens, log_probs = self.tokens[i, :n].tolist(), self.log_probs[i, :n].tolist()
-            experts = chosen(self.experts[0][i], self.experts[1][i], n) if self.experts else None
-            stopped, finished = tokens[-1] in self.stops, not self.interrupted[i]
-            completions.append(Completion(row, tokens, log_probs, stopped, experts, key, finished))
-        return completions
-
-
 class Sequences:
     """Columns of one entry a slot; the live sequences hold the first slots, without gaps.
 
@@ -130,6 +131,7 @@ class Sequences:
 
     def __init__(self, slots: KeyValues, max_tokens: int, device: torch.device, ahead: bool):
         self.slots, self.ahead = slots, ahead
+        self.copies = CopyStream(device)
         count, width = slots.count, max_tokens + 1  # the last column is never read: see `draw`
         self.token = torch.zeros(count, dtype=torch.long, device=device)
         self.length = torch.zeros(count, dtype=torch.long, device=device)
@@ -147,10 +149,9 @@ class Sequences:
         self.live = 0
         self.sources: list[Source] = []  # of each live slot
         self.parked: dict[int, Parked] = {}  # by key
-        self.holding = 0  # sequences that are parked, or on the way there
+        self.parks = False  # some are to be parked: then others wait for what the host does with them
         self.left: list[int] = []  # of each live slot: tokens it may still draw, were it not finished
         self.seen: DoneFlags | None = None
-        self.pending: list[PendingCompletions] = []
         self.routes: Routes | None = None
         self.slots.begin()
         stops = [] if sampling.ignore_eos else sorted(sampling.stop_tokens)
@@ -162,7 +163,7 @@ class Sequences:
 
     def next_requests(self, waiting: deque[Request], budget: int) -> list[Request]:
         """Takes the next requests that find a slot for each row, with prompts within the token budget; at least one."""
-        free = self.slots.count - self.live - self.holding
+        free = self.slots.count - self.live - len(self.parked)
         found: list[Request] = []
         while waiting and len(waiting[0].rows) <= free and (not found or len(waiting[0].tokens) <= budget):
             found.append(waiting.popleft())
@@ -172,19 +173,25 @@ class Sequences:
         waiting.extendleft(reversed(found[taken:]))
         return found[:taken]
 
-    def unpark(self, requests: list[Request]) -> tuple[range, list[int]]:
-        """Gives parked sequences slots; returns those, and how many tokens each holds. `draw` is to follow."""
+    def unpark(self, requests: list[Request]) -> list[NewTokens]:
+        """Gives parked sequences slots, as if the last token of each request had just been drawn; returns the tokens
+        before it that are to be computed. A decode step is to follow."""
         kept = [self.parked.pop(request.keys[0]) for request in requests]
-        self.holding -= len(kept)
         rows = range(self.live, self.live + len(kept))
         self.slots.unpark(rows, [one.held for one in kept])
         self.admit(requests)
-        return rows, [len(one.tokens) - 1 for one in kept]
+        last = torch.tensor([request.tokens[-1] for request in requests])
+        self.token[rows.start : rows.stop] = last.to(self.token.device, non_blocking=True)
+        self.length[rows.start : rows.stop] -= 1
+        found = []
+        for row, request, one in zip(rows, requests, kept, strict=True):
+            held, offset = len(one.tokens) - 1, request.images.offset if request.images else 0
+            found.append(NewTokens(row, held, request.tokens[held:-1], offset))
+        return found
 
     def forget(self, keys: Iterable[int]) -> None:
         for key in keys:
             if parked := self.parked.pop(key, None):
-                self.holding -= 1
                 self.slots.give(parked.held)
 
     def admit(self, requests: list[Request]) -> list[range]:
@@ -199,14 +206,18 @@ class Sequences:
             self.live = targets[-1].stop
         device = self.length.device
         self.left += limits
+        self.parks |= any(request.keep for request in requests)
         self.limit[start : self.live] = torch.tensor(limits).to(device, non_blocking=True)
         self.length[start : self.live] = torch.tensor(lengths).to(device, non_blocking=True)
         if any(request.images for request in requests):
             offsets = [request.images.offset if request.images else 0 for request in requests for _ in request.rows]
             self.offset[start : self.live] = torch.tensor(offsets).to(device, non_blocking=True)
         counters = [(row, request.step, request.start) for request in requests for row in request.rows]
-        rows, steps, starts = torch.tensor(counters).t().contiguous().to(device, non_blocking=True)
-        self.numbers[start : self.live, : self.sampling.max_tokens] = uniforms(rows, steps, starts, self.sampling)
+        most = max(limits)
+        near = "cpu" if most * len(counters) <= FEW else device
+        rows, steps, starts = torch.tensor(counters).t().contiguous().to(near, non_blocking=True)
+        numbers = uniforms(rows, steps, starts, most, self.sampling.seed)
+        self.numbers[start : self.live, :most] = numbers.to(device, non_blocking=True)
         self.drawn[start : self.live] = 0
         self.done[start : self.live] = False
         return targets
@@ -245,59 +256,56 @@ class Sequences:
         found = []
         if self.seen:
             self.seen.arrived()
-            found = self.take_completions()
-            self.free_slots(self.seen.done.nonzero()[:, 0].tolist())
-        if not self.ahead:
-            return found + self.take_completions()
-        self.seen = self.copy_done_flags()
+            found = self.finish(self.seen.done.nonzero()[:, 0].tolist())
+        if self.ahead:
+            self.seen = self.copy_done_flags()
         return found
 
     def copy_done_flags(self) -> DoneFlags:
         """Starts the copy of the flags to the host."""
         return DoneFlags(self.done[: self.live].to("cpu", non_blocking=True), launched(self.done.device))
 
-    def last(self) -> list[Completion]:
-        """Returns the responses that were still being copied when the last sequence ended."""
-        launched(self.done.device)()
-        return self.take_completions()
-
     def interrupt(self) -> list[Completion]:
-        """Frees all slots; returns what their sequences have drawn, and the responses that were being copied."""
-        self.seen = None
+        """Frees all slots; returns what their sequences have drawn."""
         flags = self.copy_done_flags()
         flags.arrived()
-        self.free_slots(list(range(self.live)), [not done for done in flags.done.tolist()])
-        return self.last()
+        return self.finish(list(range(self.live)), [not done for done in flags.done.tolist()])
 
-    def take_completions(self) -> list[Completion]:
-        """Returns the responses that have arrived on the host."""
-        completions: list[Completion] = []
-        for pending in self.pending:
-            found = pending.completions()
-            completions += found
-            for source, held, one in zip(pending.sources, pending.held, found, strict=True):
-                if source.parked is not None and held is not None:
-                    self.parked[source.key] = Parked(source.parked + one.tokens, held)
-        self.pending = []
-        return completions
+    def finish(self, slots: list[int], interrupted: list[bool] | None = None) -> list[Completion]:
+        """Frees these slots, or parks what they hold; returns their responses. `interrupted`: which are a part.
 
-    def free_slots(self, finished: list[int], interrupted: list[bool] | None = None) -> None:
-        """Frees these slots and starts the copy of their responses to the host; `interrupted`: which are a part."""
-        if not finished:
-            return
-        at = torch.tensor(finished).to(self.done.device, non_blocking=True)
-        drawn, tokens, log_probs = (
-            column[at].to("cpu", non_blocking=True) for column in (self.drawn, self.tokens, self.log_probs)
-        )
-        experts = self.routes.of(finished, at) if self.routes else None
-        sources = [self.sources[slot] for slot in finished]
-        cut = interrupted or [False] * len(finished)
-        held = [None] * len(finished) if interrupted else [self.park(slot) for slot in finished]
-        self.pending.append(PendingCompletions(sources, held, drawn, tokens, log_probs, experts, self.stop_tokens, cut))
+        Steps may be running: a finished sequence's tokens do not change, so they are read beside those.
+        """
+        if not slots:
+            return []
+        with self.copies.reading():
+            at = torch.tensor(slots).to(self.done.device, non_blocking=True)
+            drawn, tokens, log_probs = (
+                column[at].to("cpu", non_blocking=True) for column in (self.drawn, self.tokens, self.log_probs)
+            )
+            experts = self.routes.of(slots, at) if self.routes else None
+        found, freed = [], []
+        rows = zip(slots, drawn.tolist(), tokens.numpy(), log_probs.numpy(), strict=True)
+        for i, (slot, count, all_tokens, all_log_probs) in enumerate(rows):
+            source, said, likely = self.sources[slot], all_tokens[:count].tolist(), all_log_probs[:count]
+            require_finite(likely)
+            chose = chosen(experts[0][i], experts[1][i], count) if experts else None
+            stopped, finished = said[-1] in self.stop_tokens, not (interrupted and interrupted[i])
+            found.append(Completion(source.row, said, likely.tolist(), stopped, chose, source.key, finished))
+            if source.parked is None or interrupted:
+                freed.append(slot)
+            else:
+                everything = source.parked + said
+                self.parked[source.key] = Parked(everything, self.slots.park(slot, len(everything) - 1))
+        self.slots.release(freed)
+        self.close_gaps(slots)
+        return found
+
+    def close_gaps(self, finished: list[int]) -> None:
+        """Moves the last sequences into the slots of finished ones."""
         left, gone = self.live - len(finished), set(finished)
         holes = [slot for slot in finished if slot < left]
         movers = [slot for slot in range(left, self.live) if slot not in gone]
-        self.slots.release([slot for slot, parked in zip(finished, held, strict=True) if parked is None])
         self.move(movers, holes)
         self.slots.shrink(left)
         if self.routes:
@@ -305,13 +313,6 @@ class Sequences:
         self.blank(left, self.live)
         self.live = left
         del self.sources[left:], self.left[left:]
-
-    def park(self, slot: int) -> Any:
-        """Returns what a slot holds, if it is parked rather than freed."""
-        if self.sources[slot].parked is None:
-            return None
-        self.holding += 1
-        return self.slots.park(slot, int(self.length[slot]) if not self.ahead else 0)
 
     def blank(self, start: int, stop: int) -> None:
         """Marks these slots as empty; a step that runs over them anyway does no harm."""

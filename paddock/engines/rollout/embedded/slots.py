@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from paddock.engines.rollout.base import Request
-from paddock.models.attention.slot_attention import SlotDecode, SlotExtend, SlotPrefill
+from paddock.engines.rollout.embedded.sequences import Extension, NewTokens
+from paddock.models.attention.shared_prompts import ranges
+from paddock.models.attention.slot_attention import SlotDecode, SlotPrefill
 
 Parked = dict[int, tuple[Tensor, Tensor]]
 """Keys and values ``[kv_heads, tokens, head_dim]`` of a layer."""
@@ -70,9 +72,15 @@ class Slots:
     def prefill(self, lengths: Sequence[int], targets: Sequence[range], device: torch.device) -> SlotPrefill:
         return SlotPrefill(self, lengths, targets, device)
 
-    def decode(self, lengths: Tensor, done: Tensor) -> SlotDecode:
-        """Finished slots are gone here, for the host looks after each step; free ones may be read, to no effect."""
-        return SlotDecode(self, lengths)
+    def extend(self, new: Sequence[NewTokens]) -> Extension | None:
+        parts = [(part.row, part.held, len(part.tokens)) for part in new if part.tokens]
+        if not parts:
+            return None
+        device = next(iter(self.keys.values())).device
+        tokens = torch.tensor([token for part in new for token in part.tokens])
+        positions = ranges([part.held + part.offset for part in new], [len(part.tokens) for part in new])
+        return Extension(tokens.to(device), positions.to(device), parts)
 
-    def extend(self, rows: range, held: Sequence[int], counts: Sequence[int]) -> SlotExtend:
-        return SlotExtend(self, rows, held, counts)
+    def decode(self, lengths: Tensor, done: Tensor, beside: Extension | None = None) -> SlotDecode:
+        """Finished slots are gone here, for the host looks after each step; free ones may be read, to no effect."""
+        return SlotDecode(self, lengths, beside.where if beside else ())
