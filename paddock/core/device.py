@@ -322,6 +322,21 @@ def make_deterministic(device: torch.device) -> None:
         torch.backends.cudnn.benchmark = False
 
 
+@contextmanager
+def torch_settings_restored() -> Iterator[None]:
+    """Undoes `make_deterministic`, if the block calls it, at the end of the block."""
+    before, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    names = {name: os.environ.get(name) for settings in DETERMINISM.values() for name in settings}
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.backends.cudnn.benchmark = benchmark
+        for name, value in names.items():
+            if value is None:
+                os.environ.pop(name, None)
+
+
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
     """Returns the type that a config names; float32 where a CPU can only emulate it, at a fraction of the speed."""
     dtype = DTYPES[name]

@@ -8,17 +8,15 @@ logged before it is saved, so that a checkpoint never holds a step without its l
 
 from __future__ import annotations
 
-import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paddock.config.schema import Config
-from paddock.config.topology import Pool
 from paddock.core.batch import Batch
 from paddock.core.timing import Timer
 from paddock.data.loader import Loader
@@ -50,6 +48,27 @@ class Outcome:
     """The newest one; None if the run saved none."""
 
 
+@dataclass(frozen=True)
+class Step:
+    """A finished training step."""
+
+    number: int
+    metrics: Metrics
+    batch: Batch
+
+
+@dataclass
+class Listeners:
+    """Functions of the caller's that hear of a run's progress. What they raise ends the run, with a checkpoint."""
+
+    step: Callable[[Step], object] | None = None
+    """Called after each step, when it is logged."""
+    saved: Callable[[Checkpoint], object] | None = None
+    """Called after each checkpoint."""
+    validated: Callable[[int, Metrics], object] | None = None
+    """Called with the step and the metrics of each validation."""
+
+
 class TrainingRun(ABC):
     """Trains until all steps are done or someone stops it. Subclasses define a step, a validation and the weights."""
 
@@ -66,6 +85,7 @@ class TrainingRun(ABC):
         self.validates, self.lock = validates, lock
         self.step_no = 0
         self.timer = Timer()
+        self.listeners = Listeners()
         self.void_updates = 0  # in a row
         self.saved: Checkpoint | None = None
         """The newest checkpoint: of this run, or the one it went on from."""
@@ -134,13 +154,9 @@ class TrainingRun(ABC):
 
     def fit(self, tracker: Tracker) -> Outcome:
         """Trains all steps that are left. A signal ends it after the current step, with a checkpoint."""
-        trainer, first = self.config.trainer, self.step_no
-        if first == 0 and self.validates and (trainer.val_before_train or trainer.val_only):
-            tracker.log(0, self.validate(tracker))
-        elif self.finished.get("validation_owed"):
-            tracker.log(first, self.validate(tracker))
-        self.timer.reset()
-        if trainer.val_only:
+        first = self.step_no
+        self.begin(tracker)
+        if self.config.trainer.val_only:
             return Outcome(True, 0, self.total_steps, self.saved)
         with Interruption() as interruption, self.keeping(tracker):
             while self.step_no < self.total_steps and not interruption.asked:
@@ -149,29 +165,61 @@ class TrainingRun(ABC):
                 self.save(tracker)
         return Outcome(self.step_no >= self.total_steps, self.step_no - first, self.total_steps, self.saved)
 
-    def advance(self, tracker: Tracker) -> None:
-        """Trains one step, and does what its number calls for."""
+    def begin(self, tracker: Tracker) -> None:
+        """Validates before the first step if that is asked for, or if the run ended before it had."""
         trainer = self.config.trainer
+        if self.step_no == 0 and self.validates and (trainer.val_before_train or trainer.val_only):
+            tracker.log(0, self.validated(tracker))
+        elif self.finished.get("validation_owed"):
+            tracker.log(self.step_no, self.validated(tracker))
+        self.timer.reset()
+
+    def advance(self, tracker: Tracker) -> Step:
+        """Trains one step, and does what its number calls for."""
         self.step_no += 1
-        last = self.step_no == self.total_steps
-        validation_due = self.validates and trainer.test_freq > 0 and (last or self.step_no % trainer.test_freq == 0)
         with self.timer("step"):
             metrics, batch = self.step()
-            self.intact, self.unlogged = True, (metrics, batch)
-            self.count_void_updates(metrics)
-            self.finished = self.state() | {"validation_owed": validation_due}
-            self.lock.require()  # nothing more is written once another run owns the folder
-            self.keep_samples(tracker, batch)
-            self.stop_if_void(batch)
-            metrics |= self.publish()
-            if validation_due:
-                metrics |= self.validate(tracker)
+            self.settle(metrics, batch, tracker)
+        return self.record(metrics, batch, tracker)
+
+    @property
+    def validation_due(self) -> bool:
+        every = self.config.trainer.test_freq
+        return self.validates and every > 0 and (self.step_no == self.total_steps or self.step_no % every == 0)
+
+    def settle(self, metrics: Metrics, batch: Batch, tracker: Tracker) -> None:
+        """Publishes the weights of step `step_no`, and validates if that is due; adds to the step's metrics."""
+        self.intact, self.unlogged = True, (metrics, batch)
+        self.count_void_updates(metrics)
+        self.finished = self.state() | {"validation_owed": self.validation_due}
+        self.lock.require()  # nothing more is written once another run owns the folder
+        self.keep_samples(tracker, batch)
+        self.stop_if_void(batch)
+        metrics |= self.publish()
+        if self.validation_due:
+            metrics |= self.validated(tracker)
+
+    def record(self, metrics: Metrics, batch: Batch, tracker: Tracker) -> Step:
+        """Logs step `step_no`, and saves it if that is due."""
+        trainer = self.config.trainer
         self.lock.require()
-        tracker.log(self.step_no, metrics | self.cost(batch))
+        step = Step(self.step_no, metrics | self.cost(batch), batch)
+        tracker.log(self.step_no, step.metrics)
         self.unlogged, self.finished = None, self.state()
         self.timer.reset()
+        last = self.step_no == self.total_steps
         if (last and trainer.save_last) or (trainer.save_freq > 0 and self.step_no % trainer.save_freq == 0):
             self.save(tracker)
+        if self.listeners.step:
+            self.listeners.step(step)
+        return step
+
+    def validated(self, tracker: Tracker) -> Metrics:
+        """Validates, and tells who listens."""
+        metrics = self.validate(tracker)
+        if self.listeners.validated:
+            self.listeners.validated(self.step_no, metrics)
+        return metrics
 
     def count_void_updates(self, metrics: Metrics) -> None:
         """Counts updates in a row that were skipped, because a loss or gradient was NaN or infinite."""
@@ -200,6 +248,8 @@ class TrainingRun(ABC):
             self.save_weights(folder)
             save_state(folder, self.finished | {"loggers": tracker.state_dict(), "config": flat(self.config)})
         self.saved = Checkpoint(step, self.store.folder(step))
+        if self.listeners.saved:
+            self.listeners.saved(self.saved)
 
     def restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Goes back to the state after the checkpoint's step; returns what loggers need to go on."""
@@ -257,29 +307,3 @@ def resume_command(config: Config) -> str:
     if config.trainer.resume_mode == "auto":
         return "The same command"
     return "The same command with trainer.resume_mode=auto"
-
-
-def with_restarts(config: Config, wanted: Sequence[Pool], attempt: Callable[[], Outcome]) -> Outcome:
-    """Runs an attempt, in a Ray cluster if the pools have more than one process.
-
-    When a worker dies, the run begins again at its last checkpoint, `trainer.max_restarts` times: what came after that
-    checkpoint is discarded and run again, so every sample counts once.
-    """
-    with ExitStack() as open_things:
-        if sum(pool.size for pool in wanted) > 1:
-            from paddock.workers.ray import cluster
-
-            open_things.enter_context(cluster(config, wanted))
-        for restarts in itertools.count():
-            try:
-                return attempt()
-            except WorkerLost as loss:
-                if restarts == config.trainer.max_restarts:
-                    raise UserError(
-                        str(loss),
-                        key="trainer.max_restarts",
-                        value=restarts,
-                        fix="the same command goes on from the last checkpoint; a larger number restarts by itself",
-                    ) from loss
-                log.warning("%s\nrestart %d of %d", loss, restarts + 1, config.trainer.max_restarts)
-    raise AssertionError("unreachable")

@@ -18,19 +18,14 @@ from paddock.data.transcript import Transcript
 from paddock.models.reward_head import scored_batch, sequence_scores
 from paddock.trainer.launch import Launch
 from paddock.trainer.lifecycle import Metrics, Outcome
-from paddock.trainer.sft import SupervisedTrainer, supervise
+from paddock.trainer.sft import SupervisedTrainer, kind_of
 from paddock.trainer.tracking import Tracker
+from paddock.trainer.training import train
 from paddock.workers.supervised import margin
 
 log = logging.getLogger(__name__)
 
 WANT = frozenset({"values"})
-RM = Launch("rm train")
-
-
-def train_reward_model(config: Config, launch: Launch = RM) -> Outcome:
-    """Trains on preference pairs; a finished run leaves its model in the folder `EXPORT`."""
-    return supervise(config, launch, RewardTrainer)
 
 
 class RewardTrainer(SupervisedTrainer):
@@ -70,6 +65,14 @@ class RewardTrainer(SupervisedTrainer):
             "val/accuracy": float((found > 0).double().mean()),
             "val/margin": float(found.mean()),
         }
+
+
+PAIR_TRAINING = kind_of(RewardTrainer, "rm train")
+
+
+def train_reward_model(config: Config, launch: Launch | None = None) -> Outcome:
+    """Trains on preference pairs."""
+    return train(config, PAIR_TRAINING, launch or Launch(PAIR_TRAINING.command))
 
 
 def pair_batch(rows: list[PromptRow], unread: int | None) -> Batch:

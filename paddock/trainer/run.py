@@ -1,4 +1,4 @@
-"""A config becomes a run: data, rewards, roles and loggers are put together, and the newest checkpoint is found."""
+"""Reinforcement learning as a config describes it: data, rewards and roles are put together."""
 
 from __future__ import annotations
 
@@ -7,68 +7,58 @@ from contextlib import ExitStack, closing
 
 from paddock.config.schema import Config
 from paddock.config.topology import pools
-from paddock.core.device import seed_all
 from paddock.data.dataset import MODEL, PromptDataset
 from paddock.data.loader import Loader
 from paddock.models.image_reader import ImageReader
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.rollouts.collect import Collector
-from paddock.trainer.checkpoint import CheckpointStore, checkpoint_store, resume_point
-from paddock.trainer.launch import Launch, record_launch
-from paddock.trainer.lifecycle import Outcome, with_restarts
+from paddock.trainer import training
+from paddock.trainer.checkpoint import CheckpointStore
+from paddock.trainer.launch import Launch
+from paddock.trainer.lifecycle import Outcome
 from paddock.trainer.lock import FolderLock
 from paddock.trainer.loop import Trainer
 from paddock.trainer.model_rewards import open_models, training_styles, validation_styles
 from paddock.trainer.policy import open_tokenizer
-from paddock.trainer.tracking import Tracker
+from paddock.trainer.training import Kind
 from paddock.trainer.validation import Validation
 from paddock.workers.roles import build
 
 log = logging.getLogger(__name__)
 
-TRAIN = Launch("train")
 
-
-def train(config: Config, launch: Launch = TRAIN) -> Outcome:
-    """Trains by reinforcement learning, from the newest checkpoint to the last step."""
-    store = checkpoint_store(config)
-    with FolderLock(config.trainer.default_local_dir) as lock:
-        return with_restarts(config, pools(config), lambda: attempt(config, launch, store, lock))
-
-
-def attempt(config: Config, launch: Launch, store: CheckpointStore, lock: FolderLock) -> Outcome:
-    """Runs from the newest checkpoint to the end, unless a worker is lost."""
+def open_trainer(config: Config, store: CheckpointStore, lock: FolderLock, things: ExitStack) -> Trainer:
+    """Puts data, rewards and roles together; what is to be closed with the trainer goes on the stack."""
     tokenizer = open_tokenizer(config)
-    seed_all(config.trainer.seed)
-    with ExitStack() as open_things:
-        reader = ImageReader.of(config)
-        log.info("reading %s", config.data.train_files)
-        dataset = PromptDataset.train(config.data, tokenizer, reader)
-        loader = Loader.train(config.data, dataset)
-        rewards = open_things.enter_context(RewardManager(config))
-        total_steps = config.trainer.total_training_steps or loader.steps_per_epoch * config.trainer.total_epochs
-        rewards.total_steps = total_steps
-        dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))
-        first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
-        rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.location,
-                                    row.written_prompt) for row in first])  # fmt: skip
-        log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
-        roles = open_things.enter_context(closing(build(config, tokenizer, total_steps)))
-        models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)
-        if models:
-            models.check(dataset)
-        collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models)
-        validation = None
-        if config.data.val_files:
-            held_out = PromptDataset.validation(config.data, tokenizer, reader)
-            held_out.scored_by = validation_styles(config.reward_model)
-            validation = Validation(collector, held_out, roles.stop_tokens)
-        trainer = Trainer(config, roles, collector, validation, store, lock, total_steps)
-        checkpoint = store.newest() if store.wrote else resume_point(config.trainer, store)
-        loggers = trainer.restore(checkpoint) if checkpoint else None
-        tracker = open_things.enter_context(
-            Tracker(config, total_steps, checkpoint.step if checkpoint else None, loggers)
-        )
-        record_launch(config, launch, trainer.devices(), trainer.step_no)
-        return trainer.fit(tracker)
+    reader = ImageReader.of(config)
+    log.info("reading %s", config.data.train_files)
+    dataset = PromptDataset.train(config.data, tokenizer, reader)
+    loader = Loader.train(config.data, dataset)
+    rewards = things.enter_context(RewardManager(config))
+    total_steps = config.trainer.total_training_steps or loader.steps_per_epoch * config.trainer.total_epochs
+    rewards.total_steps = total_steps
+    dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))
+    first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
+    rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.location,
+                                row.written_prompt) for row in first])  # fmt: skip
+    log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
+    roles = things.enter_context(closing(build(config, tokenizer, total_steps)))
+    models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)
+    if models:
+        models.check(dataset)
+    collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models)
+    validation = None
+    if config.data.val_files:
+        held_out = PromptDataset.validation(config.data, tokenizer, reader)
+        held_out.scored_by = validation_styles(config.reward_model)
+        validation = Validation(collector, held_out, roles.stop_tokens)
+    return Trainer(config, roles, collector, validation, store, lock, total_steps)
+
+
+REINFORCEMENT = Kind("train", pools, open_trainer)
+
+
+def train(config: Config, launch: Launch | None = None) -> Outcome:
+    """Trains by reinforcement learning, from the newest checkpoint to the last step."""
+    return training.train(config, REINFORCEMENT, launch or Launch(REINFORCEMENT.command))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paddock.config.schema import Config
 from paddock.config.topology import ANSWERS, supervised_pools
 from paddock.core.batch import Batch
-from paddock.core.device import seed_all
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import Loader, prompt_batch, validation_batches
 from paddock.data.unscored import AnswerDataset
@@ -18,13 +19,14 @@ from paddock.engines.rollout.base import Prompt
 from paddock.models.save import whole_folder
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import Episode, Span
-from paddock.trainer.checkpoint import KEY, CheckpointStore, checkpoint_store, resume_point
-from paddock.trainer.launch import Launch, record_launch
-from paddock.trainer.lifecycle import Metrics, Outcome, TrainingRun, with_restarts
+from paddock.trainer.checkpoint import KEY, CheckpointStore
+from paddock.trainer.launch import Launch
+from paddock.trainer.lifecycle import Metrics, Outcome, TrainingRun
 from paddock.trainer.lock import FolderLock
 from paddock.trainer.performance import throughput_metrics, token_counts
 from paddock.trainer.policy import open_tokenizer, require_no_rollout
 from paddock.trainer.tracking import Tracker
+from paddock.trainer.training import Kind, train
 from paddock.workers.roles import build_learner
 from paddock.workers.sharded import ShardedLearner
 from paddock.workers.supervised import Learner
@@ -33,48 +35,6 @@ log = logging.getLogger(__name__)
 
 WANT = frozenset({"log_probs"})
 EXPORT = "huggingface"
-SFT = Launch("sft")
-
-
-def fine_tune(config: Config, launch: Launch = SFT) -> Outcome:
-    """Trains on prompt/answer rows; a finished run leaves its model in the folder `EXPORT`."""
-    config.actor_rollout_ref.rollout.temperature = 1.0  # the likelihood is of the model's own distribution
-    return supervise(config, launch, SupervisedTrainer)
-
-
-def supervise(config: Config, launch: Launch, kind: type[SupervisedTrainer]) -> Outcome:
-    """Goes on from the newest checkpoint, trains to the last step, and exports the model."""
-    require_no_rollout(config)
-    store = checkpoint_store(config)
-    with FolderLock(config.trainer.default_local_dir) as lock:
-        wanted = supervised_pools(config, kind.role)
-        return with_restarts(config, wanted, lambda: attempt(config, launch, kind, store, lock))
-
-
-def attempt(
-    config: Config, launch: Launch, kind: type[SupervisedTrainer], store: CheckpointStore, lock: FolderLock
-) -> Outcome:
-    """Runs from the newest checkpoint to the end, unless a worker is lost."""
-    seed_all(config.trainer.seed)
-    tokenizer = open_tokenizer(config)
-    loader = Loader.train(config.data, kind.rows.train(config.data, tokenizer))
-    validation = kind.rows.validation(config.data, tokenizer) if config.data.val_files else None
-    total_steps = config.trainer.total_training_steps or loader.steps_per_epoch * config.trainer.total_epochs
-    log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
-    with ExitStack() as open_things:
-        learner, close = build_learner(config, kind.role, total_steps)
-        open_things.callback(close)
-        trainer = kind(config, learner, loader, validation, store, lock, tokenizer, total_steps)
-        checkpoint = store.newest() if store.wrote else resume_point(config.trainer, store)
-        state = trainer.restore(checkpoint) if checkpoint else None
-        tracker = open_things.enter_context(
-            Tracker(config, trainer.total_steps, checkpoint.step if checkpoint else None, state)
-        )
-        record_launch(config, launch, trainer.devices(), trainer.step_no)
-        outcome = trainer.fit(tracker)
-        if outcome.finished:
-            trainer.export()
-        return outcome
 
 
 class SupervisedTrainer(TrainingRun):
@@ -141,6 +101,33 @@ class SupervisedTrainer(TrainingRun):
             self.learner.export(writing)
             self.tokenizer.save_pretrained(writing)
         return folder
+
+
+def kind_of(trainer: type[SupervisedTrainer], command: str) -> Kind:
+    """Returns how a supervised trainer is opened and ended; a finished run leaves its model in the folder `EXPORT`."""
+
+    def open_trainer(config: Config, store: CheckpointStore, lock: FolderLock, things: ExitStack) -> SupervisedTrainer:
+        require_no_rollout(config)
+        config = copy.deepcopy(config)
+        config.actor_rollout_ref.rollout.temperature = 1.0  # the likelihood is of the model's own distribution
+        tokenizer = open_tokenizer(config)
+        loader = Loader.train(config.data, trainer.rows.train(config.data, tokenizer))
+        validation = trainer.rows.validation(config.data, tokenizer) if config.data.val_files else None
+        total_steps = config.trainer.total_training_steps or loader.steps_per_epoch * config.trainer.total_epochs
+        log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
+        learner, close = build_learner(config, trainer.role, total_steps)
+        things.callback(close)
+        return trainer(config, learner, loader, validation, store, lock, tokenizer, total_steps)
+
+    return Kind(command, partial(supervised_pools, role=trainer.role), open_trainer, trainer.export)
+
+
+ANSWER_TRAINING = kind_of(SupervisedTrainer, "sft")
+
+
+def fine_tune(config: Config, launch: Launch | None = None) -> Outcome:
+    """Trains on prompt/answer rows."""
+    return train(config, ANSWER_TRAINING, launch or Launch(ANSWER_TRAINING.command))
 
 
 def answer_batch(rows: list[PromptRow], pad_token: int) -> Batch:

@@ -1,0 +1,163 @@
+"""A training run from the lock on its folder to its end: opened, advanced, and begun again when a worker is lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from paddock.config.schema import Config
+from paddock.config.topology import Pool
+from paddock.core.device import seed_all, torch_settings_restored
+from paddock.errors import UserError
+from paddock.trainer.checkpoint import CheckpointStore, checkpoint_store, resume_point
+from paddock.trainer.interruption import Interruption
+from paddock.trainer.launch import Launch, record_launch
+from paddock.trainer.lifecycle import Listeners, Outcome, State, Step, TrainingRun
+from paddock.trainer.lock import FolderLock
+from paddock.trainer.state import restore_rng, rng_state
+from paddock.trainer.tracking import Tracker
+from paddock.workers.sharded import WorkerLost
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What training by reinforcement, on answers and on pairs differ in."""
+
+    command: str
+    pools: Callable[[Config], Sequence[Pool]]
+    """The processes that a run needs."""
+    open: Callable[[Config, CheckpointStore, FolderLock, ExitStack], TrainingRun]
+    """Makes the run at its beginning; what is to be closed with it goes on the stack."""
+    conclude: Callable[[Any], object] = lambda run: None
+    """Called with a run that has trained its last step."""
+
+
+class Training:
+    """A run that is open: its folder is locked, its processes are there. `fit` trains it to its end, `advance` a step.
+
+    When a worker dies, the run begins again at its last checkpoint, `trainer.max_restarts` times: what came after that
+    checkpoint is discarded and run again, so every sample counts once.
+
+    Generators of random numbers outside and the settings of torch are, at its end and between two steps, as they were.
+    """
+
+    def __init__(self, config: Config, kind: Kind, launch: Launch, listeners: Listeners | None = None):
+        self.config, self.kind, self.launch, self.listeners = config, kind, launch, listeners or Listeners()
+        self.store = checkpoint_store(config)
+        self.restarts = 0
+        self.run: TrainingRun | None = None
+        self.random: State | None = None
+        self.run_things, self.things = ExitStack(), ExitStack()
+
+    def __enter__(self) -> Training:
+        with ExitStack() as things:
+            things.enter_context(torch_settings_restored())
+            self.lock = things.enter_context(FolderLock(self.config.trainer.default_local_dir))
+            wanted = self.kind.pools(self.config)
+            if sum(pool.size for pool in wanted) > 1:
+                from paddock.workers.ray import cluster
+
+                things.enter_context(cluster(self.config, wanted))
+            self.things = things.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self.drop_run(*error)
+        finally:
+            self.things.__exit__(*error)
+
+    def fit(self) -> Outcome:
+        """Trains all steps that are left, with a checkpoint where a signal ends it."""
+        return self.restarting(self.fit_run)
+
+    def fit_run(self, run: TrainingRun) -> Outcome:
+        self.begun = True
+        outcome = run.fit(self.tracker)
+        if outcome.finished:
+            self.kind.conclude(run)
+        return outcome
+
+    def advance(self) -> Step | None:
+        """Trains the next step; None if all are done. A signal leaves a checkpoint behind the step, and then counts."""
+        return self.restarting(self.next_step)
+
+    def next_step(self, run: TrainingRun) -> Step | None:
+        if not self.begun:
+            run.begin(self.tracker)
+            self.begun = True
+        if run.step_no >= run.total_steps or self.config.trainer.val_only:
+            return None
+        with Interruption() as interruption, run.keeping(self.tracker):
+            step = run.advance(self.tracker)
+            if interruption.asked:
+                run.save(self.tracker)
+        if interruption.asked:
+            raise KeyboardInterrupt
+        if run.step_no == run.total_steps:
+            self.kind.conclude(run)
+        return step
+
+    def restarting(self, work: Callable[[TrainingRun], T]) -> T:
+        """Does something with the run, and once more with a new one when a worker is lost."""
+        while True:
+            try:
+                with self.own_random_state():
+                    return work(self.opened())
+            except WorkerLost as loss:
+                self.drop_run()
+                if self.restarts == self.config.trainer.max_restarts:
+                    raise UserError(
+                        str(loss),
+                        key="trainer.max_restarts",
+                        value=self.restarts,
+                        fix="the same command goes on from the last checkpoint; a larger number restarts by itself",
+                    ) from loss
+                self.restarts += 1
+                log.warning("%s\nrestart %d of %d", loss, self.restarts, self.config.trainer.max_restarts)
+
+    def opened(self) -> TrainingRun:
+        """Returns the run; makes it, from its newest checkpoint, if there is none."""
+        if self.run is not None:
+            return self.run
+        with ExitStack() as things:
+            seed_all(self.config.trainer.seed)
+            run = self.kind.open(self.config, self.store, self.lock, things)
+            run.listeners = self.listeners
+            checkpoint = self.store.newest() if self.store.wrote else resume_point(self.config.trainer, self.store)
+            loggers = run.restore(checkpoint) if checkpoint else None
+            after = checkpoint.step if checkpoint else None
+            self.tracker = things.enter_context(Tracker(self.config, run.total_steps, after, loggers))
+            record_launch(self.config, self.launch, run.devices(), run.step_no)
+            self.run_things = things.pop_all()
+        self.run, self.begun = run, False
+        return run
+
+    def drop_run(self, *error: Any) -> None:
+        self.run = None
+        self.run_things.__exit__(*(error or (None, None, None)))
+
+    @contextmanager
+    def own_random_state(self) -> Iterator[None]:
+        """Gives the block the random numbers of this run, and others theirs afterwards."""
+        others = rng_state()
+        if self.random is not None:
+            restore_rng(self.random)
+        try:
+            yield
+        finally:
+            self.random = rng_state()
+            restore_rng(others)
+
+
+def train(config: Config, kind: Kind, launch: Launch) -> Outcome:
+    """Trains from the newest checkpoint to the last step."""
+    with Training(config, kind, launch) as training:
+        return training.fit()
