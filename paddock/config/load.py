@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, cast
@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from paddock.config import legacy, own_data, recipes, resolve, rollout_correction, rules, tree
 from paddock.config.loggers import LOGGERS
-from paddock.config.overrides import Setting, parse
+from paddock.config.overrides import LINE, PROGRAM, Setting, parse
 from paddock.config.paths import expanded
 from paddock.config.plugins import import_plugin
 from paddock.config.rollout_engines import ENGINES
@@ -37,11 +37,16 @@ class Loaded:
         return asdict(self.config)
 
 
-def load(arguments: Sequence[str] = (), machine: Machine | None = None) -> Loaded:
-    """Everything a run is made of, checked. Raises UserError for what the user can mend; imports no torch."""
+def load(
+    arguments: Sequence[str] = (), machine: Machine | None = None, values: Mapping[str, Any] | None = None
+) -> Loaded:
+    """Everything a run is made of, checked. Raises UserError for what the user can mend; imports no torch.
+
+    `values`: keys and their values from a Python program, which win over the arguments.
+    """
     machine = machine or this_machine()
     line = parse(arguments)
-    settings, warnings = _known(line.settings)
+    settings, warnings = _known([*line.settings, *given(values or {})])
     tree_of_keys = copy.deepcopy(_defaults())
     origins: dict[str, str] = {}
     chosen = {setting.key: setting.value for setting in settings}
@@ -59,6 +64,12 @@ def load(arguments: Sequence[str] = (), machine: Machine | None = None) -> Loade
     warnings += resolve.resolve(config, origins, machine)
     warnings += rules.check(config, origins)
     return Loaded(config, origins, warnings)
+
+
+def given(values: Mapping[str, Any]) -> list[Setting]:
+    """Returns the settings of a Python program."""
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    return [Setting(key, value, PROGRAM) for key, value in plain.items()]
 
 
 PLUGIN = "actor_rollout_ref.model.external_lib"
@@ -107,7 +118,7 @@ def _unknown(key: str, setting: Setting) -> UserError:
         )
     nearest = tree.meant(key, frozenset(k for k in legacy.LEGACY if "*" not in k))
     fix = f"did you mean {' or '.join(nearest)}?" if nearest else "`paddock plan` lists the keys in use"
-    reason = "no such key" if setting.origin == "command line" else f"no such key (in {setting.origin})"
+    reason = "no such key" if setting.origin in (LINE, PROGRAM) else f"no such key (in {setting.origin})"
     return UserError(reason, key=key, value=setting.value, fix=fix)
 
 

@@ -12,7 +12,7 @@ class LoggerKind:
     """What a logger declares about itself."""
 
     factory: str | None
-    """`module:name` of a function or class that takes a `Run` (trainer/tracking/run.py) and returns a `Logger`; None
+    """`module:name` of a function or class that takes a `LoggedRun` (trainer/tracking/run.py) and returns a `Logger`; None
     for metrics.jsonl, which every run writes."""
     package: str | None = None
     """Package that must be installed."""

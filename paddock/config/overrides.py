@@ -35,13 +35,17 @@ MOST_VALUES = 100_000  # in one file; a config has some hundreds
 KEY = re.compile(r"[A-Za-z0-9_]+([./@:-][A-Za-z0-9_]+)*")
 
 
+LINE, PROGRAM = "command line", "Run(...)"
+"""Origins of settings that the user typed, rather than wrote into a file."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """One key that the user set, or deleted."""
 
     key: str
     value: Any
-    origin: str  # "command line" or the file's path
+    origin: str  # LINE, PROGRAM, or the file's path
     delete: bool = False
     merge: bool = False  # a mapping that adds to what is there
 
@@ -118,7 +122,7 @@ def _setting(override: Override) -> Setting:
     return Setting(
         key=override.key_or_group.replace("/", "."),
         value=value,
-        origin="command line",
+        origin=LINE,
         delete=override.type is OverrideType.DEL,
         merge=isinstance(value, dict),
     )

@@ -21,6 +21,8 @@ from paddock.errors import UserError
 PATH, NAME, WEIGHTS = (f"custom_reward_function.{name}" for name in ("path", "name", "weights"))
 ARGUMENTS = "custom_reward_function.reward_kwargs"
 MODULE = "pkg://"
+PYTHON = "python"
+"""Path of a function that the program gave which made the run: `python:NAME`."""
 TAKEN = frozenset(
     (
         *(
@@ -60,7 +62,7 @@ class Part:
     """Name of its column in samples and dumps, and of its metric: ``reward/<name>/mean``."""
     weight: float
     path: str | None
-    """File or ``pkg://module`` of a function; None for a rule."""
+    """File or ``pkg://module`` of a function, or `PYTHON`; None for a rule."""
     function: str
     """The function in that file, or the name of the rule."""
     kwargs: dict[str, Any]
@@ -87,7 +89,7 @@ def reward_parts(config: Config) -> list[Part]:
 
 def absent_files(config: Config) -> list[str]:
     """Returns the files of functions that are not there; a function of an installed module has none."""
-    paths = [path for path, _ in _functions(config) if not path.startswith(MODULE)]
+    paths = [path for path, _ in _functions(config) if not path.startswith(MODULE) and path != PYTHON]
     return [path for path in paths if not os.path.isfile(path)]
 
 

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from paddock.config import tree
+from paddock.config.overrides import LINE, PROGRAM
 from paddock.config.topology import pools
 from paddock.plan.arithmetic import roles
 from paddock.plan.memory import MemoryPlan
@@ -163,14 +164,14 @@ def _origins(plan: Plan, console: Console) -> None:
         if not used
     ]
     for key, origin in sorted(plan.loaded.origins.items(), key=lambda item: (_rank(item[1]), item[0])):
-        if origin.startswith("follows") or (key.startswith(tuple(idle)) and origin != "command line"):
+        if origin.startswith("follows") or (key.startswith(tuple(idle)) and origin not in (LINE, PROGRAM)):
             continue
         setting = f"{key}={_short(tree.get(config, key))}"
         console.print(f"  {escape(f'{setting:<88}')} [dim]{escape(origin)}[/dim]", soft_wrap=True)
 
 
 def _rank(origin: str) -> int:
-    order = ("command line", "recipe", "--config-name", "guide", "embedded")
+    order = (LINE, PROGRAM, "recipe", "--config-name", "guide", "embedded")
     return next((place for place, start in enumerate(order) if origin.startswith(start)), len(order))
 
 

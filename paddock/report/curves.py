@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from paddock.report.folder import Run
+from paddock.report.folder import RecordedRun
 
 SEED = re.compile(r"(^|[._])seed$")
 UNCOMPARED = frozenset(
@@ -27,7 +27,7 @@ class Curve:
     """One run, or several that differ only by seed."""
 
     label: str
-    runs: list[Run]
+    runs: list[RecordedRun]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Series:
     high: list[float | None] | None = None
 
 
-def curves_of(runs: Sequence[Run]) -> list[Curve]:
+def curves_of(runs: Sequence[RecordedRun]) -> list[Curve]:
     """Groups runs whose settings are equal but for distinct seeds; a run with unknown settings stays alone."""
     labels = distinct_names(runs)
     groups: dict[Any, list[int]] = {}
@@ -56,17 +56,17 @@ def curves_of(runs: Sequence[Run]) -> list[Curve]:
     return curves
 
 
-def essence(run: Run) -> str:
+def essence(run: RecordedRun) -> str:
     """Returns all settings that runs of one curve share, as text."""
     kept = {key: value for key, value in run.settings.items() if not SEED.search(key) and key not in UNCOMPARED}
     return repr(sorted(kept.items()))
 
 
-def seed_of(run: Run) -> str:
+def seed_of(run: RecordedRun) -> str:
     return repr(sorted((key, value) for key, value in run.settings.items() if SEED.search(key)))
 
 
-def distinct_names(runs: Sequence[Run]) -> list[str]:
+def distinct_names(runs: Sequence[RecordedRun]) -> list[str]:
     """Returns the folders' names, with as many parents as tell them apart."""
     paths = [run.folder.resolve().parts for run in runs]
     for depth in range(1, max(map(len, paths)) + 1):
@@ -128,6 +128,6 @@ def points_for(curves: int) -> int:
     return max(FEWEST, POINTS // curves)
 
 
-def metric_names(runs: Iterable[Run]) -> list[str]:
+def metric_names(runs: Iterable[RecordedRun]) -> list[str]:
     """Returns the names of all metrics, in the order in which the runs logged them."""
     return list(dict.fromkeys(name for run in runs for name in run.metrics))

@@ -16,7 +16,7 @@ COMMAND = "paddock report"
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """One run as its folder describes it."""
 
     folder: Path
@@ -61,7 +61,7 @@ class Run:
         return [value for value in self.metrics.get(metric, ([], []))[1] if value is not None]
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RecordedRun:
     """Reads a run folder, or refuses what is none."""
     if folder.name == METRICS:
         folder = folder.parent
@@ -73,7 +73,7 @@ def read_run(folder: Path) -> Run:
     merged: dict[int, dict[str, Any]] = {}
     for row in rows:
         merged.setdefault(row["step"], {}).update(row)
-    return Run(
+    return RecordedRun(
         folder=folder,
         rows=[merged[step] for step in sorted(merged)],
         samples=[line for line in lines(folder / SAMPLES) if whole_samples(line)],

@@ -15,7 +15,7 @@ from typing import Any
 from paddock import __version__
 from paddock.config import tree
 from paddock.report.curves import Curve, Series, curves_of, metric_names, points_for, series_of, thinned
-from paddock.report.folder import Run
+from paddock.report.folder import RecordedRun
 from paddock.report.summary import HELD_OUT, duration, held_out, phase_seconds, speed, total_seconds, training
 
 HERE = Path(__file__).parent
@@ -52,7 +52,7 @@ ALWAYS = ("Reward", "Response length", "Entropy", "KL", "Training loss")
 SHARES = ("accuracy", "ratio", "clipfrac")
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[RecordedRun]) -> str:
     """Returns the page about these runs."""
     curves = curves_of(runs)
     title = curves[0].label if len(curves) == 1 else f"{len(runs)} runs"
@@ -96,7 +96,7 @@ def script_json(data: Any) -> str:
     return text.encode(errors="replace").decode()
 
 
-def subtitle(run: Run) -> str:
+def subtitle(run: RecordedRun) -> str:
     """Returns one line about a run: how, what and how long it trained."""
     settings, steps = run.settings, run.rows[-1]["step"]
     model = settings.get("actor_rollout_ref.model.path")
@@ -223,7 +223,7 @@ def bounded(samples: list[dict[str, Any]], runs: int) -> list[dict[str, Any]]:
     return kept
 
 
-def config(run: Run) -> dict[str, Any]:
+def config(run: RecordedRun) -> dict[str, Any]:
     """Returns the settings of a run with their origins, and what its continuations changed."""
     unknown = "default" if run.origins else ""
     rows = {key: [text(shown(key, value)), run.origins.get(key, unknown)] for key, value in run.settings.items()}

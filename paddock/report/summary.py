@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from paddock.report.folder import Run
+from paddock.report.folder import RecordedRun
 
 HELD_OUT = re.compile(r"val-core/(?P<source>.+)/(?P<variable>[^/]+)/mean@\d+")
 PHASES = {
@@ -58,7 +58,7 @@ def amount(value: float, percent: bool = False) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
-def held_out(run: Run) -> list[Change]:
+def held_out(run: RecordedRun) -> list[Change]:
     """Returns the change of each held-out result: the mean of each data source, or loss and accuracy of `sft` and `rm`.
 
     A mean is a share, and shown in percent, if every score was 0 or 1: validation then logs pass@1 beside it.
@@ -75,7 +75,7 @@ def held_out(run: Run) -> list[Change]:
     return changes
 
 
-def change(run: Run, metric: str, label: str, percent: bool = False, better: int = 0) -> list[Change]:
+def change(run: RecordedRun, metric: str, label: str, percent: bool = False, better: int = 0) -> list[Change]:
     steps, values = run.metrics.get(metric, ([], []))
     points = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
     if not points:
@@ -88,7 +88,7 @@ def change(run: Run, metric: str, label: str, percent: bool = False, better: int
     return [Change(label, first[1] if len(points) > 1 else None, last[1], metric, percent, better, note)]
 
 
-def averaged(run: Run, metric: str, label: str, better: int = 0, percent: bool = False) -> list[Change]:
+def averaged(run: RecordedRun, metric: str, label: str, better: int = 0, percent: bool = False) -> list[Change]:
     """Returns the change of a training metric between the means of its first and last tenth, at most 10 steps each."""
     values = run.values(metric)
     if not values:
@@ -99,7 +99,7 @@ def averaged(run: Run, metric: str, label: str, better: int = 0, percent: bool =
     return [Change(label, first if len(values) > 1 else None, last, metric, percent, better, note)]
 
 
-def training(run: Run) -> list[Change]:
+def training(run: RecordedRun) -> list[Change]:
     return [
         *averaged(run, "critic/score/mean", "Reward", better=1),
         *averaged(run, "train/accuracy", "Training accuracy", better=1, percent=True),
@@ -135,13 +135,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def speed(run: Run) -> float | None:
+def speed(run: RecordedRun) -> float | None:
     """Returns tokens per second of all steps."""
     seconds = sum(run.values("perf/time_per_step"))
     return sum(run.values("perf/total_num_tokens")) / seconds if seconds else None
 
 
-def summary_lines(run: Run) -> list[str]:
+def summary_lines(run: RecordedRun) -> list[str]:
     """Returns the summary of a run for a console, label by label."""
     rows: list[tuple[str, str, str]] = [(c.label, c.text(), c.note) for c in (*held_out(run), *shown(training(run)))]
     if total := total_seconds(run.rows):

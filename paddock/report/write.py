@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from paddock.report.folder import Run, read_run
+from paddock.report.folder import RecordedRun, read_run
 from paddock.report.page import render
 from paddock.report.summary import summary_lines
 from paddock.trainer.files import replacing
@@ -15,7 +15,7 @@ NAME = "report.html"
 log = logging.getLogger(__name__)
 
 
-def write_page(runs: Sequence[Run], path: Path, key: str) -> None:
+def write_page(runs: Sequence[RecordedRun], path: Path, key: str) -> None:
     """Writes the page about these runs; `key` is the setting or option that names its folder."""
     page = render(runs).encode(errors="replace")
     with replacing(path, key) as file:

@@ -10,18 +10,28 @@ that has no `**columns` is given what it names.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from paddock.rewards.custom import Failed, Target, blaming, finished, function_of, listed, load_batch, takes_columns
+from paddock.rewards.custom import (
+    TRUTHS,
+    Failed,
+    Target,
+    batch_scorer,
+    blaming,
+    finished,
+    function_of,
+    listed,
+    load_batch,
+    taken,
+    takes_columns,
+    takes_fields,
+)
 from paddock.rewards.score import Score, ScoreRequest, checked
 
 DOES_NOT_APPLY = Score(0.0, applies=False)
-TRUTHS = ("answer", "solution")
-"""Names under which data sets of others have the ground truth."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +43,37 @@ class TrainerState:
     max_steps: int
 
 
+COLUMNS, FIELDS, ROW = "columns", "fields", "row"
+
+
+def shape_of(function: Callable[..., Any]) -> str:
+    """Returns how a function is called: with columns of a batch (TRL's contract), fields of a row, or our own `ROW`."""
+    return COLUMNS if takes_columns(function) else FIELDS if takes_fields(function) else ROW
+
+
 def load_whole(target: Target) -> Callable[[Sequence[ScoreRequest]], Any]:
-    """Returns the function that scores a batch; asked about no response, it tells whether it is of TRL's contract."""
-    columns = takes_columns(function_of(target))
+    """Returns the function that scores a batch; asked about no response, it tells its shape."""
+    shape = shape_of(function_of(target))
 
     def answer(requests: Sequence[ScoreRequest]) -> Any:
         if not requests:
-            return columns
-        return (load_columns if columns else load_batch)(target)(requests)
+            return shape
+        return (load_columns if shape == COLUMNS else load_batch)(target)(requests)
 
     return answer
 
 
 @lru_cache(maxsize=128)
 def load_columns(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Score]]:
+    return column_scorer(target)
+
+
+def whole_scorer(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Score]]:
+    """Returns the function that scores a batch, held by nobody else."""
+    return (column_scorer if takes_columns(function_of(target)) else batch_scorer)(target)
+
+
+def column_scorer(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Score]]:
     function = function_of(target)
 
     def scores(requests: Sequence[ScoreRequest]) -> list[Score]:
@@ -103,18 +130,3 @@ def logging_into(logged: dict[str, list[Any]], count: int) -> dict[str, Callable
         logged[name] = [value] * count
 
     return {"log_extra": log_extra, "log_metric": log_metric}
-
-
-def taken(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Returns what of `given` the function takes: all of it, or what it names."""
-    parameters = inspect.signature(function).parameters.values()
-    needed = [
-        p.name for p in parameters if p.default is p.empty and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    if missing := [name for name in needed if name not in given]:
-        columns = sorted(given.keys() - {"log_extra", "log_metric", "trainer_state"})
-        raise Failed(f"takes {missing[0]!r}, and the rows have no such column: they have {', '.join(columns)}")
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return given
-    named = {p.name for p in parameters}
-    return {name: value for name, value in given.items() if name in named}

@@ -1,4 +1,8 @@
-"""Scorers by address: a function in the user's file, or in a module."""
+"""Scorers by address: a function in the user's file, in a module, or of the program that runs.
+
+Its signature tells how it is called: with the arguments `ROW`; with lists of a whole batch (TRL's contract, see
+columns.py); or, if it takes `completion`, with that and any columns of the row by their names.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +33,8 @@ class Target:
     path: str
     name: str
     kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    function: Callable[..., Any] | None = None
+    """The function itself, if it is one of this program's that no other process can import."""
 
     def __str__(self) -> str:
         return f"{self.path.removeprefix(MODULE)}:{self.name}"
@@ -48,8 +55,12 @@ MISTAKES = (NameError, ImportError, SyntaxError)
 
 @lru_cache(maxsize=128)
 def load(target: Target) -> Callable[[ScoreRequest], Score]:
-    """The function at this address, taking a request; a coroutine function is run to its end."""
-    function = function_at(target, ROW)
+    """Returns the function at this address, taking a request; a coroutine function is run to its end."""
+    return row_scorer(target)
+
+
+def row_scorer(target: Target) -> Callable[[ScoreRequest], Score]:
+    function, call = caller_of(target)
 
     def score(request: ScoreRequest) -> Score:
         with blaming(target):
@@ -58,9 +69,23 @@ def load(target: Target) -> Callable[[ScoreRequest], Score]:
     return score
 
 
+Call = Callable[[Callable[..., Any], "Target", ScoreRequest], Any]
+
+
+def caller_of(target: Target) -> tuple[Callable[..., Any], Call]:
+    """Returns the function, and how it is called with one response; what it returns may be awaitable."""
+    if takes_fields(function := function_of(target)):
+        return function, call_by_name
+    return function_at(target, ROW), call
+
+
 @lru_cache(maxsize=128)
 def load_batch(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Score]]:
-    """The function at this address, called once for all requests with a list of each argument."""
+    """Returns the function at this address, called once for all requests with a list of each argument."""
+    return batch_scorer(target)
+
+
+def batch_scorer(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Score]]:
     function = function_at(target, BATCH)
 
     def scores(requests: Sequence[ScoreRequest]) -> list[Score]:
@@ -94,11 +119,44 @@ def call(function: Callable[..., Any], target: Target, request: ScoreRequest) ->
     )
 
 
+def call_by_name(function: Callable[..., Any], target: Target, request: ScoreRequest) -> Any:
+    """Calls the function with the response, the prompt, and the row's columns by their names."""
+    return function(**taken(function, fields_of(request) | dict(target.kwargs)))
+
+
+def fields_of(request: ScoreRequest) -> dict[str, Any]:
+    return {
+        **dict.fromkeys(TRUTHS, request.ground_truth),
+        **request.extra_info,
+        "data_source": request.data_source,
+        "ground_truth": request.ground_truth,
+        "prompt": request.prompt,
+        COMPLETION: request.solution,
+    }
+
+
+def taken(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Returns what of `given` the function takes: all of it, or what it names."""
+    parameters = inspect.signature(function).parameters.values()
+    needed = [
+        p.name for p in parameters if p.default is p.empty and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if missing := [name for name in needed if name not in given]:
+        columns = sorted(given.keys() - NO_COLUMNS)
+        raise Failed(f"takes {missing[0]!r}, and the rows have no such column: they have {', '.join(columns)}")
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return given
+    named = {p.name for p in parameters}
+    return {name: value for name, value in given.items() if name in named}
+
+
 @contextmanager
 def blaming(target: Target, row: int | None = None) -> Iterator[None]:
     """Whatever goes wrong inside is `Failed`, with the line of the scorer's own file."""
     try:
         yield
+    except Failed:
+        raise
     except BadScore as error:
         raise Failed(str(error), row) from error
     except KeyboardInterrupt:
@@ -112,17 +170,31 @@ ROW = ("data_source", "solution_str", "ground_truth", "extra_info")
 BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
 
+COMPLETION = "completion"
+TRUTHS = ("answer", "solution")
+"""Names under which data sets of others have the ground truth."""
+NO_COLUMNS = frozenset({"log_extra", "log_metric", "trainer_state"})
 WHOLE = frozenset({"prompts", "completions", "completion_ids"})
 """Arguments of a function of TRL's contract (columns.py), at least one of which it names."""
 
 
 def takes_columns(function: Callable[..., Any]) -> bool:
     """True for a function of TRL's contract; its signature tells."""
-    try:
-        names = inspect.signature(function).parameters.keys()
-    except ValueError:  # written in C, without a signature
-        return False
+    names = parameters_of(function)
     return bool(names & WHOLE) and not names & {*ROW, *BATCH} - {"data_source", "ground_truth", "extra_info"}
+
+
+def takes_fields(function: Callable[..., Any]) -> bool:
+    """True for a function that is given a response as `completion`, and columns of its row."""
+    names = parameters_of(function)
+    return COMPLETION in names and not names & {"solution_str", *WHOLE}
+
+
+def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except ValueError:  # written in C, without a signature
+        return frozenset()
 
 
 def function_at(target: Target, arguments: tuple[str, ...]) -> Callable[..., Any]:
@@ -141,6 +213,8 @@ def function_at(target: Target, arguments: tuple[str, ...]) -> Callable[..., Any
 
 
 def function_of(target: Target) -> Callable[..., Any]:
+    if target.function is not None:
+        return target.function
     try:
         module = _module(target.path)
     except BaseException as error:  # a user's file runs: SystemExit is as likely as SyntaxError
@@ -201,12 +275,11 @@ def _file(path: str) -> str:
     return str(Path(path).expanduser().resolve())
 
 
-_loop: Any = None
+_own = threading.local()
 
 
 def finished(result: Any) -> Any:
-    """Awaits a result. One event loop serves the process, so that a client which a function keeps stays usable."""
-    global _loop
+    """Awaits a result. One event loop serves the thread, so that a client which a function keeps stays usable."""
     if not inspect.isawaitable(result):
         return result
 
@@ -215,5 +288,6 @@ def finished(result: Any) -> Any:
     async def wait() -> Any:
         return await result
 
-    _loop = _loop or asyncio.Runner()
-    return _loop.run(wait())
+    if not hasattr(_own, "loop"):
+        _own.loop = asyncio.Runner()
+    return _own.loop.run(wait())

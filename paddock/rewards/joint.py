@@ -27,12 +27,12 @@ class JointScoring:
 
     def __init__(self, components: Sequence[Component], scorings: Sequence[Scoring]):
         self.components, self.scorings = components, scorings
-        self.whole = any(isinstance(scoring, BatchScoring) for scoring in scorings)
+        self.whole = any(isinstance(scoring, BatchScoring) or scoring.reads_prompts for scoring in scorings)
 
     def add(self, requests: Mapping[int, ScoreRequest | None]) -> None:
         lean = {index: request and alone(request) for index, request in requests.items()} if self.whole else requests
         for scoring in self.scorings:
-            scoring.add(requests if isinstance(scoring, BatchScoring) else lean)
+            scoring.add(requests if isinstance(scoring, BatchScoring) or scoring.reads_prompts else lean)
 
     def collect(self) -> list[Score]:
         """Returns the scores in the order of the indices."""

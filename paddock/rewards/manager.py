@@ -6,7 +6,7 @@ import functools
 import logging
 import statistics
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -15,12 +15,13 @@ import torch
 
 from paddock.algorithms.selection import overlong_penalty
 from paddock.config.refusals import limited_calls_are_a_functions
-from paddock.config.rewards import Part, reward_parts
+from paddock.config.rewards import PYTHON, Part, reward_parts
 from paddock.config.schema import Config
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.registry import suggest
 from paddock.errors import UserError
-from paddock.rewards.custom import Target
+from paddock.rewards.columns import COLUMNS, FIELDS, shape_of
+from paddock.rewards.custom import Target, function_of
 from paddock.rewards.joint import Component, JointScoring, combined
 from paddock.rewards.limited import LimitedPool
 from paddock.rewards.named import NAMED, prepared
@@ -28,8 +29,12 @@ from paddock.rewards.pool import Job, JobFailed, Pool
 from paddock.rewards.rules import SCORERS, Scorer, scorer_of
 from paddock.rewards.score import Score, ScoreRequest
 from paddock.rewards.scoring import BatchScoring, Known, Scoring
+from paddock.rewards.threads import ThreadPool
 
 log = logging.getLogger(__name__)
+
+Functions = Mapping[str, Callable[..., Any]]
+NO_FUNCTIONS: Functions = {}
 
 
 class RewardManager:
@@ -50,10 +55,11 @@ class RewardManager:
     ...     batch, metrics = rewards.finish(batch, scoring.collect())
     """
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, functions: Functions = NO_FUNCTIONS):
+        """`functions`: those of this program that the config names as `python:NAME`."""
         self.config = config.reward_model
         limited_calls_are_a_functions(config)
-        self.parts = [component_of(part, config) for part in reward_parts(config)]
+        self.parts = [component_of(part, config, functions) for part in reward_parts(config)]
         """All that the config names; empty if each row's data_source picks a rule."""
         self.weighted = config.custom_reward_function.weights is not None
         self._require_a_use_for_arguments(config)
@@ -64,6 +70,8 @@ class RewardManager:
         self.rule_pool = Pool(self.config.num_workers or 1, self.config.timeout)
         self.pool = self._pool()
         """The pool of user functions: that of rules, unless their calls are limited."""
+        self.threads = ThreadPool(self.config.timeout)
+        """Scores by functions that no other process can import."""
         self.steps_done, self.total_steps = 0, config.trainer.total_training_steps or 1
         """The run's progress, for functions of TRL's contract that ask for it."""
         if self.config.reward_kwargs.overlong_buffer_cfg.enable:
@@ -78,6 +86,7 @@ class RewardManager:
     def close(self) -> None:
         self.pool.close()
         self.rule_pool.close()
+        self.threads.close()
 
     def check(self, requests: Sequence[ScoreRequest]) -> None:
         """Tries every scorer that these will need, so that a missing or broken one stops the run before it begins."""
@@ -108,34 +117,45 @@ class RewardManager:
 
     def _scorings(self) -> list[Scoring]:
         """Returns one scoring per component; without components one for all rows."""
-        if not self.components:
-            kind = BatchScoring if self.parts and self.config.reward_manager == "batch" else Scoring
-            return [kind(self._scorer, self.pool, self.known, self._error)]
-        return [
-            (BatchScoring if self._takes_all(part) else Scoring)(
-                functools.partial(chosen, part.scorer),
-                self.rule_pool if part.rule else self.pool,
-                self.known,
-                functools.partial(self._part_error, part),
-            )
-            for part in self.components
-        ]
+        if not self.parts:
+            return [Scoring(self._scorer, self.pool, self.known, self._error)]
+        scorings = []
+        for part in self.parts:
+            scorer, blame = functools.partial(chosen, part.scorer), functools.partial(self._part_error, part)
+            kind = BatchScoring if self._takes_all(part) else Scoring
+            scorings.append(kind(scorer, self._pool_of(part), self.known, blame))
+            scorings[-1].reads_prompts = self.shapes.get(part.name) == FIELDS
+        return scorings
+
+    def _pool_of(self, part: Component) -> Pool | ThreadPool:
+        if part.scorer.target.function is not None:
+            return self.threads
+        return self.rule_pool if part.rule else self.pool
 
     @functools.cached_property
     def components(self) -> list[Component]:
         single = len(self.parts) == 1 and not self.parts[0].rule and not self.weighted
         return [] if single and not self.columns else self.parts
 
-    @functools.cached_property
+    @property
     def columns(self) -> frozenset[str]:
-        """Names of the functions of TRL's contract. A process imports each and looks: a user's file may do anything."""
-        functions = [part for part in self.parts if not part.rule]
-        if not functions or self.config.reward_manager == "rate_limited":  # calls for one response are what it limits
+        """Names of the functions of TRL's contract."""
+        if self.config.reward_manager == "rate_limited":  # calls for one response are what it limits
             return frozenset()
+        return frozenset(name for name, shape in self.shapes.items() if shape == COLUMNS)
+
+    @functools.cached_property
+    def shapes(self) -> dict[str, str]:
+        """How each function is called (columns.py), by name. A process imports those of files: they may do anything."""
+        given = [part for part in self.parts if part.scorer.target.function is not None]
+        found = {part.name: shape_of(function_of(part.scorer.target)) for part in given}
+        functions = [part for part in self.parts if not part.rule and part.name not in found]
+        if not functions:
+            return found
         jobs = [Job(part.scorer.target, ()) for part in functions]
-        self.pool.submit(jobs)
+        self.rule_pool.submit(jobs)
         try:
-            found = self.pool.results([job.future for job in jobs])
+            told = self.rule_pool.results([job.future for job in jobs])
         except JobFailed as error:
             target = functions[error.job].scorer.target
             raise UserError(
@@ -144,7 +164,7 @@ class RewardManager:
                 value=target.path,
                 fix=SHAPES,
             ) from None
-        return frozenset(part.name for part, columns in zip(functions, found, strict=True) if columns)
+        return found | {part.name: shape for part, shape in zip(functions, told, strict=True)}
 
     def _takes_all(self, part: Component) -> bool:
         """True for a function that is called once with all responses."""
@@ -167,11 +187,11 @@ class RewardManager:
     ) -> ScoreRequest | None:
         """Builds the request of this row, once its response is there; None if a reward model scores the row."""
         request = request_of(batch, index, text, last_turn)
-        if request is None or not self.columns:
+        if request is None or not {COLUMNS, FIELDS} & {*self.shapes.values()}:
             return request
         prompts = batch.extras.get("written_prompt") or batch.extras.get("messages")
         prompt = prompts[index] if prompts else None
-        if last_turn is not None and not isinstance(prompt, str):
+        if self.columns and last_turn is not None and not isinstance(prompt, str):
             part = next(part for part in self.parts if part.name in self.columns)
             raise UserError(
                 f"{part.name} reads one message of the assistant, and the policy wrote several turns {where(request)}",
@@ -304,10 +324,18 @@ SHAPES = (
 )
 
 
-def component_of(part: Part, config: Config) -> Component:
+def component_of(part: Part, config: Config, functions: Functions) -> Component:
     """The rule or function with its arguments: those of a rule follow from `reward_kwargs` and from other keys."""
     if part.path is not None:
-        scorer = Scorer(Target(part.path, part.function, part.kwargs), reads_turns=True)
+        own = functions.get(part.function) if part.path == PYTHON else None
+        if part.path == PYTHON and own is None:
+            raise UserError(
+                "is a function of the program that made this run, and this is another",
+                key="custom_reward_function.path",
+                value=f"{PYTHON}:{part.function}",
+                fix="run that program again; or put the function into a file, custom_reward_function.path=FILE.py:NAME",
+            )
+        scorer = Scorer(Target(part.path, part.function, part.kwargs, own), reads_turns=True)
         return Component(part.name, part.weight, scorer, rule=False)
     scorer = NAMED[part.function]
     given = {name: value for name, value in config.reward_kwargs.items() if name in scorer.options}

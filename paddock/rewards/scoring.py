@@ -15,6 +15,7 @@ from paddock.rewards.custom import Failed, Target, load
 from paddock.rewards.pool import Job, JobFailed, Pool
 from paddock.rewards.rules import Scorer
 from paddock.rewards.score import Score, ScoreRequest
+from paddock.rewards.threads import ThreadPool
 
 MOST_KNOWN = 65_536  # scores, some 300 bytes each
 NO_RULE = Score(0.0)
@@ -57,7 +58,9 @@ def key_of(target: Target, request: ScoreRequest) -> bytes:
 class Scoring:
     """The responses of one batch. `add` returns while they are being scored; `collect` waits for all of them."""
 
-    def __init__(self, scorer_of: Callable[[ScoreRequest], Scorer], pool: Pool, known: Known, blame: Blame):
+    def __init__(
+        self, scorer_of: Callable[[ScoreRequest], Scorer], pool: Pool | ThreadPool, known: Known, blame: Blame
+    ):
         self.scorer_of, self.pool, self.known, self.blame = scorer_of, pool, known, blame
         self.requests: dict[int, ScoreRequest] = {}
         self.here: dict[int, Score] = {}
@@ -68,6 +71,8 @@ class Scoring:
         """Indices that wait for the score of an equal, earlier request."""
         self.broken = False
         """True once a request that is away has failed."""
+        self.reads_prompts = False
+        """True if the scorer is given prompts."""
 
     def add(self, requests: Mapping[int, ScoreRequest | None]) -> None:
         """Starts scoring requests, by index in the batch; None: no rule scores the row. Raises if a request of this

@@ -1,7 +1,7 @@
 """The process that runs scorers: reads calls from a socket, answers each as soon as it has its score.
 
 In: (target, seconds, [(number, request), ...]); a request is one response, or a tuple of all for a batch function. An
-empty tuple asks whether the function is of TRL's contract.
+empty tuple asks for the function's shape (columns.py).
 Out: (READY, first number, whether the function can be interrupted), then for each number (SCORED, number, score),
 (FAILED, number, failure) or (TIMED_OUT, number, None). If the target cannot be loaded, FAILED for each.
 """
@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from paddock.rewards.columns import load_whole
-from paddock.rewards.custom import ROW, Failed, Target, blaming, call, function_at, load
+from paddock.rewards.custom import Failed, Target, blaming, caller_of, load
 from paddock.rewards.score import ScoreRequest, checked
 
 READY, SCORED, FAILED, TIMED_OUT = "ready", "scored", "failed", "timed out"
@@ -103,7 +103,7 @@ async def answer_one(
 
     limit = asyncio.timeout(None)
     try:
-        function = function_at(target, ROW)
+        function, call = caller_of(target)
         interruptible = inspect.iscoroutinefunction(function)
         connection.send((READY, number, interruptible))
         with blaming(target):

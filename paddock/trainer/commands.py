@@ -33,15 +33,19 @@ class Command:
     embedded: Mapping[str, Any] = field(default_factory=dict)
     """Defaults in which the embedded default differs from training's."""
 
-    def load(self, arguments: Sequence[str]) -> Loaded:
-        """A config as `train` would load it, under this command's names and defaults. The user's settings win."""
+    def load(self, arguments: Sequence[str] = (), values: Mapping[str, Any] | None = None) -> Loaded:
+        """A config as `train` would load it, under this command's names and defaults. The user's settings win.
+
+        `values`: keys and their values from a Python program.
+        """
         overrides = [self.translate(argument) for argument in arguments]
-        given = {setting.key: setting.value for setting in parse(overrides).settings}
+        given = {setting.key: setting.value for setting in parse(overrides).settings} | dict(values or {})
         defaults = {**self.situation(given), **self.defaults}
-        loaded = load([*(f"{key}={text(value)}" for key, value in defaults.items() if key not in given), *overrides])
-        own = defaults.keys() - given.keys()
-        loaded.origins |= dict.fromkeys(own, f"paddock {self.name}")
-        loaded.warnings = [warning for warning in loaded.warnings if warning.split()[0] not in own]
+        own = [f"{key}={text(value)}" for key, value in defaults.items() if key not in given]
+        loaded = load([*own, *overrides], values=values)
+        unset = defaults.keys() - given.keys()
+        loaded.origins |= dict.fromkeys(unset, f"paddock {self.name}")
+        loaded.warnings = [warning for warning in loaded.warnings if warning.split()[0] not in unset]
         idle = tuple(f"{own_data.CHOSEN}{key}=" for key in loaded.origins if not self.is_read(key))
         loaded.warnings = [warning for warning in loaded.warnings if not warning.startswith(idle)]
         loaded.warnings += self.unread(loaded)

@@ -27,6 +27,7 @@ from paddock.trainer.samples import Sample, dump_samples, samples_of
 from paddock.trainer.tracking import Tracker
 from paddock.trainer.validation import Validation
 from paddock.workers.roles import Roles
+from paddock.workers.updates import actor_plan, critic_plan
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +58,14 @@ class Trainer(TrainingRun):
 
     def step(self) -> tuple[Metrics, Batch]:
         """Takes one step: generate, score, compute advantages, update."""
+        batch, metrics = self.collector.collect(self.step_no, self.timer, self.roles.generating)
+        batch, found = self.with_advantages(batch)
+        metrics |= found | self.learn(batch)
+        return metrics | self.describe(batch), batch
+
+    def with_advantages(self, batch: Batch) -> tuple[Batch, Metrics]:
+        """Computes what a scored batch lacks for an update: log-probs, values, rewards, weights and advantages."""
         time, roles, algorithm = self.timer, self.roles, self.config.algorithm
-        batch, metrics = self.collector.collect(self.step_no, time, roles.generating)
         with roles.forwarding():
             with time("old_log_prob"):
                 batch = self.with_old_log_probs(batch)
@@ -74,15 +81,19 @@ class Trainer(TrainingRun):
             batch = compute_advantages(batch, algorithm)
             if algorithm.use_pf_ppo:
                 batch = resample(batch, algorithm.pf_ppo, self.config.trainer.seed, self.step_no)
-        metrics |= kl_metrics | correction_metrics
+        return batch, kl_metrics | correction_metrics
+
+    def learn(self, batch: Batch) -> Metrics:
+        """Updates the critic, and once that is warm the actor, on a batch that has advantages."""
+        time, roles, metrics = self.timer, self.roles, Metrics()
         self.keep_rollouts(batch)
         if roles.critic:
             with time("update_critic"), self.updating():
-                metrics |= roles.critic.update(batch, self.step_no)
+                metrics |= roles.critic.learn(batch, critic_plan(self.config, batch, self.step_no))
         if self.step_no >= self.config.trainer.critic_warmup:
             with time("update_actor"), self.updating():
-                metrics |= roles.actor.update(batch, self.step_no)
-        return metrics | self.describe(batch), batch
+                metrics |= roles.actor.learn(batch, actor_plan(self.config, batch, self.step_no))
+        return metrics
 
     def publish(self) -> Metrics:
         """Gives the rollout engines the new weights, if the actor was trained."""

@@ -22,6 +22,7 @@ from paddock.trainer.sft import SupervisedTrainer, kind_of
 from paddock.trainer.tracking import Tracker
 from paddock.trainer.training import train
 from paddock.workers.supervised import margin
+from paddock.workers.updates import one_step_plan
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class RewardTrainer(SupervisedTrainer):
         """Takes one optimizer step on data.train_batch_size pairs."""
         batch = self.batch(self.loader.next_prompts())
         with self.timer("update_reward_model"), self.updating():
-            metrics = self.learner.update(batch, self.step_no)
+            metrics = self.learner.learn(batch, one_step_plan(batch, self.step_no))
         return metrics, batch.with_(lengths=batch.need("lengths") - 1)  # the place behind each answer is no token
 
     def batch(self, rows: list[PromptRow]) -> Batch:

@@ -10,7 +10,7 @@ from paddock.config.topology import pools
 from paddock.data.dataset import MODEL, PromptDataset
 from paddock.data.loader import Loader
 from paddock.models.image_reader import ImageReader
-from paddock.rewards.manager import RewardManager
+from paddock.rewards.manager import NO_FUNCTIONS, Functions, RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.rollouts.collect import Collector
 from paddock.trainer import training
@@ -28,14 +28,19 @@ from paddock.workers.roles import build
 log = logging.getLogger(__name__)
 
 
-def open_trainer(config: Config, store: CheckpointStore, lock: FolderLock, things: ExitStack) -> Trainer:
-    """Puts data, rewards and roles together; what is to be closed with the trainer goes on the stack."""
+def open_trainer(
+    config: Config, store: CheckpointStore, lock: FolderLock, things: ExitStack, functions: Functions = NO_FUNCTIONS
+) -> Trainer:
+    """Puts data, rewards and roles together; what is to be closed with the trainer goes on the stack.
+
+    `functions`: rewards that the config names as `python:NAME`.
+    """
     tokenizer = open_tokenizer(config)
     reader = ImageReader.of(config)
     log.info("reading %s", config.data.train_files)
     dataset = PromptDataset.train(config.data, tokenizer, reader)
     loader = Loader.train(config.data, dataset)
-    rewards = things.enter_context(RewardManager(config))
+    rewards = things.enter_context(RewardManager(config, functions))
     total_steps = config.trainer.total_training_steps or loader.steps_per_epoch * config.trainer.total_epochs
     rewards.total_steps = total_steps
     dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))

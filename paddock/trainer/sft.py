@@ -30,6 +30,7 @@ from paddock.trainer.training import Kind, train
 from paddock.workers.roles import build_learner
 from paddock.workers.sharded import ShardedLearner
 from paddock.workers.supervised import Learner
+from paddock.workers.updates import one_step_plan
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class SupervisedTrainer(TrainingRun):
         """Takes one optimizer step on data.train_batch_size rows."""
         batch = self.batch(self.loader.next_prompts())
         with self.timer("update_actor"), self.updating():
-            return self.learner.update(batch, self.step_no), batch
+            return self.learner.learn(batch, one_step_plan(batch, self.step_no)), batch
 
     def batch(self, rows: list[PromptRow]) -> Batch:
         return answer_batch(rows, self.tokenizer.pad_token_id)

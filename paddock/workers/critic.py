@@ -9,7 +9,6 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch, PerToken
 from paddock.engines.train.base import Outputs, TrainEngine
 from paddock.workers.role import MiniBatch, TrainedRole
-from paddock.workers.updates import Metrics, critic_plan
 
 
 class Critic(TrainedRole):
@@ -25,9 +24,6 @@ class Critic(TrainedRole):
         values = self.forward(batch, self.wants).values
         assert values is not None
         return values
-
-    def update(self, batch: Batch, step: int) -> Metrics:
-        return self.learn(batch, critic_plan(self.config, batch, step))
 
     def loss(self, mini: MiniBatch, micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
         assert outputs.values is not None

@@ -17,7 +17,7 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.engines.train.base import Outputs, TrainEngine
 from paddock.workers.role import MiniBatch, TrainedRole
-from paddock.workers.updates import Metrics, UpdatePlan, actor_plan
+from paddock.workers.updates import UpdatePlan
 
 
 class Policy(TrainedRole):
@@ -33,9 +33,6 @@ class Policy(TrainedRole):
         log_probs = self.forward(batch, frozenset({"log_probs"})).log_probs
         assert log_probs is not None
         return log_probs
-
-    def update(self, batch: Batch, step: int) -> Metrics:
-        return self.learn(batch, actor_plan(self.config, batch, step))
 
     def loss(self, mini: MiniBatch, micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
         assert outputs.log_probs is not None

@@ -34,7 +34,7 @@ from paddock.workers.reward_model import ModelScores
 from paddock.workers.role import TrainedRole
 from paddock.workers.rollout import Rollout, RolloutServer
 from paddock.workers.supervised import Learner
-from paddock.workers.updates import Metrics, Mini, UpdatePlan, actor_plan, critic_plan, one_step_plan
+from paddock.workers.updates import Metrics, Mini, UpdatePlan
 from paddock.workers.weight_sender import WeightSender
 
 FORWARD = frozenset({"row", "group", "prompts", "prompt_mask", "responses", "mask", "lengths"})
@@ -204,9 +204,6 @@ class ShardedPolicy(ShardedRole):
         assert log_probs is not None
         return log_probs
 
-    def update(self, batch: Batch, step: int) -> Metrics:
-        return self.learn(batch, actor_plan(self.config, batch, step))
-
 
 class ShardedCritic(ShardedRole):
     """The critic on many ranks: see `Critic`."""
@@ -224,9 +221,6 @@ class ShardedCritic(ShardedRole):
         assert values is not None
         return values
 
-    def update(self, batch: Batch, step: int) -> Metrics:
-        return self.learn(batch, critic_plan(self.config, batch, step))
-
 
 class ShardedLearner(ShardedRole):
     """A learner of given answers on many ranks: see `Learner`."""
@@ -240,9 +234,6 @@ class ShardedLearner(ShardedRole):
 
     def mini_rows(self) -> int:
         return self.config.data.train_batch_size * self.kind.rows_together
-
-    def update(self, batch: Batch, step: int) -> Metrics:
-        return self.learn(batch, one_step_plan(batch, step))
 
     def export(self, folder: Path) -> None:
         self.ranks.broadcast(self.name, self.learner.export, folder)

@@ -19,7 +19,6 @@ from paddock.errors import UserError
 from paddock.models.packing import sequence_lengths
 from paddock.models.reward_head import RewardModel, save_classifier, sequence_scores
 from paddock.workers.role import MiniBatch, TrainedRole
-from paddock.workers.updates import Metrics, one_step_plan
 
 
 class Learner(TrainedRole):
@@ -27,9 +26,6 @@ class Learner(TrainedRole):
 
     def __init__(self, engine: TrainEngine):
         super().__init__(engine, "learner", prefix="train")
-
-    def update(self, batch: Batch, step: int) -> Metrics:
-        return self.learn(batch, one_step_plan(batch, step))
 
     def export(self, folder: Path) -> None:
         """Writes the model as `transformers` loads it, in the type it computes in; every rank must call it."""

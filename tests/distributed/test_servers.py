@@ -32,6 +32,7 @@ from paddock.trainer import run as runs
 from paddock.workers.rank import Rank
 from paddock.workers.roles import Roles, build
 from paddock.workers.sharded import RolloutServers
+from paddock.workers.updates import actor_plan
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
 cluster = pytest.importorskip("paddock.workers.ray")
@@ -95,7 +96,7 @@ def update(roles: Roles) -> None:
     batch = batch.with_(prompts=batch.prompts % WORDS, responses=batch.need("responses") % WORDS)
     weights = torch.linspace(-1.0, 1.0, len(batch))[:, None] * batch.need("mask")
     batch = batch.with_(advantages=weights, old_log_probs=roles.actor.log_probs(batch))
-    roles.actor.update(batch, step=1)
+    roles.actor.learn(batch, actor_plan(roles.actor.config, batch, step=1))
 
 
 @torch.no_grad()

@@ -10,12 +10,12 @@ from synthetic import VALIDATION, write_run
 
 from paddock.errors import UserError
 from paddock.report.curves import Curve, Series, common_label, curves_of, series_of, thinned
-from paddock.report.folder import Run, read_run
+from paddock.report.folder import RecordedRun, read_run
 from paddock.report.summary import amount, duration, held_out, phase_seconds, summary_lines, total_seconds, training
 
 
-def run_of(tmp_path, *rows: dict, name: str = "run") -> Run:
-    return Run(tmp_path / name, list(rows), [], [])
+def run_of(tmp_path, *rows: dict, name: str = "run") -> RecordedRun:
+    return RecordedRun(tmp_path / name, list(rows), [], [])
 
 
 # folders

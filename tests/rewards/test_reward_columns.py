@@ -125,7 +125,7 @@ def test_the_signature_tells_whose_contract_a_function_has(head, of_trl):
 
 def test_a_function_is_asked_for_its_contract_by_no_responses(file):
     path = file("def ours(data_source, solution_str, ground_truth, extra_info): ...\ndef trl(completions): ...")
-    assert load_whole(Target(path, "trl"))(()) is True and load_whole(Target(path, "ours"))(()) is False
+    assert load_whole(Target(path, "trl"))(()) == "columns" and load_whole(Target(path, "ours"))(()) == "row"
 
 
 # What it may return

@@ -25,7 +25,7 @@ from paddock.errors import UserError
 from paddock.trainer.samples import Sample, dump_samples, samples_of
 from paddock.trainer.tracking.console import ConsoleLog, StepLines, highlights, validation
 from paddock.trainer.tracking.jsonl import MetricsFile, SamplesFile, worth_keeping
-from paddock.trainer.tracking.run import Run
+from paddock.trainer.tracking.run import LoggedRun
 from paddock.trainer.tracking.tracker import Tracker
 
 STEP = {
@@ -131,8 +131,8 @@ def test_a_folder_that_cannot_be_written_is_a_user_error(tmp_path):
 # console
 
 
-def run(folder: Path, **changes) -> Run:
-    return dataclasses.replace(Run("project", "name", folder, {}, total_steps=60), **changes)
+def run(folder: Path, **changes) -> LoggedRun:
+    return dataclasses.replace(LoggedRun("project", "name", folder, {}, total_steps=60), **changes)
 
 
 def shown(folder: Path, terminal: bool, *logged: tuple[int, dict], **changes) -> str:

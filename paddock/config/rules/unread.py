@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paddock.config import tree
+from paddock.config.overrides import LINE, PROGRAM
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
 from paddock.config.topology import engine_size, rolls_out_apart
@@ -45,4 +46,4 @@ def warnings(config: Config, origins: dict[str, str]) -> Iterator[str]:
 
 
 def set_by_user(origin: str) -> bool:
-    return origin == "command line" or origin.endswith((".yaml", ".yml"))
+    return origin in (LINE, PROGRAM) or origin.endswith((".yaml", ".yml"))

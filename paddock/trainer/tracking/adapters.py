@@ -17,7 +17,7 @@ from typing import Any
 from paddock.errors import UserError
 from paddock.facts.distribution import install_command
 from paddock.trainer.samples import Sample
-from paddock.trainer.tracking.run import Run
+from paddock.trainer.tracking.run import LoggedRun
 
 GENERATIONS = "val/generations"
 COLUMNS = ("step", "prompt", "answer", "score", "ground_truth")
@@ -39,7 +39,7 @@ def need(logger: str) -> ModuleType:
 class TensorBoard:
     run_id: str | None = None
 
-    def __init__(self, run: Run):
+    def __init__(self, run: LoggedRun):
         need("tensorboard")
         summaries = importlib.import_module("torch.utils.tensorboard")
         beyond = None if run.resumed is None else run.resumed + 1  # hides what the interrupted run wrote later
@@ -59,7 +59,7 @@ class TensorBoard:
 
 
 class WandB:
-    def __init__(self, run: Run):
+    def __init__(self, run: LoggedRun):
         self.wandb = need("wandb")
         self.run_id: str | None = run.run_id or new_id()
         self.run = self.wandb.init(
@@ -83,7 +83,7 @@ class WandB:
 
 
 class MLflow:
-    def __init__(self, run: Run):
+    def __init__(self, run: LoggedRun):
         self.mlflow = need("mlflow")
         self.mlflow.set_experiment(run.project)
         known: dict[str, Any] = {"run_id": run.run_id} if run.run_id else {"run_name": run.name}
@@ -101,7 +101,7 @@ class MLflow:
 
 
 class SwanLab:
-    def __init__(self, run: Run):
+    def __init__(self, run: LoggedRun):
         self.swanlab = need("swanlab")
         self.run_id: str | None = run.run_id or new_id()
         self.swanlab.init(
@@ -127,7 +127,7 @@ class SwanLab:
 class Trackio:
     """Finds a run by its name, so the name carries the id."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: LoggedRun):
         self.trackio = need("trackio")
         self.run_id: str | None = run.run_id or f"{run.name}-{new_id()[:8]}"
         self.trackio.init(project=run.project, name=self.run_id, config=dict(run.settings), resume="allow")

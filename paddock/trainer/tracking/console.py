@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paddock.trainer.samples import Sample
-from paddock.trainer.tracking.run import Run
+from paddock.trainer.tracking.run import LoggedRun
 
 HIGHLIGHTS = (
     ("Loss", ("train/loss",)),
@@ -40,7 +40,7 @@ SHOWN_CHARACTERS = 300
 class ConsoleLog:
     run_id: str | None = None
 
-    def __init__(self, run: Run, screen: Console | None = None):
+    def __init__(self, run: LoggedRun, screen: Console | None = None):
         self.run = run
         self.screen = screen or Console()
         self.started = time.monotonic()
@@ -95,7 +95,7 @@ class StepLines:
 
     run_id: str | None = None
 
-    def __init__(self, run: Run, screen: Console | None = None):
+    def __init__(self, run: LoggedRun, screen: Console | None = None):
         self.screen = screen or Console()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from paddock.errors import UserError
 from paddock.facts.distribution import install_command
 from paddock.trainer.samples import Sample
-from paddock.trainer.tracking.run import Run
+from paddock.trainer.tracking.run import LoggedRun
 
 LABELS = ("project", "run")
 
@@ -22,7 +22,7 @@ class Prometheus:
 
     run_id: str | None = None
 
-    def __init__(self, run: Run):
+    def __init__(self, run: LoggedRun):
         try:
             from paddock.workers.ray import gauge, is_up
         except ImportError as error:

@@ -11,7 +11,7 @@ from paddock.trainer.samples import Sample
 
 
 @dataclass(frozen=True)
-class Run:
+class LoggedRun:
     project: str
     name: str
     folder: Path

@@ -18,7 +18,7 @@ from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.trainer.samples import Sample
 from paddock.trainer.tracking.jsonl import SHOWN, MetricsFile, SamplesFile, evenly, worth_keeping
-from paddock.trainer.tracking.run import Logger, Run
+from paddock.trainer.tracking.run import Logger, LoggedRun
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Tracker:
         self.shown, self.every, self.total_steps = trainer.log_val_generations, trainer.test_freq, total_steps
         self.failed: set[str] = set()
         self.loggers: dict[str, Logger] = {}
-        run = Run(
+        run = LoggedRun(
             project=trainer.project_name,
             name=trainer.experiment_name,
             folder=Path(trainer.default_local_dir),
@@ -109,7 +109,7 @@ class Tracker:
                 self.failed.add(name)
 
 
-def open_logger(name: str, factory: str, run: Run) -> Logger:
+def open_logger(name: str, factory: str, run: LoggedRun) -> Logger:
     """Returns the logger that `factory` (`module:name`) makes for a run."""
     module, _, maker = factory.partition(":")
     try:

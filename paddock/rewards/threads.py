@@ -1,0 +1,128 @@
+"""Functions of the program that runs, which no other process can import: scored in a thread of this one.
+
+A notebook's function, a lambda, a method of an object that cannot be pickled. A thread cannot be killed: a call that
+takes too long counts as cut off, and is left behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future
+from concurrent.futures import wait as wait_for
+from typing import Any
+
+from paddock.rewards.columns import whole_scorer
+from paddock.rewards.custom import Failed, Target, row_scorer
+from paddock.rewards.pool import Job, JobFailed
+from paddock.rewards.worker import failure
+
+log = logging.getLogger(__name__)
+
+LOOK = 0.05  # seconds between two looks at the clock of a call
+
+
+class ThreadPool:
+    """Runs jobs one after the other in one thread, with the methods of `Pool`."""
+
+    def __init__(self, timeout: float):
+        self.timeout = timeout
+        self.waiting: deque[Job] = deque()
+        self.scorers: dict[tuple[Target, bool], Callable[[Any], Any]] = {}
+        self.running: tuple[Job, float] | None = None
+        """The job that the thread is at, and when it began."""
+        self.thread: threading.Thread | None = None
+        self.lock = threading.Condition()
+        self.told = False
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        if not jobs:
+            return
+        with self.lock:
+            self.waiting += jobs
+            self.start()
+
+    def start(self) -> None:
+        """Starts a thread if none is at work."""
+        if self.thread is None:
+            self.thread = threading.Thread(target=self.serve, name="rewards", daemon=True)
+            self.thread.start()
+
+    def serve(self) -> None:
+        """Scores what waits. Ends when nothing does, or when another thread has taken its place."""
+        own = threading.current_thread()
+        while True:
+            with self.lock:
+                if self.thread is not own:
+                    return
+                if not self.waiting:
+                    self.thread = self.running = None
+                    return
+                job = self.waiting.popleft()
+                self.running = job, time.monotonic()
+            try:
+                found, error = self.score(job), None
+            except Failed as failed:
+                found, error = None, JobFailed(failure(failed))
+            with self.lock:
+                if self.thread is not own or job.future.done():
+                    return
+                self.running = None
+            if error:
+                job.future.set_exception(error)
+            else:
+                job.future.set_result(found)
+
+    def score(self, job: Job) -> Any:
+        key = job.target, job.batch
+        if key not in self.scorers:
+            self.scorers[key] = (whole_scorer if job.batch else row_scorer)(job.target)
+        return self.scorers[key](job.request)
+
+    def results(self, futures: Sequence[Future[Any]]) -> list[Any]:
+        """Returns the results of these jobs, in order; None for one that took too long."""
+        try:
+            while True:
+                done, pending = wait_for(futures, LOOK, return_when=FIRST_EXCEPTION)
+                if not pending or any(future.exception() for future in done):
+                    break
+                self.look_at_the_clock()
+            for index, future in enumerate(futures):
+                if future.done() and isinstance(error := future.exception(), JobFailed):
+                    raise JobFailed(error.failure, index) from None
+            return [future.result() for future in futures]
+        except BaseException:
+            self.cancel()
+            raise
+
+    def look_at_the_clock(self) -> None:
+        """Leaves a call behind that has taken longer than `timeout`."""
+        with self.lock:
+            if self.running is None or time.monotonic() - self.running[1] < self.timeout:
+                return
+            (job, _), self.running, self.thread = self.running, None, None
+            if self.waiting:
+                self.start()
+        if not self.told:
+            log.warning(
+                "%s took longer than %g s (reward_model.timeout). It runs in a thread, which cannot be killed: the "
+                "call goes on beside the run. A function of an importable module runs in a process, and is stopped",
+                job.target.name, self.timeout,
+            )  # fmt: skip
+        self.told = True
+        job.future.set_result(None)
+
+    def cancel(self) -> None:
+        """Drops all work; a call that runs is left behind."""
+        with self.lock:
+            dropped, self.running, self.thread = [*self.waiting], None, None
+            self.waiting.clear()
+        for job in dropped:
+            job.future.cancel()
+
+    def close(self) -> None:
+        self.cancel()
+        self.scorers.clear()
