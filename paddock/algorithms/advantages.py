@@ -50,7 +50,7 @@ def estimator(name: str, *aliases: str, needs: Iterable[str] = ()) -> Callable[[
     def file(fn: Compute) -> Compute:
         compute = torch.no_grad()(fn)
         recipe = recipes.declare(name, (fn.__doc__ or name).splitlines()[0], known)
-        ESTIMATOR.register(name, *aliases)(Estimator(name, compute, recipe.needs))
+        ESTIMATOR.register(name, *aliases, by=fn)(Estimator(name, compute, recipe.needs))
         return compute
 
     return file

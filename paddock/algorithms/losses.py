@@ -20,6 +20,7 @@ from torch import Tensor
 
 from paddock.algorithms.correction import batch_norm_factor, kept_mask, truncated_weights
 from paddock.algorithms.kl import kl_divergence
+from paddock.config.roles import DECLARED_LOSSES
 from paddock.config.rollout_correction import CorrectionPlan, parse
 from paddock.core.batch import PerRow, PerToken
 from paddock.core.masked import Denominators, aggregate, masked_mean, masked_sum
@@ -102,13 +103,18 @@ class PolicyLoss:
 
 
 POLICY_LOSS: Registry[PolicyLoss] = Registry("policy loss", key="actor_rollout_ref.actor.policy_loss.loss_mode")
+OF_THE_PROGRAM: dict[str, PolicyLoss] = {}
+"""Losses that no other process can import: they are sent to ranks by value."""
 
 
 def policy_loss(name: str, **declared: Any) -> Callable[[Any], Any]:
-    """Register `matrix(inputs, config) -> (PerToken, metrics)` as the policy loss of this name; see PolicyLoss."""
+    """Registers `matrix(inputs, config) -> (PerToken, metrics)` as the policy loss of this name; see PolicyLoss."""
 
     def file(matrix: Any) -> Any:
-        POLICY_LOSS.register(name)(PolicyLoss(matrix, **declared))
+        POLICY_LOSS.register(name, by=matrix)(PolicyLoss(matrix, **declared))
+        DECLARED_LOSSES.add(name)
+        if matrix.__module__ == "__main__":
+            OF_THE_PROGRAM[name] = PolicyLoss(matrix, **declared)
         return matrix
 
     return file

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 _T = "paddock.trainer.tracking"
 
@@ -11,9 +13,9 @@ _T = "paddock.trainer.tracking"
 class LoggerKind:
     """What a logger declares about itself."""
 
-    factory: str | None
-    """`module:name` of a function or class that takes a `LoggedRun` (trainer/tracking/run.py) and returns a `Logger`; None
-    for metrics.jsonl, which every run writes."""
+    factory: str | Callable[[Any], Any] | None
+    """A function or class that takes a `LoggedRun` (trainer/tracking/run.py) and returns a `Logger`, or `module:name`
+    of one; None for metrics.jsonl, which every run writes."""
     package: str | None = None
     """Package that must be installed."""
 

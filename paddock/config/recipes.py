@@ -52,6 +52,7 @@ ESTIMATORS: dict[str, Recipe] = {
     "gdpo": _grouped("GDPO: every reward component normalised on its own", "reward_components"),
 }
 
+OWN = frozenset(ESTIMATORS)
 ALIASES = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
 
 # --config-name: the settings in which the two launch files that people know differ from the schema.
@@ -122,5 +123,7 @@ def known_needs(needs: Iterable[str]) -> frozenset[str]:
 
 
 def declare(estimator: str, about: str, needs: frozenset[str]) -> Recipe:
-    """Adds a plug-in's estimator to the catalogue; unset keys keep the schema's defaults."""
-    return ESTIMATORS.setdefault(estimator, Recipe(about, needs))
+    """Adds a plug-in's estimator to the catalogue; unset keys keep the schema's defaults. Our own stay as they are."""
+    if estimator not in OWN:
+        ESTIMATORS[estimator] = Recipe(about, needs)
+    return ESTIMATORS[estimator]

@@ -21,6 +21,8 @@ from paddock.config.rollout_engines import ENGINES
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum")
 KL_KINDS = tuple(kind + plus for kind in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for plus in ("", "+"))
+DECLARED_LOSSES: set[str] = set()
+"""Names of policy losses that plug-ins have registered."""
 POLICY_LOSSES = (
     "vanilla",
     "gspo",

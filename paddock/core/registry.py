@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from paddock.errors import UserError
 
@@ -18,14 +18,22 @@ class Registry(Generic[T]):
         self.kind = kind
         self.key = key
         self._entries: dict[str, T] = {}
+        self._definitions: dict[str, str | None] = {}
 
-    def register(self, name: str, *aliases: str) -> Callable[[T], T]:
-        """Decorator that files an object under ``name`` and its aliases; a name is given away once."""
+    def register(self, name: str, *aliases: str, by: Callable[..., Any] | None = None) -> Callable[[T], T]:
+        """Decorator that files an object under ``name`` and its aliases; a name is given away once.
+
+        `by`: the function that defines it. Defined again, by the same module under the same name, it is replaced: a
+        cell of a notebook runs more than once.
+        """
+        definition = None if by is None else f"{by.__module__}.{by.__qualname__}"
 
         def file(entry: T) -> T:
             for each in (name, *aliases):
-                if self._entries.setdefault(each, entry) is not entry:
+                again = definition is not None and self._definitions.get(each) == definition
+                if not again and self._entries.get(each, entry) is not entry:
                     raise ValueError(f"{self.kind} {each!r} is registered already, as {self._entries[each]!r}")
+                self._entries[each], self._definitions[each] = entry, definition
             return entry
 
         return file

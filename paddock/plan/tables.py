@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 from rich.console import Console
@@ -20,9 +21,16 @@ BAR = 24  # characters of a full memory bar
 MIN_WIDTH = 120  # long keys stay on one line, also in a file
 
 
-def render(plan: Plan) -> None:
-    console = Console(highlight=False)
-    console = Console(highlight=False, width=max(console.width, MIN_WIDTH))
+def text_of(plan: Plan) -> str:
+    """Returns what `render` prints, without colours."""
+    file = io.StringIO()
+    render(plan, Console(file=file, highlight=False, width=MIN_WIDTH))
+    return file.getvalue()
+
+
+def render(plan: Plan, console: Console | None = None) -> None:
+    if console is None:
+        console = Console(highlight=False, width=max(Console().width, MIN_WIDTH))
     for block in (_algorithm, _placement, _batch, _memory, _time, _origins, _advice):
         block(plan, console)
 

@@ -45,6 +45,8 @@ class Episode:
     """True if the episode ended by itself, False if it was cut at a limit."""
     experts: Chosen | None = None
     """Experts that the tokens went to, if the engine records them."""
+    text: str = ""
+    """The response, decoded; where a program asked for it."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     """Anything else that the environment says of the episode."""
 

@@ -2,7 +2,8 @@
 unless it changes nothing: a run that was killed and resumed leaves the file of a run that was not. Reading it imports
 no torch, so that `paddock report` answers at once.
 
-    {"starts": [{"after_step": 0, "command": "train", "settings": {...}, "origins": {...}, "environment": {...}}, ...]}
+    {"starts": [{"after_step": 0, "command": "train", "settings": {...}, "origins": {...}, "environment": {...}}, ...],
+     "finished_at": 80}
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from paddock.facts.machine import GIB, OPTIONAL_PACKAGES, this_machine
 from paddock.trainer.files import replacing
 
 FILE, KEY = "run.json", "trainer.default_local_dir"
+FINISHED = "finished_at"
 PACKAGES = ("torch", "transformers", "triton", "megatron-core", *OPTIONAL_PACKAGES,
             *(kind.package for kind in LOGGERS.values() if kind.package))  # fmt: skip
 
@@ -53,6 +55,20 @@ def record_launch(config: Config, launch: Launch, device: str, after_step: int) 
         earlier.append(start)
     with replacing(path, KEY) as file:
         file.write(json.dumps({"starts": earlier}, indent=1).encode())
+
+
+def record_end(folder: Path, step: int) -> None:
+    """Notes in run.json that the run has trained its last step."""
+    with replacing(folder / FILE, KEY) as file:
+        file.write(json.dumps({"starts": starts(folder), FINISHED: step}, indent=1).encode())
+
+
+def is_finished(folder: Path) -> bool:
+    """True if the run of this folder has trained its last step."""
+    try:
+        return FINISHED in json.loads((folder / FILE).read_bytes())
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def starts(folder: Path) -> list[dict[str, Any]]:

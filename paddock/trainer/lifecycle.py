@@ -12,7 +12,8 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from paddock.errors import UserError
 from paddock.trainer.checkpoint import Checkpoint, CheckpointStore
 from paddock.trainer.interruption import Interruption
 from paddock.trainer.lock import FolderLock
+from paddock.trainer.samples import Sample
 from paddock.trainer.state import check_config, flat, load_state, restore_rng, rng_state, save_state
 from paddock.trainer.tracking import Tracker
 from paddock.workers.sharded import WorkerLost
@@ -55,6 +57,12 @@ class Step:
     number: int
     metrics: Metrics
     batch: Batch
+    read: Callable[[Batch], list[Sample]] = field(repr=False)
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """The step's responses in words, with their scores; none if the policy wrote none."""
+        return self.read(self.batch)
 
 
 @dataclass
@@ -127,6 +135,10 @@ class TrainingRun(ABC):
     @abstractmethod
     def devices(self) -> str:
         """Names the devices that train, and their number."""
+
+    def samples(self, batch: Batch) -> list[Sample]:
+        """Returns a step's responses in words, if the policy wrote them."""
+        return []
 
     def keep_samples(self, tracker: Tracker, batch: Batch) -> None:
         """Shows the tracker a step's rows, if the policy wrote them."""
@@ -203,7 +215,7 @@ class TrainingRun(ABC):
         """Logs step `step_no`, and saves it if that is due."""
         trainer = self.config.trainer
         self.lock.require()
-        step = Step(self.step_no, metrics | self.cost(batch), batch)
+        step = Step(self.step_no, metrics | self.cost(batch), batch, self.samples)
         tracker.log(self.step_no, step.metrics)
         self.unlogged, self.finished = None, self.state()
         self.timer.reset()

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from paddock.config.schema import Config
@@ -14,7 +15,7 @@ from paddock.core.device import seed_all, torch_settings_restored
 from paddock.errors import UserError
 from paddock.trainer.checkpoint import CheckpointStore, checkpoint_store, resume_point
 from paddock.trainer.interruption import Interruption
-from paddock.trainer.launch import Launch, record_launch
+from paddock.trainer.launch import Launch, record_end, record_launch
 from paddock.trainer.lifecycle import Listeners, Outcome, State, Step, TrainingRun
 from paddock.trainer.lock import FolderLock
 from paddock.trainer.state import restore_rng, rng_state
@@ -81,9 +82,14 @@ class Training:
     def fit_run(self, run: TrainingRun) -> Outcome:
         self.begun = True
         outcome = run.fit(self.tracker)
-        if outcome.finished:
-            self.kind.conclude(run)
+        if outcome.finished and not self.config.trainer.val_only:
+            self.conclude(run)
         return outcome
+
+    def conclude(self, run: TrainingRun) -> None:
+        """Does what follows the last step."""
+        self.kind.conclude(run)
+        record_end(Path(self.config.trainer.default_local_dir), run.step_no)
 
     def advance(self) -> Step | None:
         """Trains the next step; None if all are done. A signal leaves a checkpoint behind the step, and then counts."""
@@ -102,7 +108,7 @@ class Training:
         if interruption.asked:
             raise KeyboardInterrupt
         if run.step_no == run.total_steps:
-            self.kind.conclude(run)
+            self.conclude(run)
         return step
 
     def restarting(self, work: Callable[[TrainingRun], T]) -> T:

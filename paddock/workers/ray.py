@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 from torch.distributed import TCPStore
 
+from paddock.algorithms.losses import OF_THE_PROGRAM, POLICY_LOSS, PolicyLoss
 from paddock.config.plugins import import_plugin
 from paddock.config.schema import Config
 from paddock.config.topology import Pool
@@ -97,9 +98,13 @@ class RankProcess:
             return ray.util.get_node_ip_address(), free.getsockname()[1], os.getpid()
 
     def enlist(
-        self, config: Config, total_steps: int, roles: Sequence[str], place: Rendezvous, store: tuple[str, int]
-    ) -> None:
-        """Joins the other ranks, and loads the roles; those of an earlier call go."""
+        self, config: Config, total_steps: int, roles: Sequence[str], place: Rendezvous, store: tuple[str, int],
+        losses: Mapping[str, PolicyLoss],
+    ) -> None:  # fmt: skip
+        """Joins the other ranks, and loads the roles; those of an earlier call go. `losses`: the driver's own."""
+        for name, loss in losses.items():
+            if name not in POLICY_LOSS:
+                POLICY_LOSS.register(name)(loss)
         vars(self).pop("rank", None)
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -188,8 +193,13 @@ class RayRanks:
         store = (ray.util.get_node_ip_address(), self.store.port)
         self.enlisting = [
             process.enlist.remote(
-                self.config, total_steps, self.pool.roles, Rendezvous(rank, self.size, address, self.timeout), store
-            )
+                self.config,
+                total_steps,
+                self.pool.roles,
+                Rendezvous(rank, self.size, address, self.timeout),
+                store,
+                OF_THE_PROGRAM,
+            )  # fmt: skip
             for rank, process in enumerate(self.ranks)
         ]
 

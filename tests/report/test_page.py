@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from synthetic import VALIDATION, write_run, write_samples, write_start
 
-from paddock.report.folder import Run, read_run
+from paddock.report.folder import RecordedRun, read_run
 from paddock.report.page import bounded, render, short, shown
 
 
@@ -207,5 +207,5 @@ def test_samples_beyond_the_budget_lose_the_steps_between_the_first_and_the_last
 def test_numbers_that_json_does_not_know_are_gaps():
     assert [short(x) for x in (float("nan"), float("inf"), None)] == [None] * 3
     assert [short(x) for x in (1.0, 1 / 3, 1e20)] == [1, 0.333333, 1e20]
-    page = Page(render([Run(Path("x"), [{"step": 1, "a": float("nan")}, {"step": 2, "a": 1.0}], [], [])]))
+    page = Page(render([RecordedRun(Path("x"), [{"step": 1, "a": float("nan")}, {"step": 2, "a": 1.0}], [], [])]))
     assert series(page.data, "a") == [(1, None), (2, 1)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paddock.config import recipes, rollout_correction
-from paddock.config.roles import POLICY_LOSSES
+from paddock.config.roles import DECLARED_LOSSES, POLICY_LOSSES
 from paddock.config.rules.limits import unknown
 from paddock.config.schema import Config
 from paddock.errors import UserError
@@ -56,7 +56,8 @@ def estimator_gets_its_components(config: Config) -> None:
 
 def losses_have_what_they_need(config: Config) -> None:
     loss, key = config.actor_rollout_ref.actor.policy_loss, f"{_A}.policy_loss"
-    if loss.loss_mode not in POLICY_LOSSES and not config.actor_rollout_ref.model.external_lib:
+    known = {*POLICY_LOSSES, *DECLARED_LOSSES}
+    if loss.loss_mode not in known and not config.actor_rollout_ref.model.external_lib:
         raise unknown("policy loss", f"{key}.loss_mode", loss.loss_mode, POLICY_LOSSES)
     if loss.loss_mode == "dro" and loss.dro_beta is None:
         raise UserError(

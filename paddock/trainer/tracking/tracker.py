@@ -18,7 +18,7 @@ from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.trainer.samples import Sample
 from paddock.trainer.tracking.jsonl import SHOWN, MetricsFile, SamplesFile, evenly, worth_keeping
-from paddock.trainer.tracking.run import Logger, LoggedRun
+from paddock.trainer.tracking.run import LoggedRun, Logger
 
 log = logging.getLogger(__name__)
 
@@ -109,11 +109,14 @@ class Tracker:
                 self.failed.add(name)
 
 
-def open_logger(name: str, factory: str, run: LoggedRun) -> Logger:
-    """Returns the logger that `factory` (`module:name`) makes for a run."""
-    module, _, maker = factory.partition(":")
+def open_logger(name: str, factory: str | Callable[[Any], Any], run: LoggedRun) -> Logger:
+    """Returns the logger that `factory`, or what it names as `module:name`, makes for a run."""
     try:
-        opened: Logger = getattr(importlib.import_module(module), maker)(run)
+        make: Any = factory
+        if isinstance(factory, str):
+            module, _, maker = factory.partition(":")
+            make = getattr(importlib.import_module(module), maker)
+        opened: Logger = make(run)
         return opened
     except UserError:
         raise

@@ -1,0 +1,86 @@
+"""The `reward` of a `Run`: rules by name and functions of the program, alone or several with weights."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from paddock.config.rewards import MODULE, PATH, PYTHON, WEIGHTS
+from paddock.errors import UserError
+from paddock.library.plugins import SCORERS
+
+log = logging.getLogger(__name__)
+
+Reward = str | Callable[..., Any]
+"""A rule by its name, or a function; see docs/en/library.md for the shapes of functions."""
+
+
+def reward_settings(reward: Any) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
+    """Returns the keys that name these rewards, and the functions that are named `python:NAME` in them."""
+    weighted = reward if isinstance(reward, Mapping) else None
+    parts = [] if reward is None else [reward] if isinstance(reward, str) or callable(reward) else list(reward)
+    weights = {id(part): float(weighted[part]) for part in parts} if weighted is not None else {}
+    for part in parts:
+        if not isinstance(part, str) and not callable(part):
+            fix = "a function, the name of a rule, a list of these, or a dict with a weight for each"
+            raise UserError("is no reward", key="reward", value=f"{part!r:.80}", fix=fix)
+    rules = [part for part in parts if isinstance(part, str) and part not in SCORERS]
+    functions = [SCORERS[part] if isinstance(part, str) else part for part in parts if part not in rules]
+    found: dict[str, Any] = {"reward": rules} if rules else {}
+    addresses, own = addresses_of(functions)
+    if functions:
+        found[PATH] = addresses
+    if weighted is not None:
+        found |= {"reward_weights": [weights[id(part)] for part in parts if part in rules]} if rules else {}
+        found |= {WEIGHTS: [weights[id(part)] for part in parts if part not in rules]} if functions else {}
+    return found, own
+
+
+def addresses_of(functions: Sequence[Callable[..., Any]]) -> tuple[list[str], dict[str, Callable[..., Any]]]:
+    """Returns `pkg://module:name` of a function that other processes can import, `python:NAME` of any other one."""
+    own: dict[str, Callable[..., Any]] = {}
+    found = []
+    for function in functions:
+        if importable(function):
+            found.append(f"{MODULE}{function.__module__}:{function.__qualname__}")
+            continue
+        name = name_of(function)
+        if name in own:
+            name = next(f"{name}_{number}" for number in range(2, len(functions) + 2) if f"{name}_{number}" not in own)
+        own[name] = function
+        found.append(f"{PYTHON}:{name}")
+    return found, own
+
+
+def importable(function: Callable[..., Any]) -> bool:
+    """True for a function at the top of a module that another process finds by the module's name."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module in (None, "__main__") or not name.isidentifier():
+        return False
+    there = sys.modules.get(str(module))
+    return getattr(there, "__spec__", None) is not None and getattr(there, name, None) is function
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__name__", None) or type(function).__name__
+    return name if name.isidentifier() else "function"
+
+
+def tell(functions: Mapping[str, Callable[..., Any]], seconds: float) -> None:
+    for name in functions:
+        log.info(
+            "the reward %s is a function of this program: it runs in a thread, is given up after %g s "
+            "(reward_model.timeout), and cannot be killed", name, seconds,
+        )  # fmt: skip
+
+
+def source_of(function: Callable[..., Any]) -> str:
+    """Returns a text that changes when the function does, as far as that can be seen."""
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        code = getattr(function, "__code__", None)
+        return repr(code.co_code + repr(code.co_consts).encode()) if code else type(function).__qualname__

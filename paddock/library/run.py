@@ -1,0 +1,256 @@
+"""A training run as an object: the same as a command, for notebooks and programs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from paddock.config.load import Loaded, load
+from paddock.config.schema import Config
+from paddock.library.functions import Reward, reward_settings, source_of, tell
+from paddock.library.keywords import KEYS, Keywords, settings_of
+from paddock.library.rows import files_of_rows
+from paddock.preflight import check
+
+if TYPE_CHECKING:
+    from paddock.core.batch import Batch
+    from paddock.library.session import Session
+    from paddock.plan.plan import Plan
+    from paddock.rollouts.episode import Episode
+    from paddock.trainer.checkpoint import Checkpoint
+    from paddock.trainer.lifecycle import Metrics, Outcome, Step
+
+log = logging.getLogger("paddock")
+
+MODEL, TRAIN, HELD_OUT = "actor_rollout_ref.model.path", "data.train_files", "data.val_files"
+ALGORITHM, FOLDER = "algorithm.adv_estimator", KEYS["folder"]
+NAMES = {"ppo": "gae"}
+"""Algorithms that people call by another name than their estimator's."""
+SFT, REWARD_MODEL = "sft", "reward_model"
+RUNS = "runs"
+
+
+class Run:
+    """A training run: a model, data, a reward, an algorithm.
+
+    >>> def correct(completion: str, answer: str) -> float:
+    ...     return float(answer in completion)
+    >>> rows = [{"prompt": "2+3=", "answer": "5"}, {"prompt": "4+4=", "answer": "8"}]
+    >>> run = Run(data=rows, reward=correct, n=4, batch=2, steps=2, logger=["file"])
+    >>> run.train().finished
+    True
+    >>> len(run.generate("2+2="))
+    1
+    >>> run.close()
+
+    `model`: a folder or a name of the hub; without one, the largest on this disk that fits, or the built-in one.
+    `data`: a list of dicts, a `datasets.Dataset`, a pandas or arrow table, a path, or a name of the hub; `validation`
+    the same. `reward`: a function, the name of a rule, a list of these, or a dict with a weight for each. `algorithm`:
+    ppo, grpo, rloo or another estimator; `sft` learns the answers of the rows, `reward_model` their preferences.
+
+    Keywords set one key each (`paddock.library.keywords`); `config` takes any key. Errors that the caller can mend are
+    `paddock.UserError`, with the texts of the command.
+
+    Without `folder`, a run that was interrupted goes on when the same lines run again, and one that was finished begins
+    anew in another folder. `on_step`, `on_save` and `on_validation` are called with a `Step`, a `Checkpoint`, and the
+    step's number with the metrics.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        data: Any = None,
+        reward: Reward | Sequence[Reward] | Mapping[Reward, float] | None = None,
+        *,
+        algorithm: str = "grpo",
+        validation: Any = None,
+        config: Mapping[str, Any] | None = None,
+        on_step: Callable[[Step], object] | None = None,
+        on_save: Callable[[Checkpoint], object] | None = None,
+        on_validation: Callable[[int, Metrics], object] | None = None,
+        **keywords: Unpack[Keywords],
+    ):
+        self.algorithm = algorithm
+        self.listeners = on_step, on_save, on_validation
+        named, self.functions = reward_settings(reward)
+        values = settings_of(keywords, config or {})
+        if model is not None:
+            values[MODEL] = str(model)
+        for key, given, name in ((TRAIN, data, "data"), (HELD_OUT, validation, "validation")):
+            if given is not None:
+                values[key] = files_of_rows(given, name)
+        values |= named
+        if algorithm not in (SFT, REWARD_MODEL):
+            values[ALGORITHM] = NAMES.get(algorithm, algorithm)
+        self.own_folder = FOLDER not in values
+        if self.own_folder:
+            values[FOLDER] = str(Path(RUNS) / f"{algorithm}-{self.identity(values)}")
+        self.loaded = self.load(values)
+        self.session: Session | None = None
+
+    def load(self, values: Mapping[str, Any]) -> Loaded:
+        """Returns the config as the command of this algorithm loads it."""
+        if self.algorithm not in (SFT, REWARD_MODEL):
+            return load(values=values)
+        from paddock.trainer.commands import RM as RM_COMMAND
+        from paddock.trainer.commands import SFT as SFT_COMMAND
+
+        return (SFT_COMMAND if self.algorithm == SFT else RM_COMMAND).load(values=values)
+
+    def identity(self, values: Mapping[str, Any]) -> str:
+        """Equal for equal lines: settings, rows and the text of functions."""
+        texts = {name: source_of(function) for name, function in self.functions.items()}
+        return hashlib.sha256(json.dumps([values, texts], sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+    @property
+    def config(self) -> Config:
+        """The whole config, as the run reads it."""
+        return self.loaded.config
+
+    @property
+    def folder(self) -> Path:
+        """The folder that metrics, samples and checkpoints are written to."""
+        return Path(self.config.trainer.default_local_dir)
+
+    def plan(self, gpu: str | None = None) -> Plan:
+        """Returns what the run would do: steps, memory, time, advice. `print` shows it as `paddock plan` does.
+
+        `gpu`: the name of a GPU that need not be here, such as `H100`.
+        """
+        from paddock.plan.plan import make
+
+        return make(self.loaded, gpu)
+
+    def train(self) -> Outcome:
+        """Trains all steps that are left. Ctrl-C ends it after the step, with a checkpoint; the next call goes on."""
+        return self.open().training.fit()
+
+    def __iter__(self) -> Iterator[Step]:
+        """Trains step by step: yields each with its number, metrics, batch and samples."""
+        training = self.open().training
+        while (step := training.advance()) is not None:
+            yield step
+
+    def evaluate(self, data: Any = None) -> dict[str, float]:
+        """Returns the metrics of the current weights on these rows; without any, on those of `validation`."""
+        files = None if data is None else files_of_rows(data, "data")
+        return self.open().evaluate(files)
+
+    def generate(
+        self, prompts: Any, n: int = 1, temperature: float | None = None, response_length: int | None = None
+    ) -> list[Any]:
+        """Returns `n` responses to a prompt (a text, or messages), or a list of such lists to a list of prompts."""
+        one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], Mapping))
+        found = self.open().generate([prompts] if one else list(prompts), n, temperature, response_length)
+        return found[0] if one else found
+
+    def export(self, folder: str | Path, dtype: str | None = None) -> Path:
+        """Writes the current weights and the tokenizer to a folder that `transformers` loads."""
+        from paddock.export import export
+
+        export(self.save().folder, Path(folder).expanduser(), dtype)
+        return Path(folder)
+
+    def save(self) -> Checkpoint:
+        """Writes a checkpoint of the last finished step, unless there is one."""
+        return self.open().save()
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Writes the page about this run, as `paddock report` does; returns where it is."""
+        from paddock.report.folder import read_run
+        from paddock.report.write import NAME, write_page
+
+        path = Path(out).expanduser() if out is not None else self.folder / NAME
+        write_page([read_run(self.folder)], path, "out")
+        return path
+
+    def sample(self, rows: Any = None, n: int | None = None) -> list[Episode]:
+        """Draws responses with the current weights: episodes with tokens, log-probs and text.
+
+        `rows`: prompts, or rows as `data` has them; without any, the next `batch` rows of the training data.
+        """
+        return self.open().sample(rows, n)
+
+    def score(self, episodes: Sequence[Episode]) -> Batch:
+        """Returns episodes as a batch with their scores, by the run's reward."""
+        return self.open().score(episodes)
+
+    def advantages(self, batch: Batch) -> Batch:
+        """Returns a scored batch with log-probs, values and advantages, by the run's algorithm."""
+        return self.open().advantages(batch)
+
+    def learn(self, batch: Batch) -> dict[str, float]:
+        """Updates the weights on a batch that has advantages, as one step: it is logged, and saved when that is due."""
+        return self.open().learn(batch)
+
+    def sync(self) -> None:
+        """Gives an engine with a copy of the weights the current ones. `sample` does so too, if they are old."""
+        self.open().sync()
+
+    def open(self) -> Session:
+        """Returns what the run works with; opens it at its newest checkpoint if it is not open."""
+        if self.session is not None:
+            return self.session
+        if self.own_folder:
+            self.choose_folder()
+        for warning in self.loaded.warnings:
+            log.warning(warning)
+        check(self.config)
+        tell(self.functions, self.config.reward_model.timeout)
+        from paddock.library.session import Session
+        from paddock.trainer.launch import Launch
+        from paddock.trainer.lifecycle import Listeners
+
+        kind = self.kind()
+        self.session = Session(self.config, kind, Launch(kind.command, self.loaded.origins), Listeners(*self.listeners))
+        return self.session
+
+    def kind(self) -> Any:
+        """Returns how this algorithm's trainer is made."""
+        if self.algorithm == SFT:
+            from paddock.trainer.sft import ANSWER_TRAINING
+
+            return ANSWER_TRAINING
+        if self.algorithm == REWARD_MODEL:
+            from paddock.trainer.rm import PAIR_TRAINING
+
+            return PAIR_TRAINING
+        from dataclasses import replace
+
+        from paddock.trainer.run import REINFORCEMENT, open_trainer
+
+        return replace(REINFORCEMENT, open=partial(open_trainer, functions=self.functions))
+
+    def choose_folder(self) -> None:
+        """Takes the first folder of this run's name that holds no finished run."""
+        from paddock.trainer.launch import is_finished
+
+        first, number = str(self.folder), 2
+        while is_finished(self.folder):
+            self.config.trainer.default_local_dir = f"{first}-{number}"
+            number += 1
+
+    def close(self) -> None:
+        """Ends the run's processes and gives its memory back. Any method opens it again, at its newest checkpoint."""
+        if self.session is not None:
+            session, self.session = self.session, None
+            session.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "session", None) is not None:
+            self.close()
+
+    def __repr__(self) -> str:
+        model, folder = self.config.actor_rollout_ref.model.path, str(self.folder)
+        return f"Run({model!r}, algorithm={self.algorithm!r}, folder={folder!r})"

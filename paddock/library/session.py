@@ -1,0 +1,191 @@
+"""A run that is open, and what a program does with it between steps: evaluate, generate, sample, score, learn."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from paddock.config.schema import Config
+from paddock.core.batch import Batch
+from paddock.core.device import device_of, empty_cache
+from paddock.core.timing import Timer
+from paddock.data.chat import PromptEncoder
+from paddock.data.dataset import PromptDataset, PromptRow
+from paddock.data.loader import prompt_batch
+from paddock.engines.rollout.base import Prompt
+from paddock.errors import UserError
+from paddock.library.rows import files_of_rows
+from paddock.rollouts.batch import with_responses
+from paddock.rollouts.collect import episodes
+from paddock.rollouts.episode import Episode
+from paddock.trainer.checkpoint import Checkpoint
+from paddock.trainer.interruption import Interruption
+from paddock.trainer.launch import Launch
+from paddock.trainer.lifecycle import Listeners, Metrics
+from paddock.trainer.loop import Trainer
+from paddock.trainer.model_rewards import validation_styles
+from paddock.trainer.training import Kind, Training
+from paddock.trainer.validation import Validation
+
+ROW = "row"
+"""Name under which an episode's extras have the row of data that it answers."""
+
+
+class Session:
+    """The run's trainer, roles and processes, from the first use to `close`."""
+
+    def __init__(self, config: Config, kind: Kind, launch: Launch, listeners: Listeners):
+        self.config, self.kind = config, kind
+        self.training = Training(config, kind, launch, listeners)
+        self.training.__enter__()
+        self.asked = itertools.count(1 << 31)
+        """Ids of prompts that are none of the training data's."""
+
+    @contextmanager
+    def trainer(self) -> Iterator[Trainer]:
+        """Gives the block the trainer, with the random numbers of the run."""
+        with self.training.own_random_state():
+            found = self.training.opened()
+            if not isinstance(found, Trainer):
+                raise UserError(
+                    "this algorithm draws no responses", key="algorithm", value=self.kind.command,
+                    fix="train a policy: grpo, ppo, rloo, ...",
+                )  # fmt: skip
+            yield found
+
+    def evaluate(self, files: list[str] | None) -> Metrics:
+        with self.trainer() as trainer:
+            validation = trainer.validation
+            if files is not None:
+                dataset = PromptDataset(
+                    files, trainer.collector.tokenizer, self.config.data, key="data.val_files",
+                    reader=trainer.loader.dataset.prompts.reader,
+                )  # fmt: skip
+                dataset.scored_by = validation_styles(self.config.reward_model)
+                validation = Validation(trainer.collector, dataset, trainer.roles.stop_tokens)
+            if validation is None:
+                fix = "evaluate(rows), or Run(..., validation=rows)"
+                raise UserError("there are no rows to evaluate on", key="data.val_files", fix=fix)
+            with trainer.roles.rollout.awake(Timer()):
+                return validation.run(trainer.step_no, Timer())[0]
+
+    def generate(
+        self, prompts: Sequence[Any], n: int, temperature: float | None, response_length: int | None
+    ) -> list[list[str]]:
+        with self.trainer() as trainer:
+            collector, data = trainer.collector, self.config.data
+            templated = collector.tokenizer.chat_template or "chat_template" in data.apply_chat_template_kwargs
+            asked = [
+                [{"role": "user", "content": prompt}] if isinstance(prompt, str) and templated else prompt
+                for prompt in prompts
+            ]
+            encoder = PromptEncoder(collector.tokenizer, data.apply_chat_template_kwargs)
+            tokens = encoder.encode(asked, [f"prompt {number}" for number in range(len(asked))], "prompts")
+            for number, own in enumerate(tokens):
+                if len(own) > data.max_prompt_length:
+                    raise UserError(
+                        f"prompt {number} has {len(own)} tokens", key="data.max_prompt_length",
+                        value=data.max_prompt_length, fix=f"Run(..., prompt_length={len(own)})",
+                    )  # fmt: skip
+            sampling = replace(collector.sampling, step=trainer.step_no)
+            if temperature is not None:
+                sampling = replace(sampling, temperature=temperature)
+            if response_length is not None:
+                sampling = replace(sampling, max_tokens=response_length)
+            rows = [[next(self.asked) for _ in range(n)] for _ in tokens]
+            with trainer.roles.rollout.awake(Timer()):
+                found = trainer.roles.rollout.generate(
+                    [Prompt(own, ids) for own, ids in zip(tokens, rows, strict=True)], sampling
+                )
+            texts = iter(collector.decode([completion.tokens for completion in found]))
+            return [list(itertools.islice(texts, n)) for _ in tokens]
+
+    def sample(self, rows: Any, n: int | None) -> list[Episode]:
+        with self.trainer() as trainer:
+            collector = trainer.collector
+            samples = n or collector.samples
+            prompts = self.rows_of(rows, trainer)
+            sampling = replace(collector.sampling, step=trainer.step_no + 1)
+            with trainer.roles.generating(trainer.timer), trainer.timer("gen"):
+                found = episodes(collector.engine, prompts, samples, sampling)
+            texts = collector.decode([[token for span in one.response for token in span.tokens] for one in found])
+            owners = [row for row in prompts for _ in range(samples)]
+            return [
+                replace(one, text=text, extras={**one.extras, ROW: row})
+                for one, text, row in zip(found, texts, owners, strict=True)
+            ]
+
+    def rows_of(self, rows: Any, trainer: Trainer) -> list[PromptRow]:
+        """Returns the next rows of the training data, or these, under ids that no other row has."""
+        if rows is None:
+            return trainer.loader.next_prompts(self.config.data.train_batch_size)
+        if isinstance(rows, Sequence) and not isinstance(rows, str) and all(isinstance(row, str) for row in rows):
+            rows = rows if all(os.path.exists(row) for row in rows) else [{"prompt": row} for row in rows]
+        dataset = PromptDataset(
+            files_of_rows(rows, "rows"), trainer.collector.tokenizer, self.config.data, key="rows",
+            reader=trainer.loader.dataset.prompts.reader,
+        )  # fmt: skip
+        return [replace(row, group=next(self.asked)) for row in dataset.rows(range(len(dataset)))]
+
+    def score(self, found: Sequence[Episode]) -> Batch:
+        with self.trainer() as trainer:
+            pad = trainer.collector.tokenizer.pad_token_id
+            batch = prompt_batch([row_of(one) for one in found], 1, pad)
+            batch = batch.with_(
+                row=torch.tensor([one.row for one in found]), group=torch.tensor([one.group for one in found])
+            )
+            batch = with_responses(batch, found, pad)
+            with trainer.timer("reward"):
+                trainer.collector.rewards.steps_done = trainer.step_no
+                return trainer.collector.score(batch, trainer.collector.rewards.begin())[0]
+
+    def advantages(self, batch: Batch) -> Batch:
+        with self.trainer() as trainer:
+            return trainer.with_advantages(batch)[0]
+
+    def learn(self, batch: Batch) -> Metrics:
+        with self.trainer() as trainer, Interruption() as interruption, trainer.keeping(self.training.tracker):
+            tracker = self.training.tracker
+            if batch.old_log_probs is None:
+                batch = trainer.with_old_log_probs(batch)
+            trainer.step_no += 1
+            with trainer.timer("step"):
+                metrics = trainer.learn(batch) | trainer.describe(batch)
+                trainer.settle(metrics, batch, tracker)
+            step = trainer.record(metrics, batch, tracker)
+            if interruption.asked:
+                trainer.save(tracker)
+        if interruption.asked:
+            raise KeyboardInterrupt
+        return step.metrics
+
+    def sync(self) -> None:
+        with self.trainer() as trainer:
+            trainer.roles.rollout.publish()
+
+    def save(self) -> Checkpoint:
+        with self.training.own_random_state():
+            run = self.training.opened()
+            run.save(self.training.tracker)
+            assert run.saved is not None
+            return run.saved
+
+    def close(self) -> None:
+        self.training.__exit__(None, None, None)
+        device = device_of(self.config.trainer.device)
+        gc.collect()
+        empty_cache(device)
+
+
+def row_of(episode: Episode) -> PromptRow:
+    row = episode.extras.get(ROW) if isinstance(episode.extras, Mapping) else None
+    if not isinstance(row, PromptRow):
+        raise UserError("an episode has no row of data", key="episodes", fix="score what `sample` returned")
+    return replace(row, group=episode.group)
