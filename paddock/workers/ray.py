@@ -199,7 +199,7 @@ class RayRanks:
                 Rendezvous(rank, self.size, address, self.timeout),
                 store,
                 OF_THE_PROGRAM,
-            )  # fmt: skip
+            )
             for rank, process in enumerate(self.ranks)
         ]
 
