@@ -22,6 +22,7 @@ LEVELS = [
     ["workers"],
     ["trainer"],
     [
+        "library",
         "plan",
         "door",
         "preflight",

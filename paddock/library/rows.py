@@ -63,12 +63,12 @@ def arrow_table(data: Any) -> Any:
         if not hasattr(data, "with_format") or not hasattr(data, "num_rows") or isinstance(data.num_rows, dict):
             return None
         return data.with_format("arrow")[:]
-    if hasattr(data, "to_arrow"):  # polars
-        return data.to_arrow()
-    if hasattr(data, "__dataframe__") or type(data).__module__.partition(".")[0] == "pandas":
+    if type(data).__module__.partition(".")[0] == "pandas":
         import pyarrow as pa
 
         return pa.Table.from_pandas(data, preserve_index=False)
+    if hasattr(data, "to_arrow"):  # polars
+        return data.to_arrow()
     return data if hasattr(data, "schema") and hasattr(data, "num_rows") else None
 
 
