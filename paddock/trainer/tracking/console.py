@@ -1,6 +1,7 @@
 """Progress for people (`console`) and for log parsers (`steps`).
 
-`console` prints one line per step; on a terminal a live bar shows the time left, elsewhere the line ends with it,
+`console` prints one line per step; on a terminal a live bar shows the time left, elsewhere the line ends with it; in a
+notebook the line stands beside one bar that moves,
     12/60  Actor Loss: 0.234, KL: 0.012, Reward: 0.456, Length: 132, 1,234 tokens/s, ETA 0:01:12
     Validation Accuracy: 45.2%
 `steps` prints every metric of a step on one line, the form that scripts which read such logs expect,
@@ -9,9 +10,12 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from html import escape
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -55,6 +59,7 @@ class ConsoleLog:
         )
         self.bar = self.progress.add_task("Training", total=run.total_steps, completed=run.first_step, eta="-")
         self.progress.start()
+        self.notebook = NotebookBar(run) if self.screen.is_jupyter else None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         eta = self.time_left(step)
@@ -63,7 +68,8 @@ class ConsoleLog:
             self.progress.update(self.bar, description=f"Epoch {metrics['training/epoch'] + 1:.0f}")
         if parts := highlights(metrics):
             parts += [] if self.screen.is_terminal else [f"ETA {eta}"]
-            self.write(f"{step}/{self.run.total_steps}  " + ", ".join(parts))
+            line = f"{step}/{self.run.total_steps}  " + ", ".join(parts)
+            self.notebook.show(step, line) if self.notebook else self.write(line)
         if found := validation(metrics):
             self.write(found)
 
@@ -88,6 +94,22 @@ class ConsoleLog:
             return "-"
         pace = (time.monotonic() - self.started) / done
         return str(timedelta(seconds=round(pace * (self.run.total_steps - step))))
+
+
+class NotebookBar:
+    """A bar in the output of a notebook's cell, with the last step's line beside it. Needs IPython alone."""
+
+    def __init__(self, run: LoggedRun):
+        page = importlib.import_module("IPython.display")
+        self.html, self.total = page.HTML, run.total_steps
+        self.handle = page.display(self.page(run.first_step, ""), display_id=True)
+
+    def page(self, step: int, line: str) -> Any:
+        return self.html(f'<progress value="{step}" max="{self.total}"></progress> <code>{escape(line)}</code>')
+
+    def show(self, step: int, line: str) -> None:
+        if self.handle is not None:  # None: IPython without a page
+            self.handle.update(self.page(step, line))
 
 
 class StepLines:
