@@ -151,3 +151,23 @@ def test_the_shim_holds_no_logic_of_its_own():
     """compat/verl adapts names and shapes; anything long belongs into the package."""
     for path in (ROOT / "compat").rglob("*.py"):
         assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    modules = {module_of(path): path for path in FILES if module_of(path) != "__init__"}
+    arrows: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        named = (name.removeprefix("paddock.") for name in imports(path) if name.startswith("paddock."))
+        # `from package import module` names the package as well; a module's own package is no import of its face
+        arrows[module] = {name for name in named if name in modules and not f"{module}.".startswith(f"{name}.")}
+    cleared: set[str] = set()
+
+    def follow(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path[path.index(module) :], module))
+        for other in arrows[module] - cleared:
+            follow(other, (*path, module))
+        cleared.add(module)
+
+    for module in modules:
+        follow(module, ())
+    assert len(cleared) == len(modules) > 300

@@ -123,8 +123,9 @@ class Run:
         `gpu`: the name of a GPU that need not be here, such as `H100`.
         """
         from paddock.plan.plan import make
+        from paddock.plan.tables import PrintedPlan
 
-        return make(self.loaded, gpu)
+        return PrintedPlan(**vars(make(self.loaded, gpu)))
 
     def train(self) -> Outcome:
         """Trains all steps that are left. Ctrl-C ends it after the step, with a checkpoint; the next call goes on."""

@@ -30,11 +30,6 @@ class Plan:
     time: Duration | None  # None also if the device's speed is not known
     advice: list[Advice]
 
-    def __str__(self) -> str:
-        from paddock.plan.tables import text_of
-
-        return text_of(self)
-
     @property
     def notes(self) -> list[str]:
         missing = [file.note for file in [*self.train_files, *self.val_files] if file.note]

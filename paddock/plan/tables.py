@@ -21,11 +21,13 @@ BAR = 24  # characters of a full memory bar
 MIN_WIDTH = 120  # long keys stay on one line, also in a file
 
 
-def text_of(plan: Plan) -> str:
-    """Returns what `render` prints, without colours."""
-    file = io.StringIO()
-    render(plan, Console(file=file, highlight=False, width=MIN_WIDTH))
-    return file.getvalue()
+class PrintedPlan(Plan):
+    """A plan that `print` shows as `render` does, without colours."""
+
+    def __str__(self) -> str:
+        file = io.StringIO()
+        render(self, Console(file=file, highlight=False, width=MIN_WIDTH))
+        return file.getvalue()
 
 
 def render(plan: Plan, console: Console | None = None) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from paddock.core.batch import Batch, PerToken
+from paddock.core.batch import Batch
+from paddock.engines.train.outputs import EXPERT_COLUMNS as EXPERT_COLUMNS
+from paddock.engines.train.outputs import Outputs as Outputs
+from paddock.engines.train.outputs import Want as Want
 from paddock.models.adapters import Adapters
-from paddock.models.experts import Routing
 from paddock.models.gathered import GatheredModel
 from paddock.models.packing import Inputs
 
@@ -31,24 +32,6 @@ Residency = Literal["device", "prefetch", "host"]
 
 RoleKey = Literal["actor", "ref", "critic"]
 """Section of the config that says how a role's weights are placed."""
-
-Want = frozenset[str]  # any of: log_probs, entropy, sum_pi_squared, values, and the columns of experts
-EXPERT_COLUMNS = frozenset({"prompt_experts", "response_experts"})
-
-
-@dataclass(frozen=True, eq=False)
-class Outputs:
-    """Columns that a forward computes for every response token of its batch, in the batch's shape; None if unwanted."""
-
-    log_probs: PerToken | None = None
-    entropy: PerToken | None = None
-    sum_pi_squared: PerToken | None = None
-    values: PerToken | None = None
-    prompt_experts: Tensor | None = None
-    response_experts: Tensor | None = None
-    routing: Routing | None = None
-    """Choices of experts in this forward; not a column."""
-
 
 LossFn = Callable[[Batch, Outputs], tuple[Tensor, dict[str, Tensor]]]
 """A micro-batch's share of the loss and of each metric: `join_shares` says how shares become the mini-batch's."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paddock.core.batch import Batch
-from paddock.engines.train.base import EXPERT_COLUMNS, Outputs, Want
+from paddock.engines.train.outputs import EXPERT_COLUMNS, Outputs, Want
 from paddock.engines.train.routers import Routers
 from paddock.engines.train.settings import Settings
 from paddock.errors import UserError

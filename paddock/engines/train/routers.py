@@ -8,16 +8,16 @@ shares of micro-batches add up to it. Replayed choices are counted as they are; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from paddock.core.batch import Batch
-from paddock.engines.train.base import EXPERT_COLUMNS, Backend, Want
+from paddock.engines.train.outputs import EXPERT_COLUMNS, Outputs, Want
 from paddock.errors import UserError
 from paddock.models.experts import Experts, Routing, experts_of
 from paddock.models.packing import Inputs
@@ -29,6 +29,16 @@ class RouterSettings:
     """Choices that a batch brings are made again."""
     balance: float = 0.0
     """Weight of the loss that balances."""
+
+
+class Forward(Protocol):
+    """The part of a backend that runs forward passes."""
+
+    device: torch.device
+
+    def inputs(self, batch: Batch) -> Inputs: ...
+
+    def forward(self, micro_batches: list[Batch], want: Want) -> Iterator[tuple[Batch, Outputs]]: ...
 
 
 class Routers:
@@ -82,30 +92,30 @@ class Routers:
         prompts, responses = whole.view(rows, width, *shape[1:]).split([prompt, inputs.shape[1]], 1)
         return {"prompt_experts": prompts, "response_experts": responses}
 
-    def begin(self, backend: Backend, micro_batches: Sequence[Batch], want: Want) -> None:
+    def begin(self, model: Forward, micro_batches: Sequence[Batch], want: Want) -> None:
         """Prepares an optimizer step; counts the choices of its micro-batches, if the loss that balances needs them."""
         if self.experts is None:
             return
         self.learning, self.seen, self.frequency = True, [], None
         if self.settings.balance:
-            load = self.counted(backend, micro_batches, want)
+            load = self.counted(model, micro_batches, want)
             if self.over_ranks:
                 dist.all_reduce(load)
             self.rows = float(load.sum()) / self.experts.top_k
             self.frequency = (load.sum(0) / max(self.rows, 1.0)).float()
 
     @torch.no_grad()
-    def counted(self, backend: Backend, micro_batches: Sequence[Batch], want: Want) -> Tensor:
+    def counted(self, model: Forward, micro_batches: Sequence[Batch], want: Want) -> Tensor:
         assert self.experts is not None
-        load = torch.zeros(self.experts.layers, self.experts.count, dtype=torch.float64, device=backend.device)
+        load = torch.zeros(self.experts.layers, self.experts.count, dtype=torch.float64, device=model.device)
         for micro in micro_batches:
             if self.settings.replay and micro.response_experts is not None:
-                inputs = self.watch(backend.inputs(micro), micro, want)
+                inputs = self.watch(model.inputs(micro), micro, want)
                 routing = inputs.routing
                 assert routing is not None and routing.replay is not None
                 routing.ids = {index: routing.replay[:, index].long() for index in range(self.experts.layers)}
             else:
-                routing = next(backend.forward([micro], want))[1].routing
+                routing = next(model.forward([micro], want))[1].routing
             if routing is not None:
                 load += routing.load()
         return load
