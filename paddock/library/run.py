@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import logging
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
+from weakref import WeakSet
 
 from paddock.config.load import Loaded, load
 from paddock.config.schema import Config
@@ -208,6 +210,9 @@ class Run:
 
         kind = self.kind()
         self.session = Session(self.config, kind, Launch(kind.command, self.loaded.origins), Listeners(*self.listeners))
+        OPEN.add(self)
+        atexit.unregister(close_all)
+        atexit.register(close_all)  # behind what this run has imported, so before that is torn down
         return self.session
 
     def kind(self) -> Any:
@@ -254,3 +259,13 @@ class Run:
     def __repr__(self) -> str:
         model, folder = self.config.actor_rollout_ref.model.path, str(self.folder)
         return f"Run({model!r}, algorithm={self.algorithm!r}, folder={folder!r})"
+
+
+OPEN: WeakSet[Run] = WeakSet()
+"""Runs that were opened and may be open still."""
+
+
+def close_all() -> None:
+    """Closes the runs that are open when the program ends: `__del__` would come when torch's modules are gone."""
+    for run in list(OPEN):
+        run.close()
