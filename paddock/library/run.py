@@ -200,6 +200,7 @@ class Run:
             return self.session
         if self.own_folder:
             self.choose_folder()
+            self.own_folder = False  # opened again, the run stays where it is
         for warning in self.loaded.warnings:
             log.warning(warning)
         check(self.config)

@@ -40,3 +40,23 @@ def test_rows_that_older_weights_drew_are_learnt_with_their_ratios(run):
     clipped = torch.maximum(-advantages * ratios, -advantages * ratios.clamp(0.8, 1.2))
     clipped = torch.where(advantages < 0, torch.minimum(clipped, -3 * advantages), clipped)
     assert again["actor/pg_loss"] == pytest.approx(float(clipped.mean()), abs=1e-4)
+
+
+def test_a_finished_run_that_was_closed_opens_again_at_its_last_step_and_the_same_lines_begin_anew(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+
+    def made() -> paddock.Run:
+        config = {"trainer.test_freq": -1}
+        return paddock.Run(batch=2, n=2, steps=1, validate_first=False, logger=["file"], config=config)
+
+    run = made()
+    assert run.train().finished
+    folder = run.folder
+    run.close()
+    assert run.save() == paddock.Checkpoint(1, folder / "global_step_1") and run.folder == folder
+    run.close()
+    other = made()
+    assert other.train().trained == 1 and str(other.folder) == f"{folder}-2"
+    other.close()
