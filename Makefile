@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests start hundreds of processes: without compiled files each of them would compile the package first.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron test-wheel models-table example-headers keys-reference docs lint format clean
+.PHONY: help quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron test-wheel models-table example-headers keys-reference api-reference docs lint format clean
 
 help: ## this list
 	@sed -nE 's/^([a-z][a-z-]*):.*## (.*)/\1\t\2/p' Makefile | expand -t 18
@@ -79,7 +79,7 @@ test-wheel: ## the built wheel in bare environments
 	$(PYTHON) tools/test_wheel.py $(WHEEL_PYTHONS)
 
 # What is generated from what it describes: docs/models.md by its test's matrix, the examples' headers by `paddock plan`,
-# docs/*/keys.md and what help knows about keys by the schema and the source.
+# docs/*/keys.md and what help knows about keys by the schema and the source, docs/*/api.md by docstrings.
 models-table: $(VENV)/.dev ## docs/models.md, by its tests
 	$(BIN)/python -m tests.families.table
 
@@ -88,6 +88,9 @@ example-headers: $(VENV)/.dev ## headers of the examples, by `paddock plan`
 
 keys-reference: $(VENV)/.dev ## docs/*/keys.md, by the schema
 	$(BIN)/python tools/keys_reference.py
+
+api-reference: $(VENV)/.dev ## docs/*/api.md, by docstrings
+	$(BIN)/python tools/api_reference.py
 
 # The pages as a searchable site in site/, to be opened from the disk. A broken link fails.
 docs: $(VENV)/.core ## the site, in site/

@@ -9,7 +9,15 @@ FIX = "\n  fix: "
 
 
 class UserError(Exception):
-    """What was asked, why it cannot be done, and what to do instead."""
+    """Says what was asked, why it cannot be done, and what to do instead: an error that the caller can mend.
+
+    >>> import paddock
+    >>> try:
+    ...     paddock.Run(stpes=3)
+    ... except paddock.UserError as error:
+    ...     print(error.value, "|", error.reason, "|", error.fix.partition("?")[0])
+    stpes | is no keyword | did you mean 'steps'
+    """
 
     def __init__(self, reason: str, *, key: str | None = None, value: Any = None, fix: str | None = None):
         self.key = key

@@ -39,10 +39,23 @@ ESTIMATOR: Registry[Estimator] = Registry("advantage estimator", key="algorithm.
 
 
 def estimator(name: str, *aliases: str, needs: Iterable[str] = ()) -> Callable[[Compute], Compute]:
-    """Registers ``fn(batch, config) -> (advantages, returns)``.
+    """Registers ``fn(batch, config) -> (advantages, returns)`` as an algorithm, for `Run(algorithm=name)`.
+
+    `batch` is a scored `Batch`, `config` the section `algorithm` of the config. Both results have a number per token.
 
     `needs` are what a plug-in's estimator needs of a run (``config.recipes.NEEDS``), and the run honours them: a critic
     is trained, a greedy response is drawn, ... Those of our own are declared in ``config/recipes.py``.
+
+    >>> import paddock
+    >>> @paddock.estimator("centred")
+    ... def centred(batch, config):
+    ...     scores = batch.need("rewards").sum(-1, keepdim=True)
+    ...     advantages = (scores - scores.mean()) * batch.need("mask")
+    ...     return advantages, advantages
+    >>> with paddock.Run(algorithm="centred", n=2, batch=4, logger=["file"]) as run:
+    ...     batch = run.advantages(run.score(run.sample()))
+    >>> abs(batch.need("advantages")[:, 0].mean().item()) < 1e-6
+    True
     """
 
     known = recipes.known_needs(needs)

@@ -108,7 +108,21 @@ OF_THE_PROGRAM: dict[str, PolicyLoss] = {}
 
 
 def policy_loss(name: str, **declared: Any) -> Callable[[Any], Any]:
-    """Registers `matrix(inputs, config) -> (PerToken, metrics)` as the policy loss of this name; see PolicyLoss."""
+    """Registers `matrix(inputs, config) -> (PerToken, metrics)` as the policy loss of this name.
+
+    `inputs` has `log_probs`, which carry the gradient, `old_log_probs`, `advantages` and `mask`, each ``[B, R]``;
+    `config` is the section `actor_rollout_ref.actor`. The matrix has the loss of each token, `metrics` further matrices
+    by name. `declared` are fields of `PolicyLoss`, such as `aggregate="seq-mean-token-sum"`.
+
+    >>> import paddock
+    >>> @paddock.policy_loss("plain")
+    ... def plain(inputs, config):
+    ...     return -inputs.advantages * inputs.log_probs, {}
+    >>> loss = {"actor_rollout_ref.actor.policy_loss.loss_mode": "plain", "data.val_files": None}
+    >>> with paddock.Run(n=2, batch=4, steps=1, logger=["file"], config=loss) as run:
+    ...     run.train().finished
+    True
+    """
 
     def file(matrix: Any) -> Any:
         POLICY_LOSS.register(name, by=matrix)(PolicyLoss(matrix, **declared))

@@ -23,7 +23,18 @@ NOBODY = -1
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Columns are ``None`` until the phase that fills them has run. Rows carry ids, so joins never rely on order."""
+    """Holds the rows of a training step as named columns of tensors, one row for each sampled response.
+
+    Columns are ``None`` until the phase that fills them has run. Rows carry ids, so joins never rely on order. A
+    `PerRow` tensor has the shape ``[B]``, `PerPrompt` ``[B, P]`` and `PerToken` ``[B, R]``, for B rows, P prompt tokens
+    and R response tokens.
+
+    >>> import paddock, torch
+    >>> batch = paddock.Batch(row=torch.tensor([0, 1]), group=torch.tensor([7, 7]), prompts=torch.ones(2, 4))
+    >>> batch = batch.with_(mask=torch.tensor([[1, 1, 0], [1, 1, 1]]), scores=torch.tensor([[0, 1, 0], [0, 0, 0]]))
+    >>> len(batch), batch.need("scores").sum(-1).tolist()
+    (2, [1, 0])
+    """
 
     row: PerRow
     """Id of the response, unique in the batch."""
@@ -87,10 +98,19 @@ class Batch:
         return len(self.row)
 
     def columns(self) -> dict[str, Tensor]:
-        """Returns the columns filled so far; ``Batch(**columns, extras=extras)`` restores the batch."""
+        """Returns the columns filled so far; ``Batch(**columns, extras=extras)`` restores the batch.
+
+        >>> sorted(batch.columns())
+        ['group', 'mask', 'prompts', 'row', 'scores']
+        """
         return {name: column for name in COLUMNS if (column := getattr(self, name)) is not None}
 
     def need(self, column: str) -> Tensor:
+        """Returns a column; raises a ValueError if the phase that fills it has not run.
+
+        >>> batch.need("mask").sum().item()
+        5
+        """
         value = getattr(self, column)
         if value is None:
             raise ValueError(f"batch has no {column!r}: the phase that fills it has not run")
@@ -127,25 +147,42 @@ class Batch:
         return self.need("lengths") if self.versions is None else (self.versions != NOBODY).sum(-1)
 
     def with_(self, **columns: Any) -> Batch:
-        """Returns a batch with these columns filled or replaced; the others are shared, not copied."""
+        """Returns a batch with these columns filled or replaced; the others are shared, not copied.
+
+        >>> batch.with_(advantages=torch.ones(2, 3)).need("advantages").mean().item()
+        1.0
+        """
         unknown = sorted(set(columns) - {*COLUMNS, "extras"})
         if unknown:
             raise ValueError(f"a batch has no columns {unknown}: it has {[*COLUMNS, 'extras']}")
         return replace(self, **columns)
 
     def rows(self, index: Tensor | slice) -> Batch:
-        """The rows at these positions: a LongTensor (order and repeats count), a bool mask, or a slice."""
+        """Returns the rows at these positions: a LongTensor (order and repeats count), a bool mask, or a slice.
+
+        >>> batch.rows(torch.tensor([1])).row.tolist()
+        [1]
+        """
         positions = torch.arange(len(self))[index if isinstance(index, slice) else index.cpu()].tolist()
         picked = {name: column[index] for name, column in self.columns().items()}
         return Batch(**picked, extras={name: [values[i] for i in positions] for name, values in self.extras.items()})
 
     def to(self, device: torch.device | str) -> Batch:
+        """Returns the batch with all columns on this device.
+
+        >>> batch.to("cpu").row.device
+        device(type='cpu')
+        """
         return self.with_(**{name: column.to(device) for name, column in self.columns().items()})
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
         """Joins all rows of all batches: prompts padded on the left, responses on the right, to the longest. Padding is
-        0, of `versions` `NOBODY`; an extra that a batch lacks is None in its rows."""
+        0, of `versions` `NOBODY`; an extra that a batch lacks is None in its rows.
+
+        >>> len(paddock.Batch.concat([batch, batch]))
+        4
+        """
         filled = {frozenset(b.columns()) for b in batches}
         if len(filled) != 1:
             raise ValueError(f"batches to join differ in columns: {[sorted(names) for names in filled]}")

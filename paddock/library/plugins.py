@@ -15,11 +15,13 @@ SCORERS: dict[str, Callable[..., Any]] = {}
 
 
 def scorer(name: str) -> Callable[[F], F]:
-    """Registers a function as the reward of this name.
+    """Registers a function as the reward of this name, for `Run(reward=name)`.
 
-    >>> @scorer("short")
+    >>> import paddock
+    >>> @paddock.scorer("short")
     ... def short(completion: str) -> float:
     ...     return 1.0 / (1 + len(completion))
+    >>> run = paddock.Run(reward="short")
 
     It is called with what it names: `completion`, `prompt`, `ground_truth`, and the row's columns.
     """
@@ -34,17 +36,28 @@ def scorer(name: str) -> Callable[[F], F]:
 def logger(name: str) -> Callable[[F], F]:
     """Registers a class, or a function that makes an object, as the logger of this name, for `Run(logger=[name])`.
 
-    >>> @logger("rewards")
+    >>> import paddock
+    >>> @paddock.logger("rewards")
     ... class Rewards:
     ...     run_id = None
-    ...     def __init__(self, run):  # a LoggedRun: project, name, folder, settings, total_steps
-    ...         self.seen = []
+    ...
+    ...     def __init__(self, run):  # project, name, folder, settings, total_steps
+    ...         print("steps:", run.total_steps)
+    ...
     ...     def log(self, step, metrics):
-    ...         self.seen.append((step, metrics.get("critic/score/mean")))
-    ...     def generations(self, step, samples):
+    ...         print(step, "critic/score/mean" in metrics)
+    ...
+    ...     def generations(self, step, samples):  # a few answers of each validation
     ...         pass
+    ...
     ...     def close(self):
-    ...         pass
+    ...         print("closed")
+    >>> config = {"data.val_files": None}
+    >>> with paddock.Run(n=2, batch=2, steps=1, logger=["rewards"], config=config) as run:
+    ...     outcome = run.train()
+    steps: 1
+    1 True
+    closed
     """
 
     def file(make: F) -> F:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import logging
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
+from weakref import WeakSet
 
 from paddock.config.load import Loaded, load
 from paddock.config.schema import Config
@@ -36,17 +38,13 @@ RUNS = "runs"
 
 
 class Run:
-    """A training run: a model, data, a reward, an algorithm.
+    """Trains a model on data with a reward and an algorithm, as the command `paddock train` does.
 
+    >>> import paddock
     >>> def correct(completion: str, answer: str) -> float:
     ...     return float(answer in completion)
     >>> rows = [{"prompt": "2+3=", "answer": "5"}, {"prompt": "4+4=", "answer": "8"}]
-    >>> run = Run(data=rows, reward=correct, n=4, batch=2, steps=2, logger=["file"])
-    >>> run.train().finished
-    True
-    >>> len(run.generate("2+2="))
-    1
-    >>> run.close()
+    >>> run = paddock.Run(data=rows, reward=correct, n=4, batch=2, steps=2, logger=["file"])
 
     `model`: a folder or a name of the hub; without one, the largest on this disk that fits, or the built-in one.
     `data`: a list of dicts, a `datasets.Dataset`, a pandas or arrow table, a path, or a name of the hub; `validation`
@@ -109,18 +107,29 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """The whole config, as the run reads it."""
+        """Returns the whole config, as the run reads it.
+
+        >>> run.config.data.train_batch_size
+        2
+        """
         return self.loaded.config
 
     @property
     def folder(self) -> Path:
-        """The folder that metrics, samples and checkpoints are written to."""
+        """Returns the folder that metrics, samples and checkpoints are written to.
+
+        >>> run.folder.parent.name
+        'runs'
+        """
         return Path(self.config.trainer.default_local_dir)
 
     def plan(self, gpu: str | None = None) -> Plan:
         """Returns what the run would do: steps, memory, time, advice. `print` shows it as `paddock plan` does.
 
         `gpu`: the name of a GPU that need not be here, such as `H100`.
+
+        >>> "2 prompts x 4 responses" in str(run.plan())
+        True
         """
         from paddock.plan.plan import make
         from paddock.plan.tables import PrintedPlan
@@ -128,41 +137,76 @@ class Run:
         return PrintedPlan(**vars(make(self.loaded, gpu)))
 
     def train(self) -> Outcome:
-        """Trains all steps that are left. Ctrl-C ends it after the step, with a checkpoint; the next call goes on."""
+        """Trains all steps that are left. Ctrl-C ends it after the step, with a checkpoint; the next call goes on.
+
+        >>> run.train().finished
+        True
+        """
         return self.open().training.fit()
 
     def __iter__(self) -> Iterator[Step]:
-        """Trains step by step: yields each with its number, metrics, batch and samples."""
+        """Trains step by step: yields each with its number, metrics, batch and samples.
+
+        >>> with paddock.Run(data=rows, reward=correct, n=2, batch=2, steps=2, logger=["file"]) as other:
+        ...     for step in other:
+        ...         print(step.number, len(step.samples))
+        1 4
+        2 4
+        """
         training = self.open().training
         while (step := training.advance()) is not None:
             yield step
 
     def evaluate(self, data: Any = None) -> dict[str, float]:
-        """Returns the metrics of the current weights on these rows; without any, on those of `validation`."""
+        """Returns the metrics of the current weights on these rows; without any, on those of `validation`.
+
+        >>> sorted(run.evaluate(rows))
+        ['val-aux/data/reward/pass@1', 'val-core/data/reward/mean@1']
+        """
         files = None if data is None else files_of_rows(data, "data")
         return self.open().evaluate(files)
 
     def generate(
         self, prompts: Any, n: int = 1, temperature: float | None = None, response_length: int | None = None
     ) -> list[Any]:
-        """Returns `n` responses to a prompt (a text, or messages), or a list of such lists to a list of prompts."""
+        """Returns `n` responses to a prompt (a text, or messages), or a list of such lists to a list of prompts.
+
+        `temperature` and `response_length` replace the run's own.
+
+        >>> len(run.generate("2+2=", n=3))
+        3
+        >>> [len(responses) for responses in run.generate(["2+2=", "1+5="], temperature=0)]
+        [1, 1]
+        """
         one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], Mapping))
         found = self.open().generate([prompts] if one else list(prompts), n, temperature, response_length)
         return found[0] if one else found
 
     def export(self, folder: str | Path, dtype: str | None = None) -> Path:
-        """Writes the current weights and the tokenizer to a folder that `transformers` loads."""
+        """Writes the current weights and the tokenizer to a folder that `transformers` loads.
+
+        >>> sorted(file.name for file in run.export("model").glob("*.safetensors"))
+        ['model.safetensors']
+        """
         from paddock.export import export
 
         export(self.save().folder, Path(folder).expanduser(), dtype)
         return Path(folder)
 
     def save(self) -> Checkpoint:
-        """Writes a checkpoint of the last finished step, unless there is one."""
+        """Writes a checkpoint of the last finished step, unless there is one.
+
+        >>> run.save().step
+        2
+        """
         return self.open().save()
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Writes the page about this run, as `paddock report` does; returns where it is."""
+        """Writes the page about this run, as `paddock report` does; returns where it is.
+
+        >>> run.report().name
+        'report.html'
+        """
         from paddock.report.folder import read_run
         from paddock.report.write import NAME, write_page
 
@@ -174,23 +218,46 @@ class Run:
         """Draws responses with the current weights: episodes with tokens, log-probs and text.
 
         `rows`: prompts, or rows as `data` has them; without any, the next `batch` rows of the training data.
+
+        >>> episodes = run.sample(rows, n=4)
+        >>> len(episodes), len({episode.group for episode in episodes})
+        (8, 2)
         """
         return self.open().sample(rows, n)
 
     def score(self, episodes: Sequence[Episode]) -> Batch:
-        """Returns episodes as a batch with their scores, by the run's reward."""
+        """Returns episodes as a batch with their scores, by the run's reward.
+
+        >>> batch = run.score(episodes)
+        >>> batch.need("scores").sum(-1).shape
+        torch.Size([8])
+        """
         return self.open().score(episodes)
 
     def advantages(self, batch: Batch) -> Batch:
-        """Returns a scored batch with log-probs, values and advantages, by the run's algorithm."""
+        """Returns a scored batch with log-probs, values and advantages, by the run's algorithm.
+
+        >>> batch = run.advantages(batch)
+        >>> batch.need("advantages").shape == batch.need("mask").shape
+        True
+        """
         return self.open().advantages(batch)
 
     def learn(self, batch: Batch) -> dict[str, float]:
-        """Updates the weights on a batch that has advantages, as one step: it is logged, and saved when that is due."""
+        """Updates the weights on a batch that has advantages, as one step: it is logged, and saved when that is due.
+
+        Returns the step's metrics. Rows that older weights drew are learnt with their ratios, as in PPO.
+
+        >>> run.learn(batch)["training/global_step"]
+        3.0
+        """
         return self.open().learn(batch)
 
     def sync(self) -> None:
-        """Gives an engine with a copy of the weights the current ones. `sample` does so too, if they are old."""
+        """Gives an engine with a copy of the weights the current ones. `sample` does so too, if they are old.
+
+        >>> run.sync()
+        """
         self.open().sync()
 
     def open(self) -> Session:
@@ -199,6 +266,7 @@ class Run:
             return self.session
         if self.own_folder:
             self.choose_folder()
+            self.own_folder = False  # opened again, the run stays where it is
         for warning in self.loaded.warnings:
             log.warning(warning)
         check(self.config)
@@ -209,6 +277,9 @@ class Run:
 
         kind = self.kind()
         self.session = Session(self.config, kind, Launch(kind.command, self.loaded.origins), Listeners(*self.listeners))
+        OPEN.add(self)
+        atexit.unregister(close_all)
+        atexit.register(close_all)  # behind what this run has imported, so before that is torn down
         return self.session
 
     def kind(self) -> Any:
@@ -237,7 +308,10 @@ class Run:
             number += 1
 
     def close(self) -> None:
-        """Ends the run's processes and gives its memory back. Any method opens it again, at its newest checkpoint."""
+        """Ends the run's processes and gives its memory back. Any method opens it again, at its newest checkpoint.
+
+        >>> run.close()
+        """
         if self.session is not None:
             session, self.session = self.session, None
             session.close()
@@ -255,3 +329,13 @@ class Run:
     def __repr__(self) -> str:
         model, folder = self.config.actor_rollout_ref.model.path, str(self.folder)
         return f"Run({model!r}, algorithm={self.algorithm!r}, folder={folder!r})"
+
+
+OPEN: WeakSet[Run] = WeakSet()
+"""Runs that were opened and may be open still."""
+
+
+def close_all() -> None:
+    """Closes the runs that are open when the program ends: `__del__` would come when torch's modules are gone."""
+    for run in list(OPEN):
+        run.close()

@@ -47,6 +47,8 @@ class Session:
         self.training.__enter__()
         self.asked = itertools.count(1 << 31)
         """Ids of prompts that are none of the training data's."""
+        self.drawn: dict[int, int] = {}
+        """The step after which `sample` drew with each version of the weights."""
 
     @contextmanager
     def trainer(self) -> Iterator[Trainer]:
@@ -115,6 +117,7 @@ class Session:
             sampling = replace(collector.sampling, step=trainer.step_no + 1)
             with trainer.roles.generating(trainer.timer), trainer.timer("gen"):
                 found = episodes(collector.engine, prompts, samples, sampling)
+            self.drawn |= {span.version: trainer.step_no for one in found for span in one.response}
             texts = collector.decode([[token for span in one.response for token in span.tokens] for one in found])
             owners = [row for row in prompts for _ in range(samples)]
             return [
@@ -153,11 +156,11 @@ class Session:
     def learn(self, batch: Batch) -> Metrics:
         with self.trainer() as trainer, Interruption() as interruption, trainer.keeping(self.training.tracker):
             tracker = self.training.tracker
-            if batch.old_log_probs is None:
-                batch = trainer.with_old_log_probs(batch)
+            batch = self.complete(batch, trainer)
+            current = self.drawn_by_current_weights(batch, trainer)
             trainer.step_no += 1
             with trainer.timer("step"):
-                metrics = trainer.learn(batch) | trainer.describe(batch)
+                metrics = trainer.learn(batch, current) | trainer.describe(batch)
                 trainer.settle(metrics, batch, tracker)
             step = trainer.record(metrics, batch, tracker)
             if interruption.asked:
@@ -165,6 +168,24 @@ class Session:
         if interruption.asked:
             raise KeyboardInterrupt
         return step.metrics
+
+    def complete(self, batch: Batch, trainer: Trainer) -> Batch:
+        """Fills what an update and its metrics read, for a batch with advantages of the caller's own."""
+        if batch.advantages is None:
+            fix = "learn(run.advantages(batch)), or batch.with_(advantages=...) with a number per token"
+            raise UserError("the batch has no advantages", key="batch", fix=fix)
+        if batch.rewards is None:
+            batch = batch.with_(rewards=batch.scores)
+        if batch.returns is None and trainer.roles.critic is None:
+            batch = batch.with_(returns=batch.advantages)
+        return trainer.with_old_log_probs(batch) if batch.old_log_probs is None else batch
+
+    def drawn_by_current_weights(self, batch: Batch, trainer: Trainer) -> bool:
+        """False for rows that `sample` drew before the last step: their ratios to the policy are not 1."""
+        if batch.versions is None:
+            return False
+        versions = batch.versions[batch.need("mask") != 0].unique().tolist()
+        return all(self.drawn.get(version) == trainer.step_no for version in versions)
 
     def sync(self) -> None:
         with self.trainer() as trainer:

@@ -12,10 +12,16 @@ from paddock.engines.rollout.base import Chosen, Completion, Prompt
 
 @dataclass(frozen=True)
 class Span:
-    """Tokens that the policy or the environment wrote in a row, as they were drawn: none is decoded and encoded
-    again."""
+    """Holds tokens that the policy or the environment wrote in a row, as they were drawn: none is decoded and encoded
+    again.
+
+    >>> import paddock
+    >>> paddock.Span(tokens=[24, 21, 1], log_probs=[-0.2, -0.2, -0.1], version=0).reward
+    0.0
+    """
 
     tokens: list[int]
+    """Token ids."""
     log_probs: list[float] | None = None
     """Log-probs of the tokens, by the engine that drew them; None if the environment wrote them."""
     version: int = NOBODY
@@ -34,12 +40,22 @@ class Span:
 
 @dataclass(frozen=True)
 class Episode:
-    """All spans behind one prompt: one turn of the policy, or several with what the environment wrote between them."""
+    """Holds all spans behind one prompt: one turn of the policy, or several with what the environment wrote between
+    them.
+
+    >>> import paddock
+    >>> with paddock.Run(logger=["file"]) as run:
+    ...     first, second = run.sample(["12+34="], n=2)
+    >>> first.group == second.group, len(first.spans), len(first.spans[0].tokens) == len(first.spans[0].log_probs)
+    (True, 1, True)
+    """
 
     row: int
+    """Id of the response, unique in the run."""
     group: int
     """Id of the prompt: episodes of equal group answer the same one."""
     prompt: Prompt
+    """Token ids of the prompt, and its images."""
     spans: list[Span]
     done: bool
     """True if the episode ended by itself, False if it was cut at a limit."""

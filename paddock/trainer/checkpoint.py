@@ -43,8 +43,18 @@ NATIVE_REFUSALS = ("inline_container.cc", "No space left on device")  # of torch
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """Names a checkpoint on the disk: what `Run.save` returns, and what `on_save` receives.
+
+    >>> import paddock
+    >>> from pathlib import Path
+    >>> paddock.Checkpoint(20, Path("runs/mine/global_step_20")).step
+    20
+    """
+
     step: int
+    """The last step that it holds."""
     folder: Path
+    """Holds `actor`, which `transformers` loads, and the state of the run."""
 
 
 class CheckpointStore:

@@ -38,7 +38,12 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call that trains ended."""
+    """Reports how a call that trains ended: the return value of `Run.train`.
+
+    >>> import paddock
+    >>> paddock.Outcome(finished=False, trained=3, total=10, checkpoint=None).finished
+    False
+    """
 
     finished: bool
     """False if the run was interrupted before its last step."""
@@ -52,16 +57,30 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Step:
-    """A finished training step."""
+    """Holds a finished training step: what iteration over a `Run` yields, and what `on_step` receives.
+
+    >>> import paddock
+    >>> with paddock.Run(n=2, batch=2, steps=1, logger=["file"], config={"data.val_files": None}) as run:
+    ...     step = next(iter(run))
+    >>> step.number, len(step.batch), len(step.samples)
+    (1, 4, 4)
+    """
 
     number: int
+    """The first step is 1."""
     metrics: Metrics
+    """Every metric that is logged, by its name."""
     batch: Batch
+    """All columns of the step's rows: tokens, log-probs, scores, advantages."""
     read: Callable[[Batch], list[Sample]] = field(repr=False)
 
     @cached_property
     def samples(self) -> list[Sample]:
-        """The step's responses in words, with their scores; none if the policy wrote none."""
+        """Returns the step's responses in words, with their scores; none if the policy wrote none.
+
+        >>> {sample.group for sample in step.samples} == set(step.batch.group.tolist())
+        True
+        """
         return self.read(self.batch)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,11 @@ class Trainer(TrainingRun):
                 batch = resample(batch, algorithm.pf_ppo, self.config.trainer.seed, self.step_no)
         return batch, kl_metrics | correction_metrics
 
-    def learn(self, batch: Batch) -> Metrics:
-        """Updates the critic, and once that is warm the actor, on a batch that has advantages."""
+    def learn(self, batch: Batch, current: bool = True) -> Metrics:
+        """Updates the critic, and once that is warm the actor, on a batch that has advantages.
+
+        `current`: the weights that drew it are those that learn, so the first optimizer step needs no old log-probs.
+        """
         time, roles, metrics = self.timer, self.roles, Metrics()
         self.keep_rollouts(batch)
         if roles.critic:
@@ -92,7 +96,9 @@ class Trainer(TrainingRun):
                 metrics |= roles.critic.learn(batch, critic_plan(self.config, batch, self.step_no))
         if self.step_no >= self.config.trainer.critic_warmup:
             with time("update_actor"), self.updating():
-                metrics |= roles.actor.learn(batch, actor_plan(self.config, batch, self.step_no))
+                plan = actor_plan(self.config, batch, self.step_no)
+                plan = plan if current else replace(plan, uses_old_log_probs=True)
+                metrics |= roles.actor.learn(batch, plan)
         return metrics
 
     def publish(self) -> Metrics:

@@ -19,12 +19,20 @@ NOT_SHOWN = ("images", "written_prompt")  # pixels are no words, and `messages` 
 
 @dataclass(frozen=True)
 class Sample:
-    """One answer of the policy."""
+    """Holds one response of the policy in words, with its score.
+
+    >>> import paddock
+    >>> paddock.Sample(prompt="2+3=", answer="5", score=1.0, length=2, group=0).answer
+    '5'
+    """
 
     prompt: str
     answer: str
+    """The response, decoded."""
     score: float
+    """Score of the reward, before a KL penalty."""
     length: int
+    """Tokens of the response that the policy wrote."""
     group: int
     """Equal for the answers to one prompt."""
     data_source: str = "unknown"

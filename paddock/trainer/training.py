@@ -142,6 +142,8 @@ class Training:
             after = checkpoint.step if checkpoint else None
             self.tracker = things.enter_context(Tracker(self.config, run.total_steps, after, loggers))
             record_launch(self.config, self.launch, run.devices(), run.step_no)
+            if run.step_no >= run.total_steps:  # opened to evaluate or generate
+                record_end(Path(self.config.trainer.default_local_dir), run.step_no)
             self.run_things = things.pop_all()
         self.run, self.begun = run, False
         return run

@@ -29,8 +29,9 @@ def centred(batch, config):
 
 rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]
 with paddock.Run(
-    data=rows, reward=lambda completion, answer: float(answer in completion), algorithm="centred", n=4, batch=4, steps=2,
-    prompt_length=8, response_length=6, device="cpu", devices=int(sys.argv[1]), logger=["file"], folder=sys.argv[2],
+    data=rows, reward=lambda completion, answer: float(answer in completion), algorithm="centred", n=4, batch=4,
+    steps=2, prompt_length=8, response_length=6, device="cpu", devices=int(sys.argv[1]), logger=["file"],
+    folder=sys.argv[2],
     config={"actor_rollout_ref.actor.policy_loss.loss_mode": "plain",
             "actor_rollout_ref.actor.fsdp_config.dtype": "float32"},
 ) as run:

@@ -1,0 +1,62 @@
+"""Batches of a program's own: advantages that no estimator made, and rows that older weights drew."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import paddock
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A mini-batch is half a batch: `advantages` computes log-probs by the current weights."""
+    with paddock.Run(
+        batch=8, mini_batch=4, n=4, steps=4, lr=2e-3, validate_first=False, folder=str(tmp_path / "run"),
+        logger=["file"], config={"trainer.test_freq": -1, "trainer.save_last": False},
+    ) as found:  # fmt: skip
+        yield found
+
+
+def test_a_batch_with_advantages_of_its_own_is_learnt_and_one_without_is_refused(run):
+    batch = run.score(run.sample())
+    with pytest.raises(paddock.UserError, match="the batch has no advantages"):
+        run.learn(batch)
+    metrics = run.learn(batch.with_(advantages=batch.mask.float()))
+    assert metrics["critic/advantages/mean"] == metrics["critic/returns/mean"] == 1
+    assert metrics["critic/rewards/mean"] == metrics["critic/score/mean"]
+
+
+def test_rows_that_older_weights_drew_are_learnt_with_their_ratios(run):
+    batch = run.advantages(run.score(run.sample())).rows(slice(0, 16))  # one mini-batch, hence one optimizer step
+    assert run.learn(batch)["actor/ppo_kl"] == 0
+    now = run.advantages(batch).need("old_log_probs")
+    mask = batch.mask != 0
+    log_ratios = (now - batch.old_log_probs)[mask]
+    assert log_ratios.abs().max() > 0.01
+    again = run.learn(batch)
+    assert again["actor/ppo_kl"] == pytest.approx(float(-log_ratios.mean()), rel=1e-3, abs=1e-5)
+    ratios, advantages = log_ratios.exp(), batch.advantages[mask]
+    clipped = torch.maximum(-advantages * ratios, -advantages * ratios.clamp(0.8, 1.2))
+    clipped = torch.where(advantages < 0, torch.minimum(clipped, -3 * advantages), clipped)
+    assert again["actor/pg_loss"] == pytest.approx(float(clipped.mean()), abs=1e-4)
+
+
+def test_a_finished_run_that_was_closed_opens_again_at_its_last_step_and_the_same_lines_begin_anew(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+
+    def made() -> paddock.Run:
+        config = {"trainer.test_freq": -1}
+        return paddock.Run(batch=2, n=2, steps=1, validate_first=False, logger=["file"], config=config)
+
+    run = made()
+    assert run.train().finished
+    folder = run.folder
+    run.close()
+    assert run.save() == paddock.Checkpoint(1, folder / "global_step_1") and run.folder == folder
+    run.close()
+    other = made()
+    assert other.train().trained == 1 and str(other.folder) == f"{folder}-2"
+    other.close()
