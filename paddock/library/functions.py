@@ -71,7 +71,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 def tell(functions: Mapping[str, Callable[..., Any]], seconds: float) -> None:
     for name in functions:
-        log.info(
+        log.warning(
             "the reward %s is a function of this program: it runs in a thread, is given up after %g s "
             "(reward_model.timeout), and cannot be killed", name, seconds,
         )  # fmt: skip

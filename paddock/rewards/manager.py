@@ -280,7 +280,7 @@ class RewardManager:
         return UserError(
             f"{target.name} {reason}, {where(request)}",
             key="custom_reward_function.path",
-            value=target.path,
+            value=target if target.function else target.path,
             fix="mend the function: it returns a list with a finite number, or None, for each completion"
             if part.name in self.columns
             else "mend the function: it returns a finite number, or a dict with one under 'score'",

@@ -106,6 +106,6 @@ def test_a_key_without_a_reader_is_found_and_one_with_a_reader_is_listed(tmp_pat
 
     assert readers() == []
     loop = tmp_path / "paddock" / "trainer" / "run.py"
-    opening = "    store = checkpoint_store(config)\n"
+    opening = "    tokenizer = open_tokenizer(config)\n"
     loop.write_text(loop.read_text().replace(opening, f"    print(config.trainer.greeting)\n{opening}"))
     assert readers() == ["run.py"]

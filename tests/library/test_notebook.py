@@ -19,7 +19,7 @@ import os, signal
 run.listeners = (lambda step: os.kill(os.getpid(), signal.SIGINT), None, None)
 print(run.train().checkpoint.step)
 """
-ASYNC = "run.close(); run.listeners = (None, None, None)"
+CLOSED = "run.close(); run.listeners = (None, None, None)"
 
 
 def executed(*cells: str) -> list:
@@ -32,15 +32,9 @@ def printed(outputs: list) -> str:
     return "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
 
 
-def test_the_bar_of_a_run_stands_once_in_its_cell_and_moves(tmp_path):
+def test_ctrl_c_leaves_a_checkpoint_and_the_same_line_goes_on_with_one_bar_that_moves(tmp_path):
     made = CELL.format(root=str(ROOT), folder=str(tmp_path))
-    _, trained = executed(made, TRAIN)
-    bars = [output.data["text/html"] for output in trained if output.output_type == "display_data"]
-    assert len(bars) == 1 and 'value="2" max="2"' in bars[0] and "Reward" in bars[0]
-    assert printed(trained) == "True\n"
-
-
-def test_ctrl_c_in_a_cell_leaves_a_checkpoint_and_the_same_line_goes_on(tmp_path):
-    made = CELL.format(root=str(ROOT), folder=str(tmp_path))
-    _, stopped, _, went_on = executed(made, INTERRUPTED, ASYNC, TRAIN)
+    _, stopped, _, went_on = executed(made, INTERRUPTED, CLOSED, TRAIN)
     assert printed(stopped) == "1\n" and printed(went_on) == "True\n"
+    bars = [output.data["text/html"] for output in went_on if output.output_type == "display_data"]
+    assert len(bars) == 1 and 'value="2" max="2"' in bars[0] and "Reward" in bars[0]
