@@ -144,7 +144,8 @@ class Session:
             batch = batch.with_(
                 row=torch.tensor([one.row for one in found]), group=torch.tensor([one.group for one in found])
             )
-            batch = with_responses(batch, found, pad)
+            own = [replace(one, extras={name: one.extras[name] for name in one.extras if name != ROW}) for one in found]
+            batch = with_responses(batch, own, pad)
             with trainer.timer("reward"):
                 trainer.collector.rewards.steps_done = trainer.step_no
                 return trainer.collector.score(batch, trainer.collector.rewards.begin())[0]

@@ -24,9 +24,9 @@ def with_responses(batch: Batch, episodes: Sequence[Episode], pad: int) -> Batch
     responses = [episode.response for episode in episodes]
     spans = list(chain.from_iterable(responses))
     sizes = np.array([len(span.tokens) for span in spans], np.int64)
-    lengths = torch.tensor([sum(len(span.tokens) for span in response) for response in responses])
+    lengths = np.array([sum(len(span.tokens) for span in response) for response in responses], np.int64)
     width = int(lengths.max())
-    inside = (torch.arange(width) < lengths[:, None]).numpy()
+    inside = np.arange(width) < lengths[:, None]  # by numpy: torch would wake threads for so little
 
     def column(values: np.ndarray, padding: int = 0) -> Tensor:
         """Lays the values of all tokens of all spans out as ``[B, R]``."""
@@ -39,8 +39,8 @@ def with_responses(batch: Batch, episodes: Sequence[Episode], pad: int) -> Batch
     versions = column(np.repeat(np.array([span.version for span in spans], np.int32), sizes), NOBODY)
     columns: dict[str, Any] = {
         "responses": column(np.fromiter(tokens, np.int64), pad),
-        "mask": (versions != NOBODY).long(),
-        "lengths": lengths,
+        "mask": torch.from_numpy((versions.numpy() != NOBODY).astype(np.int64)),
+        "lengths": torch.from_numpy(lengths),
         "rollout_log_probs": column(np.fromiter(log_probs, np.float32)),
         "versions": versions,
         "done": torch.tensor([episode.done for episode in episodes]),
