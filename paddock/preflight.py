@@ -12,7 +12,7 @@ from paddock.config.paths import BUILTIN, missing_folder
 from paddock.config.refusals import refused
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
-from paddock.config.topology import in_one_process, pools, trains_adapters, wants_one_thread
+from paddock.config.topology import THREADS, in_one_process, pools, trains_adapters, wants_one_thread
 from paddock.errors import UserError
 from paddock.facts.distribution import install_command
 from paddock.facts.machine import Machine, this_machine
@@ -30,7 +30,6 @@ def check(config: Config, machine: Machine | None = None) -> None:
     machine = machine or this_machine()
     for refusal in refused(config):
         raise refusal
-    choose_threads(config)
     _packages(config, machine)
     check_paths(config)
     if config.reward_model.enable:
@@ -84,7 +83,7 @@ def require_writable_file(key: str, file: Path) -> None:
 def choose_threads(config: Config) -> None:
     """Sets the number of threads before torch reads it at its import; the user's own setting wins."""
     if wants_one_thread(config):
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault(THREADS, "1")
 
 
 def _packages(config: Config, machine: Machine) -> None:

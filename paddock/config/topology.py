@@ -91,6 +91,10 @@ def world_size(config: Config) -> int:
     return (config.trainer.n_gpus_per_node or 1) * config.trainer.nnodes
 
 
+THREADS = "OMP_NUM_THREADS"
+"""Environment variable by which the user sets the number of threads; torch reads it when it is imported."""
+
+
 def wants_one_thread(config: Config) -> bool:
     """True if torch's threads cost more than they do: for a small model on a CPU, and beside a GPU, where the host only
     packs rows. Such a run is many times slower with them."""

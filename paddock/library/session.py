@@ -53,7 +53,7 @@ class Session:
     @contextmanager
     def trainer(self) -> Iterator[Trainer]:
         """Gives the block the trainer, with the random numbers of the run."""
-        with self.training.own_random_state():
+        with self.training.own_state():
             found = self.training.opened()
             if not isinstance(found, Trainer):
                 raise UserError(
@@ -193,7 +193,7 @@ class Session:
             trainer.roles.rollout.publish()
 
     def save(self) -> Checkpoint:
-        with self.training.own_random_state():
+        with self.training.own_state():
             run = self.training.opened()
             run.save(self.training.tracker)
             assert run.saved is not None

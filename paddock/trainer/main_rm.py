@@ -9,11 +9,12 @@ from paddock.door import guarded, helpful, start_log
 
 
 def run(arguments: list[str]) -> int:
-    from paddock.preflight import check
+    from paddock.preflight import check, choose_threads
     from paddock.trainer.commands import RM
 
     loaded = RM.load(arguments)
     check(loaded.config)
+    choose_threads(loaded.config)
     start_log(loaded.warnings)
     from paddock.ending import conclude
     from paddock.trainer.launch import Launch

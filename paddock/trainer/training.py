@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from paddock.config.schema import Config
-from paddock.config.topology import Pool
+from paddock.config.topology import THREADS, Pool, wants_one_thread
 from paddock.core.device import seed_all, torch_settings_restored
 from paddock.errors import UserError
 from paddock.trainer.checkpoint import CheckpointStore, checkpoint_store, resume_point
@@ -115,7 +118,7 @@ class Training:
         """Does something with the run, and once more with a new one when a worker is lost."""
         while True:
             try:
-                with self.own_random_state():
+                with self.own_state():
                     return work(self.opened())
             except WorkerLost as loss:
                 self.drop_run()
@@ -153,16 +156,19 @@ class Training:
         self.run_things.__exit__(*(error or (None, None, None)))
 
     @contextmanager
-    def own_random_state(self) -> Iterator[None]:
-        """Gives the block the random numbers of this run, and others theirs afterwards."""
-        others = rng_state()
+    def own_state(self) -> Iterator[None]:
+        """Gives the block the random numbers of this run and its number of threads, and others theirs afterwards."""
+        others, threads = rng_state(), torch.get_num_threads()
         if self.random is not None:
             restore_rng(self.random)
+        if wants_one_thread(self.config) and THREADS not in os.environ:
+            torch.set_num_threads(1)
         try:
             yield
         finally:
             self.random = rng_state()
             restore_rng(others)
+            torch.set_num_threads(threads)
 
 
 def train(config: Config, kind: Kind, launch: Launch) -> Outcome:

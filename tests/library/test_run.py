@@ -214,9 +214,10 @@ def test_an_argument_of_no_command_is_refused_with_a_reason(made, reason):
 def surroundings() -> list[Any]:
     return [
         random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(),
-        torch.are_deterministic_algorithms_enabled(), signal.getsignal(signal.SIGINT), logging.getLogger().handlers[:],
+        torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(),
+        signal.getsignal(signal.SIGINT), logging.getLogger().handlers[:],
         logging.getLogger("paddock").level, {name for name in sys.modules if name.startswith("paddock_")}, sys.path[:],
-        {name: value for name, value in os.environ.items() if name.startswith(("CUBLAS", "VLLM"))},
+        {name: value for name, value in os.environ.items() if name.startswith(("CUBLAS", "VLLM", "OMP"))},
     ]  # fmt: skip
 
 
