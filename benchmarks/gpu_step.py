@@ -25,6 +25,7 @@ import tempfile
 import time
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ from paddock.rollouts.episode import one_turn_each
 from paddock.trainer.run import train
 from paddock.workers.open_engines import rollout_engine
 from paddock.workers.policy import Policy
+from paddock.workers.updates import actor_plan
 
 SHAPES = {
     "smallest": CASES["smallest"],
@@ -98,6 +100,10 @@ def decode_bytes(model: Any, prompts: list[Prompt], new_tokens: list[int]) -> fl
     read = sum((n + (new - 1) / 2 + 1) * (new - 1) * token for n, new in zip(rows, new_tokens, strict=True))
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     return read + (max(new_tokens) - 1) * weights
+
+
+def learn(worker: Policy, config: Config, batch: Batch, step: int) -> None:
+    worker.learn(batch, actor_plan(config, batch, step))
 
 
 class Bench:
@@ -230,8 +236,9 @@ class Bench:
             row=torch.arange(rows), group=torch.arange(rows), prompts=words[:, :1], responses=words[:, 1:],
             lengths=torch.full((rows,), length - 1), mask=torch.ones(rows, length - 1, dtype=torch.long),
         ).with_(advantages=torch.randn(rows, length - 1), old_log_probs=torch.zeros(rows, length - 1))  # fmt: skip
-        worker.update(batch, 0)
-        seconds = statistics.median(self.timed(lambda s=s: worker.update(batch, s))[0] for s in (1, 2, 3))
+        update = partial(learn, worker, config, batch)
+        update(0)
+        seconds = statistics.median(self.timed(partial(update, s))[0] for s in (1, 2, 3))
         parameters = sum(p.numel() for p in worker.engine.model.parameters())
         rate = rows * length / seconds
         self.row("training", f"{rate:,.0f} tok/s", f"{6 * parameters * rate / 1e12:.0f} TFLOP/s (6 N D)",
