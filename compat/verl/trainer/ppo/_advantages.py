@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from enum import Enum, StrEnum
@@ -58,7 +59,12 @@ def register_adv_est(name_or_enum: str | AdvantageEstimator) -> Callable[[Advant
             return fn
         accepted = inspect.signature(fn).parameters
         needs = [need for argument, need in ARGUMENT_NEEDS.items() if argument in accepted]
-        formulas.estimator(name, needs=needs)(lambda batch, config: call_estimator(fn, batch, config))
+
+        @functools.wraps(fn)  # its name and module tell a second definition from another function
+        def compute(batch: Batch, config: Any) -> tuple[PerToken, PerToken]:
+            return call_estimator(fn, batch, config)
+
+        formulas.estimator(name, needs=needs)(compute)
         ADV_ESTIMATOR_REGISTRY[name] = fn
         return fn
 
