@@ -21,7 +21,7 @@ Reward = str | Callable[..., Any]
 def reward_settings(reward: Any) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
     """Returns the keys that name these rewards, and the functions that are named `python:NAME` in them."""
     weighted = reward if isinstance(reward, Mapping) else None
-    parts = [] if reward is None else [reward] if isinstance(reward, str) or callable(reward) else list(reward)
+    parts = parts_of(reward)
     weights = {id(part): float(weighted[part]) for part in parts} if weighted is not None else {}
     for part in parts:
         if not isinstance(part, str) and not callable(part):
@@ -37,6 +37,11 @@ def reward_settings(reward: Any) -> tuple[dict[str, Any], dict[str, Callable[...
         found |= {"reward_weights": [weights[id(part)] for part in parts if part in rules]} if rules else {}
         found |= {WEIGHTS: [weights[id(part)] for part in parts if part not in rules]} if functions else {}
     return found, own
+
+
+def parts_of(reward: Any) -> list[Any]:
+    """Returns the rules and functions of a reward, one after the other."""
+    return [] if reward is None else [reward] if isinstance(reward, str) or callable(reward) else list(reward)
 
 
 def addresses_of(functions: Sequence[Callable[..., Any]]) -> tuple[list[str], dict[str, Callable[..., Any]]]:

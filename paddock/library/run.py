@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from paddock.config.load import Loaded, load
 from paddock.config.schema import Config
-from paddock.library.functions import Reward, reward_settings, source_of, tell
+from paddock.library.functions import Reward, parts_of, reward_settings, source_of, tell
 from paddock.library.keywords import KEYS, Keywords, settings_of
 from paddock.library.rows import files_of_rows
 from paddock.preflight import check
@@ -76,6 +76,7 @@ class Run:
         self.algorithm = algorithm
         self.listeners = on_step, on_save, on_validation
         named, self.functions = reward_settings(reward)
+        texts = [source_of(part) for part in parts_of(reward) if callable(part)]
         values = settings_of(keywords, config or {})
         if model is not None:
             values[MODEL] = str(model)
@@ -87,7 +88,7 @@ class Run:
             values[ALGORITHM] = NAMES.get(algorithm, algorithm)
         self.own_folder = FOLDER not in values
         if self.own_folder:
-            values[FOLDER] = str(Path(RUNS) / f"{algorithm}-{self.identity(values)}")
+            values[FOLDER] = str(Path(RUNS) / f"{algorithm}-{identity(values, texts)}")
         self.loaded = self.load(values)
         self.session: Session | None = None
 
@@ -99,11 +100,6 @@ class Run:
         from paddock.trainer.commands import SFT as SFT_COMMAND
 
         return (SFT_COMMAND if self.algorithm == SFT else RM_COMMAND).load(values=values)
-
-    def identity(self, values: Mapping[str, Any]) -> str:
-        """Equal for equal lines: settings, rows and the text of functions."""
-        texts = {name: source_of(function) for name, function in self.functions.items()}
-        return hashlib.sha256(json.dumps([values, texts], sort_keys=True, default=str).encode()).hexdigest()[:8]
 
     @property
     def config(self) -> Config:
@@ -339,3 +335,8 @@ def close_all() -> None:
     """Closes the runs that are open when the program ends: `__del__` would come when torch's modules are gone."""
     for run in list(OPEN):
         run.close()
+
+
+def identity(values: Mapping[str, Any], texts: Sequence[str]) -> str:
+    """Returns a name that is equal for equal lines of a program: settings, rows, and the text of functions."""
+    return hashlib.sha256(json.dumps([values, texts], sort_keys=True, default=str).encode()).hexdigest()[:8]

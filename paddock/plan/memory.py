@@ -141,7 +141,7 @@ class Megatron:
 
     frozen_bytes: ClassVar[int] = 2
     keeps_gradients: ClassVar[bool] = True
-    """Its gradient buffers live as long as the weights do."""
+    """True if gradient buffers live as long as the weights do."""
 
     @property
     def whole(self) -> bool:

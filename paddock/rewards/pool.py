@@ -52,6 +52,14 @@ class JobFailed(Exception):
         self.failure, self.job = failure, job
 
 
+def answers_of(futures: Sequence[Future[Any]]) -> list[Any]:
+    """Returns the results of jobs that are done; raises the first failure, with the job's index."""
+    for index, future in enumerate(futures):
+        if future.done() and isinstance(error := future.exception(), JobFailed):
+            raise JobFailed(error.failure, index) from None
+    return [future.result() for future in futures]
+
+
 @dataclass(eq=False)
 class Job:
     target: Target
@@ -125,10 +133,7 @@ class Pool:
         works on."""
         try:
             wait_for(futures, return_when=FIRST_EXCEPTION)
-            for index, future in enumerate(futures):
-                if future.done() and isinstance(error := future.exception(), JobFailed):
-                    raise JobFailed(error.failure, index) from None
-            return [future.result() for future in futures]
+            return answers_of(futures)
         except BaseException:
             self.cancel()
             raise

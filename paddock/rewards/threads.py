@@ -17,7 +17,7 @@ from typing import Any
 
 from paddock.rewards.columns import whole_scorer
 from paddock.rewards.custom import Failed, Target, row_scorer
-from paddock.rewards.pool import Job, JobFailed
+from paddock.rewards.pool import Job, JobFailed, answers_of
 from paddock.rewards.worker import failure
 
 log = logging.getLogger(__name__)
@@ -90,10 +90,7 @@ class ThreadPool:
                 if not pending or any(future.exception() for future in done):
                     break
                 self.look_at_the_clock()
-            for index, future in enumerate(futures):
-                if future.done() and isinstance(error := future.exception(), JobFailed):
-                    raise JobFailed(error.failure, index) from None
-            return [future.result() for future in futures]
+            return answers_of(futures)
         except BaseException:
             self.cancel()
             raise

@@ -134,7 +134,7 @@ class RayPending(Generic[T]):
     futures: list[ray.ObjectRef]
     phase: str
     shares: slice
-    """Those of the answers that stand for a share each."""
+    """Selects one answer for each share: ranks of a group give the same one."""
 
     def ready(self) -> bool:
         return len(ray.wait(self.futures, num_returns=len(self.futures), timeout=0)[0]) == len(self.futures)
