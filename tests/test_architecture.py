@@ -17,7 +17,7 @@ LEVELS = [
     ["config", "core"],
     ["algorithms", "kernels"],
     ["data", "rewards", "models"],
-    ["engines"],
+    ["engines", "environments"],
     ["rollouts"],
     ["workers"],
     ["trainer"],

@@ -1,0 +1,155 @@
+"""What an environment is: it asks, answers the policy's turns, and pays. One object lives for one episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from paddock.environments.tools import Tool, tools_of
+
+Message = dict[str, Any]
+Messages = str | list[Message]
+"""A plain text, or messages with `role` and `content`."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Holds one tool call that the policy wrote."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str = ""
+    """Identity that the policy gave it, in formats that have one."""
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """Holds a tool call that cannot be read, and why: the policy is told, and goes on."""
+
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Holds one turn of the policy.
+
+    >>> import paddock
+    >>> paddock.Answer("the sum is 42").text
+    'the sum is 42'
+    """
+
+    text: str
+    """The turn, decoded, without special tokens."""
+    tokens: Sequence[int] = ()
+    calls: Sequence[Call] = ()
+    """Tool calls in it, in the order in which they were written."""
+    malformed: Sequence[Malformed] = ()
+    """Tool calls in it that cannot be read."""
+    results: Sequence[Message] = ()
+    """Messages that answer `calls` and `malformed`: what the tools returned."""
+    number: int = 0
+    """0 for the first turn of the episode."""
+    stopped: bool = True
+    """False if the turn was cut at a limit: the episode ends with it."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Holds what the environment says to a turn of the policy.
+
+    >>> import paddock
+    >>> paddock.Turn("too low", reward=0.1).done
+    False
+    """
+
+    messages: Messages = field(default_factory=list)
+    """Messages to go on with; a text is one message of the user's."""
+    reward: float = 0.0
+    """Reward of the policy's turn, paid at its last token."""
+    done: bool = False
+    """True: the episode is over."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Holds a finished episode, as `Environment.reward` reads it."""
+
+    row: Mapping[str, Any]
+    """The row of data: `prompt`, `ground_truth`, `data_source`, and each column of `extra_info`."""
+    messages: Sequence[Message]
+    """The whole conversation: the prompt, the policy's turns, and what stands between them."""
+    answers: Sequence[Answer]
+    """The policy's turns."""
+    done: bool
+    """True if the environment ended it, False if it was cut at a limit."""
+
+    @property
+    def text(self) -> str:
+        """Returns the policy's last turn."""
+        return self.answers[-1].text if self.answers else ""
+
+
+class Environment:
+    """Asks the policy something, answers its turns, and pays rewards: subclass it and change what you need.
+
+    One object is made for each episode. As it stands it asks the row's own prompt, runs the tools that the policy
+    calls, and ends with the first turn that calls none. Methods may be coroutines (`async def`); others run in threads,
+    so that one that waits holds nobody up.
+
+    >>> import paddock
+    >>> class Guess(paddock.Environment):
+    ...     def reset(self, row, seed):
+    ...         self.secret = seed % 10
+    ...         return "Guess a digit."
+    ...     def step(self, answer):
+    ...         return paddock.Turn(reward=1.0, done=True) if answer.text == str(self.secret) else "No. Again?"
+    >>> game = Guess()
+    >>> game.reset({}, seed=13)
+    'Guess a digit.'
+    >>> game.step(paddock.Answer("3")).reward
+    1.0
+    """
+
+    max_turns: ClassVar[int | None] = None
+    """Most turns of the policy in an episode; None: as many as the config allows."""
+    inline: ClassVar[bool] = False
+    """True: every method returns at once, so it is called between two decode steps and needs no thread."""
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Messages | None:
+        """Returns the prompt of the episode; None: the row's own.
+
+        The seed is the same for all episodes of a group, and another one in each step.
+        """
+        return None
+
+    def step(self, answer: Answer) -> Turn | Messages | None:
+        """Returns what comes after a turn of the policy: a `Turn`, messages to go on with, or None to end.
+
+        As it stands, it goes on with what the tools returned, and ends if none was called.
+        """
+        return list(answer.results) or None
+
+    def reward(self, episode: Ended) -> float:
+        """Returns a reward for the whole episode, paid at the policy's last token beside those of its turns."""
+        return 0.0
+
+    def close(self) -> None:
+        """Frees what the episode held; called once, however it ended."""
+
+    def tools(self) -> Sequence[Tool]:
+        """Returns the tools that the policy may call; as it stands, the methods marked with `tool`."""
+        return tools_of(self)
+
+
+def turn_of(said: Turn | Messages | None) -> Turn:
+    """Returns what `Environment.step` said as a Turn."""
+    if isinstance(said, Turn):
+        return said
+    return Turn(said) if said else Turn(done=True)
+
+
+def messages_said(messages: Messages) -> list[Message]:
+    """Returns messages as a list; a text is one of the user's."""
+    return [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
