@@ -92,8 +92,8 @@ def tools_of(owner: Any) -> list[Tool]:
 
 def tool_of(function: Callable[..., Any]) -> Tool:
     """Returns a function as a tool: its name, its docstring's first part, and a schema of its arguments."""
-    name, description = getattr(function, MARK, (None, None))
-    name = name or getattr(function, "__name__", type(function).__name__)
+    named, description = getattr(function, MARK, (None, None))
+    name: str = named or getattr(function, "__name__", type(function).__name__)
     said, described = docstring_parts(inspect.getdoc(function) or "")
     return Tool(name, description or said, parameters_of(function, name, described), function)
 
