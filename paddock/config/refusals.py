@@ -26,8 +26,6 @@ _REPLAY = (
 NOT_BUILT: dict[str, tuple[str, str]] = {
     f"{_A}.router_replay.record_file": _REPLAY,
     f"{_A}.router_replay.replay_file": _REPLAY,
-    f"{_RO}.multi_turn.enable": ("a rollout is one prompt and one response", "leave it out"),
-    f"{_RO}.agent.default_agent_loop": ("a rollout is one prompt and one response", "leave it out"),
     f"{_RO}.over_sample_rate": ("every response that is started is finished", "leave it out"),
     f"{_RO}.quantization": (f"the engine's weights have the type {_RO}.dtype", "leave it out"),
     f"{_RO}.prometheus.enable": (

@@ -45,6 +45,8 @@ class Factory:
     tools: Sequence[Tool]
     """The tools that the policy may call; their functions belong to an object that is closed."""
     max_turns: int | None
+    inline: bool = False
+    """Its environments answer at once: no thread is needed to make and call them."""
 
 
 def environment_of(name: str | Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> Factory:
@@ -60,7 +62,7 @@ def environment_of(name: str | Callable[..., Any], kwargs: Mapping[str, Any] | N
         make = constructor(name, kwargs, named)
     first = make()
     try:
-        return Factory(named, make, tuple(first.tools()), first.max_turns)
+        return Factory(named, make, tuple(first.tools()), first.max_turns, first.inline)
     finally:
         closing: Any = first.close()  # type: ignore[func-returns-value]  # a coroutine, where close is `async def`
         if inspect.isawaitable(closing):

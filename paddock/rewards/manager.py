@@ -183,22 +183,18 @@ class RewardManager:
         return self.finish(batch, self.score(asked))
 
     def request(
-        self, batch: Batch, index: int, text: str, tokens: Sequence[int] = (), last_turn: str | None = None
-    ) -> ScoreRequest | None:
-        """Builds the request of this row, once its response is there; None if a reward model scores the row."""
-        request = request_of(batch, index, text, last_turn)
+        self, batch: Batch, index: int, text: str, tokens: Sequence[int] = (), last_turn: str | None = None,
+        turns: Sequence[Mapping[str, Any]] | None = None,
+    ) -> ScoreRequest | None:  # fmt: skip
+        """Builds the request of this row, once its response is there; None if a reward model scores the row.
+
+        `turns`: the messages of a response that is a conversation.
+        """
+        request = request_of(batch, index, text, last_turn, turns)
         if request is None or not {COLUMNS, FIELDS} & {*self.shapes.values()}:
             return request
         prompts = batch.extras.get("written_prompt") or batch.extras.get("messages")
         prompt = prompts[index] if prompts else None
-        if self.columns and last_turn is not None and not isinstance(prompt, str):
-            part = next(part for part in self.parts if part.name in self.columns)
-            raise UserError(
-                f"{part.name} reads one message of the assistant, and the policy wrote several turns {where(request)}",
-                key="custom_reward_function.path",
-                value=part.scorer.target.path,
-                fix="write it as compute_score(data_source, solution_str, ground_truth, extra_info)",
-            )
         packed = array("q", tokens)  # takes half as long as a list on its way to another process
         return replace(request, prompt=prompt, tokens=packed, steps=(self.steps_done, self.total_steps))
 
@@ -362,7 +358,9 @@ def where(request: ScoreRequest) -> str:
     )
 
 
-def request_of(batch: Batch, index: int, text: str, last_turn: str | None = None) -> ScoreRequest | None:
+def request_of(
+    batch: Batch, index: int, text: str, last_turn: str | None = None, turns: Sequence[Mapping[str, Any]] | None = None
+) -> ScoreRequest | None:
     """Builds the request of this row, once its response is there; None for a row that a reward model scores."""
     row = {name: values[index] for name, values in batch.extras.items()}
     if row.get("style") == "model":
@@ -375,6 +373,7 @@ def request_of(batch: Batch, index: int, text: str, last_turn: str | None = None
         row.get("extra_info") or {},
         f"{where} (row id {number})" if where else f"row {number}",
         last_turn=last_turn,
+        turns=turns,
     )
 
 

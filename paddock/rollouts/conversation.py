@@ -67,7 +67,7 @@ class Counts:
     turns: int = 0
     said: int = 0
     """Turns of tools or the environment."""
-    tool_calls: int = 0
+    tool_call_counts: int = 0
     malformed_calls: int = 0
     failed_calls: int = 0
     """Calls that raised, took too long, or named no tool."""
@@ -81,7 +81,9 @@ class Counts:
         return {"num_turns": 1 + self.turns + self.said, **{name: vars(self)[name] for name in COUNTED}}
 
 
-COUNTED = ("tool_calls", "malformed_calls", "failed_calls", "cut_results", "timeouts", "tool_seconds")
+COUNTED = ("tool_call_counts", "malformed_calls", "failed_calls", "cut_results", "timeouts", "tool_seconds")
+COLUMNS = ("conversation", "ended", "num_turns", *COUNTED)
+"""What a batch of episodes carries beside tokens."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ class Conversation:
             return answer
         whole = tokenizer.decode(tokens[:-1] if tokens[-1] in self.setting.stops else tokens, skip_special_tokens=False)
         calls, malformed = self.setting.format.parse(whole)
-        self.counts.tool_calls += len(calls)
+        self.counts.tool_call_counts += len(calls)
         self.counts.malformed_calls += len(malformed)
         return replace(answer, calls=calls, malformed=malformed)
 
