@@ -62,6 +62,8 @@ class RewardManager:
         self.parts = [component_of(part, config, functions) for part in reward_parts(config)]
         """All that the config names; empty if each row's data_source picks a rule."""
         self.weighted = config.custom_reward_function.weights is not None
+        self.paid_elsewhere = config.environment is not None
+        """True if an environment pays: rows whose data_source has no rule get nothing here."""
         self._require_a_use_for_arguments(config)
         self.scorers: dict[str, Scorer] = {}
         self.names: dict[str, None] = {}
@@ -253,7 +255,7 @@ class RewardManager:
             return self.parts[0].scorer
         source = request.data_source
         if source not in self.scorers:
-            scorer, given = scorer_of(source), self.config.compute_score_kwargs
+            scorer, given = scorer_of(source, self.paid_elsewhere), self.config.compute_score_kwargs
             kwargs = {name: value for name, value in given.items() if name in scorer.options}
             if scorer.settings:
                 kwargs |= scorer.settings(self.config)
