@@ -48,9 +48,10 @@ class Run:
 
     `model`: a folder or a name of the hub; without one, the largest on this disk that fits, or the built-in one.
     `data`: a list of dicts, a `datasets.Dataset`, a pandas or arrow table, a path, or a name of the hub; `validation`
-    the same. `reward`: a function, the name of a rule, a list of these, or a dict with a weight for each. `environment`:
-    an `Environment` class, or its name; `tools`: functions that the policy may call, or their names. `algorithm`: ppo,
-    grpo, rloo or another estimator; `sft` learns the answers of the rows, `reward_model` their preferences.
+    the same. `reward`: a function, the name of a rule, a list of these, or a dict with a weight for each.
+    `environment`: an `Environment` class, or its name; `tools`: functions that the policy may call, or their names.
+    `algorithm`: ppo, grpo, rloo or another estimator; `sft` learns the answers of the rows, `reward_model` their
+    preferences.
 
     Keywords set one key each (`paddock.library.keywords`); `config` takes any key. Errors that the caller can mend are
     `paddock.UserError`, with the texts of the command.
