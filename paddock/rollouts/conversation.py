@@ -319,8 +319,9 @@ class Conversation:
         return float(number)
 
     def episode(self) -> Episode:
-        """Returns what was written; `conversation` has it in messages, and `ended` says why it ended."""
-        extras = {"conversation": self.messages, "ended": self.ended, **self.counts.columns()}
+        """Returns what was written: `messages` has the prompt, `conversation` what follows, `ended` why it ended."""
+        said = {"messages": self.asked, "conversation": self.messages, "ended": self.ended}
+        extras = {**said, **self.counts.columns()}
         return Episode(self.id, self.row.group, self.prompt, self.spans, done=self.ended == "done", extras=extras)
 
     @property
