@@ -1,0 +1,22 @@
+"""Imports packages that have environments: optional ones, so a missing one is named with how to install it."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from paddock.errors import UserError
+
+
+def imported(module: str, package: str, environment: str) -> ModuleType:
+    """Returns the module, which `pip install package` brings; `environment` is what was asked for."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        reason = f"needs the module {error.name}, which is not installed"
+        raise UserError(reason, key="environment", value=environment, fix=f"pip install {package}") from error
+
+
+def refused(environment: str, reason: str, fix: str) -> UserError:
+    """Returns an error about the environment that the config names."""
+    return UserError(reason, key="environment", value=environment, fix=fix)
