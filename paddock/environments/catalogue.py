@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from paddock.core.registry import Registry, suggest
-from paddock.environments import gem, reasoning_gym, skyrl_gym, textarena
+from paddock.environments import gem, openenv, reasoning_gym, skyrl_gym, textarena, verifiers_adapter
 from paddock.environments.environment import Environment
 from paddock.environments.packages import refused
 from paddock.environments.plain_class import PlainEnvironment
@@ -35,8 +35,9 @@ from paddock.rewards.custom import MODULE, finished
 Source = Callable[[str, Mapping[str, Any]], Callable[[], Environment]]
 SOURCES: Registry[Source] = Registry("source of environments", key="environment")
 """Prefixes of names; `PREFIX:REST` is made by `SOURCES.get(PREFIX)(REST, kwargs)`."""
-for adapter in (gem, reasoning_gym, skyrl_gym, textarena):
+for adapter in (gem, openenv, reasoning_gym, skyrl_gym, textarena):
     SOURCES.register(adapter.__name__.rpartition(".")[2])(adapter.source)
+SOURCES.register("verifiers")(verifiers_adapter.source)
 FORMS = "FILE.py:Class, package.module:Class"
 
 
