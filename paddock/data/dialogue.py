@@ -126,7 +126,8 @@ class Dialogue:
     def _tail(self, stand: Stand, messages: Sequence[Message], tools: Tools | None) -> str:
         messages = with_ids(messages)
         encoder = self._encoder(tools, shown=stand.tools)
-        text = self._rendered(encoder, [*stand_in(stand, messages), *messages])
+        # Without a limit of time, which would take longer than the template: these roles were rendered under one.
+        text = encoder.rendered([*stand_in(stand, messages), *messages], "a turn", "messages")
         tail = text.split(MARK, stand.marks)[-1]
         if stand.end not in tail:
             raise UserError(f"the template ends this turn without {stand.end}", key=TEMPLATE_KEY)

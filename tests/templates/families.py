@@ -1,7 +1,6 @@
 """Chat templates of model families, written down from their public form, each with a small tokenizer of its own.
 
-The tokenizers are byte-level BPE with the special tokens of their family: how templates and tokens meet is tested without
-files of a hub.
+The tokenizers are byte-level BPE with the special tokens of their family, so that no file of a hub is needed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ MISTRAL = ("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE
            "[/TOOL_RESULTS]", "[TOOL_CALLS]")  # fmt: skip
 DEEPSEEK = tuple(f"<｜{name}｜>" for name in (
     "begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant", "tool▁sep", "tool▁calls▁begin", "tool▁calls▁end",
-    "tool▁call▁begin", "tool▁call▁end", "tool▁outputs▁begin", "tool▁outputs▁end", "tool▁output▁begin", "tool▁output▁end",
+    "tool▁call▁begin", "tool▁call▁end", "tool▁outputs▁begin", "tool▁outputs▁end", "tool▁output▁begin",
+    "tool▁output▁end",
 ))  # fmt: skip
 GLM = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 HARMONY = ("<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>",
