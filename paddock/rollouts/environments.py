@@ -114,6 +114,7 @@ class Environments:
             dialogue=Dialogue(PromptEncoder(tokenizer, kwargs), stops),
             format=format_of(rollout.multi_turn.format, kwargs.get("chat_template", tokenizer.chat_template)),
             tokenizer=tokenizer,
+            decode=decoder_of(tokenizer),
             stops=stops,
             workers=Workers(),
             deterministic=rollout.deterministic,
@@ -158,3 +159,9 @@ class Environments:
 
     def close(self) -> None:
         self.setting.workers.close()
+
+
+def decoder_of(tokenizer: Any) -> Callable[..., str]:
+    """Returns the function that turns tokens into a text: the tokenizer's own, without Python around it if it can."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return tokenizer.decode if backend is None or tokenizer.clean_up_tokenization_spaces else backend.decode
