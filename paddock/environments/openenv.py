@@ -1,9 +1,9 @@
 """Environments behind an OpenEnv server: `openenv:http://127.0.0.1:8000`.
 
 An episode is a session of the server's WebSocket: reset, steps, close. `reset` is given the seed and the row's columns.
-The server says what an action is (`/schema`). If it has one text, the policy's turn is that text; `field` names it where
-there are several. If it is an MCP tool call, the server's tools are the policy's. Of an observation the policy reads its
-one text, or all of it as JSON; `text` names a field. Actions of several required fields are refused.
+The server says what an action is (`/schema`). If it has one text, the policy's turn is that text; `field` names it
+where there are several. If it is an MCP tool call, the server's tools are the policy's. Of an observation the policy
+reads its one text, or all of it as JSON; `text` names a field. Actions of several required fields are refused.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from paddock.core.registry import suggest
 from paddock.data.chat import PromptEncoder
 from paddock.data.dataset import PromptRow
 from paddock.data.dialogue import Dialogue
+from paddock.data.proof import require_proof
 from paddock.engines.rollout.base import RolloutEngine, Sampling
 from paddock.environments.calls import format_of
 from paddock.environments.catalogue import Factory, environment_of
@@ -120,6 +121,13 @@ class Environments:
             deterministic=rollout.deterministic,
             prompted=prompted,
         )
+
+    def prove(self, row: PromptRow) -> None:
+        """Refuses a chat template by which several turns cannot follow each other; plain texts need none."""
+        factory = self.rows.factory(row.agent)
+        if not isinstance(row.messages, str) and factory.max_turns != 1:
+            tools = [tool.schema() for tool in factory.tools]
+            require_proof(self.setting.dialogue, self.setting.format, tools or None)
 
     def run(
         self, engine: RolloutEngine, version: int, rows: Sequence[PromptRow], samples: int, sampling: Sampling,

@@ -59,6 +59,7 @@ def open_trainer(
     in_environments = converses(config) or dataset.names_agents
     if in_environments:
         environments = things.enter_context(closing(Environments(config, tokenizer, roles.stop_tokens, rows)))
+        environments.prove(dataset[0])
         roles.rollout.open_environments(environments)
     collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models, in_environments)
     validation = None
