@@ -75,7 +75,7 @@ def after_training(outcome: Outcome, config: Config) -> tuple[Path | None, list[
 
 
 def evaluation(model: Path, config: Config) -> str:
-    """Returns the command that evaluates the model on the run's validation data, in its environment and with its scorer."""
+    """Returns the command that evaluates the model on the run's validation data, as the run does."""
     files = config.data.val_files or config.data.train_files
     data = ",".join(map(str, files)) if isinstance(files, list) else str(files)
     words = [f"model={model}", f"data={f'[{data}]' if ',' in data else data}"]
