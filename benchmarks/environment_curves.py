@@ -33,7 +33,7 @@ from benchmarks.learning_curves import (
 )
 
 WITHOUT = ("actor_rollout_ref.model.path=builtin:tiny-tools", "data.train_files=builtin:products/train",
-           "data.val_files=builtin:products/test", "trainer.device=cpu", "data.train_batch_size=64",
+           "data.val_files=builtin:products/test", "trainer.device=cpu", "data.train_batch_size=32",
            "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.optim.lr=5e-4", "data.max_prompt_length=16",
            "data.max_response_length=40", "actor_rollout_ref.rollout.dtype=float32",
            "actor_rollout_ref.model.enable_gradient_checkpointing=False")  # fmt: skip
