@@ -26,7 +26,7 @@ class Workers:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.closed = False
 
-    def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+    def start(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Begins a call; a coroutine function runs in the event loop."""
         if inspect.iscoroutinefunction(inspect.unwrap(function)):
             return self.begin(function(*args, **kwargs))

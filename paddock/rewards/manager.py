@@ -361,9 +361,10 @@ def where(request: ScoreRequest) -> str:
 def request_of(
     batch: Batch, index: int, text: str, last_turn: str | None = None, turns: Sequence[Mapping[str, Any]] | None = None
 ) -> ScoreRequest | None:
-    """Builds the request of this row, once its response is there; None for a row that a reward model scores."""
+    """Builds the request of this row, once its response is there; None for a row that a reward model or its own agent
+    loop scores."""
     row = {name: values[index] for name, values in batch.extras.items()}
-    if row.get("style") == "model":
+    if row.get("style") == "model" or row.get("reward_score") is not None:
         return None
     number, where = int(batch.row[index]), row.get("location")
     return ScoreRequest(
@@ -374,6 +375,7 @@ def request_of(
         f"{where} (row id {number})" if where else f"row {number}",
         last_turn=last_turn,
         turns=turns,
+        told=row.get("extra_fields") or {},
     )
 
 
