@@ -362,6 +362,8 @@ def translate(key: str, value: Any) -> tuple[tuple[str, Any] | None, str | None]
     match rule_for(key):
         case None:
             return (key, value), None
+        case Mapped(to=to) if _refers(value) and to in value:
+            return None, None  # one key of theirs takes the value of another, and both are one here
         case Mapped(to=to, value=convert):
             named = f"{key} is called {to} here"
             found, said = translate(to, convert(value))  # the other name may have a rule of its own

@@ -33,6 +33,8 @@ from paddock.rewards.custom import MODULE, finished
 Source = Callable[[str, Mapping[str, Any]], Callable[[], Environment]]
 SOURCES: Registry[Source] = Registry("source of environments", key="environment")
 """Prefixes of names; `PREFIX:REST` is made by `SOURCES.get(PREFIX)(REST, kwargs)`."""
+OWN = {"builtin": "paddock.environments.builtin"}
+"""Modules of this package that register a prefix, imported when it is asked for."""
 FORMS = "FILE.py:Class, package.module:Class"
 
 
@@ -73,18 +75,28 @@ def environment_of(name: str | Callable[..., Any], kwargs: Mapping[str, Any] | N
 def maker_of(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
     """Returns a function that makes the environment of this name."""
     prefix, _, rest = name.partition(":")
+    if prefix in OWN:
+        importlib.import_module(OWN[prefix])
     if prefix in SOURCES:
         return SOURCES.get(prefix)(rest, kwargs)
     path, colon, attribute = name.rpartition(":")
     if name.endswith(".py") or not colon:
-        known = f"or PREFIX:NAME with a prefix; {suggest(prefix, SOURCES.names())}"
+        known = f"or PREFIX:NAME with a prefix; {suggest(prefix, prefixes())}"
         fix = f"{name}:Class" if name.endswith(".py") else f"{FORMS}, {known}"
         raise refused(name, "does not name a class", fix)
     if not path.endswith(".py") and not path.startswith(MODULE):
         if "." not in path and ("/" in path or ":" in path or importlib.util.find_spec(path) is None):
-            raise refused(name, f"there is no source of environments {prefix!r}", suggest(prefix, SOURCES.names()))
+            raise refused(
+                name,
+                f"there is no source of environments {prefix!r}",
+                suggest(prefix, prefixes()),
+            )
         path = MODULE + path
     return constructor(found(path, attribute, name), kwargs, name)
+
+
+def prefixes() -> list[str]:
+    return sorted({*OWN, *SOURCES.names()})
 
 
 def constructor(thing: Callable[..., Any], kwargs: Mapping[str, Any], name: str) -> Callable[[], Environment]:

@@ -119,6 +119,8 @@ class Environment:
     """True: every method returns at once, so it is called between two decode steps and needs no thread."""
     told: Mapping[str, Any] = MappingProxyType({})
     """What reward functions find in `extra_info` beside the row's columns, once the episode has ended."""
+    call_format: ClassVar[str | None] = None
+    """How tool calls are written; None: as `actor_rollout_ref.rollout.multi_turn.format` or the template says."""
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Messages | None:
         """Returns the prompt of the episode; None: the row's own.

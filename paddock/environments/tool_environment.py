@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paddock.config.rewards import PYTHON
+from paddock.config.rewards import MODULE, PYTHON
 from paddock.core.registry import suggest
 from paddock.environments.catalogue import module_at
 from paddock.environments.environment import Environment
@@ -58,10 +58,11 @@ def load_tools(
 
 
 def tools_of_file(path: str) -> list[Tool]:
-    """Returns the functions of a file that are marked as tools, or the one that FILE.py:NAME names."""
-    file, colon, name = path.partition(".py:")
-    file = f"{file}.py" if colon else path
-    if not Path(file).expanduser().is_file():
+    """Returns the functions of a file, or of a module `pkg://NAME`, that are marked as tools, or the one that
+    FILE.py:NAME names."""
+    file, colon, name = path.removeprefix(MODULE).partition(":") if path.startswith(MODULE) else path.partition(".py:")
+    file = f"{MODULE}{file}" if path.startswith(MODULE) else f"{file}.py" if colon else path
+    if not file.startswith(MODULE) and not Path(file).expanduser().is_file():
         known = suggest(path, sorted([*BUILT_IN, INTERPRETER]))
         raise UserError("there is no such file", key=KEY, value=path, fix=f"a Python file, or a tool by name: {known}")
     try:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from paddock.algorithms.selection import overlong_penalty
+from paddock.config.conversations import has_agent_loops
 from paddock.config.refusals import limited_calls_are_a_functions
 from paddock.config.rewards import PYTHON, Part, reward_parts
 from paddock.config.schema import Config
@@ -26,7 +27,7 @@ from paddock.rewards.joint import Component, JointScoring, combined
 from paddock.rewards.limited import LimitedPool
 from paddock.rewards.named import NAMED, prepared
 from paddock.rewards.pool import Job, JobFailed, Pool
-from paddock.rewards.rules import SCORERS, Scorer, scorer_of
+from paddock.rewards.rules import SCORERS, Scorer, has_rule, scorer_of
 from paddock.rewards.score import Score, ScoreRequest
 from paddock.rewards.scoring import BatchScoring, Known, Scoring
 from paddock.rewards.threads import ThreadPool
@@ -62,6 +63,9 @@ class RewardManager:
         self.parts = [component_of(part, config, functions) for part in reward_parts(config)]
         """All that the config names; empty if each row's data_source picks a rule."""
         self.weighted = config.custom_reward_function.weights is not None
+        self.paid_elsewhere = config.environment is not None
+        """True if an environment pays: rows whose data_source has no rule get nothing here."""
+        self.loops_may_score = has_agent_loops(config)
         self._require_a_use_for_arguments(config)
         self.scorers: dict[str, Scorer] = {}
         self.names: dict[str, None] = {}
@@ -90,6 +94,8 @@ class RewardManager:
 
     def check(self, requests: Sequence[ScoreRequest]) -> None:
         """Tries every scorer that these will need, so that a missing or broken one stops the run before it begins."""
+        if self.loops_may_score and not self.parts:  # whether a row without a rule has a score is known once it ends
+            requests = [request for request in requests if has_rule(request.data_source)]
         scorers = [part.scorer for part in self.parts] or [self._scorer(request) for request in requests]
         self._warn_of_unused_arguments(requests)
         if any(scorer.settings is not None for scorer in scorers):
@@ -253,7 +259,7 @@ class RewardManager:
             return self.parts[0].scorer
         source = request.data_source
         if source not in self.scorers:
-            scorer, given = scorer_of(source), self.config.compute_score_kwargs
+            scorer, given = scorer_of(source, self.paid_elsewhere), self.config.compute_score_kwargs
             kwargs = {name: value for name, value in given.items() if name in scorer.options}
             if scorer.settings:
                 kwargs |= scorer.settings(self.config)

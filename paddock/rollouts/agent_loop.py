@@ -141,6 +141,7 @@ class LoopConversation(Conversation):
     def run(self) -> Generator[Wanted | Future[Any], Any, Episode]:
         if self.row.images is not None:
             raise self.refused("the row has images, and agent loops run on texts", "leave the images out")
+        self.asked = self.row.messages
         task = self.setting.workers.begin(self.play())
         task.add_done_callback(self.mail.put)
         try:
@@ -242,8 +243,7 @@ class LoopConversation(Conversation):
         tokens, mask = [int(token) for token in output.response_ids], [bool(one) for one in output.response_mask]
         prompt = [int(token) for token in output.prompt_ids]
         self.check(prompt, tokens, mask)
-        self.prompt = Prompt(prompt, [self.id])
-        self.spans = self.spans_of(prompt, tokens, mask)
+        self.prompt, self.spans = Prompt(prompt, [self.id]), self.spans_of(prompt, tokens, mask)
         metrics, fields = getattr(output, "metrics", None) or {}, dict(getattr(output, "extra_fields", None) or {})
         tools = metrics.get("tool_calls") if isinstance(metrics, Mapping) else getattr(metrics, "tool_calls", 0.0)
         self.finish(getattr(output, "num_turns", 0), float(tools or 0.0))
@@ -312,8 +312,7 @@ class LoopConversation(Conversation):
         wrote = [span for span in self.spans if span.log_probs]
         decode = partial(self.setting.tokenizer.decode, skip_special_tokens=True)
         self.messages = [
-            {"role": "assistant" if span.log_probs else "environment", "content": decode(span.tokens)}
-            for span in self.spans
+            {"role": "assistant" if span.log_probs else "user", "content": decode(span.tokens)} for span in self.spans
         ]
         self.counts.turns, self.counts.said = len(wrote), len(self.spans) - len(wrote)
         self.counts.tool_seconds = tool_seconds

@@ -20,7 +20,7 @@ from paddock.data.chat import truncated
 from paddock.data.dataset import PromptRow
 from paddock.data.dialogue import Dialogue
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
-from paddock.environments.calls import Format
+from paddock.environments.calls import FORMATS, Format
 from paddock.environments.catalogue import Factory
 from paddock.environments.environment import (
     Answer,
@@ -167,6 +167,7 @@ class Conversation:
         if overrides(environment, "reset"):
             said = yield from self.limited(environment, "reset", self.row_columns(), self.seed)
         self.tools = list(environment.tools())
+        self.format = FORMATS[environment.call_format] if environment.call_format else self.setting.format
         schemas = [tool.schema() for tool in self.tools]
         self.asked: Messages = self.row.messages
         if said is None and schemas == self.setting.prompted:
@@ -237,7 +238,7 @@ class Conversation:
         if not self.tools or not completion.stopped:
             return answer
         whole = tokenizer.decode(tokens[:-1] if tokens[-1] in self.setting.stops else tokens, skip_special_tokens=False)
-        calls, malformed = self.setting.format.parse(whole)
+        calls, malformed = self.format.parse(whole)
         self.counts.tool_call_counts += len(calls)
         self.counts.malformed_calls += len(malformed)
         return replace(answer, calls=calls, malformed=malformed)
@@ -321,9 +322,9 @@ class Conversation:
         return float(number)
 
     def episode(self) -> Episode:
-        """Returns what was written; `conversation` has it in messages, and `ended` says why it ended."""
-        extras = {"conversation": self.messages, "ended": self.ended, "extra_fields": self.told,
-                  "reward_score": self.reward_score, **self.counts.columns()}  # fmt: skip
+        """Returns what was written: `messages` has the prompt, `conversation` what follows, `ended` why it ended."""
+        said = {"messages": self.asked, "conversation": self.messages, "ended": self.ended}
+        extras = {**said, "extra_fields": self.told, "reward_score": self.reward_score, **self.counts.columns()}
         return Episode(self.id, self.row.group, self.prompt, self.spans, done=self.ended == "done", extras=extras)
 
     @property
