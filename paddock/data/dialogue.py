@@ -83,6 +83,7 @@ class Dialogue:
         `answer` are the turn's tokens; the last is a stop token unless the turn was cut. All messages between the two
         turns come in one call, in order. `plain`: the prompt is a plain text, and contents follow as they are.
         """
+        messages = [readable(message) for message in messages]
         if plain:
             return self._tokens("".join(text_of(message.get("content")) for message in messages))
         tokens = self._tokens(self._behind(messages, tools))
@@ -102,7 +103,7 @@ class Dialogue:
         found = [(self.prompt(list(messages[: turns[0]]), tools), False)]
         for index, following in zip(turns, [*turns[1:], None], strict=True):
             behind = messages[index + 1 : following]
-            written = self._written(messages[index])
+            written = self._written(messages[index], tools)
             end = self._end(messages[index], behind, tools)
             found.append(([*written, end], True))
             if following is not None:
@@ -125,7 +126,8 @@ class Dialogue:
     def _tail(self, stand: Stand, messages: Sequence[Message], tools: Tools | None) -> str:
         messages = with_ids(messages)
         encoder = self._encoder(tools, shown=stand.tools)
-        text = self._rendered(encoder, [*stand_in(stand, messages), *messages])
+        # Without a limit of time, which would take longer than the template: these roles were rendered under one.
+        text = encoder.rendered([*stand_in(stand, messages), *messages], "a turn", "messages")
         tail = text.split(MARK, stand.marks)[-1]
         if stand.end not in tail:
             raise UserError(f"the template ends this turn without {stand.end}", key=TEMPLATE_KEY)
@@ -196,7 +198,10 @@ class Dialogue:
     @cached_property
     def closing(self) -> list[int]:
         """The tokens behind an answer that ends a conversation; empty if the template writes none."""
-        return closing(self.encoder)
+        try:
+            return closing(self.encoder)
+        except UserError:  # a template for tools alone
+            return closing(self._encoder([PROBE_TOOL]))
 
     @property
     def template(self) -> str | None:
@@ -208,23 +213,23 @@ class Dialogue:
 
     # What the assistant wrote, in data
 
-    def _written(self, turn: Message) -> list[int]:
+    def _written(self, turn: Message, tools: Tools | None) -> list[int]:
         """Returns a turn of the assistant's as the policy would have drawn it, without its end."""
         asked: Message = {"role": "user", "content": ASKED}
-        before = self._rendered(self.encoder, [asked])
+        before = self._rendered(self._encoder(tools), [asked])
+        whole = self._encoder(tools, generation=False)
         if turn.get("tool_calls") or turn.get("reasoning_content") or turn.get("thinking"):
-            return self._rendered_turn(asked, before, turn)
+            return self._rendered_turn(whole, asked, before, turn)
         text = text_of(turn.get("content"))
         marked: Message = {"role": "assistant", "content": MARK}
-        header = self._rendered(self._encoder(None, generation=False), [asked, marked]).partition(MARK)[0]
+        header = self._rendered(whole, [asked, marked]).partition(MARK)[0]
         extra = header[len(before) :] if header.startswith(before) else ""
         if extra and "think" not in extra and not text.startswith(extra):
             return self._tokens(extra + text)  # as Mistral's space, or gpt-oss's channel
         return self._tokens(text[overlap(before, text) :])
 
-    def _rendered_turn(self, asked: Message, before: str, turn: Message) -> list[int]:
+    def _rendered_turn(self, encoder: PromptEncoder, asked: Message, before: str, turn: Message) -> list[int]:
         """Returns what the template writes behind the generation prompt for a turn with more than a content."""
-        encoder = self._encoder(None, generation=False)
         try:
             whole = self._rendered(encoder, [asked, with_arguments(turn, objects=True)])
         except UserError:
@@ -313,6 +318,14 @@ def with_ids(messages: Sequence[Message]) -> list[Message]:
         {"tool_call_id": f"call{index:05d}", **message} if message.get("role") == "tool" else message
         for index, message in enumerate(messages)
     ]
+
+
+def readable(message: Message) -> Message:
+    """Returns a message whose content is Unicode: what a tool returns may hold half of a surrogate pair."""
+    content = message.get("content")
+    if isinstance(content, str) and not content.isascii():
+        return {**message, "content": content.encode(errors="replace").decode()}
+    return message
 
 
 def without(message: Message, key: str) -> Message:

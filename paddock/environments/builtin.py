@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paddock.core.registry import suggest
-from paddock.environments.catalogue import SOURCES
 from paddock.environments.environment import Answer, Environment, Turn
 from paddock.environments.packages import refused
 from paddock.environments.tools import tool
@@ -51,8 +50,8 @@ class Guess(Environment):
 BUILT_IN: dict[str, type[Environment]] = {"calculator": Calculator, "guess": Guess}
 
 
-@SOURCES.register("builtin")
-def builtin(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
+def source(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
+    """Returns a function that makes the environment of this name."""
     if name not in BUILT_IN:
         raise refused(f"builtin:{name}", "there is no such environment", suggest(name, sorted(BUILT_IN)))
     return lambda: BUILT_IN[name](**kwargs)
