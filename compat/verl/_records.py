@@ -25,12 +25,12 @@ class Record:
                 raise ValueError(f"{type(self).__name__} needs {name!r}; it is given {sorted(given)}")
 
     @classmethod
-    def model_validate(cls, value: Any) -> Self:
-        if isinstance(value, cls):
-            return value
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{cls.__name__} is made of a mapping, not of {value!r:.80}")
-        return cls(**value)
+    def model_validate(cls, obj: Any) -> Self:
+        if isinstance(obj, cls):
+            return obj
+        if not isinstance(obj, Mapping):
+            raise ValueError(f"{cls.__name__} is made of a mapping, not of {obj!r:.80}")
+        return cls(**obj)
 
     def model_dump(
         self, *, exclude_unset: bool = False, exclude_none: bool = False, exclude: Collection[str] = (), **_: Any

@@ -33,6 +33,7 @@ TOOLS, INTERACTIONS = f"{MULTI_TURN}.tool_config_path", f"{MULTI_TURN}.interacti
 TRIPLE = "__verl_function_tool__"
 """Marks a function that may return a reward and metrics behind its response."""
 NATIVE = "native"
+SCHEMAS = "verl.tools.schemas.OpenAIFunctionToolSchema"
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def load_verl_tools(path: str) -> list[VerlTool]:
             raise UserError(reason, key=TOOLS, value=path, fix=fix)
         tool_class, schema = class_of(name, TOOLS, path), entry.get("tool_schema")
         if schema:
-            schema = class_of("verl.tools.schemas.OpenAIFunctionToolSchema", TOOLS, path).model_validate(schema)
+            schema = made(class_of(SCHEMAS, TOOLS, path).model_validate, "tool_schema", TOOLS, path, {"obj": schema})
         own = made(tool_class, name, TOOLS, path, {"config": config, "tool_schema": schema})
         function = schema_of(own)["function"]
         about = str(function.get("description", "")), dict(function.get("parameters") or {})

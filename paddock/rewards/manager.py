@@ -94,8 +94,11 @@ class RewardManager:
 
     def check(self, requests: Sequence[ScoreRequest]) -> None:
         """Tries every scorer that these will need, so that a missing or broken one stops the run before it begins."""
-        if self.loops_may_score and not self.parts:  # whether a row without a rule has a score is known once it ends
+        if self.loops_may_score:  # what a loop tells functions, and whether it scores itself, is known once it has run
             requests = [request for request in requests if has_rule(request.data_source)]
+            if self.parts:
+                self._scorings()  # imports them
+                return
         scorers = [part.scorer for part in self.parts] or [self._scorer(request) for request in requests]
         self._warn_of_unused_arguments(requests)
         if any(scorer.settings is not None for scorer in scorers):

@@ -158,7 +158,8 @@ class Conversation:
             yield from self.pay(environment)
             self.told = dict(environment.told)
         finally:
-            self.setting.workers.start(environment.close) if overrides(environment, "close") else None
+            if overrides(environment, "close"):
+                self.setting.workers.end(environment.close)
         return self.episode()
 
     def reset(self, environment: Environment) -> Waits:
@@ -324,7 +325,9 @@ class Conversation:
     def episode(self) -> Episode:
         """Returns what was written: `messages` has the prompt, `conversation` what follows, `ended` why it ended."""
         said = {"messages": self.asked, "conversation": self.messages, "ended": self.ended}
-        extras = {**said, "extra_fields": self.told, "reward_score": self.reward_score, **self.counts.columns()}
+        counts = self.counts.columns()
+        told = {"num_turns": counts["num_turns"], **self.told}
+        extras = {**said, "extra_fields": told, "reward_score": self.reward_score, **counts}
         return Episode(self.id, self.row.group, self.prompt, self.spans, done=self.ended == "done", extras=extras)
 
     @property
