@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from paddock.config.roles import MultiTurnConfig
 from paddock.data.chat import truncated
@@ -54,6 +54,8 @@ class Wanted:
     """Most tokens of the turn."""
     keep: bool
     """True if another turn may follow: the engine keeps keys and values."""
+    anew: bool = False
+    """True if the tokens are not those of the turn before and more: what the engine keeps of it is of no use."""
 
 
 class TimeLimit(Exception):
@@ -82,7 +84,7 @@ class Counts:
 
 
 COUNTED = ("tool_call_counts", "malformed_calls", "failed_calls", "cut_results", "timeouts", "tool_seconds")
-COLUMNS = ("conversation", "ended", "num_turns", *COUNTED)
+COLUMNS = ("conversation", "ended", "extra_fields", "reward_score", "num_turns", *COUNTED)
 """What a batch of episodes carries beside tokens."""
 
 
@@ -123,6 +125,12 @@ class Conversation:
     counts: Counts = field(default_factory=Counts)
     ended: str = ""
     """Why it ended: done, length, turns or timeout."""
+    told: dict[str, Any] = field(default_factory=dict)
+    """What the environment tells reward functions."""
+    reward_score: float | None = None
+    """Score of the episode, if no reward function is to be asked: an agent loop may give one."""
+    extends: ClassVar[bool] = True
+    """True: each turn goes on from all tokens before it."""
 
     @property
     def plain(self) -> bool:
@@ -150,8 +158,10 @@ class Conversation:
                 completion: Completion = yield self.wanted()
                 yield from self.answered(environment, completion)
             yield from self.pay(environment)
+            self.told = dict(environment.told)
         finally:
-            self.setting.workers.start(environment.close) if overrides(environment, "close") else None
+            if overrides(environment, "close"):
+                self.setting.workers.end(environment.close)
         return self.episode()
 
     def reset(self, environment: Environment) -> Waits:
@@ -288,16 +298,10 @@ class Conversation:
 
     def cut(self, text: str) -> str:
         """Returns at most `max_tool_response_length` characters; `tool_response_truncate_side` names the kept side."""
-        most, side = self.setting.limits.max_tool_response_length, self.setting.limits.tool_response_truncate_side
-        if len(text) <= most:
-            return text
-        self.counts.cut_results += 1
-        if side == "left":
-            return f"{text[:most]}...(truncated)"
-        if side == "right":
-            return f"(truncated)...{text[-most:]}"
-        half = most // 2
-        return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"
+        limits = self.setting.limits
+        found = shortened(text, limits.max_tool_response_length, limits.tool_response_truncate_side)
+        self.counts.cut_results += found is not text
+        return found
 
     def pay(self, environment: Environment) -> Waits:
         """Adds the environment's reward of the whole episode to the policy's last turn."""
@@ -323,7 +327,9 @@ class Conversation:
     def episode(self) -> Episode:
         """Returns what was written: `messages` has the prompt, `conversation` what follows, `ended` why it ended."""
         said = {"messages": self.asked, "conversation": self.messages, "ended": self.ended}
-        extras = {**said, **self.counts.columns()}
+        counts = self.counts.columns()
+        told = {"num_turns": counts["num_turns"], **self.told}
+        extras = {**said, "extra_fields": told, "reward_score": self.reward_score, **counts}
         return Episode(self.id, self.row.group, self.prompt, self.spans, done=self.ended == "done", extras=extras)
 
     @property
@@ -362,6 +368,18 @@ class Conversation:
 
     def failed(self, reason: str, fix: str) -> UserError:
         return UserError(f"{reason}, {self.row.location}", key="environment", value=self.factory.name, fix=fix)
+
+
+def shortened(text: str, most: int, side: str) -> str:
+    """Returns at most so many characters of a text, those of a side or of both ends, and says so."""
+    if len(text) <= most:
+        return text
+    if side == "left":
+        return f"{text[:most]}...(truncated)"
+    if side == "right":
+        return f"(truncated)...{text[-most:]}"
+    half = most // 2
+    return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"
 
 
 def tool_message(call: Call, text: str) -> Message:
