@@ -17,7 +17,7 @@ from paddock.core.registry import suggest
 from paddock.data.chat import PromptEncoder
 from paddock.data.dataset import PromptRow
 from paddock.data.dialogue import Dialogue
-from paddock.data.proof import require_proof
+from paddock.data.proof import HIDDEN, require_proof
 from paddock.engines.rollout.base import RolloutEngine, Sampling
 from paddock.environments.calls import format_of
 from paddock.environments.catalogue import Factory, environment_of
@@ -188,7 +188,10 @@ class Environments:
         factory = self.rows.factory(row.agent)
         if not isinstance(row.messages, str) and factory.max_turns != 1:
             tools = [tool.schema() for tool in factory.tools]
-            require_proof(self.setting.dialogue, self.setting.format, tools or None)
+            proof = require_proof(self.setting.dialogue, self.setting.format, tools or None)
+            for note in proof.notes if tools else ():
+                if note.startswith(HIDDEN):
+                    log.warning(note)
 
     def run(
         self, engine: RolloutEngine, version: int, rows: Sequence[PromptRow], samples: int, sampling: Sampling,
