@@ -211,7 +211,6 @@ def test_a_template_named_in_the_config_is_the_one_that_is_used():
 
 # Data: conversations for a warm start
 
-NO_CALLS = ("phi4_mini", "granite33")
 FUNCTION = {"name": "add", "arguments": {"a": 12, "b": 34}}
 CONVERSATION = [
     *ASKED,
@@ -227,7 +226,7 @@ def conversation_of(family: Family) -> list:
     """Calls are in the content where a template writes none."""
     if not family.calls:
         return [message for message in CONVERSATION if message["role"] != "tool" and "tool_calls" not in message]
-    if family.name not in NO_CALLS:
+    if family.writes_calls:
         return CONVERSATION
     written = FORMATS[family.calls].render([Call("add", FUNCTION["arguments"])])
     return [ASKED[0], {"role": "assistant", "content": written}, *CONVERSATION[2:]]
@@ -255,10 +254,10 @@ def test_calls_in_data_are_read_by_the_format_of_the_family(family):
         "a": 12, "b": 34}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NO_CALLS)
-def test_calls_that_a_template_would_drop_are_refused(name):
+@pytest.mark.parametrize("family", **ids(family for family in FAMILIES.values() if not family.writes_calls))
+def test_calls_that_a_template_would_drop_are_refused(family):
     with pytest.raises(UserError, match="does not write the assistant's tool calls"):
-        FAMILIES[name].dialogue().spans(CONVERSATION, TOOLS)
+        family.dialogue().spans(CONVERSATION, TOOLS)
 
 
 def test_arguments_that_are_json_texts_become_objects_where_the_template_writes_objects():
