@@ -289,6 +289,38 @@ def test_a_turn_of_data_stands_behind_the_generation_prompt(name, content, drawn
     assert dialogue.text(spans[1][0]) == drawn
 
 
+@pytest.mark.parametrize(
+    ("name", "kwargs", "starts"),
+    [
+        ("qwen3", {}, "<tool_call>"),
+        ("qwen3", {"enable_thinking": False}, "<tool_call>"),
+        ("glm45", {}, "<tool_call>"),
+        ("deepseek_v31", {}, "<｜tool▁calls▁begin｜>"),
+        ("deepseek_r1", {}, "<｜tool▁calls▁begin｜>"),
+    ],
+)
+def test_a_call_of_data_without_thinking_has_none(name, kwargs, starts):
+    """Templates add an empty thinking block to the last turn; turns with a content alone have none either."""
+    dialogue = FAMILIES[name].dialogue(**kwargs)
+    assert dialogue.text(dialogue.spans(CONVERSATION)[1][0]).startswith(starts)
+
+
+@pytest.mark.parametrize(
+    ("name", "end"), [("gpt_oss", "<|call|>"), ("glm45", "<|observation|>"), ("qwen25", "<|im_end|>")]
+)
+def test_a_conversation_that_ends_with_a_call_ends_as_the_family_ends_calls(name, end):
+    dialogue = FAMILIES[name].dialogue()
+    assert dialogue.text(dialogue.spans(CONVERSATION[:2], TOOLS)[-1][0]).endswith(end)
+
+
+def test_thinking_in_a_field_of_its_own_is_written_by_the_template_or_refused():
+    turn = {"role": "assistant", "content": "Yes", "reasoning_content": "hm"}
+    drawn = FAMILIES["qwen3"].dialogue().spans([*ASKED, turn])[1][0]
+    assert FAMILIES["qwen3"].dialogue().text(drawn) == "<think>\nhm\n</think>\n\nYes<|im_end|>"
+    with pytest.raises(UserError, match="tool calls or thinking"):
+        FAMILIES["qwen25"].dialogue().spans([*ASKED, turn])
+
+
 def test_a_conversation_without_an_answer_is_refused():
     dialogue = FAMILIES["qwen25"].dialogue()
     for messages in (ASKED, [{"role": "assistant", "content": "Hello"}, *ASKED]):
