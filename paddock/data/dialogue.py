@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from paddock.data.chat import ONLY_TOKENS, Message, Messages, PromptEncoder
+from paddock.data.tails import Around, around, texts_read
 from paddock.data.transcript import closing
 from paddock.errors import UserError
 
@@ -70,6 +71,7 @@ class Dialogue:
         self.encoder, self.stops, self.tokenizer = encoder, stops, encoder.tokenizer
         self._stands: dict[tuple[tuple[str, ...], bool], Stand] = {}
         self._encoders: dict[tuple[str, bool, bool], PromptEncoder] = {}
+        self._around: dict[Any, Around | None] = {}
 
     def prompt(self, messages: Messages, tools: Tools | None = None) -> list[int]:
         """Returns the tokens of a prompt: a plain text as it is, messages by the template with the tools and the
@@ -119,7 +121,21 @@ class Dialogue:
     # What stands behind a turn
 
     def _behind(self, messages: Sequence[Message], tools: Tools | None) -> str:
-        """Returns the text from the end of the policy's turn to the generation prompt."""
+        """Returns the text from the end of the policy's turn to the generation prompt.
+
+        Contents that the template writes as they are need no rendering, which takes half a millisecond.
+        """
+        contents = [message.get("content") for message in messages]
+        if not all(isinstance(text, str) and not any(read in text for read in self._texts_read) for text in contents):
+            return self._rendered_behind(messages, tools)
+        key = tuple((message.get("role"), *sorted(message)) for message in messages), bool(tools)
+        if key not in self._around:
+            whole = [PROBE_TOOL] if tools else None
+            self._around[key] = around(messages, lambda others: self._rendered_behind(others, whole))
+        way = self._around[key]
+        return self._rendered_behind(messages, tools) if way is None else way.text([str(text) for text in contents])
+
+    def _rendered_behind(self, messages: Sequence[Message], tools: Tools | None) -> str:
         stand = self._stand(tuple(str(message.get("role")) for message in messages), bool(tools))
         try:
             return self._tail(stand, messages, tools)
@@ -283,7 +299,14 @@ class Dialogue:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _tokens(self, text: str) -> list[int]:
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is not None:  # the same, in a fifth of the time
+            return list(backend.encode(text, add_special_tokens=False).ids)
         return list(self.tokenizer(text, add_special_tokens=False, **ONLY_TOKENS)["input_ids"])
+
+    @cached_property
+    def _texts_read(self) -> tuple[str, ...]:
+        return texts_read(self.template or "")
 
     @cached_property
     def _stop_texts(self) -> list[str]:

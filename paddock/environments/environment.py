@@ -116,6 +116,8 @@ class Environment:
     """Most turns of the policy in an episode; None: as many as the config allows."""
     inline: ClassVar[bool] = False
     """True: every method returns at once, so it is called between two decode steps and needs no thread."""
+    call_format: ClassVar[str | None] = None
+    """How tool calls are written; None: as `actor_rollout_ref.rollout.multi_turn.format` or the template says."""
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Messages | None:
         """Returns the prompt of the episode; None: the row's own.

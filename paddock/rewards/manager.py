@@ -62,6 +62,8 @@ class RewardManager:
         self.parts = [component_of(part, config, functions) for part in reward_parts(config)]
         """All that the config names; empty if each row's data_source picks a rule."""
         self.weighted = config.custom_reward_function.weights is not None
+        self.paid_elsewhere = config.environment is not None
+        """True if an environment pays: rows whose data_source has no rule get nothing here."""
         self._require_a_use_for_arguments(config)
         self.scorers: dict[str, Scorer] = {}
         self.names: dict[str, None] = {}
@@ -183,22 +185,18 @@ class RewardManager:
         return self.finish(batch, self.score(asked))
 
     def request(
-        self, batch: Batch, index: int, text: str, tokens: Sequence[int] = (), last_turn: str | None = None
-    ) -> ScoreRequest | None:
-        """Builds the request of this row, once its response is there; None if a reward model scores the row."""
-        request = request_of(batch, index, text, last_turn)
+        self, batch: Batch, index: int, text: str, tokens: Sequence[int] = (), last_turn: str | None = None,
+        turns: Sequence[Mapping[str, Any]] | None = None,
+    ) -> ScoreRequest | None:  # fmt: skip
+        """Builds the request of this row, once its response is there; None if a reward model scores the row.
+
+        `turns`: the messages of a response that is a conversation.
+        """
+        request = request_of(batch, index, text, last_turn, turns)
         if request is None or not {COLUMNS, FIELDS} & {*self.shapes.values()}:
             return request
         prompts = batch.extras.get("written_prompt") or batch.extras.get("messages")
         prompt = prompts[index] if prompts else None
-        if self.columns and last_turn is not None and not isinstance(prompt, str):
-            part = next(part for part in self.parts if part.name in self.columns)
-            raise UserError(
-                f"{part.name} reads one message of the assistant, and the policy wrote several turns {where(request)}",
-                key="custom_reward_function.path",
-                value=part.scorer.target.path,
-                fix="write it as compute_score(data_source, solution_str, ground_truth, extra_info)",
-            )
         packed = array("q", tokens)  # takes half as long as a list on its way to another process
         return replace(request, prompt=prompt, tokens=packed, steps=(self.steps_done, self.total_steps))
 
@@ -257,7 +255,7 @@ class RewardManager:
             return self.parts[0].scorer
         source = request.data_source
         if source not in self.scorers:
-            scorer, given = scorer_of(source), self.config.compute_score_kwargs
+            scorer, given = scorer_of(source, self.paid_elsewhere), self.config.compute_score_kwargs
             kwargs = {name: value for name, value in given.items() if name in scorer.options}
             if scorer.settings:
                 kwargs |= scorer.settings(self.config)
@@ -362,7 +360,9 @@ def where(request: ScoreRequest) -> str:
     )
 
 
-def request_of(batch: Batch, index: int, text: str, last_turn: str | None = None) -> ScoreRequest | None:
+def request_of(
+    batch: Batch, index: int, text: str, last_turn: str | None = None, turns: Sequence[Mapping[str, Any]] | None = None
+) -> ScoreRequest | None:
     """Builds the request of this row, once its response is there; None for a row that a reward model scores."""
     row = {name: values[index] for name, values in batch.extras.items()}
     if row.get("style") == "model":
@@ -375,6 +375,7 @@ def request_of(batch: Batch, index: int, text: str, last_turn: str | None = None
         row.get("extra_info") or {},
         f"{where} (row id {number})" if where else f"row {number}",
         last_turn=last_turn,
+        turns=turns,
     )
 
 

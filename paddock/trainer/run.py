@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack, closing
 
+from paddock.config.conversations import converses
 from paddock.config.schema import Config
 from paddock.config.topology import pools
 from paddock.data.dataset import MODEL, PromptDataset
@@ -13,6 +14,7 @@ from paddock.models.image_reader import ImageReader
 from paddock.rewards.manager import NO_FUNCTIONS, Functions, RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.rollouts.collect import Collector
+from paddock.rollouts.environments import Environments, RowEnvironments
 from paddock.trainer import training
 from paddock.trainer.checkpoint import CheckpointStore
 from paddock.trainer.launch import Launch
@@ -33,8 +35,10 @@ def open_trainer(
 ) -> Trainer:
     """Puts data, rewards and roles together; what is to be closed with the trainer goes on the stack.
 
-    `functions`: rewards that the config names as `python:NAME`.
+    `functions`: rewards, tools and environments that the config names as `python:NAME`.
     """
+    rows = RowEnvironments(config, functions)
+    config = rows.prompting()
     tokenizer = open_tokenizer(config)
     reader = ImageReader.of(config)
     log.info("reading %s", config.data.train_files)
@@ -52,7 +56,12 @@ def open_trainer(
     models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)
     if models:
         models.check(dataset)
-    collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models)
+    in_environments = converses(config) or dataset.names_agents
+    if in_environments:
+        environments = things.enter_context(closing(Environments(config, tokenizer, roles.stop_tokens, rows)))
+        environments.prove(dataset[0])
+        roles.rollout.open_environments(environments)
+    collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models, in_environments)
     validation = None
     if config.data.val_files:
         held_out = PromptDataset.validation(config.data, tokenizer, reader)

@@ -1,0 +1,184 @@
+"""Environments by name: what a config or a program asks for becomes a factory that makes one object per episode.
+
+    games.py:Guess                      a class, or a function that returns an object, of a file
+    pkg://package.module:Guess          the same of a module; `pkg://` may be left out
+    textarena:Wordle-v0                 an environment of another package, by that package's own name for it
+
+A module that the config imports first (`external_lib`) may add a prefix: `SOURCES.register("mine")(source)`, where
+`source(rest, kwargs)` is called with what stands after the colon, and returns a function that makes an environment.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from paddock.core.registry import Registry, suggest
+from paddock.environments import builtin, gem, openenv, reasoning_gym, skyrl_gym, textarena, verifiers_adapter
+from paddock.environments.environment import Environment
+from paddock.environments.packages import refused
+from paddock.environments.plain_class import PlainEnvironment
+from paddock.environments.tools import Tool
+from paddock.errors import UserError
+from paddock.rewards.custom import MODULE, finished
+
+Source = Callable[[str, Mapping[str, Any]], Callable[[], Environment]]
+SOURCES: Registry[Source] = Registry("source of environments", key="environment")
+"""Prefixes of names; `PREFIX:REST` is made by `SOURCES.get(PREFIX)(REST, kwargs)`."""
+for adapter in (builtin, gem, openenv, reasoning_gym, skyrl_gym, textarena):
+    SOURCES.register(adapter.__name__.rpartition(".")[2])(adapter.source)
+SOURCES.register("verifiers")(verifiers_adapter.source)
+FORMS = "FILE.py:Class, package.module:Class"
+
+
+@dataclass(frozen=True)
+class Factory:
+    """Makes the environment of each episode, and says what is known before any episode."""
+
+    name: str
+    make: Callable[[], Environment]
+    tools: Sequence[Tool]
+    """The tools that the policy may call; their functions belong to an object that is closed."""
+    max_turns: int | None
+    inline: bool = False
+    """True: its environments answer at once, and no thread is needed to make and call them."""
+
+
+def environment_of(name: str | Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> Factory:
+    """Returns the factory of a name, of a class, or of a function that returns an environment.
+
+    `kwargs` go to the constructor. One object is made here, for its tools, and closed at once.
+    """
+    kwargs = kwargs or {}
+    if isinstance(name, str):
+        named, make = name, maker_of(name, kwargs)
+    else:
+        named = getattr(name, "__qualname__", type(name).__qualname__)
+        make = constructor(name, kwargs, named)
+    first = make()
+    try:
+        return Factory(named, make, tuple(first.tools()), first.max_turns, first.inline)
+    finally:
+        closing: Any = first.close()  # type: ignore[func-returns-value]  # a coroutine, where close is `async def`
+        if inspect.isawaitable(closing):
+            with ThreadPoolExecutor(1) as thread:  # this one may have an event loop that runs
+                thread.submit(finished, closing).result()
+
+
+def maker_of(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
+    """Returns a function that makes the environment of this name."""
+    prefix, _, rest = name.partition(":")
+    if prefix in SOURCES:
+        with blaming(name, kwargs):
+            return guarded(SOURCES.get(prefix)(rest, kwargs), name, kwargs)
+    path, colon, attribute = name.rpartition(":")
+    if name.endswith(".py") or not colon:
+        known = f"or PREFIX:NAME with a prefix; {suggest(prefix, SOURCES.names())}"
+        fix = f"{name}:Class" if name.endswith(".py") else f"{FORMS}, {known}"
+        raise refused(name, "does not name a class", fix)
+    if not path.endswith(".py") and not path.startswith(MODULE):
+        if "." not in path and ("/" in path or ":" in path or importlib.util.find_spec(path) is None):
+            raise refused(name, f"there is no source of environments {prefix!r}", suggest(prefix, SOURCES.names()))
+        path = MODULE + path
+    return constructor(found(path, attribute, name), kwargs, name)
+
+
+def constructor(thing: Callable[..., Any], kwargs: Mapping[str, Any], name: str) -> Callable[[], Environment]:
+    """Returns a function that calls a class or function, and returns its object as an environment."""
+
+    def make() -> Environment:
+        made = thing(**kwargs)
+        return made if isinstance(made, Environment) else PlainEnvironment(made)
+
+    return guarded(make, name, kwargs, f"; it takes {signature(thing)}")
+
+
+def guarded(
+    make: Callable[[], Environment], name: str, kwargs: Mapping[str, Any], takes: str = ""
+) -> Callable[[], Environment]:
+    """Returns a function that does the same, and whose exceptions say which environment cannot be made."""
+
+    def guard() -> Environment:
+        with blaming(name, kwargs, takes):
+            return make()
+
+    return guard
+
+
+@contextmanager
+def blaming(name: str, kwargs: Mapping[str, Any], takes: str = "") -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        given = ", ".join(f"{key}={value!r:.40}" for key, value in kwargs.items()) or "no arguments"
+        fix = f"it is called with {given}{takes}"
+        raise refused(name, f"cannot be made: {told(error)}", fix) from error
+
+
+def found(path: str, attribute: str, name: str) -> Callable[..., Any]:
+    """Returns the class or function at an address."""
+    if not path.startswith(MODULE) and not Path(path).expanduser().is_file():
+        raise refused(name, "there is no such file", f"check the path; it is looked for in {Path.cwd()}")
+    try:
+        module = module_at(path)
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a user's file runs: SystemExit is as likely as SyntaxError
+        fix = "a module that this Python imports: check its name, and PYTHONPATH"
+        fix = fix if path.startswith(MODULE) else f"python {path} shows where"
+        raise refused(name, f"cannot be imported: {told(error)}", fix) from error
+    thing = getattr(module, attribute, None)
+    if not callable(thing):
+        own = {key: value for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+        here = [key for key, value in own.items() if callable(value) and not key.startswith("_")]
+        raise refused(name, f"has no class or function {attribute!r}", suggest(attribute, here))
+    return thing
+
+
+def module_at(path: str) -> ModuleType:
+    """Returns the module `pkg://NAME`, or the one in a file: that is read again if it changed since."""
+    if path.startswith(MODULE):
+        return importlib.import_module(path.removeprefix(MODULE))
+    file = Path(path).expanduser().resolve()
+    source = file.read_bytes()
+    name = f"paddock_environment_{str(file).encode().hex()}"
+    if (known := sys.modules.get(name)) is not None and known.__dict__["__source__"] == source:
+        return known
+    module = ModuleType(name)
+    module.__dict__.update(__file__=str(file), __source__=source)
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))  # its neighbours, as if it were run as a script
+    sys.modules[name] = module
+    try:
+        exec(compile(source, str(file), "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def told(error: BaseException) -> str:
+    """Returns an exception as text, with the innermost line of what is not ours or the import system's."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename not in (__file__, "<string>")]
+    own = [one for one in frames if not one.filename.startswith("<frozen") and "importlib" not in one.filename]
+    place = f" ({Path(own[-1].filename).name} line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def signature(thing: Callable[..., Any]) -> str:
+    try:
+        return str(inspect.signature(thing))
+    except (TypeError, ValueError):  # written in C, without a signature
+        return "what its documentation says"

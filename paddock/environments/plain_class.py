@@ -1,0 +1,96 @@
+"""Environments of TRL's contract (`environment_factory`): plain classes whose public methods are tools.
+
+`reset(**row)` begins an episode. A text that it returns is appended to the last message of the row's prompt.
+`get_reward()` scores the episode. Every other public method is a tool, and needs types and a docstring. In TRL a reward
+function may read the objects as well (`environments=[...]`), which is what an attribute like `env.reward` is for; here
+an object that has a number `reward` and no `get_reward` is paid that number. Three things TRL does not do: a method
+`close` is called at the end and is no tool, a `reset` without `**kwargs` is given only the columns that it names, and
+one that names `seed` is given the episode's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paddock.environments.environment import Ended, Environment, Message, Messages, messages_said
+from paddock.environments.tools import Tool, tool_of
+from paddock.errors import UserError
+from paddock.rewards.custom import TRUTHS
+
+RESERVED = ("reset", "get_reward", "close")
+
+
+class PlainEnvironment(Environment):
+    """Runs an object of a plain class as an environment."""
+
+    def __init__(self, plain: Any):
+        self.plain = plain
+        if not callable(getattr(plain, "reset", None)):
+            fix = "subclass paddock.Environment, or define reset(self, **row)"
+            raise UserError("has no method reset", key="environment", value=type(plain).__qualname__, fix=fix)
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Messages | None:
+        said = self.plain.reset(**self._arguments(row, seed))
+        return None if said is None else appended(row.get("prompt"), said)
+
+    def reward(self, episode: Ended) -> float:
+        if hasattr(self.plain, "get_reward"):
+            return self.plain.get_reward()  # a coroutine, if the class has it so: whoever calls this awaits it
+        own = getattr(self.plain, "reward", None)
+        return float(own) if isinstance(own, int | float) else 0.0
+
+    def close(self) -> None:
+        if callable(close := getattr(self.plain, "close", None)):
+            close()
+
+    def tools(self) -> Sequence[Tool]:
+        methods = inspect.getmembers(self.plain, inspect.ismethod)
+        return [documented(method) for name, method in methods if name not in RESERVED and not name.startswith("_")]
+
+    def _arguments(self, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        """Returns the columns that `reset` takes, and the seed if it names that."""
+        given = {**{name: row["ground_truth"] for name in TRUTHS if "ground_truth" in row}, **row}
+        taken = inspect.signature(self.plain.reset).parameters
+        if "seed" in taken:
+            given.setdefault("seed", seed)
+        needed = [one.name for one in taken.values() if one.default is one.empty and one.kind not in (2, 4)]
+        if missing := [name for name in needed if name not in given]:
+            name = f"{type(self.plain).__qualname__}.reset"
+            fix = f"add the column, or give the argument a default; the rows have {', '.join(sorted(given))}"
+            reason = f"{name} takes {missing[0]!r}, and the rows have no such column"
+            raise UserError(reason, key="environment", value=type(self.plain).__qualname__, fix=fix)
+        everything = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+        return given if everything else {name: value for name, value in given.items() if name in taken}
+
+
+def documented(method: Any) -> Tool:
+    """Returns a method as a tool; TRL refuses one without a docstring, too."""
+    if not inspect.getdoc(method):
+        fix = f"write a docstring: models read it; or call the method _{method.__name__}"
+        reason = f"the method {method.__name__} is public, so it is a tool, and has no docstring"
+        raise UserError(reason, key="environment", value=type(method.__self__).__qualname__, fix=fix)
+    return tool_of(method)
+
+
+def appended(prompt: Messages | None, said: str | list[Any]) -> Messages:
+    """Returns the prompt with what `reset` returned: a text or parts of content go to its last message."""
+    if isinstance(said, list) and all(isinstance(one, Mapping) and "role" in one for one in said):
+        return [*messages_said(prompt or []), *said]
+    if isinstance(said, str) and (prompt is None or isinstance(prompt, str)):
+        return (prompt or "") + said
+    messages = messages_said(prompt or "")
+    last: Message = messages[-1]
+    return [*messages[:-1], {**last, "content": joined(last["content"], said)}]
+
+
+def joined(content: Any, said: Any) -> Any:
+    """Returns two contents as one: both texts, or both lists of parts."""
+    if isinstance(content, str) and isinstance(said, str):
+        return content + said
+    return [*parts(content), *parts(said)]
+
+
+def parts(content: Any) -> list[Any]:
+    return [{"type": "text", "text": content}] * bool(content) if isinstance(content, str) else list(content)
