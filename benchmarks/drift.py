@@ -34,6 +34,9 @@ PIECES = (
     "x = 1\n\ty", "naïve café", "<b>", "0.5", "\r\n", "“quoted”", "e\u0301", "\u200d", "it's", "100000", "</s",
     "\\n", "'", "tool",
 )  # fmt: skip
+ODD = ("", " ", "\n", "</think>", "<think>a</think>b", '"', "\\", "{{ x }}", "\u00a0a\u00a0", "~answer~", "<b>" * 99,
+       "<tool_response>a</tool_response>", "null", '{"content": 1}')  # fmt: skip
+"""What an environment may say, and templates may trim, quote or look for."""
 TOOLS = [
     {
         "type": "function",
@@ -144,12 +147,16 @@ def answer_tokens(rng: random.Random, talk: Talk, said: str) -> list[int]:
 
 def said_next(rng: random.Random, family: Family) -> list[dict[str, Any]]:
     """Returns what the environment says: a question, or results of tools."""
+
+    def content() -> str:
+        return rng.choice(ODD) if rng.random() < 0.2 else text(rng)
+
     if family.tool_role and rng.random() < 0.5:
         return [
-            {"role": "tool", "name": "search", "content": text(rng), "tool_call_id": f"{rng.randrange(10**9):09d}"}
+            {"role": "tool", "name": "search", "content": content(), "tool_call_id": f"{rng.randrange(10**9):09d}"}
             for _ in range(rng.randint(1, 3))
         ]
-    return [{"role": "user", "content": text(rng)}]
+    return [{"role": "user", "content": content()}]
 
 
 def begin(rng: random.Random, family: Family, dialogue: Dialogue, natural: bool) -> Talk:
