@@ -58,6 +58,7 @@ class AgentLoopBase(ABC):
     """Runs one episode. `self.server_manager.generate` draws turns of the policy."""
 
     _class_initialized = False
+    enable_continuous_token = True
 
     def __init__(
         self, trainer_config: Any, server_manager: ServerManager, tokenizer: Any, processor: Any = None,
