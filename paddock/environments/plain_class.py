@@ -55,7 +55,8 @@ class PlainEnvironment(Environment):
         taken = inspect.signature(self.plain.reset).parameters
         if "seed" in taken:
             given.setdefault("seed", seed)
-        needed = [one.name for one in taken.values() if one.default is one.empty and one.kind not in (2, 4)]
+        named = [one for one in taken.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+        needed = [one.name for one in named if one.default is one.empty]
         if missing := [name for name in needed if name not in given]:
             name = f"{type(self.plain).__qualname__}.reset"
             fix = f"add the column, or give the argument a default; the rows have {', '.join(sorted(given))}"

@@ -80,7 +80,9 @@ def of_one_player(game: Any, name: str) -> Any:
     try:
         with Draws(0).drawing():
             game.reset(num_players=1, seed=0)
-    except AssertionError as error:
+    except (AssertionError, ValueError) as error:
+        if "player" not in str(error).lower():
+            raise
         raise refused(name, f"is a game of several players, and there is one policy ({error})", SEVERAL) from error
     if not isinstance(game.state, arena.SinglePlayerState):
         raise refused(name, "is a game of several players, and there is one policy", SEVERAL)

@@ -110,7 +110,7 @@ def described(function: Callable[..., Any]) -> tuple[str, str, Schema]:
 
 def parameters_of(function: Callable[..., Any], name: str, described: Mapping[str, str]) -> Schema:
     try:
-        hints = typing.get_type_hints(function)
+        hints = typing.get_type_hints(function, include_extras=True)
     except NameError as error:
         raise UserError(
             f"a type of the tool cannot be found: {error}", key="tool", value=name, fix="import it"

@@ -98,6 +98,8 @@ class Setting:
     dialogue: Dialogue
     format: Format
     tokenizer: Any
+    decode: Callable[..., str]
+    """Turns tokens into a text, with or without special ones."""
     stops: frozenset[int]
     workers: Workers
     deterministic: bool
@@ -233,12 +235,12 @@ class Conversation:
 
     def read(self, completion: Completion) -> Answer:
         """Returns a turn in words, with the tool calls in it."""
-        tokens, tokenizer = completion.tokens, self.setting.tokenizer
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        tokens, decode = completion.tokens, self.setting.decode
+        text = decode(tokens, skip_special_tokens=True)
         answer = Answer(text, tokens, number=self.counts.turns, stopped=completion.stopped)
         if not self.tools or not completion.stopped:
             return answer
-        whole = tokenizer.decode(tokens[:-1] if tokens[-1] in self.setting.stops else tokens, skip_special_tokens=False)
+        whole = decode(tokens[:-1] if tokens[-1] in self.setting.stops else tokens, skip_special_tokens=False)
         calls, malformed = self.format.parse(whole)
         self.counts.tool_call_counts += len(calls)
         self.counts.malformed_calls += len(malformed)

@@ -16,6 +16,7 @@ from paddock.core.registry import suggest
 from paddock.data.chat import PromptEncoder
 from paddock.data.dataset import PromptRow
 from paddock.data.dialogue import Dialogue
+from paddock.data.proof import require_proof
 from paddock.engines.rollout.base import RolloutEngine, Sampling
 from paddock.environments.calls import format_of
 from paddock.environments.catalogue import Factory, environment_of
@@ -163,11 +164,19 @@ class Environments:
             dialogue=Dialogue(PromptEncoder(tokenizer, kwargs), stops),
             format=format_of(rollout.multi_turn.format, kwargs.get("chat_template", tokenizer.chat_template)),
             tokenizer=tokenizer,
+            decode=decoder_of(tokenizer),
             stops=stops,
             workers=Workers(),
             deterministic=rollout.deterministic,
             prompted=prompted,
         )
+
+    def prove(self, row: PromptRow) -> None:
+        """Refuses a chat template by which several turns cannot follow each other; plain texts need none."""
+        factory = self.rows.factory(row.agent)
+        if not isinstance(row.messages, str) and factory.max_turns != 1:
+            tools = [tool.schema() for tool in factory.tools]
+            require_proof(self.setting.dialogue, self.setting.format, tools or None)
 
     def run(
         self, engine: RolloutEngine, version: int, rows: Sequence[PromptRow], samples: int, sampling: Sampling,
@@ -211,3 +220,9 @@ class Environments:
 
     def close(self) -> None:
         self.setting.workers.close()
+
+
+def decoder_of(tokenizer: Any) -> Callable[..., str]:
+    """Returns the function that turns tokens into a text: the tokenizer's own, without Python around it if it can."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return tokenizer.decode if backend is None or tokenizer.clean_up_tokenization_spaces else backend.decode

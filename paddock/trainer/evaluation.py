@@ -51,6 +51,8 @@ def evaluate(config: Config) -> Evaluation:
         with progress_bar() as progress:
             task = progress.add_task("evaluating", total=len(dataset))
             environments = Environments(config, policy.tokenizer, policy.stop_tokens, own) if several else None
+            if environments:
+                environments.prove(dataset[0])
             engine = Watched(policy.engine, lambda count: progress.advance(task, count), environments)
             collector = Collector(
                 config, loader, engine, rewards, policy.tokenizer, policy.stop_tokens, models, several

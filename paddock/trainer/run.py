@@ -57,6 +57,7 @@ def open_trainer(
         models.check(dataset)
     if in_environments:
         environments = things.enter_context(closing(Environments(config, tokenizer, roles.stop_tokens, rows)))
+        environments.prove(dataset[0])
         roles.rollout.open_environments(environments)
     collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models, in_environments)
     validation = None

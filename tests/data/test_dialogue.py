@@ -211,6 +211,7 @@ def test_a_template_named_in_the_config_is_the_one_that_is_used():
 
 # Data: conversations for a warm start
 
+NO_CALLS = ("phi4_mini", "granite33")
 FUNCTION = {"name": "add", "arguments": {"a": 12, "b": 34}}
 CONVERSATION = [
     *ASKED,
@@ -222,12 +223,20 @@ CONVERSATION = [
 ]
 
 
+def conversation_of(family: Family) -> list:
+    """Calls are in the content where a template writes none."""
+    if not family.calls:
+        return [message for message in CONVERSATION if message["role"] != "tool" and "tool_calls" not in message]
+    if family.name not in NO_CALLS:
+        return CONVERSATION
+    written = FORMATS[family.calls].render([Call("add", FUNCTION["arguments"])])
+    return [ASKED[0], {"role": "assistant", "content": written}, *CONVERSATION[2:]]
+
+
 @pytest.mark.parametrize("family", **ids(FAMILIES.values()))
 def test_data_holds_what_a_rollout_would_that_drew_the_assistants_turns(family):
     dialogue, tools = family.dialogue(), tools_of(family)
-    messages = [message for message in CONVERSATION if family.calls or message["role"] != "tool"]
-    messages = [message for message in messages if family.calls or "tool_calls" not in message]
-    spans = dialogue.spans(messages, tools)
+    spans = dialogue.spans(conversation_of(family), tools)
     assert [author for _, author in spans] == [bool(number % 2) for number in range(len(spans))]
     assert spans[0][0] == dialogue.prompt(ASKED, tools)
     following = [[RESULT], MORE] if family.calls else [MORE]
@@ -239,13 +248,17 @@ def test_data_holds_what_a_rollout_would_that_drew_the_assistants_turns(family):
 
 @pytest.mark.parametrize("family", **ids(family for family in WITH_TOOL_ROLE if family.calls))
 def test_calls_in_data_are_read_by_the_format_of_the_family(family):
-    if family.name in ("phi4_mini", "granite33"):  # their templates write no calls
-        return
     dialogue = family.dialogue()
-    (_, (drawn, _), *_) = dialogue.spans(CONVERSATION, TOOLS)
+    (_, (drawn, _), *_) = dialogue.spans(conversation_of(family), TOOLS)
     (call,), malformed = FORMATS[family.calls].parse(dialogue.text(drawn[:-1]))
     assert not malformed and call.name == "add" and {key: int(value) for key, value in call.arguments.items()} == {
         "a": 12, "b": 34}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_CALLS)
+def test_calls_that_a_template_would_drop_are_refused(name):
+    with pytest.raises(UserError, match="does not write the assistant's tool calls"):
+        FAMILIES[name].dialogue().spans(CONVERSATION, TOOLS)
 
 
 def test_arguments_that_are_json_texts_become_objects_where_the_template_writes_objects():
@@ -261,6 +274,7 @@ def test_arguments_that_are_json_texts_become_objects_where_the_template_writes_
     [
         ("qwen3", "<think>\nhm\n</think>\n\nYes", "<think>\nhm\n</think>\n\nYes<|im_end|>"),
         ("qwen3", "Yes", "Yes<|im_end|>"),
+        ("qwen25", "a<|im_start|>", "a<|im_start|><|im_end|>"),
         ("deepseek_r1", "<think>\nhm</think>Yes", "hm</think>Yes<｜end▁of▁sentence｜>"),
         ("gpt_oss", "Yes", "<|channel|>final<|message|>Yes<|return|>"),
         ("llama2", "Yes", " Yes</s>"),
