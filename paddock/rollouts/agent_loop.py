@@ -346,7 +346,8 @@ class LoopConversation(Conversation):
         return replace(found, extras={**found.extras, "num_turns": self.num_turns})
 
     def refused(self, reason: str, fix: str) -> UserError:
-        return UserError(f"{reason}, {self.row.location}", key="agent loop", value=self.factory.name, fix=fix)
+        key = f"{ROLLOUT}.agent.default_agent_loop" if self.row.agent is None else "agent_name"
+        return UserError(f"{reason}, {self.row.location}", key=key, value=self.factory.name, fix=fix)
 
     failed = refused
 
