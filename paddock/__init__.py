@@ -9,6 +9,12 @@ if TYPE_CHECKING:
     from paddock.algorithms.advantages import estimator as estimator
     from paddock.algorithms.losses import policy_loss as policy_loss
     from paddock.core.batch import Batch as Batch
+    from paddock.environments.environment import Answer as Answer
+    from paddock.environments.environment import Ended as Ended
+    from paddock.environments.environment import Environment as Environment
+    from paddock.environments.environment import Turn as Turn
+    from paddock.environments.tools import ToolError as ToolError
+    from paddock.environments.tools import tool as tool
     from paddock.errors import UserError as UserError
     from paddock.library.plugins import logger as logger
     from paddock.library.plugins import scorer as scorer
@@ -32,6 +38,12 @@ EXPORTS = {
     "Batch": "core.batch",
     "Episode": "rollouts.episode",
     "Span": "rollouts.episode",
+    "Environment": "environments.environment",
+    "Answer": "environments.environment",
+    "Turn": "environments.environment",
+    "Ended": "environments.environment",
+    "tool": "environments.tools",
+    "ToolError": "environments.tools",
     "estimator": "algorithms.advantages",
     "policy_loss": "algorithms.losses",
     "scorer": "library.plugins",

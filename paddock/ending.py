@@ -59,6 +59,9 @@ def nothing_trained(outcome: Outcome, config: Config) -> str:
     )
 
 
+ENVIRONMENTS = ("environment", "actor_rollout_ref.rollout.multi_turn.", "actor_rollout_ref.rollout.agent.")
+
+
 def after_training(outcome: Outcome, config: Config) -> tuple[Path | None, list[str]]:
     """Returns the folder of a policy that reinforcement learning trained, and the commands that use it."""
     if outcome.checkpoint is None:
@@ -80,8 +83,9 @@ def evaluation(model: Path, config: Config) -> str:
 
 
 def scorer_words(config: Config) -> list[str]:
-    """Returns the settings that name the run's rules and functions, as a shell takes them."""
-    chosen = [key for key in tree.leaves() if key.partition(".")[0] in SCORERS]
+    """Returns the settings that name the run's rules and functions, its environment and tools, as a shell takes
+    them."""
+    chosen = [key for key in tree.leaves() if key.partition(".")[0] in SCORERS or key.startswith(ENVIRONMENTS)]
     given = {key: tree.get(config, key) for key in chosen if tree.get(config, key) != tree.get(Config(), key)}
     return [shlex.quote(f"{key}={written(value)}") for key, value in given.items()]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,32 @@ from benchmarks.learning_curves import (
 )
 
 CURVES, IMAGES = ROOT / "docs/curves/results", ROOT / "docs/images"
-SHOWN = {"ppo-0.5b": COLOUR["ppo"], "grpo-0.5b": COLOUR["grpo"], "rloo-0.5b": COLOUR["rloo"]}
-"""Experiments in the picture of the 0.5B model, and their colours."""
-FILE = "results_gsm8k.svg"
 TOP = 0.5  # of both panels, as a share
 
 Run = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of the 0.5B model shows some of its experiments, each in its colour."""
+
+    file: str
+    title: str
+    colours: dict[str, str]
+
+
+PICTURES = (
+    Picture(
+        "results_gsm8k.svg",
+        "Three algorithms teach a 0.5B model GSM8K",
+        {"ppo-0.5b": COLOUR["ppo"], "grpo-0.5b": COLOUR["grpo"], "rloo-0.5b": COLOUR["rloo"]},
+    ),
+    Picture(
+        "results_gsm8k_kin.svg",
+        "GRPO and its kin on GSM8K",
+        {"grpo-0.5b": COLOUR["grpo"], "dr-grpo-0.5b": "#d98324", "gspo-0.5b": "#7b4fa6", "cispo-0.5b": "#1b998b"},
+    ),
+)
 
 
 def read(folder: Path = CURVES) -> dict[str, list[Run]]:
@@ -47,33 +68,37 @@ def read(folder: Path = CURVES) -> dict[str, list[Run]]:
     return found
 
 
-def draw(runs: dict[str, list[Run]]) -> str:
-    shown = {name: runs[name] for name in SHOWN if name in runs}
+def draw(picture: Picture, runs: dict[str, list[Run]]) -> str | None:
+    """None if no experiment of the picture has run."""
+    shown = {name: runs[name] for name in picture.colours if name in runs}
+    if not shown:
+        return None
     steps = max(run["steps"] for found in shown.values() for run in found)
     left = Panel(62, 462, steps, "Reward of the training samples, 5-step means", TOP)
     right = Panel(540, 940, steps, "Accuracy on the 1,319 test problems, greedy", TOP)
     parts = [
-        text(20, 34, "Three algorithms teach a 0.5B model GSM8K", size=19, weight=600),
+        text(20, 34, picture.title, size=19, weight=600),
         text(
             20, 57, "Qwen2.5-Coder-0.5B-Instruct, one H200, 1,024 answers a step; bands span seeds.", size=13, fill=GREY
         ),
-        *legend(shown),
+        *legend(picture, shown),
         *left.axes(),
         *right.axes(),
     ]
     for name, found in shown.items():
-        parts += [*reward(left, found, SHOWN[name]), *held_out(right, found, SHOWN[name])]
+        colour = picture.colours[name]
+        parts += [*reward(left, found, colour), *held_out(right, found, colour)]
     return page(parts)
 
 
-def legend(shown: dict[str, list[Run]]) -> list[str]:
+def legend(picture: Picture, shown: dict[str, list[Run]]) -> list[str]:
     parts = []
     for place, (name, found) in enumerate(shown.items()):
         x, label = (
             WIDTH - 2 - 139 * (len(shown) - place),
-            f"{found[0]['title']}, {len(found)} {'seeds' if len(found) > 1 else 'seed'}",
+            found[0]["title"] + (f", {len(found)} seeds" if len(found) > 1 else ""),
         )
-        parts.append(line(x, 30, x + 26, 30, SHOWN[name], 'stroke-width="3" stroke-linecap="round"'))
+        parts.append(line(x, 30, x + 26, 30, picture.colours[name], 'stroke-width="3" stroke-linecap="round"'))
         parts.append(text(x + 34, 34.5, label, size=12, weight=600))
     for x, hollow, label in ((WIDTH - 269, False, "strict"), (WIDTH - 177, True, "lenient")):
         parts += [dot(x, 53, GREY, hollow), text(x + 13, 57, label, fill=GREY)]
@@ -110,8 +135,11 @@ def main() -> int:
     parser.add_argument("--curves", type=Path, default=CURVES)
     parser.add_argument("--out", type=Path, default=IMAGES)
     options = parser.parse_args()
-    (options.out / FILE).write_text(draw(read(options.curves)))
-    print(options.out / FILE)
+    runs = read(options.curves)
+    for picture in PICTURES:
+        if drawn := draw(picture, runs):
+            (options.out / picture.file).write_text(drawn)
+            print(options.out / picture.file)
     return 0
 
 

@@ -75,7 +75,7 @@ _FOLLOWS_N = Ignored("follows actor_rollout_ref.rollout.n")
 _ONE_SEED = Ignored("every random choice follows trainer.seed")
 _NOT_PROFILED = Ignored("no profiler is started: global_profiler.tool is refused")
 _NOT_COMPILED = Ignored("layers run by kernels of their own, and none is compiled")
-_ONE_TURN = Ignored(f"only with {_RO}.multi_turn.enable=True, which is not built yet")
+_NEVER_RETOKENISED = Ignored("what was sampled is never tokenised again: see `paddock template`")
 _OWN_MAPPING = Ignored("weights are mapped from and to Hugging Face's names by Paddock itself")
 _NO_SUCH_CHECKPOINT = Ignored("only with use_dist_checkpointing=True, which is refused")
 _NO_OPTIMIZER = Ignored("a frozen model has no optimizer and no gradients")
@@ -88,6 +88,7 @@ LEGACY: dict[str, Rule] = {
     **_moved(
         {
             f"{_A}.grad_clip": f"{_A}.optim.clip_grad",
+            "data.tool_config_path": f"{_RO}.multi_turn.tool_config_path",
             "critic.grad_clip": "critic.optim.clip_grad",
             f"{_A}.use_remove_padding": f"{_M}.use_remove_padding",
             f"{_A}.fsdp_config.ulysses_sequence_parallel_size": f"{_A}.ulysses_sequence_parallel_size",
@@ -270,17 +271,9 @@ LEGACY: dict[str, Rule] = {
     f"{_RO}.skip_rollout": Refused("rollouts are not read from a file", "leave it out", (None, False)),
     f"{_RO}.skip_dump_dir": Refused("rollouts are not read from a file", "leave it out"),
     f"{_RO}.multi_turn.num_repeat_rollouts": _FOLLOWS_N,
-    **{
-        f"{_RO}.multi_turn.{name}": _ONE_TURN
-        for name in (
-            *("max_assistant_turns", "max_user_turns", "max_parallel_calls", "max_tool_response_length"),
-            *("tool_response_truncate_side", "tool_config_path", "interaction_config_path", "format"),
-            *("tokenization_sanity_check_mode", "use_inference_chat_template"),
-        )
-    },
-    f"{_RO}.agent.num_workers": _ONE_TURN,
-    f"{_RO}.agent.agent_loop_config_path": _ONE_TURN,
-    "data.tool_config_path": _ONE_TURN,
+    f"{_RO}.multi_turn.tokenization_sanity_check_mode": _NEVER_RETOKENISED,
+    f"{_RO}.multi_turn.use_inference_chat_template": _NEVER_RETOKENISED,
+    f"{_RO}.agent.num_workers": Ignored("conversations are driven where their engine is"),
     f"{_RO}.quantization_config_file": Ignored(f"only with {_RO}.quantization, which is not built yet"),
     f"{_RO}.prometheus.port": Ignored(f"only with {_RO}.prometheus.enable=True, which is not built yet"),
     f"{_RO}.prometheus.served_model_name": Ignored(f"only with {_RO}.prometheus.enable=True, which is not built yet"),
@@ -369,6 +362,8 @@ def translate(key: str, value: Any) -> tuple[tuple[str, Any] | None, str | None]
     match rule_for(key):
         case None:
             return (key, value), None
+        case Mapped(to=to) if _refers(value) and to in value:
+            return None, None  # one key of theirs takes the value of another, and both are one here
         case Mapped(to=to, value=convert):
             named = f"{key} is called {to} here"
             found, said = translate(to, convert(value))  # the other name may have a rule of its own

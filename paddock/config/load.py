@@ -133,11 +133,13 @@ def _layers(
     layers = [(f"recipe {estimator}", _recipe(estimator).values), ("--config-name", base)]
     deciding = set(recipes.EMBEDDED_UNLESS_SET) - ({recipes.DEVICES} if chosen.get(recipes.DEVICE) == "cpu" else set())
     if not any(chosen.get(key) is not None for key in deciding):
-        layers.append(("embedded default", recipes.EMBEDDED))
+        layers.append(("embedded default", recipes.embedded(chosen.get("environment"))))
     elif own:
         layers.append((own_data.ORIGIN, ours))
     else:
         layers.append(("guide", {key: v for key, v in recipes.GUIDE.items() if key != "data.val_files"}))
+        if chosen.get("environment") and chosen.get("data.train_files") is None:
+            layers.append(("the environment asks", recipes.EPISODES))
     if preset := rollout_correction.preset_settings(chosen):
         layers.append((f"preset {preset[0]}", preset[1]))
     return layers

@@ -89,6 +89,29 @@ EMBEDDED: dict[str, Any] = {
     "trainer.test_freq": 20,
 }
 
+EPISODES: dict[str, Any] = {
+    "data.train_files": "builtin:episodes/train",
+    "data.val_files": "builtin:episodes/test",
+}
+"""Data of a run that names an environment and no data: rows without a question, for the environment asks."""
+EMBEDDED_IN: dict[str, dict[str, Any]] = {
+    "builtin:calculator": {
+        "actor_rollout_ref.model.path": "builtin:tiny-tools",
+        "data.train_files": "builtin:products/train",
+        "data.val_files": "builtin:products/test",
+        "data.train_batch_size": 32,
+        "data.max_response_length": 40,
+    },
+    "builtin:guess": {**EPISODES, "data.train_batch_size": 32, "data.max_response_length": 40},
+}
+"""The embedded default in environments that come with the package, where it differs."""
+
+
+def embedded(environment: str | None) -> dict[str, Any]:
+    """Returns the embedded default of a run in this environment."""
+    return EMBEDDED | EMBEDDED_IN.get(environment or "", EPISODES if environment else {})
+
+
 # Otherwise a missing model or data file is the guide's.
 GUIDE: dict[str, Any] = {
     "actor_rollout_ref.model.path": "Qwen/Qwen2-7B-Instruct",

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from paddock.config import tree
+from paddock.config.conversations import converses, paths_of
 from paddock.config.engine import FrozenMegatronConfig
-from paddock.config.rewards import reward_parts
+from paddock.config.recipes import needs_of
+from paddock.config.rewards import PYTHON, reward_parts
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
-from paddock.config.topology import needs_reference, pool_size
+from paddock.config.topology import engine_size, in_one_process, needs_reference, pool_size
 from paddock.errors import UserError
 
 _A, _REF, _RO, _M = (f"actor_rollout_ref.{role}" for role in ("actor", "ref", "rollout", "model"))
@@ -26,8 +28,6 @@ _REPLAY = (
 NOT_BUILT: dict[str, tuple[str, str]] = {
     f"{_A}.router_replay.record_file": _REPLAY,
     f"{_A}.router_replay.replay_file": _REPLAY,
-    f"{_RO}.multi_turn.enable": ("a rollout is one prompt and one response", "leave it out"),
-    f"{_RO}.agent.default_agent_loop": ("a rollout is one prompt and one response", "leave it out"),
     f"{_RO}.over_sample_rate": ("every response that is started is finished", "leave it out"),
     f"{_RO}.quantization": (f"the engine's weights have the type {_RO}.dtype", "leave it out"),
     f"{_RO}.prometheus.enable": (
@@ -263,6 +263,42 @@ def responses_have_no_priorities(config: Config) -> None:
         )
 
 
+def conversations_have_what_they_need(config: Config) -> None:
+    """Refuses what cannot serve several turns of the policy, where the config asks for them."""
+    if not converses(config):
+        return
+    estimator, rollout = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout
+    if "one_turn" in needs_of(estimator):
+        raise UserError(
+            "its baseline of a token is over responses of one turn",
+            key="algorithm.adv_estimator",
+            value=estimator,
+            fix=f"algorithm.adv_estimator=tir_{estimator}",
+        )
+    if rollout.enable_rollout_routing_replay:
+        raise UserError(
+            "the experts of tokens that an environment wrote are not recorded",
+            key=f"{_RO}.enable_rollout_routing_replay",
+            value=True,
+            fix=f"leave it out; {_A}.router_replay.mode=R2 replays experts of the trainer's own pass",
+        )
+    if engine_size(config) > 1:
+        raise UserError(
+            "conversations are driven in the process of their engine, and this one has several",
+            key=f"{_RO}.tensor_model_parallel_size",
+            value=rollout.tensor_model_parallel_size,
+            fix=f"{_RO}.tensor_model_parallel_size=1: each device then has an engine of its own",
+        )
+    own = [path for path in (config.environment, *paths_of(rollout.multi_turn.function_tool_path)) if path]
+    if not in_one_process(config) and (here := [path for path in own if path.startswith(f"{PYTHON}:")]):
+        raise UserError(
+            "is of the program that runs, and other processes cannot import it",
+            key="environment" if here[0] == config.environment else f"{_RO}.multi_turn.function_tool_path",
+            value=here[0],
+            fix="put it into a module or a file, and name that",
+        )
+
+
 def trained(config: Config) -> list[tuple[str, Any]]:
     """The roles that a training engine runs, with their sections."""
     group = config.actor_rollout_ref
@@ -282,4 +318,5 @@ REFUSALS: tuple[Callable[[Config], None], ...] = (
     judge_runs_in_this_process,
     served_log_probs_are_those_of_the_temperature,
     responses_have_no_priorities,
+    conversations_have_what_they_need,
 )

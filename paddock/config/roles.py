@@ -179,12 +179,29 @@ class ValidationSamplingConfig:
 
 @dataclass
 class MultiTurnConfig:
-    enable: bool = key(False, "conversations with tools or an environment")
+    enable: bool = key(False, "let the policy call the tools below; `environment` alone does so too")
+    max_assistant_turns: int | None = key(None, "most turns of the policy in an episode; unset: no limit", low=1)
+    max_user_turns: int | None = key(None, "most turns of tools or the environment; unset: no limit", low=1)
+    function_tool_path: Any = key(
+        None, "tools: Python files of functions marked with `tool` (FILE.py or FILE.py:NAME), or python; one or a list"
+    )
+    tool_config_path: str | None = key(None, "tools: YAML file of classes in verl's form", path=True)
+    interaction_config_path: str | None = key(None, "YAML file of interactions in verl's form", path=True)
+    max_parallel_calls: int = key(1, "calls of one turn that are run; the policy is told of others", low=1)
+    max_tool_response_length: int = key(256, "longest result of a tool, in characters; the rest is cut", low=1)
+    tool_response_truncate_side: str = key(
+        "middle", "side of a long result that is kept; middle: both ends", choices=("left", "right", "middle")
+    )
+    format: str | None = key(None, "how the model writes tool calls; unset: by its chat template")
+    tool_timeout: float = key(60.0, "seconds for a tool, and for a step of the environment", above=0)
 
 
 @dataclass
 class AgentConfig:
-    default_agent_loop: str = key("single_turn_agent", "loop of rows without agent_name")
+    default_agent_loop: str = key(
+        "single_turn_agent", "loop of rows without agent_name: single_turn_agent, tool_agent, or one of the file below"
+    )
+    agent_loop_config_path: str | None = key(None, "YAML file of agent loops in verl's form", path=True)
 
 
 @dataclass
@@ -220,6 +237,9 @@ class RolloutConfig:
     min_p: float = key(0.0, "drop tokens below this share of the likeliest", low=0, high=1)
     ignore_eos: bool = key(False, "go on to the full length")
     seed: int | None = key(None, "seed of the sampler; unset: trainer.seed")
+    deterministic: bool = key(
+        False, "conversations go on turn by turn, in the order of rows: bits do not depend on how fast tools are"
+    )
     prompt_length: int = follows("data.max_prompt_length", "longest prompt", low=1)
     response_length: int = follows("data.max_response_length", "longest response", low=1)
     dtype: str = key("bfloat16", "type in which the engine computes", choices=DTYPES)

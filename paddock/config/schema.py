@@ -324,6 +324,10 @@ class Config:
     )
     reward_kwargs: dict[str, Any] = key({}, "arguments of the rules in `reward`, e.g. {pattern: ...} of regex")
     reward_weights: list[float] | None = key(None, "weight of each rule in `reward`; unset: 1 each")
+    environment: str | None = key(
+        None, "who answers the policy: FILE.py:Class, module:Class, or NAME of a package, as textarena:Wordle-v0"
+    )
+    environment_kwargs: dict[str, Any] = key({}, "arguments of the environment's constructor")
     algorithm: AlgorithmConfig = section(AlgorithmConfig)
     trainer: TrainerConfig = section(TrainerConfig)
     global_profiler: GlobalProfilerConfig = section(GlobalProfilerConfig)

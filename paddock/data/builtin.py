@@ -1,30 +1,34 @@
-"""The task that comes with the package: two-digit addition, the sum written units digit first.
+"""The tasks that come with the package: sums, products, and rows without a question.
 
-``12+34=`` is answered by ``64``. Carries run from the units up, so a small model can write the digits in the order in
-which it computes them. A pair of numbers that is tested appears in no other split, in neither order.
+Addition of two digits, the sum written units digit first: ``12+34=`` is answered by ``64``. Carries run from the units
+up, so a small model can write the digits in the order in which it computes them. A pair of numbers that is tested
+appears in no other split, in neither order. Products (``12*34=`` is answered by ``408``) are more than such a model
+computes: it needs a tool. Episodes are for environments that ask by themselves.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from paddock.config.paths import BUILTIN
 from paddock.core.registry import suggest
 from paddock.errors import UserError
 
-ADDITION = "paddock/addition"
+ADDITION, PRODUCTS, EPISODES = "paddock/addition", "paddock/products", "paddock/episodes"
 SEED = 1
 TEST_PAIRS = 512
 WARMUP_ROWS = 2048
+TRAIN_EPISODES, TEST_EPISODES = 8192, 256
 NEARBY = (-20, -11, -10, -9, -2, -1, 1, 2, 9, 10, 11, 20)
 
 Row = dict[str, Any]
 
 
 def builtin_rows(name: str) -> list[Row]:
-    """Returns the rows that `builtin:addition/train` names; other splits are test, warmup, pairs and pairs_test."""
+    """Returns the rows that `builtin:addition/train` names, and so on: `SPLITS` has all names."""
     build = SPLITS.get(name)
     if build is None:
         raise UserError("there is no such built-in data set", key=name, fix=suggest(name, sorted(SPLITS)))
@@ -114,6 +118,52 @@ def _row(a: int, b: int, split: str, index: int) -> Row:
     }
 
 
+def products(split: str) -> list[Row]:
+    """Returns questions for products of two numbers; those of `test` are asked nowhere else."""
+    numbers = _seen() if split == "train" else _held_out()
+    return [product(a, b, split, index) for index, (a, b) in enumerate(numbers)]
+
+
+def product(a: int, b: int, split: str, index: int) -> Row:
+    truth = {"style": "rule", "ground_truth": str(a * b)}
+    return _row(a, b, split, index) | {"data_source": PRODUCTS, "prompt": f"{a}*{b}=", "reward_model": truth}
+
+
+def product_turns() -> list[Row]:
+    """Returns conversations for a supervised warm start: half of them call the tool, the others guess.
+
+    A guess has the right number of digits and nothing else; one result in five that the tool gave is copied wrongly.
+    """
+    pairs = sorted(_seen(), key=lambda pair: _rank("turns", *pair))[:WARMUP_ROWS]
+    return [{"messages": _turns(a, b)} for a, b in pairs]
+
+
+def _turns(a: int, b: int) -> list[dict[str, str]]:
+    draw, right = _rank("call", a, b), str(a * b)
+    wrong = "".join(str(digit % 10) for digit in draw[2 : 2 + len(right)])
+    question = {"role": "user", "content": f"{a}*{b}="}
+    if draw[0] % 2:
+        return [question, {"role": "assistant", "content": wrong}]
+    return [
+        question,
+        {"role": "assistant", "content": f"[mul(a={a}, b={b})]"},
+        {"role": "tool", "content": f"{right}="},
+        {"role": "assistant", "content": wrong if draw[1] % 5 == 0 else right},
+    ]
+
+
+def episodes(split: str) -> list[Row]:
+    """Returns rows that ask nothing: the environment does."""
+    truth = {"style": "rule", "ground_truth": None, "optional": True}
+    return [
+        {"data_source": EPISODES, "prompt": " ", "reward_model": truth, "extra_info": {"split": split, "index": index}}
+        for index in range(TRAIN_EPISODES if split == "train" else TEST_EPISODES)
+    ]
+
+
 SPLITS: dict[str, Callable[[], list[Row]]] = {
-    f"{BUILTIN}addition/{split.__name__}": split for split in (train, test, warmup, pairs, pairs_test)
+    **{f"{BUILTIN}addition/{split.__name__}": split for split in (train, test, warmup, pairs, pairs_test)},
+    **{f"{BUILTIN}products/{split}": partial(products, split) for split in ("train", "test")},
+    f"{BUILTIN}products/turns": product_turns,
+    **{f"{BUILTIN}episodes/{split}": partial(episodes, split) for split in ("train", "test")},
 }

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 SOURCE, TRUTH, EXTRA = "data_source", "reward_model", "extra_info"
 WRITTEN = "written_prompt"
 """Under `reward_model`: the prompt as the file has it, for functions that are given what the data holds."""
+AGENT = "agent_name"
+"""Names the agent loop of a row, as verl's data have it."""
 INSTRUCTION, INPUT = "instruction", "input"
 RULE = "rule"
 
@@ -32,10 +34,10 @@ def found_prompt(columns: Sequence[str], config: DataConfig) -> str | None:
 
 
 def wanted_columns(columns: Sequence[str], config: DataConfig) -> Sequence[str]:
-    """Rows of the full schema need six columns; of others every column may be what a scorer asks for."""
+    """Rows of the full schema need seven columns; of others every column may be what a scorer asks for."""
     if TRUTH not in columns:
         return columns
-    return (config.prompt_key, config.reward_fn_key, TRUTH, EXTRA, config.image_key, config.video_key)
+    return (config.prompt_key, config.reward_fn_key, TRUTH, EXTRA, config.image_key, config.video_key, AGENT)
 
 
 def scored(table: Table, config: DataConfig, templated: bool, key: str) -> Table:

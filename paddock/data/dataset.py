@@ -16,7 +16,7 @@ from paddock.config.schema import DataConfig
 from paddock.core.images import Images
 from paddock.core.rng import permutation
 from paddock.data.chat import Messages, PromptEncoder, truncated
-from paddock.data.columns import WRITTEN, scored, wanted_columns
+from paddock.data.columns import AGENT, WRITTEN, scored, wanted_columns
 from paddock.data.images import Asked, ImagePrompts, ImageReader
 from paddock.data.kept import kept_arrays
 from paddock.data.labels import Labels
@@ -54,6 +54,8 @@ class PromptRow:
     """The images of the prompt, as the model sees them."""
     written_prompt: Messages | None = None
     """The prompt as the data has it: a plain text, also if `messages` asks it as a message of the user's."""
+    agent: str | None = None
+    """Names the agent loop that answers it, in a column `agent_name`."""
 
 
 class PromptDataset:
@@ -137,6 +139,11 @@ class PromptDataset:
     def sources(self) -> dict[str, int]:
         """Returns how many rows each data source gives."""
         return self.row_sources.counts(self.kept)
+
+    @property
+    def names_agents(self) -> bool:
+        """True if rows may have agent loops of their own."""
+        return any(AGENT in table.columns for table in self.tables)
 
     @property
     def shows_images(self) -> bool:
@@ -223,6 +230,7 @@ class PromptDataset:
                 style=self.scored_by.get(style := style_of(row.record[TRUTH]), style),
                 images=images,
                 written_prompt=row.record[TRUTH].get(WRITTEN, row.messages),
+                agent=row.record.get(AGENT),
             )
             for index, row, (tokens, images) in zip(indices, rows, self.prompts.encode(rows), strict=True)
         ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy as np
 from paddock.data.chat import Messages, messages_of, whole_text
 from paddock.data.columns import asked
 from paddock.data.dataset import STYLES, PromptDataset, PromptRow
+from paddock.data.dialogue import Dialogue
 from paddock.data.labels import Labels
 from paddock.data.lengths import prompt_lengths
 from paddock.data.plugins import tables_of
@@ -57,11 +60,33 @@ class UnscoredDataset(PromptDataset):
         ]  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Turns:
+    """Holds what stands behind the prompt of a conversation with several turns of the assistant."""
+
+    stretches: tuple[tuple[list[int], bool], ...]
+    """Tokens, and whether the assistant wrote them: those are learnt."""
+
+    def __len__(self) -> int:
+        return sum(len(tokens) for tokens, _ in self.stretches)
+
+    def __getitem__(self, part: slice) -> Turns:
+        """Returns the first tokens."""
+        left, found = part.indices(len(self))[1], []
+        for tokens, own in self.stretches:
+            if left > 0:
+                found.append((tokens[:left], own))
+            left -= len(tokens)
+        return Turns(tuple(found))
+
+
 class AnswerDataset(UnscoredDataset):
     """A row's `ground_truth` is its answer in tokens, with the end-of-sequence token.
 
     The answer is the first of these that a row has: column `answer`, column `response`, the last message of a
-    conversation that ends with the assistant's, `extra_info.answer`. Without a prompt column, `messages` is the prompt.
+    conversation that ends with the assistant's, `extra_info.answer`. Without a prompt column, `messages` is the
+    conversation: if the assistant has several turns in it, all of them are learnt, and `ground_truth` are `Turns`. A
+    column `tools` has the tools that the template tells of.
     """
 
     def _check(self) -> Labels:
@@ -88,15 +113,32 @@ class AnswerDataset(UnscoredDataset):
             for index, location, prompt, asked, answer in columns
         ]  # fmt: skip
 
-    def _encoded(self, indices: list[int]) -> tuple[list[str], list[Messages], list[list[int]], list[list[int]]]:
+    def _encoded(self, indices: list[int]) -> tuple[list[str], list[Messages], list[list[int]], list[Any]]:
         """Returns locations, prompts, and the tokens of prompts and of answers."""
         column, tokenizer = self.config.prompt_key, self.encoder.tokenizer
         locations, messages, records = self._prompts(indices)
         pairs = [split(*parts, column) for parts in zip(messages, records, locations, strict=True)]
         prompts = [prompt for prompt, _ in pairs]
         texts = tokenizer([answer for _, answer in pairs], add_special_tokens=False, verbose=False)["input_ids"]
-        answers = [[*tokens, tokenizer.eos_token_id] for tokens in texts]
-        return locations, prompts, self.encoder.encode(prompts, locations, column), answers
+        answers: list[list[int] | Turns] = [[*tokens, tokenizer.eos_token_id] for tokens in texts]
+        tokens = self.encoder.encode(prompts, locations, column)
+        for row, (conversation, record) in enumerate(zip(messages, records, strict=True)):
+            whole = MESSAGES in record and record[MESSAGES] is record[column] and not isinstance(conversation, str)
+            if whole and sum(message["role"] == "assistant" for message in conversation) > 1:  # type: ignore[index]
+                prompts[row], tokens[row], answers[row] = self._conversation(conversation, record)
+        return locations, prompts, tokens, answers
+
+    def _conversation(self, messages: Any, record: Record) -> tuple[Messages, list[int], Turns]:
+        """Returns the messages before the assistant's first turn, their tokens, and all that follows."""
+        tools = record.get("tools")
+        tools = json.loads(tools) if isinstance(tools, str) and tools else tools
+        (prompt, _), *rest = self.dialogue.spans(list(messages), tools or None)
+        first = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
+        return list(messages[:first]), prompt, Turns(tuple(rest))
+
+    @cached_property
+    def dialogue(self) -> Dialogue:
+        return Dialogue(self.encoder, frozenset({self.encoder.tokenizer.eos_token_id}))
 
     def _leave_out_overlong(self) -> None:
         """Rows whose prompt or answer is too long."""
@@ -111,7 +153,7 @@ class AnswerDataset(UnscoredDataset):
         tokenizer, identity = self.encoder.identity(), None
         if tokenizer:
             end = self.encoder.tokenizer.eos_token_id
-            decided = f"{type(self).__name__} {limits} {config.prompt_key} {end} {self.identity}"
+            decided = f"{type(self).__name__} turns {limits} {config.prompt_key} {end} {self.identity}"
             identity = hashlib.sha256(tokenizer + decided.encode()).digest()
         fits = prompt_lengths(len(self), excess, config.filter_overlong_prompts_workers, identity) <= 0
         wanted = f"data.max_prompt_length={limits[0]} or the answer data.max_response_length={limits[1]}"
@@ -123,7 +165,7 @@ class AnswerDataset(UnscoredDataset):
                         self.key, self.left_out, len(fits), wanted)  # fmt: skip
         self.kept = self.kept[fits]
 
-    def _cut(self, answer: list[int], location: str) -> list[int]:
+    def _cut(self, answer: Any, location: str) -> Any:
         """An answer is cut at its end, whatever `data.truncation` does to prompts, and then does not end."""
         longest = self.config.max_response_length
         if len(answer) > longest and self.config.truncation == "error":

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from paddock.core.registry import Registry, suggest
-from paddock.environments import gem, openenv, reasoning_gym, skyrl_gym, textarena, verifiers_adapter
+from paddock.environments import builtin, gem, openenv, reasoning_gym, skyrl_gym, textarena, verifiers_adapter
 from paddock.environments.environment import Environment
 from paddock.environments.packages import refused
 from paddock.environments.plain_class import PlainEnvironment
@@ -35,7 +35,7 @@ from paddock.rewards.custom import MODULE, finished
 Source = Callable[[str, Mapping[str, Any]], Callable[[], Environment]]
 SOURCES: Registry[Source] = Registry("source of environments", key="environment")
 """Prefixes of names; `PREFIX:REST` is made by `SOURCES.get(PREFIX)(REST, kwargs)`."""
-for adapter in (gem, openenv, reasoning_gym, skyrl_gym, textarena):
+for adapter in (builtin, gem, openenv, reasoning_gym, skyrl_gym, textarena):
     SOURCES.register(adapter.__name__.rpartition(".")[2])(adapter.source)
 SOURCES.register("verifiers")(verifiers_adapter.source)
 FORMS = "FILE.py:Class, package.module:Class"
@@ -50,6 +50,8 @@ class Factory:
     tools: Sequence[Tool]
     """The tools that the policy may call; their functions belong to an object that is closed."""
     max_turns: int | None
+    inline: bool = False
+    """True: its environments answer at once, and no thread is needed to make and call them."""
 
 
 def environment_of(name: str | Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> Factory:
@@ -65,7 +67,7 @@ def environment_of(name: str | Callable[..., Any], kwargs: Mapping[str, Any] | N
         make = constructor(name, kwargs, named)
     first = make()
     try:
-        return Factory(named, make, tuple(first.tools()), first.max_turns)
+        return Factory(named, make, tuple(first.tools()), first.max_turns, first.inline)
     finally:
         closing: Any = first.close()  # type: ignore[func-returns-value]  # a coroutine, where close is `async def`
         if inspect.isawaitable(closing):

@@ -14,6 +14,7 @@ from paddock.library.plugins import SCORERS
 
 log = logging.getLogger(__name__)
 
+TURNS = "actor_rollout_ref.rollout.multi_turn"
 Reward = str | Callable[..., Any]
 """A rule by its name, or a function; see docs/en/library.md for the shapes of functions."""
 
@@ -36,6 +37,24 @@ def reward_settings(reward: Any) -> tuple[dict[str, Any], dict[str, Callable[...
     if weighted is not None:
         found |= {"reward_weights": [weights[id(part)] for part in parts if part in rules]} if rules else {}
         found |= {WEIGHTS: [weights[id(part)] for part in parts if part not in rules]} if functions else {}
+    return found, own
+
+
+def environment_settings(environment: Any, tools: Any) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
+    """Returns the keys that name an environment and tools, and what is named `python:NAME` in them."""
+    named = [] if tools is None else [tools] if isinstance(tools, str) or callable(tools) else list(tools)
+    given = [one for one in (environment, *named) if one is not None and not isinstance(one, str)]
+    if wrong := next((one for one in given if not callable(one)), None):
+        key = "environment" if wrong is environment else "tools"
+        fix = "a class, a function that returns an environment, or a name" if key == "environment" else "functions"
+        raise UserError("cannot be called", key=key, value=f"{wrong!r:.80}", fix=fix)
+    addresses, own = addresses_of(given)
+    address = dict(zip(map(id, given), addresses, strict=True))
+    found: dict[str, Any] = {}
+    if environment is not None:
+        found["environment"] = address.get(id(environment), environment)
+    if named:
+        found |= {f"{TURNS}.enable": True, f"{TURNS}.function_tool_path": [address.get(id(one), one) for one in named]}
     return found, own
 
 

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from paddock.config.load import Loaded, load
 from paddock.config.schema import Config
-from paddock.library.functions import Reward, parts_of, reward_settings, source_of, tell
+from paddock.library.functions import Reward, environment_settings, parts_of, reward_settings, source_of, tell
 from paddock.library.keywords import KEYS, Keywords, settings_of
 from paddock.library.rows import files_of_rows
 from paddock.preflight import check
@@ -48,8 +48,10 @@ class Run:
 
     `model`: a folder or a name of the hub; without one, the largest on this disk that fits, or the built-in one.
     `data`: a list of dicts, a `datasets.Dataset`, a pandas or arrow table, a path, or a name of the hub; `validation`
-    the same. `reward`: a function, the name of a rule, a list of these, or a dict with a weight for each. `algorithm`:
-    ppo, grpo, rloo or another estimator; `sft` learns the answers of the rows, `reward_model` their preferences.
+    the same. `reward`: a function, the name of a rule, a list of these, or a dict with a weight for each.
+    `environment`: an `Environment` class, or its name; `tools`: functions that the policy may call, or their names.
+    `algorithm`: ppo, grpo, rloo or another estimator; `sft` learns the answers of the rows, `reward_model` their
+    preferences.
 
     Keywords set one key each (`paddock.library.keywords`); `config` takes any key. Errors that the caller can mend are
     `paddock.UserError`, with the texts of the command.
@@ -65,6 +67,8 @@ class Run:
         data: Any = None,
         reward: Reward | Sequence[Reward] | Mapping[Reward, float] | None = None,
         *,
+        environment: str | Callable[..., Any] | None = None,
+        tools: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
         algorithm: str = "grpo",
         validation: Any = None,
         config: Mapping[str, Any] | None = None,
@@ -75,8 +79,11 @@ class Run:
     ):
         self.algorithm = algorithm
         self.listeners = on_step, on_save, on_validation
-        named, self.functions = reward_settings(reward)
-        texts = [source_of(part) for part in parts_of(reward) if callable(part)]
+        named, scorers = reward_settings(reward)
+        held, others = environment_settings(environment, tools)
+        self.functions, self.scorers = scorers | others, scorers
+        named |= held
+        texts = [source_of(part) for part in (*parts_of(reward), *parts_of(tools), environment) if callable(part)]
         values = settings_of(keywords, config or {})
         if model is not None:
             values[MODEL] = str(model)
@@ -266,7 +273,7 @@ class Run:
         for warning in self.loaded.warnings:
             log.warning(warning)
         check(self.config)
-        tell(self.functions, self.config.reward_model.timeout)
+        tell(self.scorers, self.config.reward_model.timeout)
         from paddock.library.session import Session
         from paddock.trainer.launch import Launch
         from paddock.trainer.lifecycle import Listeners

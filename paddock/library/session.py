@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from paddock.data.loader import prompt_batch
 from paddock.engines.rollout.base import Prompt
 from paddock.errors import UserError
 from paddock.library.rows import files_of_rows
-from paddock.rollouts.batch import with_responses
+from paddock.rollouts.batch import with_prompts, with_responses
 from paddock.rollouts.collect import episodes
 from paddock.rollouts.episode import Episode
 from paddock.trainer.checkpoint import Checkpoint
@@ -67,7 +68,7 @@ class Session:
             validation = trainer.validation
             if files is not None:
                 dataset = PromptDataset(
-                    files, trainer.collector.tokenizer, self.config.data, key="data.val_files",
+                    files, trainer.collector.tokenizer, trainer.config.data, key="data.val_files",
                     reader=trainer.loader.dataset.prompts.reader,
                 )  # fmt: skip
                 dataset.scored_by = validation_styles(self.config.reward_model)
@@ -116,7 +117,8 @@ class Session:
             prompts = self.rows_of(rows, trainer)
             sampling = replace(collector.sampling, step=trainer.step_no + 1)
             with trainer.roles.generating(trainer.timer), trainer.timer("gen"):
-                found = episodes(collector.engine, prompts, samples, sampling)
+                draw = collector.engine.converse if collector.converses else partial(episodes, collector.engine)
+                found = draw(prompts, samples, sampling)
             self.drawn |= {span.version: trainer.step_no for one in found for span in one.response}
             texts = collector.decode([[token for span in one.response for token in span.tokens] for one in found])
             owners = [row for row in prompts for _ in range(samples)]
@@ -132,7 +134,7 @@ class Session:
         if isinstance(rows, Sequence) and not isinstance(rows, str) and all(isinstance(row, str) for row in rows):
             rows = rows if all(os.path.exists(row) for row in rows) else [{"prompt": row} for row in rows]
         dataset = PromptDataset(
-            files_of_rows(rows, "rows"), trainer.collector.tokenizer, self.config.data, key="rows",
+            files_of_rows(rows, "rows"), trainer.collector.tokenizer, trainer.config.data, key="rows",
             reader=trainer.loader.dataset.prompts.reader,
         )  # fmt: skip
         return [replace(row, group=next(self.asked)) for row in dataset.rows(range(len(dataset)))]
@@ -145,7 +147,7 @@ class Session:
                 row=torch.tensor([one.row for one in found]), group=torch.tensor([one.group for one in found])
             )
             own = [replace(one, extras={name: one.extras[name] for name in one.extras if name != ROW}) for one in found]
-            batch = with_responses(batch, own, pad)
+            batch = with_responses(with_prompts(batch, own, pad), own, pad)
             with trainer.timer("reward"):
                 trainer.collector.rewards.steps_done = trainer.step_no
                 return trainer.collector.score(batch, trainer.collector.rewards.begin())[0]

@@ -28,6 +28,7 @@ from paddock.rewards.custom import (
     taken,
     takes_columns,
     takes_fields,
+    told,
 )
 from paddock.rewards.score import Score, ScoreRequest, checked
 
@@ -102,7 +103,7 @@ def arguments_of(requests: Sequence[ScoreRequest]) -> dict[str, Any]:
         **{name: [request.extra_info.get(name) for request in requests] for name in fields},
         "data_source": [request.data_source for request in requests],
         "ground_truth": truths,
-        "extra_info": [request.extra_info for request in requests],
+        "extra_info": [told(request) for request in requests],
         "prompts": [request.prompt for request in requests],
         "completions": [completion_of(request) for request in requests],
         "completion_ids": [list(request.tokens) for request in requests],
@@ -111,9 +112,11 @@ def arguments_of(requests: Sequence[ScoreRequest]) -> dict[str, Any]:
 
 
 def completion_of(request: ScoreRequest) -> Any:
-    """The response as TRL has it: a text after a text, else one message of the assistant."""
+    """The response as TRL has it: a text after a text, else the messages behind the prompt."""
     if isinstance(request.prompt, str):
         return request.solution
+    if request.turns is not None:
+        return [dict(message) for message in request.turns]
     return [{"role": "assistant", "content": request.solution}]
 
 

@@ -95,7 +95,7 @@ def batch_scorer(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Scor
                     data_sources=[request.data_source for request in requests],
                     solution_strs=[request.solution for request in requests],
                     ground_truths=[request.ground_truth for request in requests],
-                    extra_infos=[request.extra_info for request in requests],
+                    extra_infos=[told(request) for request in requests],
                     **target.kwargs,
                 )
             )
@@ -114,9 +114,24 @@ def call(function: Callable[..., Any], target: Target, request: ScoreRequest) ->
         data_source=request.data_source,
         solution_str=request.solution,
         ground_truth=request.ground_truth,
-        extra_info=request.extra_info,
+        extra_info=told(request),
         **target.kwargs,
     )
+
+
+def told(request: ScoreRequest) -> Mapping[str, Any]:
+    """Returns the row's columns; for a conversation also its `messages`, its `last_turn` and `num_turns`, and what its
+    environment says of it."""
+    if request.turns is None:
+        return request.extra_info
+    last = request.solution if request.last_turn is None else request.last_turn
+    return {
+        **request.extra_info,
+        "messages": list(request.turns),
+        "last_turn": last,
+        "num_turns": 1 + len(request.turns),
+        **request.told,
+    }
 
 
 def call_by_name(function: Callable[..., Any], target: Target, request: ScoreRequest) -> Any:
@@ -127,7 +142,7 @@ def call_by_name(function: Callable[..., Any], target: Target, request: ScoreReq
 def fields_of(request: ScoreRequest) -> dict[str, Any]:
     return {
         **dict.fromkeys(TRUTHS, request.ground_truth),
-        **request.extra_info,
+        **told(request),
         "data_source": request.data_source,
         "ground_truth": request.ground_truth,
         "prompt": request.prompt,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from paddock.algorithms.selection import overlong_penalty
+from paddock.config.conversations import has_agent_loops
 from paddock.config.refusals import limited_calls_are_a_functions
 from paddock.config.rewards import PYTHON, Part, reward_parts
 from paddock.config.schema import Config
@@ -26,7 +27,7 @@ from paddock.rewards.joint import Component, JointScoring, combined
 from paddock.rewards.limited import LimitedPool
 from paddock.rewards.named import NAMED, prepared
 from paddock.rewards.pool import Job, JobFailed, Pool
-from paddock.rewards.rules import SCORERS, Scorer, scorer_of
+from paddock.rewards.rules import SCORERS, Scorer, has_rule, scorer_of
 from paddock.rewards.score import Score, ScoreRequest
 from paddock.rewards.scoring import BatchScoring, Known, Scoring
 from paddock.rewards.threads import ThreadPool
@@ -62,6 +63,9 @@ class RewardManager:
         self.parts = [component_of(part, config, functions) for part in reward_parts(config)]
         """All that the config names; empty if each row's data_source picks a rule."""
         self.weighted = config.custom_reward_function.weights is not None
+        self.paid_elsewhere = config.environment is not None
+        """True if an environment pays: rows whose data_source has no rule get nothing here."""
+        self.loops_may_score = has_agent_loops(config)
         self._require_a_use_for_arguments(config)
         self.scorers: dict[str, Scorer] = {}
         self.names: dict[str, None] = {}
@@ -90,6 +94,11 @@ class RewardManager:
 
     def check(self, requests: Sequence[ScoreRequest]) -> None:
         """Tries every scorer that these will need, so that a missing or broken one stops the run before it begins."""
+        if self.loops_may_score:  # what a loop tells functions, and whether it scores itself, is known once it has run
+            requests = [request for request in requests if has_rule(request.data_source)]
+            if self.parts:
+                self._scorings()  # imports them
+                return
         scorers = [part.scorer for part in self.parts] or [self._scorer(request) for request in requests]
         self._warn_of_unused_arguments(requests)
         if any(scorer.settings is not None for scorer in scorers):
@@ -183,22 +192,18 @@ class RewardManager:
         return self.finish(batch, self.score(asked))
 
     def request(
-        self, batch: Batch, index: int, text: str, tokens: Sequence[int] = (), last_turn: str | None = None
-    ) -> ScoreRequest | None:
-        """Builds the request of this row, once its response is there; None if a reward model scores the row."""
-        request = request_of(batch, index, text, last_turn)
+        self, batch: Batch, index: int, text: str, tokens: Sequence[int] = (), last_turn: str | None = None,
+        turns: Sequence[Mapping[str, Any]] | None = None,
+    ) -> ScoreRequest | None:  # fmt: skip
+        """Builds the request of this row, once its response is there; None if a reward model scores the row.
+
+        `turns`: the messages of a response that is a conversation.
+        """
+        request = request_of(batch, index, text, last_turn, turns)
         if request is None or not {COLUMNS, FIELDS} & {*self.shapes.values()}:
             return request
         prompts = batch.extras.get("written_prompt") or batch.extras.get("messages")
         prompt = prompts[index] if prompts else None
-        if self.columns and last_turn is not None and not isinstance(prompt, str):
-            part = next(part for part in self.parts if part.name in self.columns)
-            raise UserError(
-                f"{part.name} reads one message of the assistant, and the policy wrote several turns {where(request)}",
-                key="custom_reward_function.path",
-                value=part.scorer.target.path,
-                fix="write it as compute_score(data_source, solution_str, ground_truth, extra_info)",
-            )
         packed = array("q", tokens)  # takes half as long as a list on its way to another process
         return replace(request, prompt=prompt, tokens=packed, steps=(self.steps_done, self.total_steps))
 
@@ -257,7 +262,7 @@ class RewardManager:
             return self.parts[0].scorer
         source = request.data_source
         if source not in self.scorers:
-            scorer, given = scorer_of(source), self.config.compute_score_kwargs
+            scorer, given = scorer_of(source, self.paid_elsewhere), self.config.compute_score_kwargs
             kwargs = {name: value for name, value in given.items() if name in scorer.options}
             if scorer.settings:
                 kwargs |= scorer.settings(self.config)
@@ -362,10 +367,13 @@ def where(request: ScoreRequest) -> str:
     )
 
 
-def request_of(batch: Batch, index: int, text: str, last_turn: str | None = None) -> ScoreRequest | None:
-    """Builds the request of this row, once its response is there; None for a row that a reward model scores."""
+def request_of(
+    batch: Batch, index: int, text: str, last_turn: str | None = None, turns: Sequence[Mapping[str, Any]] | None = None
+) -> ScoreRequest | None:
+    """Builds the request of this row, once its response is there; None for a row that a reward model or its own agent
+    loop scores."""
     row = {name: values[index] for name, values in batch.extras.items()}
-    if row.get("style") == "model":
+    if row.get("style") == "model" or row.get("reward_score") is not None:
         return None
     number, where = int(batch.row[index]), row.get("location")
     return ScoreRequest(
@@ -375,6 +383,8 @@ def request_of(batch: Batch, index: int, text: str, last_turn: str | None = None
         row.get("extra_info") or {},
         f"{where} (row id {number})" if where else f"row {number}",
         last_turn=last_turn,
+        turns=turns,
+        told=row.get("extra_fields") or {},
     )
 
 

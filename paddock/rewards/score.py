@@ -31,6 +31,10 @@ class ScoreRequest:
     """Training steps that are done, and all that there will be."""
     last_turn: str | None = None
     """The policy's last turn, if it wrote several; `solution` is then all of them and what stands between them."""
+    turns: Sequence[Mapping[str, Any]] | None = None
+    """All messages behind the prompt, if the response is a conversation in an environment."""
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """What the environment of a conversation says of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,17 @@ def with_responses(batch: Batch, episodes: Sequence[Episode], pad: int) -> Batch
     return batch
 
 
+def with_prompts(batch: Batch, episodes: Sequence[Episode], pad: int) -> Batch:
+    """Returns the batch with the prompts of its episodes, padded on the left: an environment may ask its own."""
+    prompts = [episode.prompt.tokens for episode in episodes]
+    width = max(len(tokens) for tokens in prompts)
+    tokens, mask = np.full((len(prompts), width), pad, np.int64), np.zeros((len(prompts), width), np.int64)
+    for row, own in enumerate(prompts):
+        tokens[row, width - len(own) :] = own
+        mask[row, width - len(own) :] = 1
+    return batch.with_(prompts=torch.from_numpy(tokens), prompt_mask=torch.from_numpy(mask))
+
+
 def expert_columns(episodes: Sequence[Episode], prompt_width: int, width: int) -> dict[str, Tensor]:
     """Returns the recorded choices of experts: prompts padded on the left, responses on the right."""
     chosen = [episode.experts for episode in episodes if episode.experts]

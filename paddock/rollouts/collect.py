@@ -19,8 +19,10 @@ from paddock.data.loader import Loader, prompt_batch
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
 from paddock.rewards.joint import JointScoring
 from paddock.rewards.manager import RewardManager
+from paddock.rewards.score import ScoreRequest
 from paddock.rewards.scoring import Scoring
-from paddock.rollouts.batch import with_responses
+from paddock.rollouts.batch import with_prompts, with_responses
+from paddock.rollouts.conversations import OnEpisodes
 from paddock.rollouts.episode import Episode, one_turn_each
 
 Metrics = dict[str, float]
@@ -41,6 +43,12 @@ class Sampler(Protocol):
     def generate(
         self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None
     ) -> list[Completion]: ...
+
+    def converse(
+        self, rows: list[PromptRow], samples: int, sampling: Sampling, on_done: OnEpisodes | None = None
+    ) -> list[Episode]:
+        """Runs `samples` episodes for each row in its environment."""
+        ...
 
 
 class ModelScoring(Protocol):
@@ -73,8 +81,10 @@ class Collector:
         tokenizer: Any,
         stops: frozenset[int],
         models: ModelScoring | None = None,
+        converses: bool = False,
     ):
-        self.models = models
+        """`converses`: rows are answered in environments."""
+        self.models, self.converses = models, converses
         self.config, self.loader, self.engine, self.rewards, self.tokenizer = config, loader, engine, rewards, tokenizer
         self.samples = config.actor_rollout_ref.rollout.n
         self.sampling = training_sampling(config, stops)
@@ -138,23 +148,37 @@ class Collector:
             rows = [(indices[c.row], text, c.tokens) for c, text in zip(completions, texts, strict=True)]
             scoring.add({row[0]: self.rewards.request(batch, *row) for row in rows})
 
-        early = self.config.reward_model.launch_reward_fn_async
-        found = episodes(self.engine, rows, samples, sampling, ended if early else None)
-        return with_responses(batch, found, self.tokenizer.pad_token_id), scoring
+        def over(found: list[Episode]) -> None:
+            own = with_responses(batch.rows(torch.tensor([indices[one.row] for one in found])), found, pad)
+            asked = self.requests(own, range(len(own)))
+            scoring.add({indices[one.row]: asked[index] for index, one in enumerate(found)})
+
+        early, pad = self.config.reward_model.launch_reward_fn_async, self.tokenizer.pad_token_id
+        if self.converses:
+            found = self.engine.converse(rows, samples, sampling, over if early else None)
+            batch = with_prompts(batch, found, pad)
+        else:
+            found = episodes(self.engine, rows, samples, sampling, ended if early else None)
+        return with_responses(batch, found, pad), scoring
 
     def score(self, batch: Batch, scoring: Scoring | JointScoring, validation: bool = False) -> tuple[Batch, Metrics]:
         """The batch with its scores, once all are there: those of rules, an environment's, and a reward model's."""
         if left := [index for index in range(len(batch)) if index not in scoring]:
-            rest = batch.rows(torch.tensor(left))
-            answers = rest.answers()
-            rows = zip(left, self.decode(answers), answers, self.last_turns(rest), strict=True)
-            scoring.add({row[0]: self.rewards.request(batch, *row) for row in rows})
+            scoring.add(self.requests(batch, left))
         batch, metrics = self.rewards.finish(batch, scoring.collect())
         if batch.environment_rewards is not None:
             batch = batch.with_(scores=batch.need("scores") + batch.environment_rewards, environment_rewards=None)
         if self.models is None:
             return batch, metrics
         return self.models.add(batch, self.texts(batch), metrics, everywhere=validation)
+
+    def requests(self, batch: Batch, indices: Sequence[int]) -> dict[int, ScoreRequest | None]:
+        """Builds what scorers are asked of these rows."""
+        rest = batch.rows(torch.tensor(indices))
+        answers = rest.answers()
+        conversations = rest.extras.get("conversation") or [None] * len(rest)
+        rows = zip(indices, self.decode(answers), answers, self.last_turns(rest), conversations, strict=True)
+        return {row[0]: self.rewards.request(batch, *row) for row in rows}
 
     def last_turns(self, batch: Batch) -> list[str | None]:
         """Returns the text of each row's last turn, if the policy wrote several."""
@@ -185,6 +209,17 @@ def episodes(
         Prompt(row.tokens, [row.group * samples + sample for sample in range(samples)], row.images) for row in rows
     ]
     return one_turn_each(engine.generate(prompts, sampling, on_done), prompts, groups, engine.version)
+
+
+NOTHING_TOLD: dict[str, Any] = {"num_turns": 2, "tool_rewards": [], "turn_scores": [], "rollout_reward_scores": {}}
+"""What reward functions written for verl may read of any conversation."""
+
+
+def trial(row: PromptRow, conversation: bool) -> ScoreRequest:
+    """Returns an empty response to a row, to try scorers on before training; `conversation`: one of one turn."""
+    request = ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.location, row.written_prompt)
+    turns = [{"role": "assistant", "content": ""}]
+    return replace(request, turns=turns, told=NOTHING_TOLD) if conversation else request
 
 
 def training_sampling(config: Config, stops: frozenset[int]) -> Sampling:

@@ -56,7 +56,7 @@ class Command:
             return {}
         if any(given.get(key) is not None for key in recipes.EMBEDDED_UNLESS_SET):
             return self.real
-        return {**recipes.EMBEDDED, **self.embedded} if self.embedded else {}
+        return {**recipes.embedded(given.get("environment")), **self.embedded} if self.embedded else {}
 
     def translate(self, argument: str) -> str:
         bare = argument.lstrip("+~")

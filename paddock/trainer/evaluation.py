@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from paddock.config.conversations import converses
 from paddock.config.paths import files_of
 from paddock.config.schema import Config
 from paddock.core.timing import Timer
 from paddock.data.dataset import MODEL, PromptDataset
 from paddock.data.loader import Loader
 from paddock.rewards.manager import RewardManager
-from paddock.rewards.score import ScoreRequest
-from paddock.rollouts.collect import Collector
+from paddock.rollouts.collect import Collector, trial
+from paddock.rollouts.environments import Environments, RowEnvironments
 from paddock.trainer.model_rewards import open_models, validation_styles
 from paddock.trainer.policy import Watched, open_policy, progress_bar, prompts_at_a_time
 from paddock.trainer.samples import Sample
@@ -36,19 +37,26 @@ def evaluate(config: Config) -> Evaluation:
     """val_kwargs.n answers to each prompt of data.val_files, scored as in training."""
     timer, validation = Timer(), config.actor_rollout_ref.rollout.val_kwargs
     config.data.val_batch_size = prompts_at_a_time(config, validation.n)
+    own = RowEnvironments(config)
+    config = own.prompting()
     with RewardManager(config) as rewards:
         policy = open_policy(config)
         dataset = PromptDataset.validation(config.data, policy.tokenizer, policy.reader)
         dataset.scored_by = validation_styles(config.reward_model)
         first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
-        rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.location,
-                                    row.written_prompt) for row in first])  # fmt: skip
+        several = converses(config) or dataset.names_agents
+        rewards.check([trial(row, several) for row in first])
         models = open_models(config, policy.tokenizer, policy.stop_tokens)
         loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it
         with progress_bar() as progress:
             task = progress.add_task("evaluating", total=len(dataset))
-            engine = Watched(policy.engine, lambda count: progress.advance(task, count))
-            collector = Collector(config, loader, engine, rewards, policy.tokenizer, policy.stop_tokens, models)
+            environments = Environments(config, policy.tokenizer, policy.stop_tokens, own) if several else None
+            if environments:
+                environments.prove(dataset[0])
+            engine = Watched(policy.engine, lambda count: progress.advance(task, count), environments)
+            collector = Collector(
+                config, loader, engine, rewards, policy.tokenizer, policy.stop_tokens, models, several
+            )
             _, samples = Validation(collector, dataset, policy.stop_tokens).run(0, timer)
     return Evaluation(
         model=str(config.actor_rollout_ref.model.path),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
+from paddock.config.conversations import converses
 from paddock.config.schema import Config
 from paddock.data.chat import Messages, PromptEncoder
 from paddock.data.dataset import PromptDataset, PromptRow
@@ -22,6 +24,7 @@ from paddock.data.unscored import UnscoredDataset
 from paddock.engines.rollout.base import Prompt
 from paddock.errors import UserError
 from paddock.rollouts.collect import episodes, training_sampling
+from paddock.rollouts.environments import Environments, RowEnvironments
 from paddock.rollouts.episode import Episode
 from paddock.trainer.files import replacing
 from paddock.trainer.policy import Watched, open_policy, progress_bar, prompts_at_a_time
@@ -31,6 +34,8 @@ OUTPUT, PROMPT = "output", "prompt"
 ADDED = ("responses", "log_probs", "lengths", "stopped")
 """Columns beside those of the row, a list each with one entry for each response. A log-prob is the sum over the
 response's tokens, at the sampling temperature; `stopped` says that it ended by itself."""
+SAID = ("conversation", "num_turns", "ended")
+"""Columns of responses in an environment: the messages behind the prompt, how many there are, and why it ended."""
 
 Record = dict[str, Any]
 
@@ -60,6 +65,8 @@ class Summary:
 def generate(config: Config, output: Path) -> Summary:
     """rollout.n responses to each prompt of data.val_files, as jsonl or parquet; the file appears once it is whole."""
     samples = config.actor_rollout_ref.rollout.n
+    own = RowEnvironments(config)
+    config = own.prompting()
     policy = open_policy(config)
     sampling = training_sampling(config, policy.stop_tokens)
     dataset = UnscoredDataset.validation(config.data, policy.tokenizer, policy.reader)
@@ -68,9 +75,13 @@ def generate(config: Config, output: Path) -> Summary:
     start = time.perf_counter()
     with writer(output) as write, progress_bar() as progress:
         task = progress.add_task("generating", total=len(dataset))
-        engine = Watched(policy.engine, lambda count: progress.advance(task, count))
+        several = converses(config) or dataset.names_agents
+        environments = Environments(config, policy.tokenizer, policy.stop_tokens, own) if several else None
+        if environments:
+            environments.prove(dataset[0])
+        engine = Watched(policy.engine, lambda count: progress.advance(task, count), environments)
         for rows in validation_batches(dataset, prompts_at_a_time(config, samples)):
-            found = episodes(engine, rows, samples, sampling)
+            found = (engine.converse if several else partial(episodes, engine))(rows, samples, sampling)
             for index, row in enumerate(rows):
                 record = record_of(row, found[index * samples : (index + 1) * samples], policy.tokenizer)
                 write(record)
@@ -109,12 +120,13 @@ def record_of(row: PromptRow, episodes: list[Episode], tokenizer: Any) -> Record
         "log_probs": [sum(chain.from_iterable(spans)) for spans in drawn],
         "lengths": [sum(map(len, spans)) for spans in drawn],
         "stopped": [episode.done for episode in episodes],
+        **{name: [one.extras[name] for one in episodes] for name in SAID if name in episodes[0].extras},
     }
 
 
 def require_free_columns(dataset: PromptDataset) -> None:
     for table in dataset.tables:
-        if taken := sorted(set(ADDED) & set(table.columns)):
+        if taken := sorted({*ADDED, *SAID} & set(table.columns)):
             raise UserError(
                 f"it has a column {taken[0]!r} already, which the output needs for itself",
                 key=dataset.key,

@@ -13,7 +13,9 @@ from torch import Tensor
 from paddock.core.batch import Batch, PerToken
 from paddock.core.masked import masked_mean, masked_sum
 
-COUNTED = ("num_turns", "tool_call_counts")
+COUNTED = {"num_turns": "num_turns", "tool_call_counts": "tool_call_counts", "tool_seconds": "agent_loop/tool_calls"}
+"""Columns of conversations whose least, most and mean are metrics, and the metrics' names."""
+MEANS = ("malformed_calls", "failed_calls", "cut_results", "timeouts")
 
 
 @torch.no_grad()
@@ -122,13 +124,17 @@ def variance(x: Tensor, valid: Tensor) -> Tensor:
 
 
 def counted(batch: Batch) -> dict[str, float]:
-    """Turns and tool calls a row, where the agent loop counted them."""
+    """Returns turns, tool calls and the seconds of tools a row, means of what went wrong, and why episodes ended."""
     found: dict[str, float] = {}
-    for name in COUNTED:
-        values = [float(value) for value in batch.extras.get(name, ())]
+    for column, name in COUNTED.items():
+        values = [float(value) for value in batch.extras.get(column, ())]
         if values:
             found |= {f"{name}/min": min(values), f"{name}/max": max(values), f"{name}/mean": sum(values) / len(values)}
-    return found
+    for name in MEANS:
+        if counts := batch.extras.get(name):
+            found[f"environment/{name}"] = sum(counts) / len(counts)
+    ended = list(batch.extras.get("ended", ()))
+    return found | {f"environment/ended/{why}": ended.count(why) / len(ended) for why in sorted(set(ended))}
 
 
 def to_floats(found: Mapping[str, Tensor]) -> dict[str, float]:

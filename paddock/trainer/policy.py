@@ -13,6 +13,7 @@ from paddock.config.plugins import import_plugin
 from paddock.config.schema import Config
 from paddock.config.topology import rolls_out_apart, world_size
 from paddock.core.device import compute_dtype, device_of
+from paddock.data.dataset import PromptRow
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, RolloutEngine, Sampling
 from paddock.engines.train.open import frozen_engine
 from paddock.engines.train.settings import Settings, model_source
@@ -20,6 +21,9 @@ from paddock.errors import UserError
 from paddock.models.adapters import Lora, attach
 from paddock.models.image_reader import ImageReader
 from paddock.models.load import load_causal_lm, load_tokenizer
+from paddock.rollouts.conversations import OnEpisodes
+from paddock.rollouts.environments import Environments
+from paddock.rollouts.episode import Episode
 from paddock.workers.open_engines import rollout_engine
 from paddock.workers.probe import sync
 from paddock.workers.roles import stop_tokens
@@ -91,12 +95,22 @@ class Watched:
 
     version = 0
 
-    def __init__(self, engine: RolloutEngine, answered: Callable[[int], None]):
-        self.engine, self.answered = engine, answered
+    def __init__(
+        self, engine: RolloutEngine, answered: Callable[[int], None], environments: Environments | None = None
+    ):
+        self.engine, self.answered, self.environments = engine, answered, environments
 
     def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
         found = self.engine.generate(prompts, sampling, on_done)
         self.answered(len(prompts))
+        return found
+
+    def converse(
+        self, rows: list[PromptRow], samples: int, sampling: Sampling, on_done: OnEpisodes | None = None
+    ) -> list[Episode]:
+        assert self.environments is not None
+        found = self.environments.run(self.engine, self.version, rows, samples, sampling, on_done)
+        self.answered(len(rows))
         return found
 
 

@@ -14,7 +14,7 @@ from paddock.config.topology import ANSWERS, supervised_pools
 from paddock.core.batch import Batch
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import Loader, prompt_batch, validation_batches
-from paddock.data.unscored import AnswerDataset
+from paddock.data.unscored import AnswerDataset, Turns
 from paddock.engines.rollout.base import Prompt
 from paddock.models.save import whole_folder
 from paddock.rollouts.batch import with_responses
@@ -132,11 +132,16 @@ def fine_tune(config: Config, launch: Launch | None = None) -> Outcome:
 
 
 def answer_batch(rows: list[PromptRow], pad_token: int) -> Batch:
-    """Prompts with their answers as responses, every token of which counts."""
+    """Returns prompts with their answers as responses; what the assistant wrote counts."""
     batch = prompt_batch(rows, 1, pad_token)
-    given = [Span(row.ground_truth, [0.0] * len(row.ground_truth), version=0) for row in rows]
     answers = [
-        Episode(row.group, row.group, Prompt(row.tokens, [row.group]), [span], done=True)
-        for row, span in zip(rows, given, strict=True)
+        Episode(row.group, row.group, Prompt(row.tokens, [row.group]), spans_of(row.ground_truth), done=True)
+        for row in rows
     ]
     return with_responses(batch, answers, pad_token)
+
+
+def spans_of(answer: list[int] | Turns) -> list[Span]:
+    """Returns an answer as spans of given tokens: those of the assistant as if it had drawn them with certainty."""
+    stretches = answer.stretches if isinstance(answer, Turns) else ((answer, True),)
+    return [Span(tokens, [0.0] * len(tokens), version=0) if own else Span(tokens) for tokens, own in stretches]

@@ -6,6 +6,7 @@ from paddock.core.timing import Timer
 from paddock.data.dataset import PromptDataset
 from paddock.data.loader import EXTRAS, validation_batches
 from paddock.rollouts.collect import Collector, validation_sampling
+from paddock.rollouts.conversation import COLUMNS
 from paddock.trainer.samples import Sample, dump_samples, samples_of
 from paddock.trainer.validation_metrics import validation_metrics
 
@@ -36,7 +37,7 @@ class Validation:
         seed = data.seed or 0
         for rows in validation_batches(self.dataset, data.val_batch_size, shuffle=data.validation_shuffle, seed=seed):
             batch, _ = self.collector.score(*self.collector.respond(rows, n, self.sampling), validation=True)
-            returned |= set(batch.extras) - {*EXTRAS, "score"}
+            returned |= set(batch.extras) - {*EXTRAS, *COLUMNS, "score"}
             samples += samples_of(
                 batch, lambda tokens: self.collector.tokenizer.batch_decode(tokens, skip_special_tokens=True)
             )

@@ -14,6 +14,7 @@ from paddock.core.device import device_name, device_of, peak_memory, peak_reserv
 from paddock.engines.train.base import Backend, TrainEngine
 from paddock.engines.train.open import SingleBackend, actor_engine, critic_engine, pairs_engine, reference_engine
 from paddock.engines.train.settings import reference_budget
+from paddock.rollouts.environments import Environments, RowEnvironments
 from paddock.workers.critic import Critic
 from paddock.workers.open_engines import copy_engine, rollout_engine
 from paddock.workers.policy import Policy
@@ -83,6 +84,12 @@ class Rank:
     def open_scorer(self, tokenizer: Any, stops: frozenset[int]) -> None:
         """Loads the reward model, a whole one in every process; `tokenizer` and `stops` are the policy's."""
         self.scorer = open_reward_model(self.config, tokenizer, stops)
+
+    def open_environments(self, tokenizer: Any, stops: frozenset[int]) -> None:
+        """Opens the environments of the run in this process, beside its rollout engine."""
+        rollout = self.rollout or self.server
+        assert rollout is not None
+        rollout.open_environments(Environments(self.config, tokenizer, stops, RowEnvironments(self.config)))
 
     def check_scorer(self, prompt: Any, truth: Any) -> None:
         assert self.scorer is not None

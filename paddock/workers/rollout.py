@@ -9,7 +9,11 @@ import torch
 
 from paddock.config.roles import RolloutConfig
 from paddock.core.timing import Timer
+from paddock.data.dataset import PromptRow
 from paddock.engines.rollout.base import Completion, CopyEngine, OnDone, Prompt, RolloutEngine, Sampling
+from paddock.rollouts.conversations import OnEpisodes
+from paddock.rollouts.environments import Environments
+from paddock.rollouts.episode import Episode
 from paddock.workers.policy import Policy
 from paddock.workers.probe import sync
 from paddock.workers.updates import Metrics
@@ -24,6 +28,7 @@ class Rollout:
         self.published = -1
         """Version of the actor's weights that a copy has; -1: none."""
         self.in_use = ExitStack()
+        self.environments: Environments | None = None
 
     @property
     def version(self) -> int:
@@ -60,6 +65,16 @@ class Rollout:
     def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
         return self.engine.generate(prompts, sampling, on_done) if prompts else []
 
+    def open_environments(self, environments: Environments) -> None:
+        """Takes the environments of the run; their conversations are driven where the engine is."""
+        self.environments = environments
+
+    def converse(
+        self, rows: list[PromptRow], samples: int, sampling: Sampling, on_done: OnEpisodes | None = None
+    ) -> list[Episode]:
+        assert self.environments is not None
+        return self.environments.run(self.engine, self.version, rows, samples, sampling, on_done)
+
     def publish(self) -> Metrics:
         """Sends the actor's new weights to a copy of them, and verifies it; the actor's own modules have them."""
         self.published = self.actor.version
@@ -71,9 +86,17 @@ class RolloutServer:
 
     def __init__(self, engine: CopyEngine, device: torch.device):
         self.engine, self.device = engine, device
+        self.environments: Environments | None = None
 
     def generate(self, prompts: list[Prompt], sampling: Sampling) -> list[Completion]:
         return self.engine.generate(prompts, sampling) if prompts else []
+
+    def open_environments(self, environments: Environments) -> None:
+        self.environments = environments
+
+    def converse(self, rows: list[PromptRow], samples: int, sampling: Sampling, version: int) -> list[Episode]:
+        assert self.environments is not None
+        return self.environments.run(self.engine, version, rows, samples, sampling)
 
     def load_bucket(self, bucket: Bucket) -> None:
         self.engine.load_bucket(bucket.unpacked(self.device), bucket.first, bucket.last)

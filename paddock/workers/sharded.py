@@ -23,9 +23,13 @@ from paddock.config.topology import model_parallel_size, pipeline_stages
 from paddock.core.balance import balanced_order
 from paddock.core.batch import NOBODY, Batch, PerToken
 from paddock.core.timing import Timer
+from paddock.data.dataset import PromptRow
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
 from paddock.engines.train.base import EXPERT_COLUMNS, Outputs, Want
 from paddock.models.packing import sequence_lengths
+from paddock.rollouts.conversations import OnEpisodes
+from paddock.rollouts.environments import Environments
+from paddock.rollouts.episode import Episode
 from paddock.workers.critic import Critic
 from paddock.workers.policy import Policy
 from paddock.workers.probe import out_of_step
@@ -42,7 +46,7 @@ UPDATE = FORWARD | {
     "versions", "rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "weights", "advantages", "returns"
 }  # fmt: skip
 """Columns that ranks are sent for a forward and an update."""
-SCORED = ("messages", "ground_truth", "location")
+SCORED = ("messages", "ground_truth", "location", "conversation")
 """What a reward model is told about a row beside its tokens."""
 
 R = TypeVar("R")
@@ -279,6 +283,24 @@ class ShardedRollout:
     ) -> list[list[Completion]]:
         return self.ranks.map("rollout", Rollout.generate, parts, sampling, arrived=on_done)
 
+    def open_environments(self, environments: Environments) -> None:
+        """Opens environments in every process: what a program holds cannot travel there."""
+        setting = environments.setting
+        self.ranks.broadcast("", Rank.open_environments, setting.tokenizer, setting.stops)
+
+    def converse(
+        self, rows: list[PromptRow], samples: int, sampling: Sampling, on_done: OnEpisodes | None = None
+    ) -> list[Episode]:
+        """`on_done` hears of a process's episodes when it has all of them."""
+        parts = [[[rows[i] for i in part]] for part in balanced_order([1] * len(rows), self.engines)]
+        by_row = {one.row: one for answer in self.ask_episodes(parts, samples, sampling, on_done) for one in answer}
+        return [by_row[row.group * samples + sample] for row in rows for sample in range(samples)]
+
+    def ask_episodes(
+        self, parts: Sequence[Sequence[list[PromptRow]]], samples: int, sampling: Sampling, on_done: OnEpisodes | None
+    ) -> list[list[Episode]]:
+        return self.ranks.map("rollout", Rollout.converse, parts, samples, sampling, arrived=on_done)
+
     def publish(self) -> Metrics:
         """Lets every engine take the actor's weights from its own process; returns the worst metrics."""
         answers = self.ranks.broadcast("rollout", Rollout.publish)
@@ -309,6 +331,11 @@ class RolloutServers(ShardedRollout):
         self, parts: Sequence[Sequence[list[Prompt]]], sampling: Sampling, on_done: OnDone | None = None
     ) -> list[list[Completion]]:
         return self.ranks.map("server", RolloutServer.generate, parts, sampling, arrived=on_done)
+
+    def ask_episodes(
+        self, parts: Sequence[Sequence[list[PromptRow]]], samples: int, sampling: Sampling, on_done: OnEpisodes | None
+    ) -> list[list[Episode]]:
+        return self.ranks.map("server", RolloutServer.converse, parts, samples, sampling, self.version, arrived=on_done)
 
     def publish(self) -> Metrics:
         with self.actor.on_device():

@@ -112,8 +112,13 @@ def test_the_committed_runs_of_grpo_are_its_experiment_with_every_seed():
         assert set(found.training()) <= set(run["command"].split())
 
 
-def test_the_committed_picture_shows_the_committed_runs():
-    assert (ROOT / "docs/images" / pictures.FILE).read_text() == pictures.draw(RUNS)
+@pytest.mark.parametrize("picture", pictures.PICTURES, ids=lambda picture: picture.file)
+def test_the_committed_picture_shows_the_committed_runs(picture):
+    assert (ROOT / "docs/images" / picture.file).read_text() == pictures.draw(picture, RUNS)
+
+
+def test_a_picture_of_experiments_that_have_not_run_is_not_drawn():
+    assert pictures.draw(pictures.PICTURES[-1], {"ppo-0.5b": RUNS["ppo-0.5b"]}) is None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
@@ -163,6 +168,35 @@ def test_what_the_page_says_of_seeds_and_noise_is_so():
     assert f"critic of PPO {min(updates):.2f} to {max(updates):.2f} s for its update" in text
     assert f"{min(values):.2f} to {max(values):.2f} s for its values" in text
     assert round(mean_step(ppo) / mean_step(GRPO), 1) == 1.7
+
+
+def test_what_the_page_says_of_the_kin_of_grpo_is_so():
+    text = " ".join(PAGES[0].read_text().split())
+    (doctor,), (gspo,), (cispo,) = (RUNS[f"{name}-0.5b"] for name in ("dr-grpo", "gspo", "cispo"))
+    strict = {
+        run["title"]: [f"{100 * share:.1f}" for share in run["held_out"]["strict"]] for run in (doctor, gspo, cispo)
+    }
+    best = [f"{100 * max(run['held_out']['strict'][place] for run in GRPO):.1f}" for place in (1, -1)]
+    assert {strict["Dr.GRPO"][-1], strict["GSPO"][-1]} == {
+        "40.1"
+    } and f"40.1 %, and GRPO's best seed at {best[1]}" in text
+    assert (
+        f"GSPO has {strict['GSPO'][1]} % and CISPO {strict['CISPO'][1]}, where GRPO's best seed has {best[0]}" in text
+    )
+    assert f"between {min(strict['CISPO'][1:])} and {max(strict['CISPO'][1:])} %" in text
+    worst = min(run["held_out"]["strict"][-1] for run in GRPO)
+    assert f"ends {100 * (worst - cispo['held_out']['strict'][-1]):.1f} points below GRPO's worst seed" in text
+    shortest = min(cispo["curves"]["length"])
+    assert f"{shortest:.0f} tokens at step {cispo['curves']['length'].index(shortest) + 1}" in text
+    assert (late(doctor), late(gspo)) == ("+1.9", "-1.9") and f"GSPO, at {strict['GSPO'][3]} % after 60" in text
+    assert f"towards the end, to {max(cispo['curves']['gap']):.4f}" in text
+    entropy, length = (doctor["curves"][name] for name in ("entropy", "length"))
+    per_token = (entropy[0] / length[0], mean(entropy[-tables.WINDOW :]) / mean(length[-tables.WINDOW :]))
+    assert "{:.2f} and {:.2f} per token".format(*(320 * share for share in per_token)) in text
+    alone = (median(run["curves"]["step_seconds"][first - 1 : last])
+             for run, first, last in ((doctor, 1, 62), (gspo, 26, 50), (cispo, 46, 80)))  # fmt: skip
+    words = "{:.2f} s in Dr.GRPO (steps 1 to 62), {:.2f} s in GSPO (26 to 50) and {:.2f} s in CISPO (46 to 80"
+    assert words.format(*alone) in text
 
 
 def mean_step(runs):

@@ -10,14 +10,13 @@ from holes import TOKENIZER, episodes, holes
 
 from paddock.algorithms.advantages import compute_advantages
 from paddock.config.load import load
-from paddock.config.schema import AlgorithmConfig, RewardModelConfig
+from paddock.config.schema import AlgorithmConfig
 from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.rewards.manager import RewardManager
 from paddock.rollouts.collect import Collector
 from paddock.trainer.generation import record_of
 from paddock.trainer.metrics import batch_metrics
-from paddock.trainer.model_rewards import ModelRewards
 from paddock.trainer.performance import token_counts
 from paddock.trainer.run import train
 from paddock.trainer.samples import samples_of
@@ -107,22 +106,17 @@ def test_a_function_of_the_users_reads_the_whole_response(tmp_path):
     assert batch.extras["text"] == ["ab#4c4", "de", "fghij", ""]
 
 
-def test_a_function_that_reads_one_message_refuses_several_turns_by_name(tmp_path):
-    (tmp_path / "mine.py").write_text("def reward(completions, **columns): return [0.0] * len(completions)\n")
+def test_a_function_of_whole_batches_gets_the_messages_of_each_conversation(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def reward(completions, **columns): return [float(len(turns)) for turns in completions]\n"
+    )
     keys = [f"custom_reward_function.path={tmp_path}/mine.py:reward", "reward_model.num_workers=1"]
+    said = [{"role": "assistant", "content": "ab"}, {"role": "tool", "content": "4"}]
+    batch = holes()
+    batch = batch.with_(extras={**batch.extras, "conversation": [[*said, said[0]], said[:1], said[:1], []]})
     with RewardManager(load(keys).config) as rewards:
-        with pytest.raises(UserError, match=r"custom_reward_function.path=.*one message .*turns on file row 5"):
-            collector(rewards).score(holes(), rewards.begin())
-        single = holes().rows(torch.tensor([1, 2]))
-        batch, _ = collector(rewards).score(single, rewards.begin())
-    assert batch.scores.sum(-1).tolist() == [0.0, -1.0]
-
-
-def test_a_reward_model_refuses_several_turns_by_name():
-    models = ModelRewards(None, RewardModelConfig(enable=True))  # type: ignore[arg-type]
-    batch = scored(holes(style="model"))
-    with pytest.raises(UserError, match=r"reward_model.enable=True: reads .* one answer .* row 10 has 2 turns"):
-        models.scores(batch, [""] * 4, torch.tensor([True, True, False, False]))
+        found, _ = collector(rewards).score(batch, rewards.begin())
+    assert found.extras["score"] == [3.0, 1.0, 1.0, 0.0]
 
 
 def test_the_baseline_by_column_refuses_several_turns_and_the_one_by_rank_serves_them():

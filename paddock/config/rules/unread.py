@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paddock.config import tree
+from paddock.config.conversations import converses
 from paddock.config.overrides import LINE, PROGRAM
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
@@ -41,6 +42,10 @@ def warnings(config: Config, origins: dict[str, str]) -> Iterator[str]:
             tuple(f"{_RO}.{name}" for name in COPIES_ONLY)
         ):
             yield f"{key} has no effect: {_RO}.name={rollout.name} runs the actor's own weights"
+        elif not converses(config) and (key.startswith(f"{_RO}.multi_turn.") or key == f"{_RO}.deterministic"):
+            yield f"{key} has no effect on rows without agent_name: set environment, or {_RO}.multi_turn.enable=True"
+        elif key == "environment_kwargs" and not config.environment:
+            yield "environment_kwargs has no effect: no environment is named"
         elif key in (f"{_RO}.nnodes", f"{_RO}.n_gpus_per_node") and not rolls_out_apart(config):
             yield f"{key} has no effect: actor and rollout share devices, actor_rollout_ref.hybrid_engine=True"
 

@@ -1,0 +1,157 @@
+"""Tools without an environment of their own: functions of files, and those that come with the package."""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import operator
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paddock.config.rewards import MODULE, PYTHON
+from paddock.core.registry import suggest
+from paddock.environments.catalogue import module_at
+from paddock.environments.environment import Environment
+from paddock.environments.tools import Tool, ToolError, is_tool, tool, tool_of
+from paddock.errors import UserError
+
+if TYPE_CHECKING:
+    from paddock.rewards.sandbox.program import Settings
+    from paddock.rewards.sandbox.runner import Runner
+
+KEY = "actor_rollout_ref.rollout.multi_turn.function_tool_path"
+OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg, ast.UAdd: operator.pos,
+}  # fmt: skip
+LARGEST = 1e15  # of a power's result: larger ones take time and memory, and are nobody's question
+
+
+class ToolEnvironment(Environment):
+    """Lets the policy call tools until a turn calls none; it pays nothing itself."""
+
+    def __init__(self, tools: Sequence[Tool]):
+        self.own = tools
+
+    def tools(self) -> Sequence[Tool]:
+        return self.own
+
+
+def load_tools(
+    paths: Sequence[str], sandbox: Callable[[], Mapping[str, Any]], functions: Mapping[str, Callable[..., Any]]
+) -> list[Tool]:
+    """Returns the tools that the key names: files, functions of files, and those of this package by name.
+
+    `sandbox` gives the settings of programs; `functions` are those of the program that made the run.
+    """
+    found: list[Tool] = []
+    for path in paths:
+        if path == INTERPRETER:
+            found.append(interpreter(sandbox()))
+        elif path in BUILT_IN:
+            found.append(tool_of(BUILT_IN[path]))
+        elif path.startswith(f"{PYTHON}:"):
+            found.append(tool_of(functions[path.removeprefix(f"{PYTHON}:")]))
+        else:
+            found += tools_of_file(path)
+    names = [one.name for one in found]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        reason = f"two tools are both called {repeated[0]}, and a call names its tool"
+        raise UserError(reason, key=KEY, value=list(paths), fix="@tool(name=...) for one of them")
+    return found
+
+
+def tools_of_file(path: str) -> list[Tool]:
+    """Returns the functions of a file, or of a module `pkg://NAME`, that are marked as tools, or the one that
+    FILE.py:NAME names."""
+    file, colon, name = path.removeprefix(MODULE).partition(":") if path.startswith(MODULE) else path.partition(".py:")
+    file = f"{MODULE}{file}" if path.startswith(MODULE) else f"{file}.py" if colon else path
+    if not file.startswith(MODULE) and not Path(file).expanduser().is_file():
+        known = suggest(path, sorted([*BUILT_IN, INTERPRETER]))
+        raise UserError("there is no such file", key=KEY, value=path, fix=f"a Python file, or a tool by name: {known}")
+    try:
+        module = module_at(file)
+    except Exception as error:
+        reason = f"cannot be imported: {type(error).__name__}: {error}"
+        raise UserError(reason, key=KEY, value=path, fix=f"python {file} shows where") from error
+    own = {key: value for key, value in vars(module).items() if callable(value)}
+    if colon:
+        if name not in own:
+            raise UserError(f"has no function {name!r}", key=KEY, value=path, fix=suggest(name, sorted(own)))
+        return [tool_of(own[name])]
+    marked = [value for value in own.values() if is_tool(value)]
+    if not marked:
+        raise UserError("no function in it is marked as a tool", key=KEY, value=path, fix="@paddock.tool above each")
+    return [tool_of(value) for value in marked]
+
+
+@tool
+def calculator(expression: str) -> float | int:
+    """Computes an arithmetic expression.
+
+    Args:
+        expression: numbers, + - * / // % ** and parentheses, such as (3 + 4) * 2
+    """
+    try:
+        value = computed(ast.parse(expression.replace(",", "").replace("^", "**"), mode="eval").body)
+        if abs(value) == float("inf"):
+            raise OverflowError("the number is too large")
+        return value
+    except (SyntaxError, RecursionError, MemoryError, ValueError):
+        raise ToolError(f"cannot read {expression!r:.80}: numbers, + - * / // % ** and parentheses") from None
+    except (ZeroDivisionError, OverflowError) as error:
+        raise ToolError(str(error)) from None
+
+
+def computed(node: ast.AST) -> Any:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
+        return OPERATORS[type(node.op)](computed(node.operand))
+    if isinstance(node, ast.BinOp):
+        left, right = computed(node.left), computed(node.right)
+        if isinstance(node.op, ast.Pow):
+            if abs(right) > 64 or abs(left) > LARGEST ** (1 / max(1, abs(right))):
+                raise OverflowError("the power is too large")
+            return left**right
+        if type(node.op) in OPERATORS:
+            return OPERATORS[type(node.op)](left, right)
+    raise ValueError("is no arithmetic")
+
+
+INTERPRETER = "code_interpreter"
+BUILT_IN: dict[str, Callable[..., Any]] = {"calculator": calculator}
+
+
+def interpreter(sandbox: Mapping[str, Any]) -> Tool:
+    """Returns the tool that runs Python programs in the sandbox: without a network, and without the row's truth."""
+    from paddock.rewards.sandbox.program import Program, settings_from
+
+    runner = programs_of(settings_from(sandbox), os.getpid())
+
+    @tool(name=INTERPRETER)
+    def run(code: str) -> str:
+        """Runs a Python program and returns what it prints.
+
+        Args:
+            code: the whole program; each call starts anew
+        """
+        (result,) = runner.run_all([Program(code)])
+        said = result.stdout + (f"\n{result.stderr}" if result.stderr else "")
+        return said.strip() if result.passed else f"{said}\nerror: {result.cause} {result.detail}".strip()
+
+    return tool_of(run)
+
+
+@cache
+def programs_of(settings: Settings, process: int) -> Runner:
+    """Returns what runs the programs of tools in this process, several at a time; it ends with the process."""
+    from paddock.rewards.sandbox.fusion import FusionClient
+    from paddock.rewards.sandbox.local import LocalSandbox
+
+    runner = FusionClient(settings) if settings.url else LocalSandbox(settings, size=os.cpu_count() or 1)
+    atexit.register(runner.close)
+    return runner

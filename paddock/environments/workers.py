@@ -1,0 +1,113 @@
+"""Calls of environments and tools, beside the decode: functions in threads, coroutines in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import queue
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+SECONDS = 10.0  # for environments to be closed at the end of a run
+MOST_THREADS = 1024  # calls that wait at the same time: a conversation has one, and a thread costs some KiB
+
+
+class Workers:
+    """Runs calls and gives a Future for each. A thread cannot be killed: `close` leaves a call behind that still runs,
+    in a thread that does not keep the process alive, and cancels coroutines."""
+
+    def __init__(self) -> None:
+        self.jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self.threads = self.busy = 0
+        self.lock = threading.Lock()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.closed = False
+        self.ending: set[Future[Any]] = set()
+        """Calls that free something."""
+
+    def start(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Begins a call; a coroutine function runs in the event loop."""
+        if inspect.iscoroutinefunction(inspect.unwrap(function)):
+            return self.begin(function(*args, **kwargs))
+        future: Future[Any] = Future()
+        with self.lock:
+            self.busy += 1
+            wanted = self.busy > self.threads and self.threads < MOST_THREADS
+            self.threads += wanted
+        self.jobs.put((partial(function, *args, **kwargs), future))
+        if wanted:
+            threading.Thread(target=self.serve, name="environment", daemon=True).start()
+        return future
+
+    def end(self, function: Callable[..., Any]) -> None:
+        """Begins a call that frees something: nobody waits for it but `close`."""
+        future = self.start(function)
+        self.ending.add(future)
+        future.add_done_callback(self.ended)
+
+    def ended(self, future: Future[Any]) -> None:
+        self.ending.discard(future)
+        if not future.cancelled() and (error := future.exception()) is not None:
+            log.warning("an environment's close raised %s: %s", type(error).__name__, error)
+
+    def begin(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Begins a coroutine in the event loop, which has a thread of its own: a notebook has a loop already."""
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+            threading.Thread(target=self.turn, args=(self.loop,), name="environments", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    @staticmethod
+    def turn(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            loop.close()
+
+    def serve(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            call, future = job
+            if future.set_running_or_notify_cancel():
+                try:
+                    found = call()
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(found)
+            with self.lock:
+                self.busy -= 1
+            del job, call, future  # what a call holds is not kept until the next one
+
+    def close(self) -> None:
+        """Ends idle threads, cancels coroutines and calls that wait; those that run are left behind. What frees
+        something has a moment to be done."""
+        if self.closed:
+            return
+        self.closed = True
+        wait(list(self.ending), SECONDS)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self.jobs.get_nowait()
+                if job is not None:
+                    job[1].cancel()
+        for _ in range(self.threads):
+            self.jobs.put(None)
+        if self.loop is not None:
+            loop = self.loop
+            asyncio.run_coroutine_threadsafe(cancel_all(loop), loop)
+
+
+async def cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    others = [task for task in asyncio.all_tasks(loop) if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    loop.call_soon(loop.stop)

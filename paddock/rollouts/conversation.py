@@ -1,0 +1,391 @@
+"""One conversation: the policy's turns, its tool calls, and what the environment says, as spans of an episode.
+
+`Conversation.run` is a generator. It yields what it waits for, a `Wanted` turn of the policy or a Future of something
+that runs beside the decode, and is resumed with a Completion or with the Future's result (`conversations.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from paddock.config.roles import MultiTurnConfig
+from paddock.data.chat import truncated
+from paddock.data.dataset import PromptRow
+from paddock.data.dialogue import Dialogue
+from paddock.engines.rollout.base import Completion, Prompt, Sampling
+from paddock.environments.calls import FORMATS, Format
+from paddock.environments.catalogue import Factory
+from paddock.environments.environment import (
+    Answer,
+    Call,
+    Ended,
+    Environment,
+    Message,
+    Messages,
+    Turn,
+    messages_said,
+    turn_of,
+)
+from paddock.environments.tools import Schema, Tool, ToolError, written
+from paddock.environments.workers import Workers
+from paddock.errors import UserError
+from paddock.rollouts.episode import Episode, Span
+
+TIMED_OUT = "error: the tool took longer than {:g} s"
+Waits = Generator["Wanted | Future[Any]", Any, Any]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Asks for the policy's next turn."""
+
+    tokens: list[int]
+    """The prompt, and all spans so far."""
+    start: int
+    """Tokens of the response so far."""
+    limit: int
+    """Most tokens of the turn."""
+    keep: bool
+    """True if another turn may follow: the engine keeps keys and values."""
+    anew: bool = False
+    """True if the tokens are not those of the turn before and more: what the engine keeps of it is of no use."""
+
+
+class TimeLimit(Exception):
+    """Raised in a conversation whose call took longer than `multi_turn.tool_timeout`."""
+
+
+@dataclass
+class Counts:
+    """Counts what a conversation did, for metrics."""
+
+    turns: int = 0
+    said: int = 0
+    """Turns of tools or the environment."""
+    tool_call_counts: int = 0
+    malformed_calls: int = 0
+    failed_calls: int = 0
+    """Calls that raised, took too long, or named no tool."""
+    cut_results: int = 0
+    """Results that were longer than `max_tool_response_length`."""
+    timeouts: int = 0
+    tool_seconds: float = 0.0
+
+    def columns(self) -> dict[str, Any]:
+        """Returns the counts as columns of a batch. `num_turns` counts the prompt too, as verl does."""
+        return {"num_turns": 1 + self.turns + self.said, **{name: vars(self)[name] for name in COUNTED}}
+
+
+COUNTED = ("tool_call_counts", "malformed_calls", "failed_calls", "cut_results", "timeouts", "tool_seconds")
+COLUMNS = ("conversation", "ended", "extra_fields", "reward_score", "num_turns", *COUNTED)
+"""What a batch of episodes carries beside tokens."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Holds what all conversations of a run share."""
+
+    limits: MultiTurnConfig
+    prompt_length: int
+    truncation: str
+    dialogue: Dialogue
+    format: Format
+    tokenizer: Any
+    decode: Callable[..., str]
+    """Turns tokens into a text, with or without special ones."""
+    stops: frozenset[int]
+    workers: Workers
+    deterministic: bool
+    prompted: list[Schema]
+    """Schemas of the tools that the prompts of the data were written with."""
+
+
+@dataclass(eq=False)
+class Conversation:
+    """Holds one episode while it runs."""
+
+    row: PromptRow
+    id: int
+    """Id of the response."""
+    factory: Factory
+    setting: Setting
+    sampling: Sampling
+    version: int
+    spans: list[Span] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    """What was said behind the prompt."""
+    answers: list[Answer] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    ended: str = ""
+    """Why it ended: done, length, turns or timeout."""
+    told: dict[str, Any] = field(default_factory=dict)
+    """What the environment tells reward functions."""
+    reward_score: float | None = None
+    """Score of the episode, if no reward function is to be asked: an agent loop may give one."""
+    extends: ClassVar[bool] = True
+    """True: each turn goes on from all tokens before it."""
+
+    @property
+    def plain(self) -> bool:
+        """True if the prompt is a plain text: messages behind it are appended as they are."""
+        return isinstance(self.asked, str)
+
+    @property
+    def length(self) -> int:
+        return sum(len(span.tokens) for span in self.spans)
+
+    @property
+    def most_turns(self) -> float:
+        """Returns the most turns of the policy: the environment's limit and the config's."""
+        limits = self.setting.limits
+        told = [self.factory.max_turns, limits.max_assistant_turns,
+                None if limits.max_user_turns is None else limits.max_user_turns + 1]  # fmt: skip
+        return min((turns for turns in told if turns is not None), default=math.inf)
+
+    def run(self) -> Generator[Wanted | Future[Any], Any, Episode]:
+        """Runs the episode to its end."""
+        environment: Environment = yield from self.call(self.factory.inline, self.factory.make)
+        try:
+            yield from self.reset(environment)
+            while not self.ended:
+                completion: Completion = yield self.wanted()
+                yield from self.answered(environment, completion)
+            yield from self.pay(environment)
+            self.told = dict(environment.told)
+        finally:
+            if overrides(environment, "close"):
+                self.setting.workers.end(environment.close)
+        return self.episode()
+
+    def reset(self, environment: Environment) -> Waits:
+        """Has the environment ask; fills `asked` and `prompt`."""
+        said: Messages | None = None
+        if overrides(environment, "reset"):
+            said = yield from self.limited(environment, "reset", self.row_columns(), self.seed)
+        self.tools = list(environment.tools())
+        self.format = FORMATS[environment.call_format] if environment.call_format else self.setting.format
+        schemas = [tool.schema() for tool in self.tools]
+        self.asked: Messages = self.row.messages
+        if said is None and schemas == self.setting.prompted:
+            tokens = self.row.tokens
+        else:
+            self.asked = self.row.messages if said is None else self.worded(said)
+            if self.row.images is not None:
+                reason = "asks a prompt of its own, and the row's has images"
+                raise self.failed(reason, "leave images out, or let reset return None")
+            tokens = self.setting.dialogue.prompt(self.asked, schemas or None)
+            tokens = truncated(tokens, self.setting.prompt_length, self.setting.truncation, self.row.location)
+        self.prompt = Prompt(tokens, [self.id], self.row.images)
+
+    def worded(self, said: Messages) -> Messages:
+        """A text stays one where rows are plain texts, else it is a message of the user's."""
+        return said if isinstance(self.row.messages, str) and isinstance(said, str) else messages_said(said)
+
+    def wanted(self) -> Wanted:
+        tokens = [*self.prompt.tokens, *(token for span in self.spans for token in span.tokens)]
+        keep = self.counts.turns + 1 < self.most_turns
+        return Wanted(tokens, self.length, self.sampling.max_tokens - self.length, keep)
+
+    def answered(self, environment: Environment, completion: Completion) -> Waits:
+        """Takes a turn of the policy: runs its tool calls, and has the environment say what follows."""
+        self.spans.append(Span(completion.tokens, completion.log_probs, self.version))
+        answer = self.read(completion)
+        self.counts.turns += 1
+        if answer.stopped:
+            answer = replace(answer, results=(yield from self.results(answer)))
+        self.answers.append(answer)
+        self.messages.append({"role": "assistant", "content": answer.text})
+        try:
+            said = yield from self.limited(environment, "step", answer)
+        except TimeLimit:
+            self.ended = "timeout"
+            return
+        turn = turn_of(said)
+        self.spans[-1] = replace(self.spans[-1], reward=self.number(turn.reward, "step"))
+        self.go_on(answer, turn)
+
+    def go_on(self, answer: Answer, turn: Turn) -> None:
+        """Appends what the environment said, or ends the episode."""
+        if turn.done or not turn.messages:
+            self.ended = "done" if answer.stopped or turn.done else "length"
+        elif not answer.stopped:
+            self.ended = "length"
+        elif self.counts.turns >= self.most_turns:
+            self.ended = "turns"
+        if self.ended and not turn.messages:
+            return
+        said = messages_said(turn.messages)
+        self.messages += said
+        if self.ended:
+            return
+        self.counts.said += 1
+        schemas = [tool.schema() for tool in self.tools] or None
+        tokens = self.setting.dialogue.extension(said, answer.tokens, schemas, plain=self.plain)
+        if self.length + len(tokens) >= self.sampling.max_tokens:
+            self.ended = "length"
+            return
+        self.spans.append(Span(tokens))
+
+    def read(self, completion: Completion) -> Answer:
+        """Returns a turn in words, with the tool calls in it."""
+        tokens, decode = completion.tokens, self.setting.decode
+        text = decode(tokens, skip_special_tokens=True)
+        answer = Answer(text, tokens, number=self.counts.turns, stopped=completion.stopped)
+        if not self.tools or not completion.stopped:
+            return answer
+        whole = decode(tokens[:-1] if tokens[-1] in self.setting.stops else tokens, skip_special_tokens=False)
+        calls, malformed = self.format.parse(whole)
+        self.counts.tool_call_counts += len(calls)
+        self.counts.malformed_calls += len(malformed)
+        return replace(answer, calls=calls, malformed=malformed)
+
+    def results(self, answer: Answer) -> Generator[Future[Any], Any, list[Message]]:
+        """Runs the tool calls of a turn and returns the messages that answer them, in their order.
+
+        Functions run side by side; methods of the environment one after the other, since they share its state.
+        """
+        known = {tool.name: tool for tool in self.tools}
+        most, begun = self.setting.limits.max_parallel_calls, time.monotonic()
+        found: list[Any] = []
+        for number, call in enumerate(answer.calls):
+            if number >= most:
+                found.append(f"error: not run: at most {most} calls of a turn are run")
+                continue
+            started = self.started(known.get(call.name), call)
+            if isinstance(started, Future) and inspect.ismethod(known[call.name].function):
+                started = yield from self.outcome(started)
+            found.append(started)
+        results = []
+        for one in found:
+            results.append((yield from self.outcome(one)) if isinstance(one, Future) else one)
+        if found:
+            self.counts.tool_seconds += time.monotonic() - begun
+        told = [tool_message(call, self.cut(text)) for call, text in zip(answer.calls, results, strict=True)]
+        return [*told, *({"role": "tool", "content": f"error: {bad.reason}"} for bad in answer.malformed)]
+
+    def started(self, tool: Tool | None, call: Call) -> Future[Any] | str:
+        """Begins a tool call; a text says why it cannot be run."""
+        if tool is None:
+            self.counts.failed_calls += 1
+            return f"error: there is no tool {call.name!r}; there are {', '.join(one.name for one in self.tools)}"
+        try:
+            arguments = tool.arguments(call.arguments)
+        except ToolError as error:
+            self.counts.failed_calls += 1
+            return f"error: {error}"
+        return self.setting.workers.start(tool.function, **arguments)
+
+    def outcome(self, future: Future[Any]) -> Generator[Future[Any], Any, str]:
+        """Waits for a tool; what it raises is told to the policy."""
+        try:
+            return written((yield future))
+        except TimeLimit:
+            self.counts.timeouts += 1
+            self.counts.failed_calls += 1
+            return TIMED_OUT.format(self.setting.limits.tool_timeout)
+        except UserError:
+            raise
+        except Exception as error:
+            self.counts.failed_calls += 1
+            return f"error: {error}" if isinstance(error, ToolError) else f"error: {type(error).__name__}: {error}"
+
+    def cut(self, text: str) -> str:
+        """Returns at most `max_tool_response_length` characters; `tool_response_truncate_side` names the kept side."""
+        limits = self.setting.limits
+        found = shortened(text, limits.max_tool_response_length, limits.tool_response_truncate_side)
+        self.counts.cut_results += found is not text
+        return found
+
+    def pay(self, environment: Environment) -> Waits:
+        """Adds the environment's reward of the whole episode to the policy's last turn."""
+        if not overrides(environment, "reward"):
+            return
+        messages = [*messages_said(self.asked), *self.messages]
+        ended = Ended(self.row_columns(), messages, self.answers, self.ended == "done")
+        try:
+            paid = self.number((yield from self.limited(environment, "reward", ended)), "reward")
+        except TimeLimit:
+            return
+        last = max(index for index, span in enumerate(self.spans) if span.log_probs)
+        self.spans[last] = replace(self.spans[last], reward=self.spans[last].reward + paid)
+
+    def number(self, value: Any, method: str) -> float:
+        number = value.item() if hasattr(value, "item") else value
+        if number is None:
+            return 0.0
+        if not isinstance(number, int | float) or not math.isfinite(number):
+            raise self.failed(f"{method} pays {value!r:.80}, which is no finite number", "return a number")
+        return float(number)
+
+    def episode(self) -> Episode:
+        """Returns what was written: `messages` has the prompt, `conversation` what follows, `ended` why it ended."""
+        said = {"messages": self.asked, "conversation": self.messages, "ended": self.ended}
+        counts = self.counts.columns()
+        told = {"num_turns": counts["num_turns"], **self.told}
+        extras = {**said, "extra_fields": told, "reward_score": self.reward_score, **counts}
+        return Episode(self.id, self.row.group, self.prompt, self.spans, done=self.ended == "done", extras=extras)
+
+    @property
+    def seed(self) -> int:
+        """Returns the seed of the environment: equal for all episodes of a group in a step."""
+        counters = f"{self.sampling.seed} {self.sampling.step} {self.row.group}"
+        return int.from_bytes(hashlib.blake2b(counters.encode(), digest_size=4).digest(), "big") >> 1
+
+    def row_columns(self) -> dict[str, Any]:
+        """Returns the row as environments read it."""
+        row = self.row
+        own = {"prompt": row.messages, "ground_truth": row.ground_truth, "data_source": row.data_source,
+               "index": row.index}  # fmt: skip
+        return {**row.extra_info, **own}
+
+    def call(self, inline: bool, function: Callable[..., Any], *args: Any) -> Waits:
+        """Calls a function here, if it returns at once, else beside the decode."""
+        if inline:
+            return function(*args)
+        try:
+            return (yield self.setting.workers.start(function, *args))
+        except TimeLimit:
+            self.counts.timeouts += 1
+            raise
+
+    def limited(self, environment: Environment, method: str, *args: Any) -> Waits:
+        """Calls a method of the environment; what it raises stops the run and names it."""
+        function = getattr(environment, method)
+        inline = environment.inline or not overrides(environment, method)
+        try:
+            return (yield from self.call(inline and not inspect.iscoroutinefunction(function), function, *args))
+        except (TimeLimit, UserError, GeneratorExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise self.failed(f"{method} raised {type(error).__name__}: {error}", "mend the environment") from error
+
+    def failed(self, reason: str, fix: str) -> UserError:
+        return UserError(f"{reason}, {self.row.location}", key="environment", value=self.factory.name, fix=fix)
+
+
+def shortened(text: str, most: int, side: str) -> str:
+    """Returns at most so many characters of a text, those of a side or of both ends, and says so."""
+    if len(text) <= most:
+        return text
+    if side == "left":
+        return f"{text[:most]}...(truncated)"
+    if side == "right":
+        return f"(truncated)...{text[-most:]}"
+    half = most // 2
+    return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"
+
+
+def tool_message(call: Call, text: str) -> Message:
+    return {"role": "tool", "name": call.name, "content": text} | ({"tool_call_id": call.id} if call.id else {})
+
+
+def overrides(environment: Environment, method: str) -> bool:
+    """True if the environment has a method of its own: what the base class does needs no thread."""
+    return getattr(type(environment), method) is not getattr(Environment, method)

@@ -1,0 +1,224 @@
+"""Many conversations over one engine session: turns are decoded together, and nobody waits for another's tool."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling
+from paddock.rollouts.conversation import Conversation, TimeLimit, Wanted
+from paddock.rollouts.episode import Episode
+
+TICK = 0.01  # seconds of decode between two looks at tools that run
+FIRST = 0.1  # seconds that the first prompts wait for each other
+OnEpisodes = Callable[[list[Episode]], None]
+
+
+@dataclass
+class Clock:
+    """Adds up the seconds of sessions: all, those in which the engine worked, and those in which it did not although a
+    request could have run."""
+
+    total: float = 0.0
+    working: float = 0.0
+    idle: float = 0.0
+
+
+class Conversations:
+    """Drives conversations over one session of an engine.
+
+    A conversation is a generator that waits for a turn of the policy or for something that runs beside the decode. As
+    soon as it has what it waits for it goes on, and its next turn joins those that are decoded. `deterministic`: the
+    next turns are submitted when all are there, in the order of rows, so that the same rows are always decoded
+    together and bits depend on nobody's speed.
+    """
+
+    def __init__(self, engine: RolloutEngine, conversations: Iterable[Conversation], slots: int | None = None):
+        """`slots`: sequences that the engine holds at a time, if it is known."""
+        self.engine, self.slots = engine, slots
+        self.conversations = list(conversations)
+        first = self.conversations[0]
+        self.sampling: Sampling = first.sampling
+        self.timeout = first.setting.limits.tool_timeout
+        self.deterministic = first.setting.deterministic
+        self.prompt_length = first.setting.prompt_length
+        self.generators: dict[int, Generator[Wanted | Future[Any], Any, Episode]] = {}
+        self.ready: queue.SimpleQueue[tuple[int, Future[Any], float]] = queue.SimpleQueue()
+        self.waiting: dict[int, tuple[Future[Any], float]] = {}
+        """What runs beside the decode for a conversation, and when its time is up."""
+        self.wanted: dict[int, Wanted] = {}
+        """Turns that are to be submitted."""
+        self.flying: dict[int, Wanted] = {}
+        """Turns that the engine computes."""
+        self.parked: set[int] = set()
+        """Conversations whose keys and values the engine keeps."""
+        self.over: list[int] = []
+        """Of these, the ones that have ended."""
+        self.episodes: dict[int, Episode] = {}
+        self.clock = Clock()
+
+    def run(self, on_done: OnEpisodes | None = None) -> list[Episode]:
+        """Runs all conversations to their end; returns the episodes in their order. `on_done` hears of those that end
+        while others do not."""
+        told = 0
+        begun = time.perf_counter()
+        try:
+            for key, conversation in enumerate(self.conversations):
+                self.generators[key] = conversation.run()
+                self.go_on(key)
+            self.gather_first()
+            self.engine.resume(self.sampling, self.limits())
+            try:
+                while self.generators:
+                    self.take_ready(block=not self.flying and not self.wanted)
+                    self.submit()
+                    self.advance()
+                    if on_done and self.generators and len(self.episodes) > told:
+                        on_done(list(self.episodes.values())[told:])
+                        told = len(self.episodes)
+            except BaseException:
+                self.engine.abandon()
+                raise
+            self.engine.pause()
+        finally:
+            self.cancel()
+        self.clock.total += time.perf_counter() - begun
+        return [self.episodes[key] for key in range(len(self.conversations))]
+
+    def go_on(self, key: int, value: Any = None, error: BaseException | None = None) -> None:
+        """Resumes a conversation with what it waited for, and notes what it waits for next."""
+        generator = self.generators[key]
+        try:
+            found = generator.send(value) if error is None else generator.throw(error)
+        except StopIteration as end:
+            del self.generators[key]
+            self.episodes[key] = end.value
+            if key in self.parked:
+                self.over.append(key)
+            return
+        if isinstance(found, Wanted):
+            self.wanted[key] = found
+            return
+        self.waiting[key] = found, time.monotonic() + self.timeout
+        found.add_done_callback(lambda future: self.ready.put((key, future, time.perf_counter())))
+
+    def gather_first(self) -> None:
+        """Waits for the first prompts, so that those of a group are computed once; for slow ones a moment only."""
+        until = time.monotonic() + FIRST
+        while self.waiting and (self.deterministic or not self.wanted or time.monotonic() < until):
+            self.take_ready(block=True, most=None if self.deterministic or not self.wanted else FIRST)
+
+    def limits(self) -> Limits:
+        """Returns room for all prompts; for one whose conversation is computed anew, if there are more than slots or
+        turns that do not go on from the one before."""
+        found = Limits.of(self.requests(self.wanted)).requests + [(self.prompt_length, 1)] * len(self.waiting)
+        crowded = self.slots is not None and len(self.conversations) > self.slots
+        if crowded or not all(one.extends for one in self.conversations):
+            longest = max(tokens for tokens, _ in found)
+            found.append((longest + self.sampling.max_tokens, 1))
+        return Limits(found)
+
+    def requests(self, wanted: dict[int, Wanted]) -> list[Request]:
+        """Returns a request for each turn; first turns of equal prompts of a group are one."""
+        together: dict[Any, list[int]] = {}
+        for key in sorted(wanted):
+            one, row = wanted[key], self.conversations[key].row
+            name = key if one.start else (row.group, one.keep, one.limit, tuple(one.tokens))
+            together.setdefault(name, []).append(key)
+        found = []
+        for keys in together.values():
+            one, first = wanted[keys[0]], self.conversations[keys[0]]
+            rows = [self.conversations[key].id for key in keys]
+            found.append(Request(one.tokens, keys, rows, self.sampling.step, one.limit, one.start, first.row.images,
+                                 one.keep))  # fmt: skip
+        return found
+
+    def take_ready(self, block: bool, most: float | None = None) -> None:
+        """Resumes conversations whose calls have returned, or took too long; waits for one, if it is to."""
+        if block and self.waiting:
+            left = min(deadline for _, deadline in self.waiting.values()) - time.monotonic()
+            seconds = max(0.0, left if most is None else min(left, most))
+            try:
+                first = self.ready.get(timeout=seconds)
+            except queue.Empty:
+                pass
+            else:
+                self.runnable_since = first[2]
+                self.returned(*first[:2])
+        while not self.ready.empty():
+            self.returned(*self.ready.get()[:2])
+        now = time.monotonic()
+        for key in [key for key, (_, deadline) in self.waiting.items() if deadline <= now]:
+            future, _ = self.waiting.pop(key)
+            future.cancel()
+            self.go_on(key, error=TimeLimit())
+
+    def returned(self, key: int, future: Future[Any]) -> None:
+        if self.waiting.get(key, (None,))[0] is not future:
+            return  # its time was up
+        del self.waiting[key]
+        error = future.exception()
+        self.go_on(key, None if error else future.result(), error)
+
+    def submit(self) -> None:
+        """Hands the engine the turns that are wanted, and tells it which conversations are over."""
+        if self.deterministic and (self.flying or self.waiting):
+            return
+        self.over += [key for key, one in self.wanted.items() if one.anew and key in self.parked]
+        self.forget_over()
+        if self.wanted:
+            self.engine.submit(self.requests(self.wanted))
+            self.parked -= self.wanted.keys()
+            self.flying |= self.wanted
+            self.wanted = {}
+
+    def forget_over(self) -> int:
+        over, self.over = self.over, []
+        self.engine.forget(over)
+        self.parked.difference_update(over)
+        return len(over)
+
+    def advance(self) -> None:
+        """Lets the engine work until a turn is finished, or for a moment if tools are running."""
+        if not self.flying:
+            return
+        begun = time.perf_counter()
+        self.clock.idle += begun - self.runnable_since if self.clock.working else 0.0
+        seconds = TICK if self.waiting and not self.deterministic else None
+        found = self.engine.advance(seconds)
+        self.runnable_since = time.perf_counter()
+        self.clock.working += self.runnable_since - begun
+        for completion in found:
+            self.completed(completion)
+        stuck = not found and (seconds is None or self.runnable_since < begun + seconds)
+        if stuck:
+            self.make_room()
+
+    def completed(self, completion: Completion) -> None:
+        if self.flying.pop(completion.key).keep:
+            self.parked.add(completion.key)
+        self.go_on(completion.key, completion)
+
+    def make_room(self) -> None:
+        """Frees what the engine keeps of conversations that wait for a tool, so that others begin; their next turn is
+        computed from its first token on."""
+        while self.deterministic and self.waiting:
+            self.take_ready(block=True)
+        if self.forget_over():
+            return
+        keys = sorted(self.parked)[: len(self.flying)]
+        assert keys, "the engine does nothing, and keeps nothing that could be freed"
+        self.engine.forget(keys)
+        self.parked.difference_update(keys)
+
+    def cancel(self) -> None:
+        """Cancels what still runs beside the decode, after an error."""
+        for future, _ in self.waiting.values():
+            future.cancel()
+        self.waiting.clear()
+        for generator in self.generators.values():
+            generator.close()
