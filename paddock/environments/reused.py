@@ -1,7 +1,8 @@
 """What environments of Gym's kind share: objects that are reset and used again, and global random numbers.
 
 Their games draw from the generators of `random` and numpy that the whole process shares, and episodes run side by side.
-`Draws` gives each episode a state of its own, so that a seed decides a game whatever else runs.
+`Draws` gives each episode a state of its own, so that a seed decides a game whatever else plays. A thread that draws
+from them without `Draws` in that moment takes numbers of a game; nothing of ours does, our randomness is counted.
 """
 
 from __future__ import annotations
