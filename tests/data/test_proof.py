@@ -41,7 +41,8 @@ def test_every_family_serves_several_turns_of_questions(name):
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_tools_serve_where_the_template_shows_them_and_writes_their_results(family: Family):
     proof, found = proof_of(family.name, TOOLS)
-    assert bool(proof.problems) == (family.calls is None)
+    hidden = any("does not show tools" in note for note in proof.notes)
+    assert (bool(proof.problems) or hidden) == (family.calls is None)
     if family.calls:
         assert found["format of calls"] == family.calls
         assert "~a result~" in found["a tool result"]
