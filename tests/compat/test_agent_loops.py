@@ -265,7 +265,7 @@ except Exception:
     return self.output(prompt, first)""", "generate is given no tokens"),
     ("return self.output(prompt, first, [1])", "2 response_ids and 1 entries of response_mask"),
     ("return self.output(prompt, first + [65] * 200)", "202 response_ids, more than data.max_response_length=160"),
-    ("return self.output(prompt * 20, first)", "prompt_ids, more than data.max_prompt_length=96"),
+    ("return self.output(prompt * 20, first)", "prompt_ids, more than data.max_prompt_length=128"),
     ("return [self.output(prompt, first)] * 2", "returned 2 outputs"),
     ("return None", "returned a NoneType"),
     ("return self.output(prompt, first, reward_score=float('nan'))", "the loop pays nan"),
