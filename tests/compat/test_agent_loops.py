@@ -173,11 +173,11 @@ def test_no_room_for_a_turn_is_an_empty_turn(model, folder):
 
 def test_a_loop_that_waits_too_long_keeps_what_it_drew(model, folder):
     own = loop(folder, body("await asyncio.sleep(30)"))
-    for one in talk(model, folder, *own, f"{TURNS}.tool_timeout=0.3", samples=1):
+    for one in talk(model, folder, *own, f"{TURNS}.tool_timeout=1", samples=1):
         assert turns(one) == [True] and one.extras["ended"] == "timeout" and not one.done
-    with pytest.raises(UserError, match=r"took longer than 0.3 s before it asked for a turn"):
+    with pytest.raises(UserError, match=r"took longer than 1 s before it asked for a turn"):
         text = "class Loop(AgentLoopBase):\n    async def run(self, *args, **kwargs): await asyncio.sleep(30)"
-        talk(model, folder, *loop(folder, text), f"{TURNS}.tool_timeout=0.3", samples=1)
+        talk(model, folder, *loop(folder, text), f"{TURNS}.tool_timeout=1", samples=1)
 
 
 OLD = """
