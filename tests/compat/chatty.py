@@ -26,6 +26,7 @@ CALL = '<tool_call>{"name": "check", "arguments": {"answer": "7"}}</tool_call>'
 SPECIAL = ["<pad>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 END = 1
 TEMPLATE = (
+    "{% for t in tools or [] %}{{ t.function.name }}: {{ t.function.description }}\n{% endfor %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
@@ -75,7 +76,7 @@ def keys_of(model: Path, folder: Path, *more: str) -> list[str]:
         "algorithm.adv_estimator=grpo", "trainer.total_training_steps=2", "trainer.save_last=False",
         "trainer.logger=[file]", "data.dataloader_num_workers=0", f"trainer.default_local_dir={folder / 'run'}",
         "data.train_batch_size=4", f"{ROLLOUT}.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "data.max_prompt_length=96", "data.max_response_length=160", "reward_model.num_workers=1",
+        "data.max_prompt_length=128", "data.max_response_length=160", "reward_model.num_workers=1",
         f"trainer.rollout_data_dir={folder / 'rollouts'}", *more,
     ]  # fmt: skip
 

@@ -173,11 +173,11 @@ def test_no_room_for_a_turn_is_an_empty_turn(model, folder):
 
 def test_a_loop_that_waits_too_long_keeps_what_it_drew(model, folder):
     own = loop(folder, body("await asyncio.sleep(30)"))
-    for one in talk(model, folder, *own, f"{TURNS}.tool_timeout=0.3", samples=1):
+    for one in talk(model, folder, *own, f"{TURNS}.tool_timeout=1", samples=1):
         assert turns(one) == [True] and one.extras["ended"] == "timeout" and not one.done
-    with pytest.raises(UserError, match=r"took longer than 0.3 s before it asked for a turn"):
+    with pytest.raises(UserError, match=r"took longer than 1 s before it asked for a turn"):
         text = "class Loop(AgentLoopBase):\n    async def run(self, *args, **kwargs): await asyncio.sleep(30)"
-        talk(model, folder, *loop(folder, text), f"{TURNS}.tool_timeout=0.3", samples=1)
+        talk(model, folder, *loop(folder, text), f"{TURNS}.tool_timeout=1", samples=1)
 
 
 OLD = """
@@ -265,7 +265,7 @@ except Exception:
     return self.output(prompt, first)""", "generate is given no tokens"),
     ("return self.output(prompt, first, [1])", "2 response_ids and 1 entries of response_mask"),
     ("return self.output(prompt, first + [65] * 200)", "202 response_ids, more than data.max_response_length=160"),
-    ("return self.output(prompt * 20, first)", "prompt_ids, more than data.max_prompt_length=96"),
+    ("return self.output(prompt * 20, first)", "prompt_ids, more than data.max_prompt_length=128"),
     ("return [self.output(prompt, first)] * 2", "returned 2 outputs"),
     ("return None", "returned a NoneType"),
     ("return self.output(prompt, first, reward_score=float('nan'))", "the loop pays nan"),
