@@ -4,9 +4,8 @@ One object of a class serves all episodes; an episode is an instance of it, by a
 `execute` for each, `calc_reward` and `release` at the end. verl before 0.6 did so; later versions create and release
 around every call, which leaves nothing to remember between two calls.
 
-The reward that `execute` returns, and the score of an interaction, are paid at the turn. verl pays neither: it hands
-them to the reward function, in `extra_info` as `tool_rewards`, `turn_scores` and `rollout_reward_scores` (what
-`calc_reward` returns). Here they are there as well; a function that adds them up itself would count them twice.
+The reward that `execute` returns, and the score of an interaction, are not paid, as in verl: the reward function is told
+of them, in `extra_info` as `tool_rewards`, `turn_scores` and `rollout_reward_scores` (what `calc_reward` returns).
 """
 
 from __future__ import annotations
@@ -124,8 +123,6 @@ class VerlEnvironment(Environment):
         self.instances: dict[str, tuple[Any, str]] = {}
         """Objects of tools that were called, and the ids of this episode there."""
         self.creating = {one.name: asyncio.Lock() for one in tools}
-        self.paid = 0.0
-        """What tools paid since the policy's last turn."""
         self.told: dict[str, Any] = {"tool_rewards": [], "turn_scores": []}
         self.messages: list[Message] = []
         self.kwargs: Mapping[str, Any] = {}
@@ -159,13 +156,12 @@ class VerlEnvironment(Environment):
         await settled(begin(self.id, **taken(begin, self.interaction_kwargs)))
 
     async def step(self, answer: Answer) -> Turn:  # type: ignore[override]
-        paid, self.paid = self.paid, 0.0
         self.messages.append({"role": "assistant", "content": answer.text})
         if answer.results:
             self.messages += answer.results
-            return Turn(list(answer.results), paid)
+            return Turn(list(answer.results))
         if self.interaction is None or not answer.stopped:
-            return Turn(reward=paid)
+            return Turn()
         ask = self.interaction.generate_response
         found = await settled(ask(self.id, self.messages, **taken(ask, self.interaction_kwargs)))
         over, said, score = found[:3]
@@ -173,7 +169,7 @@ class VerlEnvironment(Environment):
             self.told["turn_scores"].append(score)
         reply = [{"role": "user", "content": str(said)}]
         self.messages += reply
-        return Turn(reply, paid + float(score or 0.0), done=bool(over))
+        return Turn(reply, done=bool(over))
 
     async def reward(self, episode: Ended) -> float:  # type: ignore[override]
         """Asks the tools what the episode is worth: reward functions are told, and nothing more is paid."""
@@ -241,7 +237,6 @@ class VerlEnvironment(Environment):
             response, reward, *_ = (*found, None)
         if reward is not None:
             self.told["tool_rewards"].append(reward)
-            self.paid += float(reward)
         if getattr(response, "image", None) or getattr(response, "video", None):
             raise UserError(f"the tool {name} returned an image or a video, and what tools return is read as text here",
                             key=TOOLS, fix="return ToolResponse(text=...)")  # fmt: skip

@@ -212,14 +212,17 @@ class Conversation:
         except TimeLimit:
             self.ended = "timeout"
             return
+        if not said and not answer.stopped:
+            self.ended = "length"  # the environment says nothing of a turn that did not end by itself
+            return
         turn = turn_of(said)
         self.spans[-1] = replace(self.spans[-1], reward=self.number(turn.reward, "step"))
         self.go_on(answer, turn)
 
     def go_on(self, answer: Answer, turn: Turn) -> None:
         """Appends what the environment said, or ends the episode."""
-        if turn.done or not turn.messages:
-            self.ended = "done" if answer.stopped or turn.done else "length"
+        if turn.done or (answer.stopped and not turn.messages):
+            self.ended = "done"
         elif not answer.stopped:
             self.ended = "length"
         elif self.counts.turns >= self.most_turns:
@@ -302,7 +305,7 @@ class Conversation:
             return f"error: {error}" if isinstance(error, ToolError) else f"error: {type(error).__name__}: {error}"
 
     def cut(self, text: str) -> str:
-        """Returns at most `max_tool_response_length` characters; `tool_response_truncate_side` names the kept side."""
+        """Returns at most `max_tool_response_length` characters of a result."""
         limits = self.setting.limits
         found = shortened(text, limits.max_tool_response_length, limits.tool_response_truncate_side)
         self.counts.cut_results += found is not text
@@ -377,12 +380,12 @@ class Conversation:
 
 
 def shortened(text: str, most: int, side: str) -> str:
-    """Returns at most so many characters of a text, those of a side or of both ends, and says so."""
+    """Returns at most so many characters of a text, cut on a side or in the middle, and says so."""
     if len(text) <= most:
         return text
-    if side == "left":
-        return f"{text[:most]}...(truncated)"
     if side == "right":
+        return f"{text[:most]}...(truncated)"
+    if side == "left":
         return f"(truncated)...{text[-most:]}"
     half = most // 2
     return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"

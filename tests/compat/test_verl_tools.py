@@ -70,12 +70,12 @@ def called(episodes: list[Episode], times: int) -> list[Episode]:
     return found
 
 
-def test_a_class_of_a_yaml_file_is_called_with_the_rows_arguments_and_its_rewards_are_paid_at_the_turn(model, folder):
+def test_a_class_of_a_yaml_file_is_called_with_the_rows_arguments_and_its_rewards_are_told_and_not_paid(model, folder):
     for one in called(talk(model, folder, *tools(folder, entry(GSM8K)), samples=4), 3):
         assert said(one, "tool") == ["Current parsed answer='7' reward=1.0"] * 3
         fields = one.extras["extra_fields"]
         assert fields["tool_rewards"] == [0.0, -0.05, -0.05], "the second answer is no better than the first"
-        assert [span.reward for span in one.spans if span.log_probs] == [0.0, -0.05, -0.05]
+        assert all(span.reward == 0.0 for span in one.spans)
         assert fields["rollout_reward_scores"] == {"check": 1.0, "user_turn_rewards": []}
 
 
@@ -122,7 +122,7 @@ def test_a_tool_with_functions_for_coroutines_runs_in_a_thread_and_is_released_a
     name = module(folder, OLDER)
     (one,) = called(talk(model, folder, *tools(folder, entry(f"{name}.Older"), turns=2), samples=8), 2)[:1]
     assert said(one, "tool") == ["7 of all"] * 2
-    assert [span.reward for span in one.spans if span.log_probs] == [1.0, 1.0]
+    assert one.extras["extra_fields"]["tool_rewards"] == [1.0, 1.0]
     log = __import__(name).Older.log
     assert log.count("create all") == log.count("release well") >= 4 and len(log) == 2 * log.count("create all")
 
@@ -173,15 +173,15 @@ def untyped(x):
 
 
 @pytest.mark.parametrize(
-    ("how", "returns", "text", "paid"),
-    [("def", "f'is {answer}'", "is 7", 0.0), ("async def", "ToolResponse(text='fine'), 0.5", "fine", 0.5),
-     ("def", "({'right': True}, 0.25, {'seconds': 1})", '{"right": true}', 0.25)],
+    ("how", "returns", "text", "told"),
+    [("def", "f'is {answer}'", "is 7", []), ("async def", "ToolResponse(text='fine'), 0.5", "fine", [0.5]),
+     ("def", "({'right': True}, 0.25, {'seconds': 1})", '{"right": true}', [0.25])],
 )  # fmt: skip
-def test_marked_functions_are_tools_and_may_return_a_reward(model, folder, how, returns, text, paid):
+def test_marked_functions_are_tools_and_may_return_a_reward(model, folder, how, returns, text, told):
     path = folder / f"{module(folder, FUNCTIONS.format(how=how, returns=returns))}.py"
     own = [one for one in tools(folder, turns=1) if "tool_config_path" not in one]
     found = called(talk(model, folder, *own, f"{TURNS}.function_tool_path={path}", samples=4), 1)
-    assert said(found[0], "tool") == [text] and found[0].spans[0].reward == paid
+    assert said(found[0], "tool") == [text] and found[0].extras["extra_fields"]["tool_rewards"] == told
 
 
 def test_functions_and_classes_are_tools_together_unless_they_share_a_name(model, folder):
@@ -271,13 +271,13 @@ USER = {"name": "gsm8k", "class_name": "verl.interactions.gsm8k_interaction.Gsm8
 ASKED = {"interaction_kwargs": {"name": "gsm8k", "query": "3+4?", "ground_truth": "7"}}
 
 
-def test_an_interaction_answers_turns_and_its_scores_are_paid_there(answering, folder):
+def test_an_interaction_answers_turns_and_its_scores_are_told(answering, folder):
     write_rows(folder / "rows.jsonl", extra_info=ASKED)
     found = talk(answering, folder, *interaction(folder, USER), samples=8)
     wrong = [one for one in found if one.extras["extra_fields"]["turn_scores"] == [0.0, 1.0]]
     assert wrong and wrong[0].done
     assert said(wrong[0], "assistant") == ["7", "#### 7"] and "incorrect" in said(wrong[0], "user")[0]
-    assert [span.reward for span in wrong[0].spans if span.log_probs] == [0.0, 1.0]
+    assert all(span.reward == 0.0 for span in wrong[0].spans)
     right = [one for one in found if one.extras["extra_fields"]["turn_scores"] == [1.0]]
     assert right and right[0].extras["num_turns"] == 2 and len(right[0].spans) == 1
 
