@@ -18,7 +18,7 @@ class Record:
         self.model_fields_set = {name for name in given if name in hints_of(type(self))}
         for name, hint in hints_of(type(self)).items():
             if name in given:
-                setattr(self, name, converted(given[name], hint))
+                setattr(self, name, converted(given[name], hint) if holds_records(hint) else given[name])
             elif hasattr(type(self), name):
                 setattr(self, name, copy.deepcopy(getattr(type(self), name)))
             else:
@@ -61,6 +61,14 @@ class Record:
 @lru_cache
 def hints_of(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
+
+
+@lru_cache
+def holds_records(hint: Any) -> bool:
+    """True if a value under this hint may be or hold a record; token ids, of which there are many, do not."""
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return True
+    return any(holds_records(one) for one in typing.get_args(hint))
 
 
 def converted(value: Any, hint: Any) -> Any:

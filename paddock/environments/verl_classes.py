@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -86,11 +87,17 @@ def made(thing: Callable[..., Any], name: str, key: str, path: str, arguments: M
 
 def taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns those arguments that a function takes: signatures differ between versions of verl."""
+    names = named(getattr(function, "__func__", function))
+    return {name: value for name, value in given.items() if names is None or name in names}
+
+
+@lru_cache(maxsize=1024)
+def named(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Returns the names of a function's arguments; None: it takes any. Read once, for every episode asks."""
     parameters = inspect.signature(function).parameters.values()
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
-        return dict(given)
-    names = {one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY}
-    return {name: value for name, value in given.items() if name in names}
+        return None
+    return frozenset(one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY)
 
 
 async def settled(value: Any) -> Any:

@@ -218,6 +218,9 @@ class LoopConversation(Conversation):
             fix = f"; {ROLLOUT}.{other} sets it for the whole run" if other in own_parameters(self.sampling) else ""
             raise self.refused(reason, f"leave it out{fix}")
         room = self.setting.prompt_length + self.sampling.max_tokens - len(found)
+        if room <= 0 and not self.drawn:
+            reason = f"generate is given a prompt of {len(found)} tokens, which leaves no room for a turn"
+            raise self.refused(reason, f"data.max_prompt_length={len(found)}")
         limits = [int(parameters[name]) for name in LENGTHS if parameters.get(name) is not None]
         return Asked(found, min(room, self.sampling.max_tokens, *limits), answer)
 
@@ -343,7 +346,8 @@ class LoopConversation(Conversation):
         return replace(found, extras={**found.extras, "num_turns": self.num_turns})
 
     def refused(self, reason: str, fix: str) -> UserError:
-        return UserError(f"{reason}, {self.row.location}", key="agent loop", value=self.factory.name, fix=fix)
+        key = f"{ROLLOUT}.agent.default_agent_loop" if self.row.agent is None else "agent_name"
+        return UserError(f"{reason}, {self.row.location}", key=key, value=self.factory.name, fix=fix)
 
     failed = refused
 

@@ -84,7 +84,7 @@ class Counts:
 
 
 COUNTED = ("tool_call_counts", "malformed_calls", "failed_calls", "cut_results", "timeouts", "tool_seconds")
-COLUMNS = ("conversation", "ended", "extra_fields", "reward_score", "num_turns", *COUNTED)
+COLUMNS = ("conversation", "environment", "ended", "extra_fields", "reward_score", "num_turns", *COUNTED)
 """What a batch of episodes carries beside tokens."""
 
 
@@ -103,6 +103,8 @@ class Setting:
     stops: frozenset[int]
     workers: Workers
     deterministic: bool
+    hands_environments: bool
+    """True: episodes carry their environments, for reward functions that ask for them."""
     prompted: list[Schema]
     """Schemas of the tools that the prompts of the data were written with."""
 
@@ -127,6 +129,8 @@ class Conversation:
     """Why it ended: done, length, turns or timeout."""
     told: dict[str, Any] = field(default_factory=dict)
     """What the environment tells reward functions."""
+    held: Any = None
+    """The environment, as its author wrote it."""
     reward_score: float | None = None
     """Score of the episode, if no reward function is to be asked: an agent loop may give one."""
     extends: ClassVar[bool] = True
@@ -159,6 +163,7 @@ class Conversation:
                 yield from self.answered(environment, completion)
             yield from self.pay(environment)
             self.told = dict(environment.told)
+            self.held = getattr(environment, "plain", environment)
         finally:
             if overrides(environment, "close"):
                 self.setting.workers.end(environment.close)
@@ -330,6 +335,7 @@ class Conversation:
         counts = self.counts.columns()
         told = {"num_turns": counts["num_turns"], **self.told}
         extras = {**said, "extra_fields": told, "reward_score": self.reward_score, **counts}
+        extras |= {"environment": self.held} if self.setting.hands_environments else {}
         return Episode(self.id, self.row.group, self.prompt, self.spans, done=self.ended == "done", extras=extras)
 
     @property

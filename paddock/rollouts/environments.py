@@ -12,11 +12,12 @@ from paddock.config.conversations import SINGLE, TOOLS, paths_of
 from paddock.config.plugins import import_plugin
 from paddock.config.rewards import PYTHON
 from paddock.config.schema import Config
+from paddock.config.topology import in_one_process
 from paddock.core.registry import suggest
 from paddock.data.chat import PromptEncoder
 from paddock.data.dataset import PromptRow
 from paddock.data.dialogue import Dialogue
-from paddock.data.proof import require_proof
+from paddock.data.proof import HIDDEN, require_proof
 from paddock.engines.rollout.base import RolloutEngine, Sampling
 from paddock.environments.calls import format_of
 from paddock.environments.catalogue import Factory, environment_of
@@ -151,8 +152,18 @@ class RowEnvironments:
 class Environments:
     """Runs episodes over an engine. One is made where the engine is: here, or in each rank."""
 
-    def __init__(self, config: Config, tokenizer: Any, stops: frozenset[int], rows: RowEnvironments):
+    def __init__(
+        self, config: Config, tokenizer: Any, stops: frozenset[int], rows: RowEnvironments, hands: bool = False
+    ):
+        """`hands`: episodes carry their environments."""
         self.config, self.rows = config, rows
+        if hands and not in_one_process(config):
+            raise UserError(
+                "asks for `environments`, which live in the processes of their engines",
+                key="custom_reward_function.path",
+                value=config.custom_reward_function.path,
+                fix="run in one process; or let the environment pay: a method get_reward, or reward(episode)",
+            )
         self.clock = Clock()
         self.told: set[str] = set()
         rollout, kwargs = config.actor_rollout_ref.rollout, dict(config.data.apply_chat_template_kwargs)
@@ -168,6 +179,7 @@ class Environments:
             stops=stops,
             workers=Workers(),
             deterministic=rollout.deterministic,
+            hands_environments=hands,
             prompted=prompted,
         )
 
@@ -176,7 +188,10 @@ class Environments:
         factory = self.rows.factory(row.agent)
         if not isinstance(row.messages, str) and factory.max_turns != 1:
             tools = [tool.schema() for tool in factory.tools]
-            require_proof(self.setting.dialogue, self.setting.format, tools or None)
+            proof = require_proof(self.setting.dialogue, self.setting.format, tools or None)
+            for note in proof.notes if tools else ():
+                if note.startswith(HIDDEN):
+                    log.warning(note)
 
     def run(
         self, engine: RolloutEngine, version: int, rows: Sequence[PromptRow], samples: int, sampling: Sampling,

@@ -50,7 +50,11 @@ def evaluate(config: Config) -> Evaluation:
         loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it
         with progress_bar() as progress:
             task = progress.add_task("evaluating", total=len(dataset))
-            environments = Environments(config, policy.tokenizer, policy.stop_tokens, own) if several else None
+            environments = (
+                Environments(config, policy.tokenizer, policy.stop_tokens, own, rewards.reads_environments)
+                if several
+                else None
+            )
             if environments:
                 environments.prove(dataset[0])
             engine = Watched(policy.engine, lambda count: progress.advance(task, count), environments)

@@ -56,7 +56,9 @@ def open_trainer(
     if models:
         models.check(dataset)
     if in_environments:
-        environments = things.enter_context(closing(Environments(config, tokenizer, roles.stop_tokens, rows)))
+        environments = things.enter_context(
+            closing(Environments(config, tokenizer, roles.stop_tokens, rows, rewards.reads_environments))
+        )
         environments.prove(dataset[0])
         roles.rollout.open_environments(environments)
     collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models, in_environments)

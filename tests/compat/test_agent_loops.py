@@ -278,7 +278,8 @@ except Exception:
 def test_what_a_loop_may_not_do_is_refused_by_name(model, folder, lines, said):
     with pytest.raises(UserError, match=said) as caught:
         talk(model, folder, *loop(folder, body(lines)))
-    assert caught.value.key == "agent loop" and caught.value.value == "mine" and caught.value.fix
+    assert caught.value.key == f"{ROLLOUT}.agent.default_agent_loop" and caught.value.value == "mine"
+    assert caught.value.fix
     assert "rows.jsonl row" in caught.value.reason
 
 

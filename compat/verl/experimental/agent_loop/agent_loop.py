@@ -58,6 +58,7 @@ class AgentLoopBase(ABC):
     """Runs one episode. `self.server_manager.generate` draws turns of the policy."""
 
     _class_initialized = False
+    enable_continuous_token = True
 
     def __init__(
         self, trainer_config: Any, server_manager: ServerManager, tokenizer: Any, processor: Any = None,
@@ -117,7 +118,7 @@ class AgentLoopBase(ABC):
     def _assert_mm_supported(self, has_multi_modal: bool) -> None:
         if has_multi_modal:
             reason = "the loop is given images, videos or audio, and agent loops run on texts"
-            raise UserError(reason, key="agent loop", value=type(self).__name__, fix="leave them out")
+            raise UserError(reason, key="agent_name", value=type(self).__name__, fix="leave them out")
 
     def _get_mm_processor_kwargs(self, audio_data: Any = None) -> dict[str, Any]:
         return {}
@@ -165,7 +166,7 @@ class AgentLoopWorker:
     """Stands for verl's worker; it cannot be made."""
 
     def __init__(self, *args: Any, **kwargs: Any):
-        raise UserError("agent loops are driven where their engine is, and not by workers", key="agent loop",
+        raise UserError("agent loops are driven where their engine is, and not by workers", key="agent_name",
                         value=type(self).__name__, fix="write a subclass of AgentLoopBase")  # fmt: skip
 
 
