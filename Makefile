@@ -79,7 +79,7 @@ test-environments: ## environments of other packages, in a venv of its own
 	@test -x .venv-environments/bin/python || $(PYTHON) -m venv .venv-environments
 	@.venv-environments/bin/pip install -q -c constraints.txt torch==2.13.0 pytest openenv==0.10.0 -e ".[environments]"
 	@.venv-environments/bin/pip install -q --no-deps gem-llm==0.1.0
-	.venv-environments/bin/python -m pytest tests/environments
+	.venv-environments/bin/python -m pytest tests/environments tests/rollouts/test_adapted.py
 	@.venv-environments/bin/pip install -q -c constraints.txt verifiers==0.4.0
 	.venv-environments/bin/python -m pytest tests/environments/test_verifiers.py
 

@@ -8,10 +8,18 @@ from collections.abc import Coroutine
 from functools import cache
 from typing import Any
 
+FIRST = threading.Lock()
+"""Held while the loop is looked for: episodes begin side by side, and there is one loop."""
 
-@cache
+
 def loop_beside() -> asyncio.AbstractEventLoop:
     """Returns the loop; it runs until the program ends."""
+    with FIRST:
+        return _loop()
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="environments", daemon=True).start()
     return loop

@@ -96,22 +96,9 @@ class OpenEnv(Environment):
 
     def tools(self) -> Sequence[Tool]:
         return [
-            Tool(one["name"], one["description"], dict(one["input_schema"]), self._caller(one["name"]))
+            Tool(one["name"], one["description"], dict(one["input_schema"]), ServerTool(self, one["name"]).call)
             for one in self.listed
         ]
-
-    def _caller(self, name: str) -> Callable[..., str]:
-        def call(**arguments: Any) -> str:
-            assert self.session is not None
-            said = self.session.ask("step", {"type": "call_tool", "tool_name": name, "arguments": arguments})
-            self.paid += float(said["reward"] or 0.0)
-            self.over = self.over or bool(said["done"])
-            if error := said["observation"].get("error"):
-                raise ToolError(error["message"])
-            result = said["observation"].get("result")
-            return written(result["data"] if isinstance(result, dict) and "data" in result else result)
-
-        return call
 
     def _text(self, observation: Mapping[str, Any]) -> str:
         if self.text is not None:
@@ -121,6 +108,24 @@ class OpenEnv(Environment):
         if not fields:  # servers of tools greet in the metadata
             return written(observation.get("metadata", {}).get("message", ""))
         return texts[0] if len(texts) == 1 else json.dumps(fields, ensure_ascii=False)
+
+
+class ServerTool:
+    """Holds one tool of a server. Its call is a method, so that calls of a turn run one after the other."""
+
+    def __init__(self, episode: OpenEnv, name: str):
+        self.episode, self.name = episode, name
+
+    def call(self, /, **arguments: Any) -> str:
+        episode = self.episode
+        assert episode.session is not None
+        said = episode.session.ask("step", {"type": "call_tool", "tool_name": self.name, "arguments": arguments})
+        episode.paid += float(said["reward"] or 0.0)
+        episode.over = episode.over or bool(said["done"])
+        if error := said["observation"].get("error"):
+            raise ToolError(error["message"])
+        result = said["observation"].get("result")
+        return written(result["data"] if isinstance(result, dict) and "data" in result else result)
 
 
 def opened(url: str, data: Mapping[str, Any]) -> tuple[Session, dict[str, Any]]:

@@ -30,6 +30,8 @@ class PlainEnvironment(Environment):
         if not callable(getattr(plain, "reset", None)):
             fix = "subclass paddock.Environment, or define reset(self, **row)"
             raise UserError("has no method reset", key="environment", value=type(plain).__qualname__, fix=fix)
+        if inspect.iscoroutinefunction(getattr(plain, "get_reward", None)):
+            self.reward = self._awaited_reward  # type: ignore[method-assign, assignment]  # where tools are awaited
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Messages | None:
         said = self.plain.reset(**self._arguments(row, seed))
@@ -37,9 +39,12 @@ class PlainEnvironment(Environment):
 
     def reward(self, episode: Ended) -> float:
         if hasattr(self.plain, "get_reward"):
-            return self.plain.get_reward()  # a coroutine, if the class has it so: whoever calls this awaits it
+            return float(self.plain.get_reward())
         own = getattr(self.plain, "reward", None)
         return float(own) if isinstance(own, int | float) else 0.0
+
+    async def _awaited_reward(self, episode: Ended) -> float:
+        return float(await self.plain.get_reward())
 
     def close(self) -> None:
         if callable(close := getattr(self.plain, "close", None)):

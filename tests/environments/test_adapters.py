@@ -25,7 +25,7 @@ from episodes import Policy, halving, play, script
 
 from paddock.environments.catalogue import environment_of
 from paddock.environments.environment import Answer
-from paddock.environments.reused import Draws
+from paddock.environments.reused import Draws, Pool, Reused
 from paddock.errors import UserError
 
 SEED = 7
@@ -181,6 +181,33 @@ def test_episodes_leave_the_random_numbers_of_the_program_alone():
             drawn[number] += [random.random(), np.random.rand()]
     assert drawn[0] == drawn[1] and len(set(drawn[0])) == 4
     assert (random.random(), np.random.rand()) == expected
+
+
+def test_a_game_is_used_again_unless_it_raised_or_is_still_played():
+    class Dice(Reused):
+        def begin(self, game: Any, seed: int) -> str:
+            return "Throw."
+
+    pool: Pool[Any] = Pool(object)
+
+    def begun() -> Dice:
+        dice = Dice(pool)
+        dice.reset({}, 0)
+        return dice
+
+    first = begun()
+    game = first.game
+    first.close()
+    assert pool.free == [game]
+    raised = begun()
+    assert raised.game is game
+    with pytest.raises(ZeroDivisionError), raised.playing():
+        _ = 1 / 0
+    raised.close()
+    slow = begun()
+    with slow.playing():
+        slow.close()
+    assert pool.free == []
 
 
 @pytest.mark.parametrize("name", ["TicTacToe-v0", "Poker-v0", "Golf-v0"])

@@ -130,8 +130,9 @@ def test_an_attribute_reward_is_paid_where_there_is_no_get_reward_and_a_coroutin
             return 0.75
 
     assert PlainEnvironment(Attribute()).reward(ENDED) == 0.25
-    said: Any = PlainEnvironment(Waits()).reward(ENDED)
-    assert inspect.isawaitable(said) and asyncio.run(said) == 0.75
+    waits = PlainEnvironment(Waits()).reward
+    said: Any = waits(ENDED)
+    assert inspect.iscoroutinefunction(waits) and asyncio.run(said) == 0.75
     assert reset_to(None).reward(ENDED) == 0.0
 
 
