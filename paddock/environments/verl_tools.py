@@ -4,8 +4,8 @@ One object of a class serves all episodes; an episode is an instance of it, by a
 `execute` for each, `calc_reward` and `release` at the end. verl before 0.6 did so; later versions create and release
 around every call, which leaves nothing to remember between two calls.
 
-The reward that `execute` returns, and the score of an interaction, are not paid, as in verl: the reward function is told
-of them, in `extra_info` as `tool_rewards`, `turn_scores` and `rollout_reward_scores` (what `calc_reward` returns).
+The reward that `execute` returns, and the score of an interaction, are not paid, as in verl: the reward function is
+told of them, in `extra_info` as `tool_rewards`, `turn_scores` and `rollout_reward_scores` (what `calc_reward` returns).
 """
 
 from __future__ import annotations

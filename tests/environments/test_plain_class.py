@@ -119,7 +119,7 @@ def test_a_column_that_reset_needs_and_rows_lack_is_named():
     assert caught.value.key == "environment" and "prompt" in str(caught.value.fix)
 
 
-def test_an_attribute_reward_is_paid_where_there_is_no_get_reward_and_a_coroutine_is_awaited():
+def test_an_attribute_reward_is_left_to_reward_functions_and_a_coroutine_is_awaited():
     class Attribute:
         reward = 0.25
 
@@ -129,7 +129,7 @@ def test_an_attribute_reward_is_paid_where_there_is_no_get_reward_and_a_coroutin
         async def get_reward(self) -> float:
             return 0.75
 
-    assert PlainEnvironment(Attribute()).reward(ENDED) == 0.25
+    assert PlainEnvironment(Attribute()).reward(ENDED) == 0.0
     waits = PlainEnvironment(Waits()).reward
     said: Any = waits(ENDED)
     assert inspect.iscoroutinefunction(waits) and asyncio.run(said) == 0.75
