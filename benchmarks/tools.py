@@ -1,4 +1,4 @@
-"""What slow tools cost a rollout: conversations whose tools wait, against the same conversations with tools that do not.
+"""What slow tools cost a rollout: conversations whose tools wait, against those whose tools do not.
 
 python benchmarks/tools.py                                            # the embedded model, on this CPU
 python benchmarks/tools.py --model FOLDER --conversations 64,256,1024 --seconds 0.1,1
@@ -110,7 +110,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     bench = Bench(parser.parse_args())
     print(
-        "| tool, s | conversations | seconds | tokens/s | bound, s | of the bound | idle |\n|---|---|---|---|---|---|---|"
+        "| tool, s | conversations | seconds | tokens/s | bound, s | of the bound | idle |",
+        "|---|---|---|---|---|---|---|",
+        sep="\n",
     )
     for conversations in map(int, bench.args.conversations):
         alone = bench.run(1, 0.0).seconds

@@ -192,7 +192,7 @@ class MultiTurnConfig:
     max_parallel_calls: int = key(1, "calls of one turn that are run; the policy is told of others", low=1)
     max_tool_response_length: int = key(256, "longest result of a tool, in characters; the rest is cut", low=1)
     tool_response_truncate_side: str = key(
-        "middle", "side of a long result that is kept; middle: both ends", choices=("left", "right", "middle")
+        "middle", "where a long result is cut; middle: both ends are kept", choices=("left", "right", "middle")
     )
     format: str | None = key(None, "how the model writes tool calls; unset: by its chat template")
     tool_timeout: float = key(60.0, "seconds for a tool, and for a step of the environment", above=0)

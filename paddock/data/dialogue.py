@@ -23,6 +23,7 @@ Tools = Sequence[dict[str, Any]]
 
 TEMPLATE_KEY = "data.apply_chat_template_kwargs.chat_template"
 MARK, ASKED, SAID, TOLD = "~answer~", "~asked~", "~said {}~", "~told what it does~"
+QUESTION: list[Message] = [{"role": "user", "content": ASKED}]
 PROBE_TOOL = {
     "type": "function",
     "function": {
@@ -32,6 +33,7 @@ PROBE_TOOL = {
     },
 }
 OPENED = re.compile(r"<think>\s*(</think>\s*)?$")
+EMPTY = re.compile(r"^\s*<think>\s*</think>\s*")
 FORMS_KEPT = 256
 """Sets of tools whose encoders are kept: episodes may have tools of their own."""
 
@@ -89,9 +91,12 @@ class Dialogue:
         messages = [readable(message) for message in messages]
         if plain:
             return self._tokens("".join(text_of(message.get("content")) for message in messages))
-        tokens = self._tokens(self._behind(messages, tools))
-        drawn = answer[-1] if answer and answer[-1] in self.stops else None
-        return tokens[1:] if tokens and drawn is not None and self.ends_alike(drawn, tokens[0]) else tokens
+        return self._behind_drawn(self._tokens(self._behind(messages, tools)), answer)
+
+    def _behind_drawn(self, tokens: list[int], answer: Sequence[int]) -> list[int]:
+        """Returns the tokens behind a turn without its end, if that was drawn."""
+        ended = answer and answer[-1] in self.stops and tokens and self.ends_alike(answer[-1], tokens[0])
+        return tokens[1:] if ended else tokens
 
     def spans(self, messages: Sequence[Message], tools: Tools | None = None) -> list[tuple[list[int], bool]]:
         """Returns a whole conversation as stretches of tokens, and whether the assistant wrote them.
@@ -105,12 +110,12 @@ class Dialogue:
             raise UserError(f"{reason}: nothing answers a question", key="messages", fix="user first, then assistant")
         found = [(self.prompt(list(messages[: turns[0]]), tools), False)]
         for index, following in zip(turns, [*turns[1:], None], strict=True):
-            behind = messages[index + 1 : following]
-            written = self._written(messages[index], tools)
-            end = self._end(messages[index], behind, tools)
-            found.append(([*written, end], True))
+            turn, behind = messages[index], messages[index + 1 : following]
+            between = self.extension(behind, [], tools) if behind or following is not None else []
+            end = self._end(turn, between, tools)
+            found.append(([*self._written(turn, tools), end], True))
             if following is not None:
-                found.append((self.extension(behind, [end], tools), False))
+                found.append((self._behind_drawn(between, [end]), False))
         return found
 
     # What stands behind a turn
@@ -151,9 +156,10 @@ class Dialogue:
         return tail[tail.index(stand.end) :]
 
     def _stand(self, roles: tuple[str, ...], tools: bool) -> Stand:
-        if (roles, tools) not in self._stands:
-            self._stands[roles, tools] = self._found_stand(roles, tools)
-        return self._stands[roles, tools]
+        found = self._stands.get((roles, tools))
+        if found is None:
+            found = self._stands[roles, tools] = self._found_stand(roles, tools)
+        return found
 
     def _found_stand(self, roles: tuple[str, ...], tools: bool) -> Stand:
         """Returns the first form of the policy's turn behind which the template writes all that follows, in order."""
@@ -232,47 +238,55 @@ class Dialogue:
 
     def _written(self, turn: Message, tools: Tools | None) -> list[int]:
         """Returns a turn of the assistant's as the policy would have drawn it, without its end."""
-        asked: Message = {"role": "user", "content": ASKED}
-        before = self._rendered(self._encoder(tools), [asked])
-        whole = self._encoder(tools, generation=False)
         if turn.get("tool_calls") or turn.get("reasoning_content") or turn.get("thinking"):
-            return self._rendered_turn(whole, asked, before, turn)
-        text = text_of(turn.get("content"))
-        marked: Message = {"role": "assistant", "content": MARK}
-        header = self._rendered(whole, [asked, marked]).partition(MARK)[0]
-        extra = header[len(before) :] if header.startswith(before) else ""
-        if extra and "think" not in extra and not text.startswith(extra):
-            return self._tokens(extra + text)  # as Mistral's space, or gpt-oss's channel
+            return self._rendered_turn(turn, tools)
+        text, (before, extra) = text_of(turn.get("content")), self._header
+        if extra and not text.startswith(extra):
+            return self._tokens(extra + text)
         return self._tokens(text[overlap(before, text) :])
 
-    def _rendered_turn(self, encoder: PromptEncoder, asked: Message, before: str, turn: Message) -> list[int]:
+    @cached_property
+    def _header(self) -> tuple[str, str]:
+        """A question with the generation prompt, and what the template writes between that and a content, thinking
+        apart: Mistral's space, or gpt-oss's channel."""
+        for tools in (None, [PROBE_TOOL]):  # some templates are for tools alone
+            with suppress(UserError):
+                before = self._rendered(self._encoder(tools), QUESTION)
+                marked: list[Message] = [*QUESTION, {"role": "assistant", "content": MARK}]
+                header = self.without_generation_prompt(marked, tools).partition(MARK)[0]
+                extra = header[len(before) :] if header.startswith(before) else ""
+                return before, "" if "think" in extra else extra
+        return "", ""
+
+    def _rendered_turn(self, turn: Message, tools: Tools | None) -> list[int]:
         """Returns what the template writes behind the generation prompt for a turn with more than a content."""
-        names = [str(call.get("function", call).get("name")) for call in turn.get("tool_calls") or ()]
+        thought = str(turn.get("reasoning_content") or turn.get("thinking") or "").strip()
+        calls = [call.get("function", call) for call in turn.get("tool_calls") or ()]
+        needed = [thought, *(str(call.get("name")) for call in calls)]
         empty = {} if turn.get("content") else {"content": None}
+        before = self._rendered(self._encoder(tools), QUESTION)
         for form in (with_arguments(turn, True), with_arguments(turn, False), with_arguments(turn, False) | empty):
             with suppress(UserError):
-                whole = self._rendered(encoder, [asked, form])
+                whole = self.without_generation_prompt([*QUESTION, form], tools)
                 for start in (before, OPENED.sub("", before)):  # thinking that the prompt opens may be left out
-                    if whole.startswith(start) and all(name in whole[len(start) :] for name in names):
-                        tokens = self._tokens(whole[len(start) :])
+                    text = whole[len(start) :]
+                    if whole.startswith(start) and all(part in text for part in needed):
+                        text = text[overlap(before, text) :]
+                        tokens = self._tokens(text if thought else EMPTY.sub("", text))
                         return tokens[: next((at for at, token in enumerate(tokens) if token in self.stops), None)]
         reason = "the chat template does not write the assistant's tool calls or thinking behind its generation prompt"
         raise UserError(reason, key=TEMPLATE_KEY, fix="write them in the content, as the model would")
 
-    def _end(self, turn: Message, behind: Sequence[Message], tools: Tools | None) -> int:
-        """Returns the stop token that ends a turn of the assistant's."""
-        following = behind or [{"role": "tool" if turn.get("tool_calls") else "user", "content": ASKED}]
-        ways = [lambda: self.extension(following, [], tools), lambda: self.closing]
-        for way in ways if behind else reversed(ways):
-            try:
-                tokens = way()
-            except UserError:
-                if behind:
-                    raise
-                continue
-            if tokens and tokens[0] in self.stops:
-                return tokens[0]
-        return int(self.tokenizer.eos_token_id)
+    def _end(self, turn: Message, between: list[int], tools: Tools | None) -> int:
+        """Returns the stop token that ends a turn of the assistant's; `between` is what follows it, if there is any."""
+        ends = [between or self.closing]
+        with suppress(UserError):
+            calls = bool(turn.get("tool_calls"))
+            if not between:  # a family may end calls otherwise, or by the header of what follows
+                said: Message = {"role": "tool" if calls else "user", "content": ASKED}
+                ends.insert(0 if calls else 1, self.extension([said], [], tools))
+        stops = (tokens[0] for tokens in [*ends, self.closing] if tokens and tokens[0] in self.stops)
+        return int(next(stops, self.tokenizer.eos_token_id))
 
     # Texts and tokens
 
@@ -312,16 +326,18 @@ class Dialogue:
         if not tools and generation:
             return self.encoder
         key = (json.dumps(tools, default=str) if tools and shown else str(bool(tools)), shown, generation)
-        if key not in self._encoders:
-            if len(self._encoders) >= FORMS_KEPT:
-                self._encoders.clear()
+        found = self._encoders.get(key)
+        if found is None:
             more: dict[str, Any] = {} if generation else {"add_generation_prompt": False}
             if tools and shown:
                 more["tools"] = list(tools)
             elif tools and (template := self.template) is not None:
                 more["chat_template"] = template
-            self._encoders[key] = PromptEncoder(self.tokenizer, {**self.encoder.template_kwargs, **more})
-        return self._encoders[key]
+            found = PromptEncoder(self.tokenizer, {**self.encoder.template_kwargs, **more})
+            if len(self._encoders) >= FORMS_KEPT:
+                self._encoders.clear()
+            self._encoders[key] = found
+        return found
 
 
 def stand_in(stand: Stand, messages: Sequence[Message]) -> list[Message]:
@@ -341,15 +357,17 @@ def stand_in(stand: Stand, messages: Sequence[Message]) -> list[Message]:
             }
             for message in answered[: stand.calls]
         ]
-    return [{"role": "user", "content": ASKED}, turn]
+    return [*QUESTION, turn]
 
 
 def with_ids(messages: Sequence[Message]) -> list[Message]:
     """Returns messages in which those of tools have an id of a call: nine letters and digits, as Mistral demands."""
-    return [
-        {"tool_call_id": f"call{index:05d}", **message} if message.get("role") == "tool" else message
-        for index, message in enumerate(messages)
-    ]
+
+    def named(index: int, message: Message) -> Message:
+        missing = message.get("role") == "tool" and not message.get("tool_call_id")
+        return {**message, "tool_call_id": f"call{index:05d}"} if missing else message
+
+    return [named(index, message) for index, message in enumerate(messages)]
 
 
 def readable(message: Message) -> Message:

@@ -8,18 +8,18 @@ from collections.abc import Coroutine
 from functools import cache
 from typing import Any
 
-STARTING = threading.Lock()
-"""Held while the loop is asked for: episodes begin in several threads, and coroutines of two loops cannot meet."""
+FIRST = threading.Lock()
+"""Held while the loop is looked for: episodes begin side by side, and there is one loop."""
 
 
 def loop_beside() -> asyncio.AbstractEventLoop:
     """Returns the loop; it runs until the program ends."""
-    with STARTING:
-        return started()
+    with FIRST:
+        return _loop()
 
 
 @cache
-def started() -> asyncio.AbstractEventLoop:
+def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="environments", daemon=True).start()
     return loop

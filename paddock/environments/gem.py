@@ -11,38 +11,25 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from paddock.environments.environment import Answer, Environment, Messages, Turn
+from paddock.environments.environment import Answer, Environment, Turn
 from paddock.environments.packages import imported, unknown
-from paddock.environments.reused import Draws, Pool, asked
+from paddock.environments.reused import Draws, Pool, Reused
 
 PACKAGE = "reasoning-gym nltk && pip install --no-deps gem-llm"
 """Without its dependencies: its pins of antlr4 and reasoning-gym do not go with omegaconf's and each other's."""
 
 
-class Gem(Environment):
+class Gem(Reused):
     """Plays one episode of an environment of GEM."""
 
-    def __init__(self, pool: Pool[Any]):
-        self.pool = pool
-        self.game: Any = None
-
-    def reset(self, row: Mapping[str, Any], seed: int) -> Messages:
-        self.game = self.game or self.pool.take()
-        self.draws = Draws(seed)
-        with self.draws.drawing():
-            said, info = self.game.reset(seed=seed % 2**32)  # numpy takes no larger seeds
-        return asked(row, with_suffix(said, info))
+    def begin(self, game: Any, seed: int) -> str:
+        return with_suffix(*game.reset(seed=seed % 2**32))  # numpy takes no larger seeds
 
     def step(self, answer: Answer) -> Turn:
-        with self.draws.drawing():
-            said, reward, terminated, truncated, info = self.game.step(answer.text)
+        with self.playing() as game:
+            said, reward, terminated, truncated, info = game.step(answer.text)
         done = bool(terminated or truncated)
         return Turn([] if done else with_suffix(said, info), float(reward), done)
-
-    def close(self) -> None:
-        if self.game is not None:
-            self.pool.give(self.game)
-            self.game = None
 
 
 def with_suffix(said: str, info: Mapping[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """Environments behind an OpenEnv server: `openenv:http://127.0.0.1:8000`.
 
 An episode is a session of the server's WebSocket: reset, steps, close. `reset` is given the seed and the row's columns.
-The server says what an action is (`/schema`). If it has one text, the policy's turn is that text; `field` names it
-where there are several. If it is an MCP tool call, the server's tools are the policy's. Of an observation the policy
-reads its one text, or all of it as JSON; `text` names a field. Actions of several required fields are refused.
+The server says what an action is (`/schema`). If it has one text, the policy's turn is that text; `field` names it if
+there are several. If it is an MCP tool call, the server's tools are the policy's. Of an observation the policy reads
+its one text, or all of it as JSON; `text` names a field. Actions of several required fields are refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from paddock.environments.environment import Answer, Environment, Messages, Turn
@@ -41,6 +41,7 @@ class Session:
 
     def __init__(self, url: str):
         client = imported("websockets.sync.client", "websockets", f"openenv:{url}")
+        self.closed = imported("websockets.exceptions", "websockets", f"openenv:{url}").ConnectionClosed
         self.lock, self.stack = threading.Lock(), ExitStack()
         address = f"ws{url.removeprefix('http')}/ws"
         self.socket = self.stack.enter_context(client.connect(address, max_size=None))
@@ -48,7 +49,8 @@ class Session:
     def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what the server says to a message: `observation`, `reward`, `done`."""
         with self.lock:
-            self.socket.send(json.dumps({"type": kind, "data": data}))
+            with suppress(self.closed):  # the server's last word is still there to be read
+                self.socket.send(json.dumps({"type": kind, "data": data}))
             said = json.loads(self.socket.recv(timeout=TIMEOUT))
         if said["type"] == "error":
             raise ServerError(said["data"])
@@ -56,7 +58,7 @@ class Session:
         return found
 
     def close(self) -> None:
-        with self.stack:
+        with self.stack, suppress(self.closed):
             self.socket.send(json.dumps({"type": "close"}))
 
 
@@ -94,22 +96,9 @@ class OpenEnv(Environment):
 
     def tools(self) -> Sequence[Tool]:
         return [
-            Tool(one["name"], one["description"], dict(one["input_schema"]), self._caller(one["name"]))
+            Tool(one["name"], one["description"], dict(one["input_schema"]), ServerTool(self, one["name"]).call)
             for one in self.listed
         ]
-
-    def _caller(self, name: str) -> Callable[..., str]:
-        def call(**arguments: Any) -> str:
-            assert self.session is not None
-            said = self.session.ask("step", {"type": "call_tool", "tool_name": name, "arguments": arguments})
-            self.paid += float(said["reward"] or 0.0)
-            self.over = self.over or bool(said["done"])
-            if error := said["observation"].get("error"):
-                raise ToolError(error["message"])
-            result = said["observation"].get("result")
-            return written(result["data"] if isinstance(result, dict) and "data" in result else result)
-
-        return call
 
     def _text(self, observation: Mapping[str, Any]) -> str:
         if self.text is not None:
@@ -119,6 +108,24 @@ class OpenEnv(Environment):
         if not fields:  # servers of tools greet in the metadata
             return written(observation.get("metadata", {}).get("message", ""))
         return texts[0] if len(texts) == 1 else json.dumps(fields, ensure_ascii=False)
+
+
+class ServerTool:
+    """Holds one tool of a server. Its call is a method, so that calls of a turn run one after the other."""
+
+    def __init__(self, episode: OpenEnv, name: str):
+        self.episode, self.name = episode, name
+
+    def call(self, /, **arguments: Any) -> str:
+        episode = self.episode
+        assert episode.session is not None
+        said = episode.session.ask("step", {"type": "call_tool", "tool_name": self.name, "arguments": arguments})
+        episode.paid += float(said["reward"] or 0.0)
+        episode.over = episode.over or bool(said["done"])
+        if error := said["observation"].get("error"):
+            raise ToolError(error["message"])
+        result = said["observation"].get("result")
+        return written(result["data"] if isinstance(result, dict) and "data" in result else result)
 
 
 def opened(url: str, data: Mapping[str, Any]) -> tuple[Session, dict[str, Any]]:

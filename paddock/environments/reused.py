@@ -1,7 +1,8 @@
 """What environments of Gym's kind share: objects that are reset and used again, and global random numbers.
 
 Their games draw from the generators of `random` and numpy that the whole process shares, and episodes run side by side.
-`Draws` gives each episode a state of its own, so that a seed decides a game whatever else runs.
+`Draws` gives each episode a state of its own, so that a seed decides a game whatever else plays. A thread that draws
+from them without `Draws` in that moment takes numbers of a game; nothing of ours does, our randomness is counted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from paddock.environments.environment import Message, messages_said
+from paddock.environments.environment import Environment, Message, messages_said
 
 T = TypeVar("T")
 TURN = threading.RLock()
@@ -58,6 +59,37 @@ class Pool(Generic[T]):
 
     def give(self, game: T) -> None:
         self.free.append(game)
+
+
+class Reused(Environment):
+    """Plays one episode on a game of a pool."""
+
+    def __init__(self, pool: Pool[Any]):
+        self.pool = pool
+        self.game: Any = None
+
+    @contextmanager
+    def playing(self) -> Iterator[Any]:
+        """Yields the game, which draws as this episode inside. `close` gives back no game that is still played, as one
+        is that took too long, nor one that raised."""
+        game, self.game = self.game or self.pool.take(), None
+        with self.draws.drawing():
+            yield game
+        self.game = game
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> list[Message]:
+        self.draws = Draws(seed)
+        with self.playing() as game:
+            return asked(row, self.begin(game, seed))
+
+    def begin(self, game: Any, seed: int) -> str:
+        """Begins a game; returns what it says."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        if self.game is not None:
+            self.pool.give(self.game)
+            self.game = None
 
 
 def asked(row: Mapping[str, Any], text: str) -> list[Message]:

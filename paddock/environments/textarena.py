@@ -10,46 +10,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paddock.environments.environment import Answer, Environment, Messages, Turn
+from paddock.environments.environment import Answer, Environment, Turn
 from paddock.environments.packages import imported, refused, unknown
-from paddock.environments.reused import Draws, Pool, asked
+from paddock.environments.reused import Draws, Pool, Reused
 
 SEVERAL = "a game of one player, e.g. textarena:GuessTheNumber-v0, Mastermind-v0, Wordle-v0, Sokoban-v0, Minesweeper-v0"
 
 
-class TextArena(Environment):
+class TextArena(Reused):
     """Plays one game of TextArena as player 0."""
 
-    def __init__(self, pool: Pool[Any]):
-        self.pool = pool
-        self.game: Any = None
-
-    def reset(self, row: Mapping[str, Any], seed: int) -> Messages:
-        self.game = self.game or self.pool.take()
-        self.draws = Draws(seed)
-        with self.draws.drawing():
-            self.game.reset(num_players=1, seed=seed)
-            return asked(row, self._said())
+    def begin(self, game: Any, seed: int) -> str:
+        game.reset(num_players=1, seed=seed)
+        return news(game)
 
     def step(self, answer: Answer) -> Turn:
-        with self.draws.drawing():
-            done, _ = self.game.step(action=answer.text)
+        with self.playing() as game:
+            done, _ = game.step(action=answer.text)
             if not done:
-                return Turn(self._said())
-            rewards, _ = self.game.close()
+                return Turn(news(game))
+            rewards, _ = game.close()
             return Turn(reward=float(rewards[0]), done=True)
 
-    def close(self) -> None:
-        if self.game is not None:
-            self.pool.give(self.game)
-            self.game = None
 
-    def _said(self) -> str:
-        """Returns what the game said since the last turn, less the player's own action."""
-        arena = imported("textarena", "textarena", "textarena")
-        _, heard = unwrapped(self.game).get_observation()
-        own = arena.ObservationType.PLAYER_ACTION
-        return "\n".join(message for _, message, kind in heard if kind is not own)
+def news(game: Any) -> str:
+    """Returns what the game said since the last turn, less the player's own action."""
+    arena = imported("textarena", "textarena", "textarena")
+    while isinstance(game, arena.Wrapper):
+        game = game.env
+    _, heard = game.get_observation()
+    return "\n".join(message for _, message, kind in heard if kind is not arena.ObservationType.PLAYER_ACTION)
 
 
 def source(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
@@ -80,15 +70,10 @@ def of_one_player(game: Any, name: str) -> Any:
     try:
         with Draws(0).drawing():
             game.reset(num_players=1, seed=0)
-    except AssertionError as error:
+    except (AssertionError, ValueError) as error:
+        if "player" not in str(error).lower():
+            raise
         raise refused(name, f"is a game of several players, and there is one policy ({error})", SEVERAL) from error
     if not isinstance(game.state, arena.SinglePlayerState):
         raise refused(name, "is a game of several players, and there is one policy", SEVERAL)
-    return game
-
-
-def unwrapped(game: Any) -> Any:
-    arena = imported("textarena", "textarena", "textarena")
-    while isinstance(game, arena.Wrapper):
-        game = game.env
     return game

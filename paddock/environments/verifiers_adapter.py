@@ -40,7 +40,8 @@ class Verifiers(Environment):
         self.asked: asyncio.Queue[list[Message]] = asyncio.Queue()
         self.answered: asyncio.Queue[Any] = asyncio.Queue()
         self.heard: list[Message] = []
-        self.turns = 0
+        self.turns = self.steps = 0
+        """Answers that the rollout has been given, and those that `step` has seen: some calls cannot be read."""
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Messages:
         data = self.environment.get_dataset()
@@ -52,6 +53,7 @@ class Verifiers(Environment):
         return said
 
     def step(self, answer: Answer) -> Turn:
+        self.steps += 1
         if answer.malformed and not answer.calls:
             return Turn(list(answer.results))  # told, and goes on: verifiers would see a turn without calls
         said = awaited(self._go_on(response(answer)))
@@ -100,7 +102,7 @@ class Verifiers(Environment):
         """Returns the rubric's reward. A rollout that was cut at a limit is ended first, as one too long is."""
         assert self.rollout is not None
         errors = imported("verifiers", OLD, self.name)
-        if not self.rollout.done() and self.turns < len(episode.answers):
+        if not self.rollout.done() and self.steps < len(episode.answers):
             await self._go_on(response(episode.answers[-1]))
         if not self.rollout.done():
             self.answered.put_nowait(errors.OverlongPromptError())

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from paddock.config.roles import MultiTurnConfig
 from paddock.data.chat import truncated
@@ -54,6 +54,8 @@ class Wanted:
     """Most tokens of the turn."""
     keep: bool
     """True if another turn may follow: the engine keeps keys and values."""
+    anew: bool = False
+    """True if the tokens are not those of the turn before and more: what the engine keeps of it is of no use."""
 
 
 class TimeLimit(Exception):
@@ -82,7 +84,7 @@ class Counts:
 
 
 COUNTED = ("tool_call_counts", "malformed_calls", "failed_calls", "cut_results", "timeouts", "tool_seconds")
-COLUMNS = ("conversation", "ended", "num_turns", *COUNTED)
+COLUMNS = ("conversation", "environment", "ended", "extra_fields", "reward_score", "num_turns", *COUNTED)
 """What a batch of episodes carries beside tokens."""
 
 
@@ -101,6 +103,8 @@ class Setting:
     stops: frozenset[int]
     workers: Workers
     deterministic: bool
+    hands_environments: bool
+    """True: episodes carry their environments, for reward functions that ask for them."""
     prompted: list[Schema]
     """Schemas of the tools that the prompts of the data were written with."""
 
@@ -123,6 +127,14 @@ class Conversation:
     counts: Counts = field(default_factory=Counts)
     ended: str = ""
     """Why it ended: done, length, turns or timeout."""
+    told: dict[str, Any] = field(default_factory=dict)
+    """What the environment tells reward functions."""
+    held: Any = None
+    """The environment, as its author wrote it."""
+    reward_score: float | None = None
+    """Score of the episode, if no reward function is to be asked: an agent loop may give one."""
+    extends: ClassVar[bool] = True
+    """True: each turn goes on from all tokens before it."""
 
     @property
     def plain(self) -> bool:
@@ -150,8 +162,11 @@ class Conversation:
                 completion: Completion = yield self.wanted()
                 yield from self.answered(environment, completion)
             yield from self.pay(environment)
+            self.told = dict(environment.told)
+            self.held = getattr(environment, "plain", environment)
         finally:
-            self.setting.workers.start(environment.close) if overrides(environment, "close") else None
+            if overrides(environment, "close"):
+                self.setting.workers.end(environment.close)
         return self.episode()
 
     def reset(self, environment: Environment) -> Waits:
@@ -199,14 +214,17 @@ class Conversation:
         except TimeLimit:
             self.ended = "timeout"
             return
+        if not said and not answer.stopped:
+            self.ended = "length"  # the environment says nothing of a turn that did not end by itself
+            return
         turn = turn_of(said)
         self.spans[-1] = replace(self.spans[-1], reward=self.number(turn.reward, "step"))
         self.go_on(answer, turn)
 
     def go_on(self, answer: Answer, turn: Turn) -> None:
         """Appends what the environment said, or ends the episode."""
-        if turn.done or not turn.messages:
-            self.ended = "done" if answer.stopped or turn.done else "length"
+        if turn.done or (answer.stopped and not turn.messages):
+            self.ended = "done"
         elif not answer.stopped:
             self.ended = "length"
         elif self.counts.turns >= self.most_turns:
@@ -289,17 +307,11 @@ class Conversation:
             return f"error: {error}" if isinstance(error, ToolError) else f"error: {type(error).__name__}: {error}"
 
     def cut(self, text: str) -> str:
-        """Returns at most `max_tool_response_length` characters; `tool_response_truncate_side` names the kept side."""
-        most, side = self.setting.limits.max_tool_response_length, self.setting.limits.tool_response_truncate_side
-        if len(text) <= most:
-            return text
-        self.counts.cut_results += 1
-        if side == "left":
-            return f"{text[:most]}...(truncated)"
-        if side == "right":
-            return f"(truncated)...{text[-most:]}"
-        half = most // 2
-        return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"
+        """Returns at most `max_tool_response_length` characters of a result."""
+        limits = self.setting.limits
+        found = shortened(text, limits.max_tool_response_length, limits.tool_response_truncate_side)
+        self.counts.cut_results += found is not text
+        return found
 
     def pay(self, environment: Environment) -> Waits:
         """Adds the environment's reward of the whole episode to the policy's last turn."""
@@ -331,7 +343,10 @@ class Conversation:
     def episode(self) -> Episode:
         """Returns what was written: `messages` has the prompt, `conversation` what follows, `ended` why it ended."""
         said = {"messages": self.asked, "conversation": self.messages, "ended": self.ended}
-        extras = {**said, **self.counts.columns()}
+        counts = self.counts.columns()
+        told = {"num_turns": counts["num_turns"], **self.told}
+        extras = {**said, "extra_fields": told, "reward_score": self.reward_score, **counts}
+        extras |= {"environment": self.held} if self.setting.hands_environments else {}
         return Episode(self.id, self.row.group, self.prompt, self.spans, done=self.ended == "done", extras=extras)
 
     @property
@@ -378,6 +393,18 @@ class Conversation:
 
     def failed(self, reason: str, fix: str) -> UserError:
         return UserError(f"{reason}, {self.row.location}", key="environment", value=self.factory.name, fix=fix)
+
+
+def shortened(text: str, most: int, side: str) -> str:
+    """Returns at most so many characters of a text, cut on a side or in the middle, and says so."""
+    if len(text) <= most:
+        return text
+    if side == "right":
+        return f"{text[:most]}...(truncated)"
+    if side == "left":
+        return f"(truncated)...{text[-most:]}"
+    half = most // 2
+    return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"
 
 
 def tool_message(call: Call, text: str) -> Message:

@@ -211,7 +211,6 @@ def test_a_template_named_in_the_config_is_the_one_that_is_used():
 
 # Data: conversations for a warm start
 
-NO_CALLS = ("phi4_mini", "granite33")
 FUNCTION = {"name": "add", "arguments": {"a": 12, "b": 34}}
 CONVERSATION = [
     *ASKED,
@@ -227,7 +226,7 @@ def conversation_of(family: Family) -> list:
     """Calls are in the content where a template writes none."""
     if not family.calls:
         return [message for message in CONVERSATION if message["role"] != "tool" and "tool_calls" not in message]
-    if family.name not in NO_CALLS:
+    if family.writes_calls:
         return CONVERSATION
     written = FORMATS[family.calls].render([Call("add", FUNCTION["arguments"])])
     return [ASKED[0], {"role": "assistant", "content": written}, *CONVERSATION[2:]]
@@ -255,10 +254,10 @@ def test_calls_in_data_are_read_by_the_format_of_the_family(family):
         "a": 12, "b": 34}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NO_CALLS)
-def test_calls_that_a_template_would_drop_are_refused(name):
+@pytest.mark.parametrize("family", **ids(family for family in FAMILIES.values() if not family.writes_calls))
+def test_calls_that_a_template_would_drop_are_refused(family):
     with pytest.raises(UserError, match="does not write the assistant's tool calls"):
-        FAMILIES[name].dialogue().spans(CONVERSATION, TOOLS)
+        family.dialogue().spans(CONVERSATION, TOOLS)
 
 
 def test_arguments_that_are_json_texts_become_objects_where_the_template_writes_objects():
@@ -288,6 +287,38 @@ def test_a_turn_of_data_stands_behind_the_generation_prompt(name, content, drawn
         [*ASKED, {"role": "assistant", "content": content}, *MORE, {"role": "assistant", "content": "No"}]
     )
     assert dialogue.text(spans[1][0]) == drawn
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "starts"),
+    [
+        ("qwen3", {}, "<tool_call>"),
+        ("qwen3", {"enable_thinking": False}, "<tool_call>"),
+        ("glm45", {}, "<tool_call>"),
+        ("deepseek_v31", {}, "<｜tool▁calls▁begin｜>"),
+        ("deepseek_r1", {}, "<｜tool▁calls▁begin｜>"),
+    ],
+)
+def test_a_call_of_data_without_thinking_has_none(name, kwargs, starts):
+    """Templates add an empty thinking block to the last turn; turns with a content alone have none either."""
+    dialogue = FAMILIES[name].dialogue(**kwargs)
+    assert dialogue.text(dialogue.spans(CONVERSATION)[1][0]).startswith(starts)
+
+
+@pytest.mark.parametrize(
+    ("name", "end"), [("gpt_oss", "<|call|>"), ("glm45", "<|observation|>"), ("qwen25", "<|im_end|>")]
+)
+def test_a_conversation_that_ends_with_a_call_ends_as_the_family_ends_calls(name, end):
+    dialogue = FAMILIES[name].dialogue()
+    assert dialogue.text(dialogue.spans(CONVERSATION[:2], TOOLS)[-1][0]).endswith(end)
+
+
+def test_thinking_in_a_field_of_its_own_is_written_by_the_template_or_refused():
+    turn = {"role": "assistant", "content": "Yes", "reasoning_content": "hm"}
+    drawn = FAMILIES["qwen3"].dialogue().spans([*ASKED, turn])[1][0]
+    assert FAMILIES["qwen3"].dialogue().text(drawn) == "<think>\nhm\n</think>\n\nYes<|im_end|>"
+    with pytest.raises(UserError, match="tool calls or thinking"):
+        FAMILIES["qwen25"].dialogue().spans([*ASKED, turn])
 
 
 def test_a_conversation_without_an_answer_is_refused():

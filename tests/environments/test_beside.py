@@ -12,7 +12,7 @@ THREADS = 16
 
 def test_threads_that_ask_at_the_same_time_get_the_same_loop():
     for _ in range(20):
-        beside.started.cache_clear()
+        beside._loop.cache_clear()
         together = threading.Barrier(THREADS)
 
         def ask(together: threading.Barrier = together) -> object:
@@ -24,4 +24,4 @@ def test_threads_that_ask_at_the_same_time_get_the_same_loop():
         assert len({*map(id, found)}) == 1
         loop = beside.loop_beside()
         loop.call_soon_threadsafe(loop.stop)
-    beside.started.cache_clear()
+    beside._loop.cache_clear()

@@ -129,6 +129,7 @@ def test_a_plug_in_adds_a_prefix(monkeypatch):
 
 
 def test_an_unknown_prefix_is_refused_with_the_nearest_one():
+    assert "did you mean 'textarena'?" in str(refusal("textarea:Wordle-v0"))
     assert "does not name a class" in str(refusal("wordle"))
 
 

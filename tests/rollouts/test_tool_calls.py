@@ -105,12 +105,12 @@ def test_calls_beyond_the_limit_of_a_turn_are_not_run_and_the_policy_is_told():
 @pytest.mark.parametrize(
     ("side", "kept"),
     [
-        ("left", "ab…12345...(truncated)"),
-        ("right", "(truncated)...345678é0"),
+        ("right", "ab…12345...(truncated)"),
+        ("left", "(truncated)...345678é0"),
         ("middle", "ab…1...(truncated)...78é0"),
     ],
 )
-def test_a_long_result_keeps_the_named_side_in_whole_characters(side, kept):
+def test_a_long_result_is_cut_on_the_named_side_in_whole_characters(side, kept):
     keys = f"{LIMITS}.max_tool_response_length=8", f"{LIMITS}.tool_response_truncate_side={side}"
     texts, counts, _ = answered(Call("later", {"text": "ab…12345678é0"[::-1]}), settings=keys)
     assert texts == [kept] and counts.cut_results == 1

@@ -62,6 +62,8 @@ class Family:
     """True: there is a system message."""
     tool_role: bool = True
     """True: the template writes messages of role tool."""
+    writes_calls: bool = True
+    """True: the template writes `tool_calls`; else calls stand in the content."""
 
     @property
     def template(self) -> str:
@@ -111,11 +113,11 @@ FAMILIES = {
         Family("llama2", ("<s>", "</s>"), ("</s>",), None, start="<s>", tool_role=False),
         Family("mistral_nemo", MISTRAL, ("</s>",), "mistral", start="<s>"),
         Family("gemma2", GEMMA, ("<eos>", "<end_of_turn>"), None, start="<bos>", system=False, tool_role=False),
-        Family("phi4_mini", PHI, ("<|endoftext|>", "<|end|>"), "phi4"),
+        Family("phi4_mini", PHI, ("<|endoftext|>", "<|end|>"), "phi4", writes_calls=False),
         Family("deepseek_r1", DEEPSEEK, (DEEPSEEK[1],), None, start=DEEPSEEK[0], tags=TAGS[:2]),
         Family("deepseek_v31", DEEPSEEK, (DEEPSEEK[1],), None, start=DEEPSEEK[0], tags=TAGS[:2]),
         Family("glm45", GLM, ("<|endoftext|>", "<|user|>", "<|observation|>"), "glm45", tags=TAGS),
         Family("gpt_oss", HARMONY, ("<|return|>", "<|endoftext|>", "<|call|>"), "gpt_oss"),
-        Family("granite33", GRANITE, ("<|end_of_text|>",), "granite"),
+        Family("granite33", GRANITE, ("<|end_of_text|>",), "granite", writes_calls=False),
     ]
 }

@@ -137,3 +137,37 @@ def test_a_conversation_of_messages_is_learnt_turn_by_turn(tmp_path):
     own = (batch.need("mask") != 0).sum(-1).tolist()
     assert own == [len(words[1]) + 1 + len(words[3]) + 1] * 4
     assert batch.need("lengths").tolist() == [count + len(words[2]) for count in own]
+
+
+TRL = """
+class Counter:
+    def reset(self, **row):
+        self.count = 0
+        return None
+
+    def add(self, amount: int) -> str:
+        '''
+        Adds to the counter.
+
+        Args:
+            amount: how much
+        '''
+        self.count += amount
+        return str(self.count)
+
+
+def counted(completions, environments, **columns):
+    return [float(environment.count) + len(turns) for environment, turns in zip(environments, completions)]
+"""
+
+
+def test_a_class_and_a_reward_function_of_trls_contract_run_as_they_are(tmp_path):
+    (tmp_path / "theirs.py").write_text(TRL)
+    keys = {"data.train_files": "builtin:products/train", "actor_rollout_ref.model.path": "builtin:tiny",
+            "custom_reward_function.path": f"{tmp_path}/theirs.py:counted", "trainer.device": "cpu",
+            "data.max_prompt_length": 16, "actor_rollout_ref.rollout.dtype": "float32"}  # fmt: skip
+    with Run(environment=f"{tmp_path}/theirs.py:Counter", folder=str(tmp_path / "run"), config={**QUIET, **keys},
+             response_length=16, **{**SMALL, "steps": 1}) as run:  # fmt: skip
+        (step,) = iter(run)
+    for sample in step.samples:  # a plain text is completed by a text
+        assert sample.extras["counted"] == float(len(sample.answer)) and "environment" not in sample.extras
