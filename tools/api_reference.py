@@ -109,6 +109,17 @@ CHINESE = Language(
         "Batch.concat": "把几个批的行接在一起：提示左填充，回答右填充。",
         "Episode": "对一个提示写下的全部内容。",
         "Span": "由策略或环境连续写下的 token。",
+        "Environment": "环境：提出问题，回应策略的每一轮，并付给奖励。继承它，只改需要的方法；每个 episode 有自己的对象。",
+        "Environment.reset": "返回 episode 的提示；None：用数据行自己的提示。同一组的 episode 种子相同，每一步换一个种子。",
+        "Environment.step": "返回策略一轮之后的内容：`Turn`、接下来的消息，或 None 表示结束。",
+        "Environment.reward": "返回整个 episode 的奖励，付在策略的最后一个 token 上，与各轮的奖励相加。",
+        "Environment.close": "释放 episode 占用的东西；无论怎样结束都调用一次。",
+        "Environment.tools": "返回策略可以调用的工具；默认是用 `tool` 标记的方法。",
+        "Answer": "策略的一轮：文本、token 和其中的工具调用。",
+        "Turn": "环境对策略一轮的回应：接下来的消息、这一轮的奖励、是否结束。",
+        "Ended": "一个结束的 episode，`Environment.reward` 读到的就是它。",
+        "tool": "把一个函数，或环境的一个方法，标为工具；它的 schema 来自类型和文档字符串。",
+        "ToolError": "由工具抛出，告诉策略哪里不对；其他异常也会告诉策略。",
         "estimator": "把一个函数登记为算法（优势估计），供 `Run(algorithm=名字)` 使用。",
         "policy_loss": "把一个函数登记为策略损失，用 `actor_rollout_ref.actor.policy_loss.loss_mode` 选用。",
         "scorer": "把一个函数登记为奖励，供 `Run(reward=名字)` 使用。",
@@ -172,7 +183,7 @@ def signature(name: str, value: Any) -> str:
         getter = value.fget if isinstance(value, property) else value.func
         return f"{name}: {ast.unparse(definition(getter).returns)}"  # type: ignore[arg-type]
     if inspect.isclass(value):
-        if is_dataclass(value):
+        if is_dataclass(value) or not inspect.isfunction(value.__init__):
             return f"class {name}"
         value, returned = value.__init__, None
         found = definition(value)
