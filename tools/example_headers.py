@@ -22,7 +22,7 @@ from paddock.plan.report import as_json
 from paddock.plan.tables import clock
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("grpo_trainer", "ppo_trainer", "rloo_trainer", "sandbox")
+FOLDERS = ("grpo_trainer", "ppo_trainer", "rloo_trainer", "sandbox", "environments")
 SEVERAL_COMMANDS = ("run_tiny_rm.sh",)
 """Not one run of one config: nothing to plan."""
 HARDWARE = re.compile(r"^# hardware: +(\d+) nodes? x (\d+) (\S+) \((\d+) GiB each\)$", re.M)
@@ -40,7 +40,7 @@ class Hardware:
 
 
 def scripts() -> list[Path]:
-    found = (file for folder in FOLDERS for file in sorted((ROOT / "examples" / folder).glob("run_*.sh")))
+    found = (file for folder in FOLDERS for file in sorted((ROOT / "examples" / folder).glob("*.sh")))
     return [file for file in found if file.name not in SEVERAL_COMMANDS]
 
 
@@ -78,7 +78,7 @@ def memory_line(plan: dict[str, Any]) -> str:
     memory = plan["memory"]
     peak = max(sum(parts.values()) for parts in memory["phases"].values()) / GIB
     if plan["config"]["trainer"]["device"] == "cpu":
-        return f"{peak:.0f} GiB of RAM (paddock plan)"
+        return f"{peak:.0f} GiB of RAM (paddock plan)" if peak >= 1 else "under 1 GiB of RAM (paddock plan)"
     each = f"{peak:.0f} GiB of {memory['per_device_bytes'] / GIB:.0f} GiB a device"
     host = f", {memory['host_bytes'] / GIB:.0f} GiB of each host" if memory["host_bytes"] >= GIB else ""
     fits = "" if memory["fits"] else ": too full if every row is long"
