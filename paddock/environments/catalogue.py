@@ -69,10 +69,11 @@ def environment_of(name: str | Callable[..., Any], kwargs: Mapping[str, Any] | N
     try:
         return Factory(named, make, tuple(first.tools()), first.max_turns, first.inline)
     finally:
-        closing: Any = first.close()  # type: ignore[func-returns-value]  # a coroutine, where close is `async def`
-        if inspect.isawaitable(closing):
-            with ThreadPoolExecutor(1) as thread:  # this one may have an event loop that runs
-                thread.submit(finished, closing).result()
+        with blaming(named, kwargs):
+            closing: Any = first.close()  # type: ignore[func-returns-value]  # a coroutine, where close is `async def`
+            if inspect.isawaitable(closing):
+                with ThreadPoolExecutor(1) as thread:  # this one may have an event loop that runs
+                    thread.submit(finished, closing).result()
 
 
 def maker_of(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:

@@ -155,7 +155,7 @@ class Conversation:
 
     def run(self) -> Generator[Wanted | Future[Any], Any, Episode]:
         """Runs the episode to its end."""
-        environment: Environment = yield from self.call(self.factory.inline, self.factory.make)
+        environment: Environment = yield from self.begun("making it", self.call(self.factory.inline, self.factory.make))
         try:
             yield from self.reset(environment)
             while not self.ended:
@@ -173,7 +173,7 @@ class Conversation:
         """Has the environment ask; fills `asked` and `prompt`."""
         said: Messages | None = None
         if overrides(environment, "reset"):
-            said = yield from self.limited(environment, "reset", self.row_columns(), self.seed)
+            said = yield from self.begun("reset", self.limited(environment, "reset", self.row_columns(), self.seed))
         self.tools = list(environment.tools())
         self.format = FORMATS[environment.call_format] if environment.call_format else self.setting.format
         schemas = [tool.schema() for tool in self.tools]
@@ -191,7 +191,9 @@ class Conversation:
 
     def worded(self, said: Messages) -> Messages:
         """A text stays one where rows are plain texts, else it is a message of the user's."""
-        return said if isinstance(self.row.messages, str) and isinstance(said, str) else messages_said(said)
+        if isinstance(self.row.messages, str) and isinstance(said, str):
+            return said
+        return self.messages_of(said, "reset")
 
     def wanted(self) -> Wanted:
         tokens = [*self.prompt.tokens, *(token for span in self.spans for token in span.tokens)]
@@ -229,7 +231,7 @@ class Conversation:
             self.ended = "turns"
         if self.ended and not turn.messages:
             return
-        said = messages_said(turn.messages)
+        said = self.messages_of(turn.messages, "step")
         self.messages += said
         if self.ended:
             return
@@ -324,6 +326,12 @@ class Conversation:
         last = max(index for index, span in enumerate(self.spans) if span.log_probs)
         self.spans[last] = replace(self.spans[last], reward=self.spans[last].reward + paid)
 
+    def messages_of(self, said: Messages, method: str) -> list[Message]:
+        """Returns what a method said as messages; anything else is refused."""
+        if isinstance(said, str) or (isinstance(said, list | tuple) and all(isinstance(one, dict) for one in said)):
+            return messages_said(said)
+        raise self.failed(f"{method} returned {said!r:.80}", "a text, a list of messages, or None")
+
     def number(self, value: Any, method: str) -> float:
         number = value.item() if hasattr(value, "item") else value
         if number is None:
@@ -363,6 +371,14 @@ class Conversation:
         except TimeLimit:
             self.counts.timeouts += 1
             raise
+
+    def begun(self, what: str, waits: Waits) -> Waits:
+        """Waits for what no episode begins without: if that takes too long, the run stops."""
+        try:
+            return (yield from waits)
+        except TimeLimit:
+            seconds, key = self.setting.limits.tool_timeout, "actor_rollout_ref.rollout.multi_turn.tool_timeout"
+            raise self.failed(f"{what} took longer than {seconds:g} s", f"{key}={2 * seconds:g}") from None
 
     def limited(self, environment: Environment, method: str, *args: Any) -> Waits:
         """Calls a method of the environment; what it raises stops the run and names it."""

@@ -154,3 +154,11 @@ def test_a_constructor_that_raises_is_refused_with_what_it_was_given_and_takes(f
 
 def test_an_object_without_reset_is_no_environment():
     assert "no method reset" in refusal(dict).reason
+
+
+def test_what_close_raises_is_told_by_name():
+    class Stuck(Environment):
+        def close(self):
+            raise RuntimeError("still held")
+
+    assert "RuntimeError: still held" in refusal(Stuck).reason

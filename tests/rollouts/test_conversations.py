@@ -266,3 +266,29 @@ def test_a_reward_that_is_no_number_is_refused_by_name(paid):
 
     with pytest.raises(paddock.UserError, match=r"environment=.*Odd: step pays .* no finite number"):
         talk(Odd, count=1)
+
+
+def test_an_environment_that_takes_too_long_to_begin_stops_the_run_and_names_the_key():
+    class Sleeps(paddock.Environment):
+        made = 0
+
+        def __init__(self):
+            Sleeps.made += 1
+            time.sleep(1.0 if Sleeps.made > 1 and slow == "making it" else 0.0)
+
+        def reset(self, row, seed):
+            time.sleep(1.0 if slow == "reset" else 0.0)
+
+    for slow in ("making it", "reset"):
+        with pytest.raises(paddock.UserError, match=rf"environment=.*: {slow} took longer than 0.1 s") as error:
+            talk(Sleeps, "actor_rollout_ref.rollout.multi_turn.tool_timeout=0.1", count=1)
+        assert "multi_turn.tool_timeout=0.2" in str(error.value)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+@pytest.mark.parametrize("said", [7, ["a text"]])
+def test_what_is_no_message_is_refused_by_name(method, said):
+    odd = type("Odd", (paddock.Environment,), {"inline": True, method: lambda self, *args: said})
+    with pytest.raises(paddock.UserError, match=rf"environment=.*Odd: {method} returned .*row") as error:
+        talk(odd, count=1)
+    assert "a list of messages" in str(error.value)
