@@ -75,7 +75,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Ended:
-    """Holds a finished episode, as `Environment.reward` reads it."""
+    """Holds a finished episode, as `Environment.reward` reads it.
+
+    >>> import paddock
+    >>> said = [{"role": "user", "content": "2+3="}, {"role": "assistant", "content": "5"}]
+    >>> paddock.Ended({"ground_truth": "5"}, said, [paddock.Answer("5")], done=True).text
+    '5'
+    """
 
     row: Mapping[str, Any]
     """The row of data: `prompt`, `ground_truth`, `data_source`, and each column of `extra_info`."""

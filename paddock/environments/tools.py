@@ -27,7 +27,18 @@ ARGUMENT = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 
 
 class ToolError(Exception):
-    """Raised by a tool to tell the policy what went wrong; any other exception is told as well."""
+    """Raised by a tool to tell the policy what went wrong; any other exception is told as well.
+
+    >>> import paddock
+    >>> @paddock.tool
+    ... def capital(country: str) -> str:
+    ...     \"\"\"Returns the capital of a country.\"\"\"
+    ...     if country != "France":
+    ...         raise paddock.ToolError(f"no country {country} is known")
+    ...     return "Paris"
+    >>> capital("France")
+    'Paris'
+    """
 
 
 @dataclass(frozen=True)
