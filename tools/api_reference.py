@@ -109,7 +109,7 @@ CHINESE = Language(
         "Batch.concat": "把几个批的行接在一起：提示左填充，回答右填充。",
         "Episode": "对一个提示写下的全部内容。",
         "Span": "由策略或环境连续写下的 token。",
-        "Environment": "环境：提出问题，回应策略的每一轮，并付给奖励。继承它，只改需要的方法；每个 episode 有自己的对象。",
+        "Environment": "环境：提问，回应策略的每一轮，付给奖励。继承它，只改需要的方法；每个 episode 一个对象。",
         "Answer": "策略的一轮：文本、token 和其中的工具调用。",
         "Turn": "环境对策略一轮的回应：接下来的消息、这一轮的奖励、是否结束。",
         "Ended": "一个结束的 episode，`Environment.reward` 读到的就是它。",
@@ -178,7 +178,7 @@ def signature(name: str, value: Any) -> str:
         getter = value.fget if isinstance(value, property) else value.func
         return f"{name}: {ast.unparse(definition(getter).returns)}"  # type: ignore[arg-type]
     if inspect.isclass(value):
-        if is_dataclass(value):
+        if is_dataclass(value) or not inspect.isfunction(value.__init__):
             return f"class {name}"
         value, returned = value.__init__, None
         found = definition(value)
