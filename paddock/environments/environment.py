@@ -103,7 +103,8 @@ class Environment:
 
     One object is made for each episode. As it stands it asks the row's own prompt, runs the tools that the policy
     calls, and ends with the first turn that calls none. Methods may be coroutines (`async def`); others run in threads,
-    so that one that waits holds nobody up.
+    so that one that waits holds nobody up. A class may set `max_turns`, the most turns of the policy; `inline = True`,
+    if every method returns at once and needs no thread; and `call_format`, how tool calls are written.
 
     >>> import paddock
     >>> class Guess(paddock.Environment):
@@ -133,6 +134,9 @@ class Environment:
         """Returns the prompt of the episode; None: the row's own.
 
         The seed is the same for all episodes of a group, and another one in each step.
+
+        >>> paddock.Environment().reset({"prompt": "2+3="}, seed=13) is None
+        True
         """
         return None
 
@@ -140,18 +144,33 @@ class Environment:
         """Returns what comes after a turn of the policy: a `Turn`, messages to go on with, or None to end.
 
         As it stands, it goes on with what the tools returned, and ends if none was called.
+
+        >>> told = [{"role": "tool", "name": "add", "content": "5"}]
+        >>> paddock.Environment().step(paddock.Answer("[add(a=2, b=3)]", results=told)) == told
+        True
         """
         return list(answer.results) or None
 
     def reward(self, episode: Ended) -> float:
-        """Returns a reward for the whole episode, paid at the policy's last token beside those of its turns."""
+        """Returns a reward for the whole episode, paid at the policy's last token beside those of its turns.
+
+        >>> game.reward(paddock.Ended({}, [], [paddock.Answer("3")], done=True))
+        0.0
+        """
         return 0.0
 
     def close(self) -> None:
-        """Frees what the episode held; called once, however it ended."""
+        """Frees what the episode held; called once, however it ended.
+
+        >>> game.close()
+        """
 
     def tools(self) -> Sequence[Tool]:
-        """Returns the tools that the policy may call; as it stands, the methods marked with `tool`."""
+        """Returns the tools that the policy may call; as it stands, the methods marked with `tool`.
+
+        >>> game.tools()
+        []
+        """
         return tools_of(self)
 
 

@@ -227,14 +227,17 @@ def test_what_an_environment_raises_stops_the_run_by_name_and_cancels_the_others
         async def step(self, answer):
             if int(answer.number) == 0 and Broken.first:
                 Broken.first = False
+                while not Broken.waiting:
+                    await asyncio.sleep(0.001)
                 raise RuntimeError("no")
+            Broken.waiting = True
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
                 cancelled.set()
                 raise
 
-        first = True
+        first, waiting = True, False
 
     environments = opened(Broken)
     engine = EmbeddedEngine(talk.__globals__["model"](), max_num_seqs=8)
