@@ -15,7 +15,9 @@ from paddock.door import INTERRUPTED, say_last
 from paddock.report.write import conclude_run
 from paddock.trainer.lifecycle import Outcome, resume_command
 
-SCORERS = frozenset({"custom_reward_function", "reward", "reward_kwargs", "reward_weights"})
+SCORERS = ("custom_reward_function", "reward", "reward_kwargs", "reward_weights")
+CONVERSATIONS = ("environment", "environment_kwargs", "actor_rollout_ref.rollout.multi_turn",
+                 "actor_rollout_ref.rollout.agent")  # fmt: skip
 
 
 def conclude(outcome: Outcome, config: Config, model: Path | None, next_commands: Sequence[str]) -> int:
@@ -71,17 +73,17 @@ def after_training(outcome: Outcome, config: Config) -> tuple[Path | None, list[
 
 
 def evaluation(model: Path, config: Config) -> str:
-    """Returns the command that evaluates the model on the run's validation data with its scorer."""
+    """Returns the command that evaluates the model on the run's validation data, with its scorer and its tools."""
     files = config.data.val_files or config.data.train_files
     data = ",".join(map(str, files)) if isinstance(files, list) else str(files)
     words = [f"model={model}", f"data={f'[{data}]' if ',' in data else data}"]
     words.append(f"data.max_response_length={config.data.max_response_length}")
-    return " ".join(["paddock eval", *words, *scorer_words(config)])
+    return " ".join(["paddock eval", *words, *words_of(config, (*SCORERS, *CONVERSATIONS))])
 
 
-def scorer_words(config: Config) -> list[str]:
-    """Returns the settings that name the run's rules and functions, as a shell takes them."""
-    chosen = [key for key in tree.leaves() if key.partition(".")[0] in SCORERS]
+def words_of(config: Config, names: Sequence[str]) -> list[str]:
+    """Returns the settings of these keys and sections that the run has of its own, as a shell takes them."""
+    chosen = [key for key in tree.leaves() if f"{key}.".startswith(tuple(f"{name}." for name in names))]
     given = {key: tree.get(config, key) for key in chosen if tree.get(config, key) != tree.get(Config(), key)}
     return [shlex.quote(f"{key}={written(value)}") for key, value in given.items()]
 

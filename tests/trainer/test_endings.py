@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from test_loop import arguments, start, wait_for, weights
 
 from paddock.cli import main
 from paddock.config.load import load
+from paddock.ending import evaluation
 from paddock.errors import UserError
 from paddock.trainer import main_ppo
 from paddock.trainer.checkpoint import CheckpointStore
@@ -61,6 +63,15 @@ def test_the_last_step_is_saved_without_a_key_and_the_last_lines_say_what_to_do_
     for command in (said[2].removeprefix("Next: "), said[3].strip().replace("FOLDER", str(tmp_path / "out"))):
         assert main([*command.split()[1:], *(["data.val_max_samples=4"] if "eval" in command else [])]) == 0
     assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_the_next_command_evaluates_with_the_tools_of_the_run():
+    turns = "actor_rollout_ref.rollout.multi_turn"
+    tools = [f"{turns}.enable=True", f"{turns}.max_assistant_turns=3", f"{turns}.function_tool_path=calculator"]
+    config = load([GRPO, *tools]).config
+    words = shlex.split(evaluation(Path("actor"), config))
+    assert [word for word in words if word.startswith("actor_rollout_ref.")] == tools
+    assert evaluation(Path("actor"), load([GRPO, "environment=builtin:guess"]).config).endswith(" environment=builtin:guess")
 
 
 def test_a_key_turns_the_last_checkpoint_off_and_the_last_line_says_so(tmp_path, capsys):
