@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests start hundreds of processes: without compiled files each of them would compile the package first.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron test-wheel models-table example-headers keys-reference api-reference docs lint format clean
+.PHONY: help quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron test-environments test-wheel models-table example-headers keys-reference api-reference docs lint format clean
 
 help: ## this list
 	@sed -nE 's/^([a-z][a-z-]*):.*## (.*)/\1\t\2/p' Makefile | expand -t 18
@@ -72,6 +72,16 @@ test-megatron: ## megatron-core, in a venv of its own
 	@.venv-megatron/bin/pip install -q -c constraints.txt torch==2.13.0 pytest -e ".[ray]"
 	@.venv-megatron/bin/pip install -q --no-deps megatron-core==0.16.1
 	.venv-megatron/bin/python -m pytest tests/megatron
+
+# A venv of its own: gem-llm is installed without its dependencies (its pins fit nothing else), and verifiers 0.4, which
+# has tasksets only, takes the place of 0.3 at the end.
+test-environments: ## environments of other packages, in a venv of its own
+	@test -x .venv-environments/bin/python || $(PYTHON) -m venv .venv-environments
+	@.venv-environments/bin/pip install -q -c constraints.txt torch==2.13.0 pytest openenv==0.10.0 -e ".[environments]"
+	@.venv-environments/bin/pip install -q --no-deps gem-llm==0.1.0
+	.venv-environments/bin/python -m pytest tests/environments tests/rollouts/test_adapted.py
+	@.venv-environments/bin/pip install -q -c constraints.txt verifiers==0.4.0
+	.venv-environments/bin/python -m pytest tests/environments/test_verifiers.py
 
 # The wheel in a bare environment, from a folder that is not the checkout: WHEEL_PYTHONS="python3.11 python3.13".
 WHEEL_PYTHONS ?= $(PYTHON)

@@ -29,6 +29,7 @@ paddock trains language models with reinforcement learning.
                                       one self-contained page: curves, samples and settings of one or more runs
   paddock models list|get NAME [--out FOLDER]
                                       real models that need no hub: smollm2-135m-instruct
+  paddock template MODEL              whether its chat template serves several turns: ends of turns, tools, thinking
   paddock keys [WORD ...]             find keys by name and meaning
   paddock doctor env [--json]         what this machine can do, and what is missing
   paddock completion bash|zsh|fish    complete commands, keys and values in your shell
@@ -112,6 +113,12 @@ def _models(arguments: list[str]) -> int:
     return run(arguments)
 
 
+def _template(arguments: list[str]) -> int:
+    from paddock.template import run
+
+    return run(arguments)
+
+
 def _keys(arguments: list[str]) -> int:
     from paddock.help.keys_command import run
 
@@ -142,13 +149,14 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "export": _export,
     "report": _report,
     "models": _models,
+    "template": _template,
     "keys": _keys,
     "doctor": _doctor,
     "completion": _completion,
 }
 
 
-OWN_HELP = ("data", "export", "report", "models")
+OWN_HELP = ("data", "export", "report", "models", "template")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

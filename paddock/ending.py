@@ -15,9 +15,7 @@ from paddock.door import INTERRUPTED, say_last
 from paddock.report.write import conclude_run
 from paddock.trainer.lifecycle import Outcome, resume_command
 
-SCORERS = ("custom_reward_function", "reward", "reward_kwargs", "reward_weights")
-CONVERSATIONS = ("environment", "environment_kwargs", "actor_rollout_ref.rollout.multi_turn",
-                 "actor_rollout_ref.rollout.agent")  # fmt: skip
+SCORERS = frozenset({"custom_reward_function", "reward", "reward_kwargs", "reward_weights"})
 
 
 def conclude(outcome: Outcome, config: Config, model: Path | None, next_commands: Sequence[str]) -> int:
@@ -61,6 +59,9 @@ def nothing_trained(outcome: Outcome, config: Config) -> str:
     )
 
 
+ENVIRONMENTS = ("environment", "actor_rollout_ref.rollout.multi_turn.", "actor_rollout_ref.rollout.agent.")
+
+
 def after_training(outcome: Outcome, config: Config) -> tuple[Path | None, list[str]]:
     """Returns the folder of a policy that reinforcement learning trained, and the commands that use it."""
     if outcome.checkpoint is None:
@@ -73,17 +74,18 @@ def after_training(outcome: Outcome, config: Config) -> tuple[Path | None, list[
 
 
 def evaluation(model: Path, config: Config) -> str:
-    """Returns the command that evaluates the model on the run's validation data, with its scorer and its tools."""
+    """Returns the command that evaluates the model on the run's validation data with its scorer."""
     files = config.data.val_files or config.data.train_files
     data = ",".join(map(str, files)) if isinstance(files, list) else str(files)
     words = [f"model={model}", f"data={f'[{data}]' if ',' in data else data}"]
     words.append(f"data.max_response_length={config.data.max_response_length}")
-    return " ".join(["paddock eval", *words, *words_of(config, (*SCORERS, *CONVERSATIONS))])
+    return " ".join(["paddock eval", *words, *scorer_words(config)])
 
 
-def words_of(config: Config, names: Sequence[str]) -> list[str]:
-    """Returns the settings of these keys and sections that the run has of its own, as a shell takes them."""
-    chosen = [key for key in tree.leaves() if f"{key}.".startswith(tuple(f"{name}." for name in names))]
+def scorer_words(config: Config) -> list[str]:
+    """Returns the settings that name the run's rules and functions, its environment and tools, as a shell takes
+    them."""
+    chosen = [key for key in tree.leaves() if key.partition(".")[0] in SCORERS or key.startswith(ENVIRONMENTS)]
     given = {key: tree.get(config, key) for key in chosen if tree.get(config, key) != tree.get(Config(), key)}
     return [shlex.quote(f"{key}={written(value)}") for key, value in given.items()]
 

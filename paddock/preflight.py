@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paddock.config import tree
+from paddock.config.conversations import files_named
 from paddock.config.loggers import LOGGERS
-from paddock.config.paths import BUILTIN, missing_folder
+from paddock.config.paths import BUILTIN, missing_file, missing_folder
 from paddock.config.refusals import refused
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
@@ -56,6 +57,9 @@ def check_paths(
         if config.critic.enable or not key.startswith("critic."):
             _folder(key, tree.get(config, key))
     require_files(config, splits)
+    for key, value, file in files_named(config):
+        if not os.path.isfile(os.path.expanduser(file)):
+            raise missing_file(key, value)
     for key in outputs:
         path = tree.get(config, key)
         if path is not None and not path.strip():

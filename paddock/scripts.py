@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import paddock
 from paddock.config.paths import missing_file
 from paddock.door import CALLED, PLAN_ONLY
 from paddock.errors import UserError
+from paddock.facts.compat import PACKAGE, shims
 
 OWN_ENVIRONMENT = "VERL_USE_UV"
 """Scripts that would build a Python environment of their own ask this variable; 0: they take the one they find."""
@@ -115,9 +115,7 @@ def programs(plan: bool) -> Iterator[Path]:
 
 
 def environment(plan: bool, folder: Path) -> dict[str, str]:
-    package = Path(paddock.__file__).parent
-    shims = next(folder for folder in (package / "compat", package.parent / "compat") if folder.is_dir())
-    paths = [str(shims), str(package.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(shims()), str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
         OWN_ENVIRONMENT: os.environ.get(OWN_ENVIRONMENT, "0"),

@@ -34,6 +34,7 @@ LEVELS = [
         "report",
         "help",
         "run_model",
+        "template",
         "trainer.main_ppo",
         "trainer.main_generation",
         "trainer.main_sft",

@@ -14,6 +14,30 @@ def converses(config: Config) -> bool:
     return bool(config.environment) or rollout.multi_turn.enable or rollout.agent.default_agent_loop != SINGLE
 
 
+def has_agent_loops(config: Config) -> bool:
+    """True if rows may be answered by agent loops of the user's."""
+    agent = config.actor_rollout_ref.rollout.agent
+    return agent.agent_loop_config_path is not None or agent.default_agent_loop not in (SINGLE, TOOLS)
+
+
 def paths_of(value: object) -> list[str]:
     """Returns the files that a key names: one, a list, or none."""
     return [] if value is None else [value] if isinstance(value, str) else [str(path) for path in value]  # type: ignore[attr-defined]
+
+
+_TURNS = "actor_rollout_ref.rollout.multi_turn"
+
+
+def files_named(config: Config) -> list[tuple[str, str, str]]:
+    """Returns key, value and file of each Python or YAML file that environments, tools and agent loops are in."""
+    rollout = config.actor_rollout_ref.rollout
+    named = {
+        "environment": config.environment,
+        f"{_TURNS}.function_tool_path": rollout.multi_turn.function_tool_path,
+        f"{_TURNS}.tool_config_path": rollout.multi_turn.tool_config_path,
+        f"{_TURNS}.interaction_config_path": rollout.multi_turn.interaction_config_path,
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path": rollout.agent.agent_loop_config_path,
+    }
+    found = [(key, path, path.partition(".py:")[0] + ".py" if ".py:" in path else path)
+             for key, value in named.items() for path in paths_of(value)]  # fmt: skip
+    return [one for one in found if one[2].endswith((".py", ".yaml", ".yml", ".json"))]

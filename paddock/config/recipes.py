@@ -99,9 +99,10 @@ EMBEDDED_IN: dict[str, dict[str, Any]] = {
         "actor_rollout_ref.model.path": "builtin:tiny-tools",
         "data.train_files": "builtin:products/train",
         "data.val_files": "builtin:products/test",
+        "data.train_batch_size": 32,
         "data.max_response_length": 40,
     },
-    "builtin:guess": {**EPISODES, "data.max_response_length": 40},
+    "builtin:guess": {**EPISODES, "data.train_batch_size": 32, "data.max_response_length": 40},
 }
 """The embedded default in environments that come with the package, where it differs."""
 

@@ -183,14 +183,15 @@ class MultiTurnConfig:
     max_assistant_turns: int | None = key(None, "most turns of the policy in an episode; unset: no limit", low=1)
     max_user_turns: int | None = key(None, "most turns of tools or the environment; unset: no limit", low=1)
     function_tool_path: Any = key(
-        None, "tools: Python files of functions marked with `tool` (FILE.py or FILE.py:NAME), or python; one or a list"
+        None,
+        "tools: Python files of functions marked with `tool`, FILE:NAME for one, calculator, code_interpreter; a list",
     )
     tool_config_path: str | None = key(None, "tools: YAML file of classes in verl's form", path=True)
     interaction_config_path: str | None = key(None, "YAML file of interactions in verl's form", path=True)
     max_parallel_calls: int = key(1, "calls of one turn that are run; the policy is told of others", low=1)
     max_tool_response_length: int = key(256, "longest result of a tool, in characters; the rest is cut", low=1)
     tool_response_truncate_side: str = key(
-        "middle", "side of a long result that is kept; middle: both ends", choices=("left", "right", "middle")
+        "middle", "where a long result is cut; middle: both ends are kept", choices=("left", "right", "middle")
     )
     format: str | None = key(None, "how the model writes tool calls; unset: by its chat template")
     tool_timeout: float = key(60.0, "seconds for a tool, and for a step of the environment", above=0)

@@ -48,14 +48,14 @@ class PromptEncoder:
         asked = list(zip(prompts, locations, strict=True))
         chat = next(((prompt, location) for prompt, location in asked if not isinstance(prompt, str)), None)
         if chat is None:
-            return [self._rendered(prompt, location, column) for prompt, location in asked]
+            return [self.rendered(prompt, location, column) for prompt, location in asked]
         self._require_template(chat, column)
         texts, location = [], chat[1]
         try:
             with Watch() as watch:
                 for prompt, location in asked:
                     watch.next()
-                    texts.append(self._rendered(prompt, location, column))
+                    texts.append(self.rendered(prompt, location, column))
         except TimeLimit as error:
             raise bad_row(location, column, TOO_LONG, REMEDY) from error
         return texts
@@ -75,7 +75,8 @@ class PromptEncoder:
         if problem := try_template(template, prompt, arguments):
             raise bad_row(location, column, problem, REMEDY)
 
-    def _rendered(self, prompt: Messages, location: str, column: str) -> str:
+    def rendered(self, prompt: Messages, location: str, column: str) -> str:
+        """Returns one prompt as the text that is tokenised, with no limit of time: `render` has one."""
         if isinstance(prompt, str):
             return whole_text(prompt, location, column)
         try:

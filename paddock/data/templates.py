@@ -61,7 +61,7 @@ class Watch:
     def __init__(self, seconds: float = SECONDS):
         self.seconds, self.thread = seconds, threading.get_ident()
         self.begun, self.over = threading.Event(), threading.Event()
-        self.lock, self.done = threading.Lock(), False
+        self.lock, self.done, self.raised = threading.Lock(), False, False
 
     def next(self) -> None:
         self.deadline = time.monotonic() + self.seconds
@@ -78,7 +78,10 @@ class Watch:
             try:
                 with self.lock:
                     self.done = True
-                raise_in(self.thread, None)  # what was raised, and has not arrived yet
+                if (
+                    self.raised
+                ):  # and has not arrived yet. To take back nothing would leave a mark: profilers hang on it
+                    raise_in(self.thread, None)
                 self.over.set()
             except TimeLimit as limit:  # it arrived here; there is no second one
                 late = limit
@@ -92,6 +95,7 @@ class Watch:
                 if self.done:
                     return
                 if time.monotonic() >= self.deadline:
+                    self.raised = True
                     raise_in(self.thread, TimeLimit)
                     return
 

@@ -69,16 +69,20 @@ class Transcriber:
         return closing(self.writer)
 
     def transcripts(
-        self, messages: Sequence[Messages], prompts: Sequence[list[int]], answers: Sequence[list[int]]
-    ) -> list[Transcript]:
-        """Builds one `Transcript` per row: its messages, and prompt and answer in the policy's tokens."""
+        self, messages: Sequence[Messages], prompts: Sequence[list[int]], answers: Sequence[list[int]],
+        turns: Sequence[list[Message]] | None = None,
+    ) -> list[Transcript]:  # fmt: skip
+        """Builds one `Transcript` per row: its messages, and prompt and answer in the policy's tokens.
+
+        `turns`: the messages of each answer, if answers are conversations in an environment.
+        """
         if self.reader is None:
             found = [
                 Transcript(prompt, answer if isinstance(asked, str) else self.closed(answer))
                 for asked, prompt, answer in zip(messages, prompts, answers, strict=True)
             ]
         else:
-            found = self._rewritten(self.reader, messages, answers)
+            found = self._rewritten(self.reader, messages, answers, turns)
         return [transcript.shortened(self.longest) for transcript in found]
 
     def closed(self, answer: list[int]) -> list[int]:
@@ -86,13 +90,14 @@ class Transcriber:
         return [*(answer[:-1] if answer and answer[-1] in self.stops else answer), *self.closing]
 
     def _rewritten(
-        self, reader: PromptEncoder, messages: Sequence[Messages], answers: Sequence[list[int]]
-    ) -> list[Transcript]:
+        self, reader: PromptEncoder, messages: Sequence[Messages], answers: Sequence[list[int]],
+        turns: Sequence[list[Message]] | None,
+    ) -> list[Transcript]:  # fmt: skip
         ended = [bool(answer) and answer[-1] in self.stops for answer in answers]
         texts = self._texts([answer[:-1] if end else answer for answer, end in zip(answers, ended, strict=True)])
+        said: Sequence[list[Message]] = turns or [[{"role": "assistant", "content": text}] for text in texts]
         conversations: list[Messages] = [
-            asked if isinstance(asked, str) else [*asked, {"role": "assistant", "content": text}]
-            for asked, text in zip(messages, texts, strict=True)
+            asked if isinstance(asked, str) else [*asked, *own] for asked, own in zip(messages, said, strict=True)
         ]
         locations = [f"row {row} of the batch" for row in range(len(texts))]
         encoded = reader.encode(conversations, locations, "prompt")

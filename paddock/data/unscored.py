@@ -138,7 +138,10 @@ class AnswerDataset(UnscoredDataset):
 
     @cached_property
     def dialogue(self) -> Dialogue:
-        return Dialogue(self.encoder, frozenset({self.encoder.tokenizer.eos_token_id}))
+        """A turn ends with the end of text, or with the special token that the template ends it with."""
+        ends = frozenset({self.encoder.tokenizer.eos_token_id})
+        plain = Dialogue(self.encoder, ends)
+        return Dialogue(self.encoder, ends | {token for token in plain.closing[:1] if plain.is_special(token)})
 
     def _leave_out_overlong(self) -> None:
         """Rows whose prompt or answer is too long."""

@@ -25,6 +25,11 @@ EXTRAS = {
     "lora": Extra(("peft",), "LoRA adapters", "training of all weights"),
     "vision": Extra(("pillow",), "images of vision-language models", "training on text"),
     "json": Extra(("jsonschema",), "the rule reward=json_schema", "every other rule and function"),
+    "environments": Extra(
+        ("textarena", "reasoning-gym", "skyrl-gym", "verifiers", "websockets"),
+        "environments of TextArena, Reasoning Gym, SkyRL Gym, verifiers and OpenEnv",
+        "environments of your own, and plain classes as TRL has them",
+    ),
     "models": Extra(("gguf", "accelerate"), "`paddock models get`", "models from a folder or the hub"),
     "wandb": Extra(("wandb",), "metrics in Weights & Biases", "metrics on the console and in files"),
     "mlflow": Extra(

@@ -408,7 +408,7 @@ LISTED = [
     Format("phi4", read_phi, render_phi, ("<|tool|>", "<|/tool|>")),
     Format("granite", read_granite, render_granite, ("<|tool_call|>",)),
     Format("hermes", read_hermes, render_hermes, ("<tool_call>",)),
-    Format("llama3_json", read_llama, render_llama, ("<|start_header_id|>", '"parameters": ')),
+    Format("llama3_json", read_llama, render_llama, ("<|start_header_id|>", "ipython")),
     Format("pythonic", read_python, render_python, ("<|python_start|>",)),
 ]
 FORMATS: dict[str, Format] = {one.name: one for one in LISTED}

@@ -15,14 +15,16 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from paddock.core.registry import Registry, suggest
+from paddock.environments import builtin, gem, openenv, reasoning_gym, skyrl_gym, textarena, verifiers_adapter
 from paddock.environments.environment import Environment
 from paddock.environments.packages import refused
 from paddock.environments.plain_class import PlainEnvironment
@@ -33,8 +35,9 @@ from paddock.rewards.custom import MODULE, finished
 Source = Callable[[str, Mapping[str, Any]], Callable[[], Environment]]
 SOURCES: Registry[Source] = Registry("source of environments", key="environment")
 """Prefixes of names; `PREFIX:REST` is made by `SOURCES.get(PREFIX)(REST, kwargs)`."""
-OWN = {"builtin": "paddock.environments.builtin"}
-"""Modules of this package that register a prefix, imported when it is asked for."""
+for adapter in (builtin, gem, openenv, reasoning_gym, skyrl_gym, textarena):
+    SOURCES.register(adapter.__name__.rpartition(".")[2])(adapter.source)
+SOURCES.register("verifiers")(verifiers_adapter.source)
 FORMS = "FILE.py:Class, package.module:Class"
 
 
@@ -48,7 +51,7 @@ class Factory:
     """The tools that the policy may call; their functions belong to an object that is closed."""
     max_turns: int | None
     inline: bool = False
-    """Its environments answer at once: no thread is needed to make and call them."""
+    """True: its environments answer at once, and no thread is needed to make and call them."""
 
 
 def environment_of(name: str | Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> Factory:
@@ -66,54 +69,63 @@ def environment_of(name: str | Callable[..., Any], kwargs: Mapping[str, Any] | N
     try:
         return Factory(named, make, tuple(first.tools()), first.max_turns, first.inline)
     finally:
-        closing: Any = first.close()  # type: ignore[func-returns-value]  # a coroutine, where close is `async def`
-        if inspect.isawaitable(closing):
-            with ThreadPoolExecutor(1) as thread:  # this one may have an event loop that runs
-                thread.submit(finished, closing).result()
+        with blaming(named, kwargs):
+            closing: Any = first.close()  # type: ignore[func-returns-value]  # a coroutine, where close is `async def`
+            if inspect.isawaitable(closing):
+                with ThreadPoolExecutor(1) as thread:  # this one may have an event loop that runs
+                    thread.submit(finished, closing).result()
 
 
 def maker_of(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
     """Returns a function that makes the environment of this name."""
     prefix, _, rest = name.partition(":")
-    if prefix in OWN:
-        importlib.import_module(OWN[prefix])
     if prefix in SOURCES:
-        return SOURCES.get(prefix)(rest, kwargs)
+        with blaming(name, kwargs):
+            return guarded(SOURCES.get(prefix)(rest, kwargs), name, kwargs)
     path, colon, attribute = name.rpartition(":")
     if name.endswith(".py") or not colon:
-        known = f"or PREFIX:NAME with a prefix; {suggest(prefix, prefixes())}"
+        known = f"or PREFIX:NAME with a prefix; {suggest(prefix, SOURCES.names())}"
         fix = f"{name}:Class" if name.endswith(".py") else f"{FORMS}, {known}"
         raise refused(name, "does not name a class", fix)
     if not path.endswith(".py") and not path.startswith(MODULE):
         if "." not in path and ("/" in path or ":" in path or importlib.util.find_spec(path) is None):
-            raise refused(
-                name,
-                f"there is no source of environments {prefix!r}",
-                suggest(prefix, prefixes()),
-            )
+            raise refused(name, f"there is no source of environments {prefix!r}", suggest(prefix, SOURCES.names()))
         path = MODULE + path
     return constructor(found(path, attribute, name), kwargs, name)
-
-
-def prefixes() -> list[str]:
-    return sorted({*OWN, *SOURCES.names()})
 
 
 def constructor(thing: Callable[..., Any], kwargs: Mapping[str, Any], name: str) -> Callable[[], Environment]:
     """Returns a function that calls a class or function, and returns its object as an environment."""
 
     def make() -> Environment:
-        try:
-            made = thing(**kwargs)
-        except UserError:
-            raise
-        except Exception as error:
-            given = ", ".join(f"{key}={value!r:.40}" for key, value in kwargs.items()) or "no arguments"
-            fix = f"it is called with {given}; it takes {signature(thing)}"
-            raise refused(name, f"cannot be made: {told(error)}", fix) from error
+        made = thing(**kwargs)
         return made if isinstance(made, Environment) else PlainEnvironment(made)
 
-    return make
+    return guarded(make, name, kwargs, f"; it takes {signature(thing)}")
+
+
+def guarded(
+    make: Callable[[], Environment], name: str, kwargs: Mapping[str, Any], takes: str = ""
+) -> Callable[[], Environment]:
+    """Returns a function that does the same, and whose exceptions say which environment cannot be made."""
+
+    def guard() -> Environment:
+        with blaming(name, kwargs, takes):
+            return make()
+
+    return guard
+
+
+@contextmanager
+def blaming(name: str, kwargs: Mapping[str, Any], takes: str = "") -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        given = ", ".join(f"{key}={value!r:.40}" for key, value in kwargs.items()) or "no arguments"
+        fix = f"it is called with {given}{takes}"
+        raise refused(name, f"cannot be made: {told(error)}", fix) from error
 
 
 def found(path: str, attribute: str, name: str) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from paddock.environments.tools import Tool, tools_of
@@ -74,7 +75,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Ended:
-    """Holds a finished episode, as `Environment.reward` reads it."""
+    """Holds a finished episode, as `Environment.reward` reads it.
+
+    >>> import paddock
+    >>> said = [{"role": "user", "content": "2+3="}, {"role": "assistant", "content": "5"}]
+    >>> paddock.Ended({"ground_truth": "5"}, said, [paddock.Answer("5")], done=True).text
+    '5'
+    """
 
     row: Mapping[str, Any]
     """The row of data: `prompt`, `ground_truth`, `data_source`, and each column of `extra_info`."""
@@ -116,6 +123,8 @@ class Environment:
     """Most turns of the policy in an episode; None: as many as the config allows."""
     inline: ClassVar[bool] = False
     """True: every method returns at once, so it is called between two decode steps and needs no thread."""
+    told: Mapping[str, Any] = MappingProxyType({})
+    """What reward functions find in `extra_info` beside the row's columns, once the episode has ended."""
     call_format: ClassVar[str | None] = None
     """How tool calls are written; None: as `actor_rollout_ref.rollout.multi_turn.format` or the template says."""
 

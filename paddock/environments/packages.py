@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+from collections.abc import Collection
 from types import ModuleType
 
 from paddock.errors import UserError
@@ -20,3 +22,10 @@ def imported(module: str, package: str, environment: str) -> ModuleType:
 def refused(environment: str, reason: str, fix: str) -> UserError:
     """Returns an error about the environment that the config names."""
     return UserError(reason, key="environment", value=environment, fix=fix)
+
+
+def unknown(environment: str, name: str, known: Collection[str], owner: str) -> UserError:
+    """Returns an error about a name that a package does not have, with the nearest ones: there may be hundreds."""
+    near = difflib.get_close_matches(name, known, n=6, cutoff=0.3) or sorted(known)[:6]
+    fix = f"e.g. {', '.join(near)}; {owner} has {len(known)}"
+    return refused(environment, f"{owner} has no {name!r}" if name else "does not say which one", fix)

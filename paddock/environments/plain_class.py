@@ -1,11 +1,10 @@
 """Environments of TRL's contract (`environment_factory`): plain classes whose public methods are tools.
 
 `reset(**row)` begins an episode. A text that it returns is appended to the last message of the row's prompt.
-`get_reward()` scores the episode. Every other public method is a tool, and needs types and a docstring. In TRL a reward
-function may read the objects as well (`environments=[...]`), which is what an attribute like `env.reward` is for; here
-an object that has a number `reward` and no `get_reward` is paid that number. Three things TRL does not do: a method
-`close` is called at the end and is no tool, a `reset` without `**kwargs` is given only the columns that it names, and
-one that names `seed` is given the episode's.
+`get_reward()` scores the episode. Every other public method is a tool, and needs types and a docstring. A reward
+function that asks for `environments` reads the objects, as in TRL; an attribute of theirs is paid by nobody else. Three
+things TRL does not do: a method `close` is called at the end and is no tool, a `reset` without `**kwargs` is given only
+the columns that it names, and one that names `seed` is given the episode's.
 """
 
 from __future__ import annotations
@@ -30,6 +29,8 @@ class PlainEnvironment(Environment):
         if not callable(getattr(plain, "reset", None)):
             fix = "subclass paddock.Environment, or define reset(self, **row)"
             raise UserError("has no method reset", key="environment", value=type(plain).__qualname__, fix=fix)
+        if inspect.iscoroutinefunction(getattr(plain, "get_reward", None)):
+            self.reward = self._awaited_reward  # type: ignore[method-assign, assignment]  # where tools are awaited
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Messages | None:
         said = self.plain.reset(**self._arguments(row, seed))
@@ -37,9 +38,11 @@ class PlainEnvironment(Environment):
 
     def reward(self, episode: Ended) -> float:
         if hasattr(self.plain, "get_reward"):
-            return self.plain.get_reward()  # a coroutine, if the class has it so: whoever calls this awaits it
-        own = getattr(self.plain, "reward", None)
-        return float(own) if isinstance(own, int | float) else 0.0
+            return float(self.plain.get_reward())
+        return 0.0
+
+    async def _awaited_reward(self, episode: Ended) -> float:
+        return float(await self.plain.get_reward())
 
     def close(self) -> None:
         if callable(close := getattr(self.plain, "close", None)):
@@ -55,7 +58,8 @@ class PlainEnvironment(Environment):
         taken = inspect.signature(self.plain.reset).parameters
         if "seed" in taken:
             given.setdefault("seed", seed)
-        needed = [one.name for one in taken.values() if one.default is one.empty and one.kind not in (2, 4)]
+        named = [one for one in taken.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+        needed = [one.name for one in named if one.default is one.empty]
         if missing := [name for name in needed if name not in given]:
             name = f"{type(self.plain).__qualname__}.reset"
             fix = f"add the column, or give the argument a default; the rows have {', '.join(sorted(given))}"

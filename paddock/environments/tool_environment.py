@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import operator
+import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paddock.config.rewards import MODULE, PYTHON
 from paddock.core.registry import suggest
@@ -14,6 +17,10 @@ from paddock.environments.catalogue import module_at
 from paddock.environments.environment import Environment
 from paddock.environments.tools import Tool, ToolError, is_tool, tool, tool_of
 from paddock.errors import UserError
+
+if TYPE_CHECKING:
+    from paddock.rewards.sandbox.program import Settings
+    from paddock.rewards.sandbox.runner import Runner
 
 KEY = "actor_rollout_ref.rollout.multi_turn.function_tool_path"
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -89,7 +96,10 @@ def calculator(expression: str) -> float | int:
         expression: numbers, + - * / // % ** and parentheses, such as (3 + 4) * 2
     """
     try:
-        return computed(ast.parse(expression.replace(",", "").replace("^", "**"), mode="eval").body)
+        value = computed(ast.parse(expression.replace(",", "").replace("^", "**"), mode="eval").body)
+        if abs(value) == float("inf"):
+            raise OverflowError("the number is too large")
+        return value
     except (SyntaxError, RecursionError, MemoryError, ValueError):
         raise ToolError(f"cannot read {expression!r:.80}: numbers, + - * / // % ** and parentheses") from None
     except (ZeroDivisionError, OverflowError) as error:
@@ -119,9 +129,8 @@ BUILT_IN: dict[str, Callable[..., Any]] = {"calculator": calculator}
 def interpreter(sandbox: Mapping[str, Any]) -> Tool:
     """Returns the tool that runs Python programs in the sandbox: without a network, and without the row's truth."""
     from paddock.rewards.sandbox.program import Program, settings_from
-    from paddock.rewards.sandbox.runner import runner_of
 
-    runner = runner_of(settings_from(sandbox))
+    runner = programs_of(settings_from(sandbox), os.getpid())
 
     @tool(name=INTERPRETER)
     def run(code: str) -> str:
@@ -135,3 +144,14 @@ def interpreter(sandbox: Mapping[str, Any]) -> Tool:
         return said.strip() if result.passed else f"{said}\nerror: {result.cause} {result.detail}".strip()
 
     return tool_of(run)
+
+
+@cache
+def programs_of(settings: Settings, process: int) -> Runner:
+    """Returns what runs the programs of tools in this process, several at a time; it ends with the process."""
+    from paddock.rewards.sandbox.fusion import FusionClient
+    from paddock.rewards.sandbox.local import LocalSandbox
+
+    runner = FusionClient(settings) if settings.url else LocalSandbox(settings, size=os.cpu_count() or 1)
+    atexit.register(runner.close)
+    return runner

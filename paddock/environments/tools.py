@@ -15,7 +15,8 @@ from typing import Any, Literal, TypeVar, Union, overload
 
 from paddock.errors import UserError
 
-MARK = "__paddock_tool__"
+MARK, SCHEMA = "__paddock_tool__", "__paddock_schema__"
+"""Attributes of a function that is a tool: its name and description, and a schema if its types are not to give one."""
 F = TypeVar("F", bound=Callable[..., Any])
 Schema = dict[str, Any]
 
@@ -26,7 +27,18 @@ ARGUMENT = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 
 
 class ToolError(Exception):
-    """Raised by a tool to tell the policy what went wrong; any other exception is told as well."""
+    """Raised by a tool to tell the policy what went wrong; any other exception is told as well.
+
+    >>> import paddock
+    >>> @paddock.tool
+    ... def capital(country: str) -> str:
+    ...     \"\"\"Returns the capital of a country.\"\"\"
+    ...     if country != "France":
+    ...         raise paddock.ToolError(f"no country {country} is known")
+    ...     return "Paris"
+    >>> capital("France")
+    'Paris'
+    """
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,8 @@ def tool_of(function: Callable[..., Any]) -> Tool:
 @lru_cache(maxsize=1024)
 def described(function: Callable[..., Any]) -> tuple[str, str, Schema]:
     """Returns a tool's name, description and schema: read once, for every episode has an object of its own."""
+    if given := getattr(function, SCHEMA, None):
+        return str(given["name"]), str(given.get("description", "")), dict(given.get("parameters") or {})
     named, said = getattr(function, MARK, (None, None))
     name = str(named or getattr(function, "__name__", type(function).__name__))
     first, arguments = docstring_parts(inspect.getdoc(function) or "")
@@ -107,7 +121,7 @@ def described(function: Callable[..., Any]) -> tuple[str, str, Schema]:
 
 def parameters_of(function: Callable[..., Any], name: str, described: Mapping[str, str]) -> Schema:
     try:
-        hints = typing.get_type_hints(function)
+        hints = typing.get_type_hints(function, include_extras=True)
     except NameError as error:
         raise UserError(
             f"a type of the tool cannot be found: {error}", key="tool", value=name, fix="import it"

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import queue
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
+log = logging.getLogger(__name__)
+
+SECONDS = 10.0  # for environments to be closed at the end of a run
 MOST_THREADS = 1024  # calls that wait at the same time: a conversation has one, and a thread costs some KiB
 
 
@@ -25,8 +29,10 @@ class Workers:
         self.lock = threading.Lock()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.closed = False
+        self.ending: set[Future[Any]] = set()
+        """Calls that free something."""
 
-    def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+    def start(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Begins a call; a coroutine function runs in the event loop."""
         if inspect.iscoroutinefunction(inspect.unwrap(function)):
             return self.begin(function(*args, **kwargs))
@@ -39,6 +45,17 @@ class Workers:
         if wanted:
             threading.Thread(target=self.serve, name="environment", daemon=True).start()
         return future
+
+    def end(self, function: Callable[..., Any]) -> None:
+        """Begins a call that frees something: nobody waits for it but `close`."""
+        future = self.start(function)
+        self.ending.add(future)
+        future.add_done_callback(self.ended)
+
+    def ended(self, future: Future[Any]) -> None:
+        self.ending.discard(future)
+        if not future.cancelled() and (error := future.exception()) is not None:
+            log.warning("an environment's close raised %s: %s", type(error).__name__, error)
 
     def begin(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Begins a coroutine in the event loop, which has a thread of its own: a notebook has a loop already."""
@@ -70,10 +87,12 @@ class Workers:
             del job, call, future  # what a call holds is not kept until the next one
 
     def close(self) -> None:
-        """Ends idle threads, cancels coroutines and calls that wait; those that run are left behind."""
+        """Ends idle threads, cancels coroutines and calls that wait; those that run are left behind. What frees
+        something has a moment to be done."""
         if self.closed:
             return
         self.closed = True
+        wait(list(self.ending), SECONDS)
         with contextlib.suppress(queue.Empty):
             while True:
                 job = self.jobs.get_nowait()

@@ -14,7 +14,7 @@ from paddock.help.pages import PAGES
 ASK = "--words"
 """`paddock completion --words WORD ... CURRENT` prints the words that may stand for CURRENT, one a line."""
 SHELLS = ("bash", "zsh", "fish")
-FOLDERS = ("export", "report", "generate", "eval")
+FOLDERS = ("export", "report", "generate", "eval", "template")
 """Commands whose first arguments may be folders."""
 
 

@@ -195,6 +195,13 @@ PAGES = {
         examples=(("what there is", "paddock models list"),),
         words=(("--out", ""),),
     ),
+    "template": Page(
+        usage="paddock template MODEL [--format NAME]",
+        about="Shows how a model's chat template writes conversations of several turns: ends of turns, thinking,\n"
+        "tools, calls. Exit code 2 says that a run of several turns would be refused, and why. It loads no weights.",
+        examples=(("the built-in model", "paddock template builtin:tiny"),),
+        words=(("--format", ""),),
+    ),
     "keys": Page(
         usage="paddock keys [WORD ...]",
         about="Finds keys of the config by name and by meaning, and shows default, type, limits, the commands that\n"

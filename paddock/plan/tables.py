@@ -10,7 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from paddock.config import tree
+from paddock.config.conversations import converses, paths_of
 from paddock.config.overrides import LINE, PROGRAM
+from paddock.config.schema import Config
 from paddock.config.topology import pools
 from paddock.plan.arithmetic import roles
 from paddock.plan.memory import MemoryPlan
@@ -96,6 +98,7 @@ def _batch(plan: Plan, console: Console) -> None:
         [
             ("train", ", ".join(file.path for file in plan.train_files) or "none"),
             ("validate", ", ".join(file.path for file in plan.val_files) or "none"),
+            *_episodes(config),
             ("a step", f"{batch.prompts} prompts x {batch.responses} responses = {batch.rows} rows"),
             (
                 "update",
@@ -105,6 +108,17 @@ def _batch(plan: Plan, console: Console) -> None:
             ("steps", steps),
         ],
     )
+
+
+def _episodes(config: Config) -> list[tuple[str, str]]:
+    """Returns who answers the policy, and for how many turns."""
+    rollout = config.actor_rollout_ref.rollout
+    if not converses(config):
+        return []
+    who = config.environment or ", ".join(paths_of(rollout.multi_turn.function_tool_path)) or "tools"
+    most = rollout.multi_turn.max_assistant_turns
+    turns = f"at most {most} turns" if most else "as many turns as it takes"
+    return [("environment", f"{who}: {turns}, {rollout.response_length} tokens in all, its own words included")]
 
 
 def _memory(plan: Plan, console: Console) -> None:
@@ -128,6 +142,8 @@ def _memory(plan: Plan, console: Console) -> None:
         table.add_row(phase, f"{memory.total(phase) / GIB:.1f}", _bar(memory, phase), _parts(memory, phase))
     console.print(table)
     held = f"{memory.kv_sequences} full-length sequences at a time, per engine"
+    if converses(plan.loaded.config):
+        held = f"{memory.kv_sequences} whole conversations at a time, per engine, those that wait for a tool included"
     host = f"; {memory.host_bytes / GIB:.1f} GiB offloaded to each host" if memory.host_bytes else ""
     _rows(console, [("KV cache", f"{held}{host}")])
 

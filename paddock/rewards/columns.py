@@ -25,6 +25,7 @@ from paddock.rewards.custom import (
     function_of,
     listed,
     load_batch,
+    parameters_of,
     taken,
     takes_columns,
     takes_fields,
@@ -44,12 +45,16 @@ class TrainerState:
     max_steps: int
 
 
-COLUMNS, FIELDS, ROW = "columns", "fields", "row"
+COLUMNS, ENVIRONMENTS, FIELDS, ROW = "columns", "environments", "fields", "row"
+"""How functions are called: with columns of a batch (TRL's contract), with these and the environments of conversations,
+with fields of a row, or in our own form."""
 
 
 def shape_of(function: Callable[..., Any]) -> str:
-    """Returns how a function is called: with columns of a batch (TRL's contract), fields of a row, or our own `ROW`."""
-    return COLUMNS if takes_columns(function) else FIELDS if takes_fields(function) else ROW
+    """Returns how a function is called; its signature tells."""
+    if takes_columns(function):
+        return ENVIRONMENTS if ENVIRONMENTS in parameters_of(function) else COLUMNS
+    return FIELDS if takes_fields(function) else ROW
 
 
 def load_whole(target: Target) -> Callable[[Sequence[ScoreRequest]], Any]:
@@ -59,7 +64,7 @@ def load_whole(target: Target) -> Callable[[Sequence[ScoreRequest]], Any]:
     def answer(requests: Sequence[ScoreRequest]) -> Any:
         if not requests:
             return shape
-        return (load_columns if shape == COLUMNS else load_batch)(target)(requests)
+        return (load_columns if shape in (COLUMNS, ENVIRONMENTS) else load_batch)(target)(requests)
 
     return answer
 
@@ -98,6 +103,7 @@ def arguments_of(requests: Sequence[ScoreRequest]) -> dict[str, Any]:
     """A row without a field that another row has gives None there."""
     fields = dict.fromkeys(name for request in requests for name in request.extra_info)
     truths = [request.ground_truth for request in requests]
+    objects = [request.environment for request in requests]
     return {
         **dict.fromkeys(TRUTHS, truths),
         **{name: [request.extra_info.get(name) for request in requests] for name in fields},
@@ -108,6 +114,7 @@ def arguments_of(requests: Sequence[ScoreRequest]) -> dict[str, Any]:
         "completions": [completion_of(request) for request in requests],
         "completion_ids": [list(request.tokens) for request in requests],
         "trainer_state": TrainerState(*requests[0].steps),
+        **({ENVIRONMENTS: objects} if any(one is not None for one in objects) else {}),
     }
 
 

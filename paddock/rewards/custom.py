@@ -120,7 +120,8 @@ def call(function: Callable[..., Any], target: Target, request: ScoreRequest) ->
 
 
 def told(request: ScoreRequest) -> Mapping[str, Any]:
-    """Returns the row's columns; for a conversation also its `messages`, its `last_turn` and `num_turns`."""
+    """Returns the row's columns; for a conversation also its `messages`, its `last_turn` and `num_turns`, and what its
+    environment says of it."""
     if request.turns is None:
         return request.extra_info
     last = request.solution if request.last_turn is None else request.last_turn
@@ -129,6 +130,7 @@ def told(request: ScoreRequest) -> Mapping[str, Any]:
         "messages": list(request.turns),
         "last_turn": last,
         "num_turns": 1 + len(request.turns),
+        **request.told,
     }
 
 

@@ -10,6 +10,7 @@ from paddock.errors import UserError
 from paddock.rewards.rules import Scorer
 from paddock.rewards.score import Score, ScoreRequest
 from paddock.rewards.scoring import NO_RULE, BatchScoring, Scoring
+from paddock.rewards.threads import ThreadPool
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,10 @@ class JointScoring:
 
     def add(self, requests: Mapping[int, ScoreRequest | None]) -> None:
         lean = {index: request and alone(request) for index, request in requests.items()} if self.whole else requests
+        apart = {index: request and replace(request, environment=None) for index, request in requests.items()}
         for scoring in self.scorings:
-            scoring.add(requests if isinstance(scoring, BatchScoring) or scoring.reads_prompts else lean)
+            whole = requests if isinstance(scoring.pool, ThreadPool) else apart
+            scoring.add(whole if isinstance(scoring, BatchScoring) or scoring.reads_prompts else lean)
 
     def collect(self) -> list[Score]:
         """Returns the scores in the order of the indices."""
@@ -82,4 +85,4 @@ def _ambiguous(part: Component, name: str) -> UserError:
 
 def alone(request: ScoreRequest) -> ScoreRequest:
     """The request without what only functions of TRL's contract read: it need not travel to other processes."""
-    return replace(request, prompt=None, tokens=(), steps=(0, 0))
+    return replace(request, prompt=None, tokens=(), steps=(0, 0), environment=None)

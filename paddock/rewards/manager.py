@@ -14,19 +14,20 @@ from typing import Any
 import torch
 
 from paddock.algorithms.selection import overlong_penalty
+from paddock.config.conversations import has_agent_loops
 from paddock.config.refusals import limited_calls_are_a_functions
 from paddock.config.rewards import PYTHON, Part, reward_parts
 from paddock.config.schema import Config
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.registry import suggest
 from paddock.errors import UserError
-from paddock.rewards.columns import COLUMNS, FIELDS, shape_of
+from paddock.rewards.columns import COLUMNS, ENVIRONMENTS, FIELDS, shape_of
 from paddock.rewards.custom import Target, function_of
 from paddock.rewards.joint import Component, JointScoring, combined
 from paddock.rewards.limited import LimitedPool
 from paddock.rewards.named import NAMED, prepared
 from paddock.rewards.pool import Job, JobFailed, Pool
-from paddock.rewards.rules import SCORERS, Scorer, scorer_of
+from paddock.rewards.rules import SCORERS, Scorer, has_rule, scorer_of
 from paddock.rewards.score import Score, ScoreRequest
 from paddock.rewards.scoring import BatchScoring, Known, Scoring
 from paddock.rewards.threads import ThreadPool
@@ -64,6 +65,7 @@ class RewardManager:
         self.weighted = config.custom_reward_function.weights is not None
         self.paid_elsewhere = config.environment is not None
         """True if an environment pays: rows whose data_source has no rule get nothing here."""
+        self.loops_may_score = has_agent_loops(config)
         self._require_a_use_for_arguments(config)
         self.scorers: dict[str, Scorer] = {}
         self.names: dict[str, None] = {}
@@ -92,6 +94,11 @@ class RewardManager:
 
     def check(self, requests: Sequence[ScoreRequest]) -> None:
         """Tries every scorer that these will need, so that a missing or broken one stops the run before it begins."""
+        if self.loops_may_score:  # what a loop tells functions, and whether it scores itself, is known once it has run
+            requests = [request for request in requests if has_rule(request.data_source)]
+        if self.reads_environments or (self.loops_may_score and self.parts):
+            self._scorings()  # imports them; what they read is there once an episode has run
+            return
         scorers = [part.scorer for part in self.parts] or [self._scorer(request) for request in requests]
         self._warn_of_unused_arguments(requests)
         if any(scorer.settings is not None for scorer in scorers):
@@ -130,7 +137,7 @@ class RewardManager:
         return scorings
 
     def _pool_of(self, part: Component) -> Pool | ThreadPool:
-        if part.scorer.target.function is not None:
+        if part.scorer.target.function is not None or self.shapes.get(part.name) == ENVIRONMENTS:
             return self.threads
         return self.rule_pool if part.rule else self.pool
 
@@ -144,7 +151,12 @@ class RewardManager:
         """Names of the functions of TRL's contract."""
         if self.config.reward_manager == "rate_limited":  # calls for one response are what it limits
             return frozenset()
-        return frozenset(name for name, shape in self.shapes.items() if shape == COLUMNS)
+        return frozenset(name for name, shape in self.shapes.items() if shape in (COLUMNS, ENVIRONMENTS))
+
+    @property
+    def reads_environments(self) -> bool:
+        """True if a function asks for the environments of conversations."""
+        return ENVIRONMENTS in self.shapes.values()
 
     @functools.cached_property
     def shapes(self) -> dict[str, str]:
@@ -193,12 +205,14 @@ class RewardManager:
         `turns`: the messages of a response that is a conversation.
         """
         request = request_of(batch, index, text, last_turn, turns)
-        if request is None or not {COLUMNS, FIELDS} & {*self.shapes.values()}:
+        if request is None or not {COLUMNS, ENVIRONMENTS, FIELDS} & {*self.shapes.values()}:
             return request
         prompts = batch.extras.get("written_prompt") or batch.extras.get("messages")
         prompt = prompts[index] if prompts else None
         packed = array("q", tokens)  # takes half as long as a list on its way to another process
-        return replace(request, prompt=prompt, tokens=packed, steps=(self.steps_done, self.total_steps))
+        held = batch.extras.get("environment")
+        return replace(request, prompt=prompt, tokens=packed, steps=(self.steps_done, self.total_steps),
+                       environment=held[index] if held else None)  # fmt: skip
 
     def finish(self, batch: Batch, scores: Sequence[Score]) -> tuple[Batch, dict[str, float]]:
         """The batch with `scores` and, as extras, `score` and whatever else the scorers returned; and their means.
@@ -363,9 +377,10 @@ def where(request: ScoreRequest) -> str:
 def request_of(
     batch: Batch, index: int, text: str, last_turn: str | None = None, turns: Sequence[Mapping[str, Any]] | None = None
 ) -> ScoreRequest | None:
-    """Builds the request of this row, once its response is there; None for a row that a reward model scores."""
+    """Builds the request of this row, once its response is there; None for a row that a reward model or its own agent
+    loop scores."""
     row = {name: values[index] for name, values in batch.extras.items()}
-    if row.get("style") == "model":
+    if row.get("style") == "model" or row.get("reward_score") is not None:
         return None
     number, where = int(batch.row[index]), row.get("location")
     return ScoreRequest(
@@ -376,6 +391,7 @@ def request_of(
         f"{where} (row id {number})" if where else f"row {number}",
         last_turn=last_turn,
         turns=turns,
+        told=row.get("extra_fields") or {},
     )
 
 

@@ -55,6 +55,10 @@ def compute_score(
     return {"score": score.value, **score.extras} if score.extras else score.value
 
 
+def has_rule(data_source: str) -> bool:
+    return any(fnmatchcase(data_source, pattern) for pattern in SCORERS)
+
+
 def scorer_of(data_source: str, optional: bool = False) -> Scorer:
     """Returns the scorer of a source; `optional`: one that gives nothing, if there is none."""
     for pattern, scorer in SCORERS.items():

@@ -33,6 +33,10 @@ class ScoreRequest:
     """The policy's last turn, if it wrote several; `solution` is then all of them and what stands between them."""
     turns: Sequence[Mapping[str, Any]] | None = None
     """All messages behind the prompt, if the response is a conversation in an environment."""
+    environment: Any = None
+    """The environment of a conversation, for functions that ask for `environments`: they run in this process."""
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """What the environment of a conversation says of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,6 +211,17 @@ def episodes(
     return one_turn_each(engine.generate(prompts, sampling, on_done), prompts, groups, engine.version)
 
 
+NOTHING_TOLD: dict[str, Any] = {"num_turns": 2, "tool_rewards": [], "turn_scores": [], "rollout_reward_scores": {}}
+"""What reward functions written for verl may read of any conversation."""
+
+
+def trial(row: PromptRow, conversation: bool) -> ScoreRequest:
+    """Returns an empty response to a row, to try scorers on before training; `conversation`: one of one turn."""
+    request = ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.location, row.written_prompt)
+    turns = [{"role": "assistant", "content": ""}]
+    return replace(request, turns=turns, told=NOTHING_TOLD) if conversation else request
+
+
 def training_sampling(config: Config, stops: frozenset[int]) -> Sampling:
     rollout = config.actor_rollout_ref.rollout
     return Sampling(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from paddock.config.roles import MultiTurnConfig
 from paddock.data.chat import truncated
@@ -54,6 +54,8 @@ class Wanted:
     """Most tokens of the turn."""
     keep: bool
     """True if another turn may follow: the engine keeps keys and values."""
+    anew: bool = False
+    """True if the tokens are not those of the turn before and more: what the engine keeps of it is of no use."""
 
 
 class TimeLimit(Exception):
@@ -82,7 +84,7 @@ class Counts:
 
 
 COUNTED = ("tool_call_counts", "malformed_calls", "failed_calls", "cut_results", "timeouts", "tool_seconds")
-COLUMNS = ("conversation", "ended", "num_turns", *COUNTED)
+COLUMNS = ("conversation", "environment", "ended", "extra_fields", "reward_score", "num_turns", *COUNTED)
 """What a batch of episodes carries beside tokens."""
 
 
@@ -96,9 +98,13 @@ class Setting:
     dialogue: Dialogue
     format: Format
     tokenizer: Any
+    decode: Callable[..., str]
+    """Turns tokens into a text, with or without special ones."""
     stops: frozenset[int]
     workers: Workers
     deterministic: bool
+    hands_environments: bool
+    """True: episodes carry their environments, for reward functions that ask for them."""
     prompted: list[Schema]
     """Schemas of the tools that the prompts of the data were written with."""
 
@@ -121,6 +127,14 @@ class Conversation:
     counts: Counts = field(default_factory=Counts)
     ended: str = ""
     """Why it ended: done, length, turns or timeout."""
+    told: dict[str, Any] = field(default_factory=dict)
+    """What the environment tells reward functions."""
+    held: Any = None
+    """The environment, as its author wrote it."""
+    reward_score: float | None = None
+    """Score of the episode, if no reward function is to be asked: an agent loop may give one."""
+    extends: ClassVar[bool] = True
+    """True: each turn goes on from all tokens before it."""
 
     @property
     def plain(self) -> bool:
@@ -141,22 +155,25 @@ class Conversation:
 
     def run(self) -> Generator[Wanted | Future[Any], Any, Episode]:
         """Runs the episode to its end."""
-        environment: Environment = yield from self.call(self.factory.inline, self.factory.make)
+        environment: Environment = yield from self.begun("making it", self.call(self.factory.inline, self.factory.make))
         try:
             yield from self.reset(environment)
             while not self.ended:
                 completion: Completion = yield self.wanted()
                 yield from self.answered(environment, completion)
             yield from self.pay(environment)
+            self.told = dict(environment.told)
+            self.held = getattr(environment, "plain", environment)
         finally:
-            self.setting.workers.start(environment.close) if overrides(environment, "close") else None
+            if overrides(environment, "close"):
+                self.setting.workers.end(environment.close)
         return self.episode()
 
     def reset(self, environment: Environment) -> Waits:
         """Has the environment ask; fills `asked` and `prompt`."""
         said: Messages | None = None
         if overrides(environment, "reset"):
-            said = yield from self.limited(environment, "reset", self.row_columns(), self.seed)
+            said = yield from self.begun("reset", self.limited(environment, "reset", self.row_columns(), self.seed))
         self.tools = list(environment.tools())
         self.format = FORMATS[environment.call_format] if environment.call_format else self.setting.format
         schemas = [tool.schema() for tool in self.tools]
@@ -174,7 +191,9 @@ class Conversation:
 
     def worded(self, said: Messages) -> Messages:
         """A text stays one where rows are plain texts, else it is a message of the user's."""
-        return said if isinstance(self.row.messages, str) and isinstance(said, str) else messages_said(said)
+        if isinstance(self.row.messages, str) and isinstance(said, str):
+            return said
+        return self.messages_of(said, "reset")
 
     def wanted(self) -> Wanted:
         tokens = [*self.prompt.tokens, *(token for span in self.spans for token in span.tokens)]
@@ -195,21 +214,24 @@ class Conversation:
         except TimeLimit:
             self.ended = "timeout"
             return
+        if not said and not answer.stopped:
+            self.ended = "length"  # the environment says nothing of a turn that did not end by itself
+            return
         turn = turn_of(said)
         self.spans[-1] = replace(self.spans[-1], reward=self.number(turn.reward, "step"))
         self.go_on(answer, turn)
 
     def go_on(self, answer: Answer, turn: Turn) -> None:
         """Appends what the environment said, or ends the episode."""
-        if turn.done or not turn.messages:
-            self.ended = "done" if answer.stopped or turn.done else "length"
+        if turn.done or (answer.stopped and not turn.messages):
+            self.ended = "done"
         elif not answer.stopped:
             self.ended = "length"
         elif self.counts.turns >= self.most_turns:
             self.ended = "turns"
         if self.ended and not turn.messages:
             return
-        said = messages_said(turn.messages)
+        said = self.messages_of(turn.messages, "step")
         self.messages += said
         if self.ended:
             return
@@ -223,12 +245,12 @@ class Conversation:
 
     def read(self, completion: Completion) -> Answer:
         """Returns a turn in words, with the tool calls in it."""
-        tokens, tokenizer = completion.tokens, self.setting.tokenizer
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        tokens, decode = completion.tokens, self.setting.decode
+        text = decode(tokens, skip_special_tokens=True)
         answer = Answer(text, tokens, number=self.counts.turns, stopped=completion.stopped)
         if not self.tools or not completion.stopped:
             return answer
-        whole = tokenizer.decode(tokens[:-1] if tokens[-1] in self.setting.stops else tokens, skip_special_tokens=False)
+        whole = decode(tokens[:-1] if tokens[-1] in self.setting.stops else tokens, skip_special_tokens=False)
         calls, malformed = self.format.parse(whole)
         self.counts.tool_call_counts += len(calls)
         self.counts.malformed_calls += len(malformed)
@@ -285,17 +307,11 @@ class Conversation:
             return f"error: {error}" if isinstance(error, ToolError) else f"error: {type(error).__name__}: {error}"
 
     def cut(self, text: str) -> str:
-        """Returns at most `max_tool_response_length` characters; `tool_response_truncate_side` names the kept side."""
-        most, side = self.setting.limits.max_tool_response_length, self.setting.limits.tool_response_truncate_side
-        if len(text) <= most:
-            return text
-        self.counts.cut_results += 1
-        if side == "left":
-            return f"{text[:most]}...(truncated)"
-        if side == "right":
-            return f"(truncated)...{text[-most:]}"
-        half = most // 2
-        return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"
+        """Returns at most `max_tool_response_length` characters of a result."""
+        limits = self.setting.limits
+        found = shortened(text, limits.max_tool_response_length, limits.tool_response_truncate_side)
+        self.counts.cut_results += found is not text
+        return found
 
     def pay(self, environment: Environment) -> Waits:
         """Adds the environment's reward of the whole episode to the policy's last turn."""
@@ -310,6 +326,12 @@ class Conversation:
         last = max(index for index, span in enumerate(self.spans) if span.log_probs)
         self.spans[last] = replace(self.spans[last], reward=self.spans[last].reward + paid)
 
+    def messages_of(self, said: Messages, method: str) -> list[Message]:
+        """Returns what a method said as messages; anything else is refused."""
+        if isinstance(said, str) or (isinstance(said, list | tuple) and all(isinstance(one, dict) for one in said)):
+            return messages_said(said)
+        raise self.failed(f"{method} returned {said!r:.80}", "a text, a list of messages, or None")
+
     def number(self, value: Any, method: str) -> float:
         number = value.item() if hasattr(value, "item") else value
         if number is None:
@@ -319,8 +341,12 @@ class Conversation:
         return float(number)
 
     def episode(self) -> Episode:
-        """Returns what was written; `conversation` has it in messages, and `ended` says why it ended."""
-        extras = {"conversation": self.messages, "ended": self.ended, **self.counts.columns()}
+        """Returns what was written: `messages` has the prompt, `conversation` what follows, `ended` why it ended."""
+        said = {"messages": self.asked, "conversation": self.messages, "ended": self.ended}
+        counts = self.counts.columns()
+        told = {"num_turns": counts["num_turns"], **self.told}
+        extras = {**said, "extra_fields": told, "reward_score": self.reward_score, **counts}
+        extras |= {"environment": self.held} if self.setting.hands_environments else {}
         return Episode(self.id, self.row.group, self.prompt, self.spans, done=self.ended == "done", extras=extras)
 
     @property
@@ -346,6 +372,14 @@ class Conversation:
             self.counts.timeouts += 1
             raise
 
+    def begun(self, what: str, waits: Waits) -> Waits:
+        """Waits for what no episode begins without: if that takes too long, the run stops."""
+        try:
+            return (yield from waits)
+        except TimeLimit:
+            seconds, key = self.setting.limits.tool_timeout, "actor_rollout_ref.rollout.multi_turn.tool_timeout"
+            raise self.failed(f"{what} took longer than {seconds:g} s", f"{key}={2 * seconds:g}") from None
+
     def limited(self, environment: Environment, method: str, *args: Any) -> Waits:
         """Calls a method of the environment; what it raises stops the run and names it."""
         function = getattr(environment, method)
@@ -359,6 +393,18 @@ class Conversation:
 
     def failed(self, reason: str, fix: str) -> UserError:
         return UserError(f"{reason}, {self.row.location}", key="environment", value=self.factory.name, fix=fix)
+
+
+def shortened(text: str, most: int, side: str) -> str:
+    """Returns at most so many characters of a text, cut on a side or in the middle, and says so."""
+    if len(text) <= most:
+        return text
+    if side == "right":
+        return f"{text[:most]}...(truncated)"
+    if side == "left":
+        return f"(truncated)...{text[-most:]}"
+    half = most // 2
+    return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"
 
 
 def tool_message(call: Call, text: str) -> Message:

@@ -113,9 +113,11 @@ class Conversations:
             self.take_ready(block=True, most=None if self.deterministic or not self.wanted else FIRST)
 
     def limits(self) -> Limits:
-        """Returns room for all prompts; for one whose conversation is computed anew, if there are more than slots."""
+        """Returns room for all prompts; for one whose conversation is computed anew, if there are more than slots or
+        turns that do not go on from the one before."""
         found = Limits.of(self.requests(self.wanted)).requests + [(self.prompt_length, 1)] * len(self.waiting)
-        if self.slots is not None and len(self.conversations) > self.slots:
+        crowded = self.slots is not None and len(self.conversations) > self.slots
+        if crowded or not all(one.extends for one in self.conversations):
             longest = max(tokens for tokens, _ in found)
             found.append((longest + self.sampling.max_tokens, 1))
         return Limits(found)
@@ -166,6 +168,7 @@ class Conversations:
         """Hands the engine the turns that are wanted, and tells it which conversations are over."""
         if self.deterministic and (self.flying or self.waiting):
             return
+        self.over += [key for key, one in self.wanted.items() if one.anew and key in self.parked]
         self.forget_over()
         if self.wanted:
             self.engine.submit(self.requests(self.wanted))

@@ -5,27 +5,36 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from paddock.config.conversations import SINGLE, TOOLS, paths_of
+from paddock.config.plugins import import_plugin
 from paddock.config.rewards import PYTHON
 from paddock.config.schema import Config
+from paddock.config.topology import in_one_process
 from paddock.core.registry import suggest
 from paddock.data.chat import PromptEncoder
 from paddock.data.dataset import PromptRow
 from paddock.data.dialogue import Dialogue
+from paddock.data.proof import HIDDEN, require_proof
 from paddock.engines.rollout.base import RolloutEngine, Sampling
 from paddock.environments.calls import format_of
 from paddock.environments.catalogue import Factory, environment_of
 from paddock.environments.environment import Environment
 from paddock.environments.tool_environment import ToolEnvironment, load_tools
 from paddock.environments.tools import Tool
+from paddock.environments.verl_tools import TOOLS as TOOL_CONFIG
+from paddock.environments.verl_tools import VerlEnvironment, load_interactions, load_verl_tools, needs_verl
 from paddock.environments.workers import Workers
 from paddock.errors import UserError
+from paddock.facts.compat import importable
 from paddock.rewards.sandbox.program import settings_of
+from paddock.rollouts.agent_loop import LoopConversation
 from paddock.rollouts.conversation import Conversation, Setting
 from paddock.rollouts.conversations import Clock, Conversations, OnEpisodes
 from paddock.rollouts.episode import Episode
+from paddock.rollouts.loop_factory import LOOPS, LoopFactory, listed_loops, loop_arguments, loop_factory
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +69,40 @@ class RowEnvironments:
         if agent is None and self.config.environment:
             return environment_of(self.named(self.config.environment), self.config.environment_kwargs)
         name = agent or rollout.agent.default_agent_loop
+        if found := self.loop(name):
+            return found
         if name == TOOLS or (agent is None and name == SINGLE and rollout.multi_turn.enable):
-            tools = self.tools()
-            return Factory(TOOLS, lambda: ToolEnvironment(tools), tools, None, inline=True)
+            return self.with_tools()
         if name == SINGLE:
             return environment_of(OneTurn)
-        raise UserError("there is no such agent loop", key=AGENT, value=name, fix=suggest(name, [SINGLE, TOOLS]))
+        known = [SINGLE, TOOLS, *LOOPS, *self.listed]
+        raise UserError("there is no such agent loop", key=AGENT, value=name, fix=suggest(name, known))
+
+    def with_tools(self) -> Factory:
+        path = self.config.actor_rollout_ref.rollout.multi_turn.interaction_config_path
+        interactions = load_interactions(path) if path else {}
+        tools = self.named_tools() if interactions else self.tools()
+        if not interactions and not needs_verl(tools):
+            return Factory(TOOLS, lambda: ToolEnvironment(tools), tools, None, inline=True)
+        return Factory(TOOLS, lambda: VerlEnvironment(tools, interactions), tools, None, inline=True)
+
+    def loop(self, name: str) -> Factory | None:
+        """Returns the agent loop in verl's form of this name: one of the config's file, or one that a module
+        registered."""
+        library = self.config.actor_rollout_ref.model.external_lib
+        if library and name not in (SINGLE, TOOLS):
+            importable()
+            import_plugin(library, "actor_rollout_ref.model.external_lib")
+        kind, own = self.listed.get(name) or (LOOPS.get(name), {})
+        if kind is None:
+            return None
+        return loop_factory(name, kind, {**loop_arguments(self.config, self.named_tools()), **own})
+
+    @cached_property
+    def listed(self) -> dict[str, tuple[Any, dict[str, Any]]]:
+        """Returns the agent loops of the config's file."""
+        path = self.config.actor_rollout_ref.rollout.agent.agent_loop_config_path
+        return listed_loops(path) if path else {}
 
     def named(self, name: str) -> str | Callable[..., Any]:
         """Returns the name, or the class of the program that made the run."""
@@ -78,15 +115,29 @@ class RowEnvironments:
         return own
 
     def tools(self) -> list[Tool]:
-        """Returns the tools that the config names."""
-        limits = self.config.actor_rollout_ref.rollout.multi_turn
-        paths = paths_of(limits.function_tool_path)
-        if not paths:
+        """Returns the tools that the config names; there is one at least."""
+        found = self.named_tools()
+        if not found:
+            limits = self.config.actor_rollout_ref.rollout.multi_turn
             raise UserError(
                 "no tool is named", key="actor_rollout_ref.rollout.multi_turn.enable", value=limits.enable,
                 fix="actor_rollout_ref.rollout.multi_turn.function_tool_path=FILE.py, or environment=FILE.py:Class",
             )  # fmt: skip
-        return load_tools(paths, lambda: settings_of(self.config.reward_model).as_argument(), self.functions)
+        return found
+
+    def named_tools(self) -> list[Tool]:
+        """Returns the functions and classes that the config names as tools."""
+        limits = self.config.actor_rollout_ref.rollout.multi_turn
+        classes = load_verl_tools(limits.tool_config_path) if limits.tool_config_path else []
+        paths = paths_of(limits.function_tool_path)
+        if paths:
+            importable()
+        functions = load_tools(paths, lambda: settings_of(self.config.reward_model).as_argument(), self.functions)
+        names = [one.name for one in (*classes, *functions)]
+        if repeated := [name for name in names if names.count(name) > 1]:
+            reason = f"two tools are both called {repeated[0]}, and a call names its tool"
+            raise UserError(reason, key=TOOL_CONFIG, value=limits.tool_config_path, fix="rename one of them")
+        return [*classes, *functions]
 
     def prompting(self) -> Config:
         """Returns the config with prompts that tell the policy of its tools, if rows without an agent have some."""
@@ -101,8 +152,18 @@ class RowEnvironments:
 class Environments:
     """Runs episodes over an engine. One is made where the engine is: here, or in each rank."""
 
-    def __init__(self, config: Config, tokenizer: Any, stops: frozenset[int], rows: RowEnvironments):
+    def __init__(
+        self, config: Config, tokenizer: Any, stops: frozenset[int], rows: RowEnvironments, hands: bool = False
+    ):
+        """`hands`: episodes carry their environments."""
         self.config, self.rows = config, rows
+        if hands and not in_one_process(config):
+            raise UserError(
+                "asks for `environments`, which live in the processes of their engines",
+                key="custom_reward_function.path",
+                value=config.custom_reward_function.path,
+                fix="run in one process; or let the environment pay: a method get_reward, or reward(episode)",
+            )
         self.clock = Clock()
         self.told: set[str] = set()
         rollout, kwargs = config.actor_rollout_ref.rollout, dict(config.data.apply_chat_template_kwargs)
@@ -114,11 +175,23 @@ class Environments:
             dialogue=Dialogue(PromptEncoder(tokenizer, kwargs), stops),
             format=format_of(rollout.multi_turn.format, kwargs.get("chat_template", tokenizer.chat_template)),
             tokenizer=tokenizer,
+            decode=decoder_of(tokenizer),
             stops=stops,
             workers=Workers(),
             deterministic=rollout.deterministic,
+            hands_environments=hands,
             prompted=prompted,
         )
+
+    def prove(self, row: PromptRow) -> None:
+        """Refuses a chat template by which several turns cannot follow each other; plain texts need none."""
+        factory = self.rows.factory(row.agent)
+        if not isinstance(row.messages, str) and factory.max_turns != 1:
+            tools = [tool.schema() for tool in factory.tools]
+            proof = require_proof(self.setting.dialogue, self.setting.format, tools or None)
+            for note in proof.notes if tools else ():
+                if note.startswith(HIDDEN):
+                    log.warning(note)
 
     def run(
         self, engine: RolloutEngine, version: int, rows: Sequence[PromptRow], samples: int, sampling: Sampling,
@@ -128,9 +201,7 @@ class Environments:
         if not rows:
             return []
         wanted = [
-            Conversation(
-                row, row.group * samples + sample, self.rows.factory(row.agent), self.setting, sampling, version
-            )
+            self.conversation(row, row.group * samples + sample, sampling, version)
             for row in rows
             for sample in range(samples)
         ]
@@ -140,6 +211,12 @@ class Environments:
             setattr(self.clock, name, getattr(self.clock, name) + seconds)
         self.tell_of_limits(found)
         return found
+
+    def conversation(self, row: PromptRow, number: int, sampling: Sampling, version: int) -> Conversation:
+        factory = self.rows.factory(row.agent)
+        if isinstance(factory, LoopFactory):
+            return LoopConversation(row, number, factory, self.setting, sampling, version)
+        return Conversation(row, number, factory, self.setting, sampling, version)
 
     def tell_of_limits(self, found: Sequence[Episode]) -> None:
         """Warns, once each, of results that were cut and of calls that took too long."""
@@ -158,3 +235,9 @@ class Environments:
 
     def close(self) -> None:
         self.setting.workers.close()
+
+
+def decoder_of(tokenizer: Any) -> Callable[..., str]:
+    """Returns the function that turns tokens into a text: the tokenizer's own, without Python around it if it can."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return tokenizer.decode if backend is None or tokenizer.clean_up_tokenization_spaces else backend.decode

@@ -12,8 +12,7 @@ from paddock.core.timing import Timer
 from paddock.data.dataset import MODEL, PromptDataset
 from paddock.data.loader import Loader
 from paddock.rewards.manager import RewardManager
-from paddock.rewards.score import ScoreRequest
-from paddock.rollouts.collect import Collector
+from paddock.rollouts.collect import Collector, trial
 from paddock.rollouts.environments import Environments, RowEnvironments
 from paddock.trainer.model_rewards import open_models, validation_styles
 from paddock.trainer.policy import Watched, open_policy, progress_bar, prompts_at_a_time
@@ -45,14 +44,19 @@ def evaluate(config: Config) -> Evaluation:
         dataset = PromptDataset.validation(config.data, policy.tokenizer, policy.reader)
         dataset.scored_by = validation_styles(config.reward_model)
         first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
-        rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.location,
-                                    row.written_prompt) for row in first])  # fmt: skip
+        several = converses(config) or dataset.names_agents
+        rewards.check([trial(row, several) for row in first])
         models = open_models(config, policy.tokenizer, policy.stop_tokens)
         loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it
         with progress_bar() as progress:
             task = progress.add_task("evaluating", total=len(dataset))
-            several = converses(config) or dataset.names_agents
-            environments = Environments(config, policy.tokenizer, policy.stop_tokens, own) if several else None
+            environments = (
+                Environments(config, policy.tokenizer, policy.stop_tokens, own, rewards.reads_environments)
+                if several
+                else None
+            )
+            if environments:
+                environments.prove(dataset[0])
             engine = Watched(policy.engine, lambda count: progress.advance(task, count), environments)
             collector = Collector(
                 config, loader, engine, rewards, policy.tokenizer, policy.stop_tokens, models, several

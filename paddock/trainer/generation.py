@@ -21,7 +21,6 @@ from paddock.data.chat import Messages, PromptEncoder
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import validation_batches
 from paddock.data.unscored import UnscoredDataset
-from paddock.engines.rollout.base import Prompt
 from paddock.errors import UserError
 from paddock.rollouts.collect import episodes, training_sampling
 from paddock.rollouts.environments import Environments, RowEnvironments
@@ -77,6 +76,8 @@ def generate(config: Config, output: Path) -> Summary:
         task = progress.add_task("generating", total=len(dataset))
         several = converses(config) or dataset.names_agents
         environments = Environments(config, policy.tokenizer, policy.stop_tokens, own) if several else None
+        if environments:
+            environments.prove(dataset[0])
         engine = Watched(policy.engine, lambda count: progress.advance(task, count), environments)
         for rows in validation_batches(dataset, prompts_at_a_time(config, samples)):
             found = (engine.converse if several else partial(episodes, engine))(rows, samples, sampling)
@@ -90,7 +91,10 @@ def generate(config: Config, output: Path) -> Summary:
 
 
 def answer(config: Config, text: str) -> tuple[list[str], Summary]:
-    """rollout.n responses to one text, asked as a user's message if the tokenizer has a chat template."""
+    """rollout.n responses to one text, asked as a user's message if the tokenizer has a chat template; in an
+    environment each is a whole conversation."""
+    own = RowEnvironments(config)
+    config = own.prompting()
     policy = open_policy(config)
     template = policy.tokenizer.chat_template or "chat_template" in config.data.apply_chat_template_kwargs
     asked: Messages = [{"role": "user", "content": text}] if template else text
@@ -100,12 +104,28 @@ def answer(config: Config, text: str) -> tuple[list[str], Summary]:
     if len(tokens) > longest:
         key = "data.max_prompt_length"
         raise UserError(f"the prompt has {len(tokens)} tokens", key=key, value=longest, fix=f"{key}={len(tokens)}")
-    start = time.perf_counter()
-    ids = [*range(config.actor_rollout_ref.rollout.n)]
-    found = policy.engine.generate([Prompt(tokens, ids, None)], training_sampling(config, policy.stop_tokens))
-    texts = policy.tokenizer.batch_decode([completion.tokens for completion in found], skip_special_tokens=True)
-    counted = sum(len(completion.tokens) for completion in found), sum(completion.stopped for completion in found)
-    return texts, Summary(1, len(found), *counted, 0, time.perf_counter() - start)
+    start, samples = time.perf_counter(), config.actor_rollout_ref.rollout.n
+    row = PromptRow(0, 0, tokens, asked, PROMPT, None, {}, PROMPT, written_prompt=text)
+    sampling = training_sampling(config, policy.stop_tokens)
+    if converses(config):
+        environments = Environments(config, policy.tokenizer, policy.stop_tokens, own)
+        environments.prove(row)
+        found = environments.run(policy.engine, 0, [row], samples, sampling)
+        texts = [told(one.extras["conversation"]) for one in found]
+    else:
+        found = episodes(Watched(policy.engine, lambda count: None), [row], samples, sampling)
+        drawn = [[token for span in one.spans for token in span.tokens] for one in found]
+        texts = policy.tokenizer.batch_decode(drawn, skip_special_tokens=True)
+    count = sum(len(span.tokens) for one in found for span in one.spans if span.log_probs)
+    return texts, Summary(1, len(found), count, sum(one.done for one in found), 0, time.perf_counter() - start)
+
+
+def told(conversation: list[dict[str, Any]]) -> str:
+    """Returns a conversation for people: what others than the policy said stands in brackets."""
+    return "".join(
+        turn["content"] if turn["role"] == "assistant" else f"\n[{turn['role']}: {turn['content']}]\n"
+        for turn in conversation
+    )
 
 
 def record_of(row: PromptRow, episodes: list[Episode], tokenizer: Any) -> Record:

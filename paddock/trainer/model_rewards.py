@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paddock.config.schema import Config, RewardModelConfig
-from paddock.core.batch import Batch, PerRow, PerToken, require_one_turn
+from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.data.dataset import BOTH, MODEL, RULE, PromptDataset
 from paddock.errors import UserError
 from paddock.rewards.manager import on_last_token
@@ -108,13 +108,6 @@ class ModelRewards:
         if not len(indices):
             return rows, tokens, {}
         part = batch if bool(wanted.all()) else batch.rows(indices)
-        require_one_turn(
-            part,
-            "reads a prompt and one answer of the policy",
-            key="reward_model.enable",
-            value=True,
-            fix="score several turns by a rule or a function of your own",
-        )
         found = self.scorer.scores(part, [texts[index] for index in indices.tolist()])
         rows[indices] = found.rows
         by_token = found.tokens if found.tokens is not None else on_last_token(found.rows, part.need("mask"))

@@ -12,8 +12,7 @@ from paddock.data.dataset import MODEL, PromptDataset
 from paddock.data.loader import Loader
 from paddock.models.image_reader import ImageReader
 from paddock.rewards.manager import NO_FUNCTIONS, Functions, RewardManager
-from paddock.rewards.score import ScoreRequest
-from paddock.rollouts.collect import Collector
+from paddock.rollouts.collect import Collector, trial
 from paddock.rollouts.environments import Environments, RowEnvironments
 from paddock.trainer import training
 from paddock.trainer.checkpoint import CheckpointStore
@@ -49,16 +48,18 @@ def open_trainer(
     rewards.total_steps = total_steps
     dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))
     first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
-    rewards.check([ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.location,
-                                row.written_prompt) for row in first])  # fmt: skip
+    in_environments = converses(config) or dataset.names_agents
+    rewards.check([trial(row, in_environments) for row in first])
     log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
     roles = things.enter_context(closing(build(config, tokenizer, total_steps)))
     models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)
     if models:
         models.check(dataset)
-    in_environments = converses(config) or dataset.names_agents
     if in_environments:
-        environments = things.enter_context(closing(Environments(config, tokenizer, roles.stop_tokens, rows)))
+        environments = things.enter_context(
+            closing(Environments(config, tokenizer, roles.stop_tokens, rows, rewards.reads_environments))
+        )
+        environments.prove(dataset[0])
         roles.rollout.open_environments(environments)
     collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models, in_environments)
     validation = None

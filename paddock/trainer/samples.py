@@ -14,7 +14,7 @@ from paddock.core.masked import masked_mean
 from paddock.trainer.files import replacing
 
 OWN_FIELDS = ("data_source", "ground_truth")
-NOT_SHOWN = ("images", "written_prompt")  # pixels are no words, and `messages` has the prompt
+NOT_SHOWN = ("images", "written_prompt", "environment")  # pixels are no words, and `messages` has the prompt
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -85,7 +85,8 @@ class ClassifierScorer(Role):
     def transcripts(self, batch: Batch) -> list[Transcript]:
         kept = batch.need("prompt_mask") != 0
         prompts = [row[own].tolist() for row, own in zip(batch.prompts, kept, strict=True)]
-        return self.transcriber.transcripts(batch.extras["messages"], prompts, batch.answers())
+        turns = batch.extras.get("conversation")
+        return self.transcriber.transcripts(batch.extras["messages"], prompts, batch.answers(), turns)
 
     def require_room(self, transcripts: Sequence[Transcript]) -> None:
         longest, room = max(map(len, transcripts)), self.config.forward_max_token_len_per_gpu
@@ -117,8 +118,15 @@ class JudgeScorer:
         self.judge.check(prompt, truth)
 
     def scores(self, batch: Batch, texts: Sequence[str]) -> ModelScores:
+        conversations = batch.extras.get("conversation", [()] * len(batch))
+        texts = [told(turns) if len(turns) > 1 else text for turns, text in zip(conversations, texts, strict=True)]
         values, metrics = self.judge.scores(batch.extras["messages"], texts, batch.extras["ground_truth"])
         return ModelScores(torch.tensor(values), metrics=metrics)
+
+
+def told(turns: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a conversation as a judge reads it: each turn under its author's name."""
+    return "\n\n".join(f"[{turn['role']}]\n{turn['content']}" for turn in turns)
 
 
 class EngineJudge(Role):

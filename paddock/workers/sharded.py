@@ -46,7 +46,7 @@ UPDATE = FORWARD | {
     "versions", "rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "weights", "advantages", "returns"
 }  # fmt: skip
 """Columns that ranks are sent for a forward and an update."""
-SCORED = ("messages", "ground_truth", "location")
+SCORED = ("messages", "ground_truth", "location", "conversation")
 """What a reward model is told about a row beside its tokens."""
 
 R = TypeVar("R")

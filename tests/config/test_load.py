@@ -166,6 +166,14 @@ def test_keys_that_this_run_does_not_read_are_named():
     assert any("megatron.tensor_model_parallel_size has no effect" in warning for warning in loaded.warnings)
 
 
+def test_tools_beside_an_environment_are_named_as_unread():
+    tools = "actor_rollout_ref.rollout.multi_turn.function_tool_path=calculator"
+    (said,) = [warning for warning in load(["environment=builtin:guess", tools]).warnings if "no effect" in warning]
+    assert "an environment has its own tools" in said
+    alone = load(["actor_rollout_ref.rollout.multi_turn.enable=True", tools]).warnings
+    assert [warning for warning in alone if "no effect" in warning] == []
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("checkpoint_engine.backend", "nccl"), ("gpu_memory_utilization", "0.4"), ("engine_kwargs.vllm", "{seed: 1}")],

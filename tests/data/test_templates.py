@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 from byte_tokenizer import byte_tokenizer
+from conftest import ROOT
 
 from paddock.data import templates
 from paddock.data.chat import PromptEncoder
@@ -127,3 +130,12 @@ def test_a_prompt_that_is_nothing_or_no_text_is_named(template, prompt, reason):
     with pytest.raises(UserError, match=f"row 5, column 'prompt': .*{reason}") as error:
         encoder(template).encode([prompt], ["row 5"], "prompt")
     assert error.value.fix
+
+
+def test_a_watch_leaves_no_mark_on_which_a_profiler_would_hang():
+    """An exception that is taken back, and never was raised, stays pending in Python 3.11 for who traces the thread."""
+    code = (
+        "import cProfile\nfrom paddock.data.templates import Watch\nprofile = cProfile.Profile()\nprofile.enable()\n"
+        "for _ in range(3):\n    with Watch() as watch:\n        watch.next()\nprofile.disable()"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, cwd=ROOT).returncode == 0

@@ -129,6 +129,7 @@ def test_a_plug_in_adds_a_prefix(monkeypatch):
 
 
 def test_an_unknown_prefix_is_refused_with_the_nearest_one():
+    assert "did you mean 'textarena'?" in str(refusal("textarea:Wordle-v0"))
     assert "does not name a class" in str(refusal("wordle"))
 
 
@@ -153,3 +154,11 @@ def test_a_constructor_that_raises_is_refused_with_what_it_was_given_and_takes(f
 
 def test_an_object_without_reset_is_no_environment():
     assert "no method reset" in refusal(dict).reason
+
+
+def test_what_close_raises_is_told_by_name():
+    class Stuck(Environment):
+        def close(self):
+            raise RuntimeError("still held")
+
+    assert "RuntimeError: still held" in refusal(Stuck).reason

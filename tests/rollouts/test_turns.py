@@ -10,14 +10,13 @@ from holes import TOKENIZER, episodes, holes
 
 from paddock.algorithms.advantages import compute_advantages
 from paddock.config.load import load
-from paddock.config.schema import AlgorithmConfig, RewardModelConfig
+from paddock.config.schema import AlgorithmConfig
 from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.rewards.manager import RewardManager
 from paddock.rollouts.collect import Collector
 from paddock.trainer.generation import record_of
 from paddock.trainer.metrics import batch_metrics
-from paddock.trainer.model_rewards import ModelRewards
 from paddock.trainer.performance import token_counts
 from paddock.trainer.run import train
 from paddock.trainer.samples import samples_of
@@ -118,13 +117,6 @@ def test_a_function_of_whole_batches_gets_the_messages_of_each_conversation(tmp_
     with RewardManager(load(keys).config) as rewards:
         found, _ = collector(rewards).score(batch, rewards.begin())
     assert found.extras["score"] == [3.0, 1.0, 1.0, 0.0]
-
-
-def test_a_reward_model_refuses_several_turns_by_name():
-    models = ModelRewards(None, RewardModelConfig(enable=True))  # type: ignore[arg-type]
-    batch = scored(holes(style="model"))
-    with pytest.raises(UserError, match=r"reward_model.enable=True: reads .* one answer .* row 10 has 2 turns"):
-        models.scores(batch, [""] * 4, torch.tensor([True, True, False, False]))
 
 
 def test_the_baseline_by_column_refuses_several_turns_and_the_one_by_rank_serves_them():

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import pty
-import shlex
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +21,6 @@ from test_loop import arguments, start, wait_for, weights
 
 from paddock.cli import main
 from paddock.config.load import load
-from paddock.ending import evaluation
 from paddock.errors import UserError
 from paddock.trainer import main_ppo
 from paddock.trainer.checkpoint import CheckpointStore
@@ -65,13 +64,16 @@ def test_the_last_step_is_saved_without_a_key_and_the_last_lines_say_what_to_do_
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-def test_the_next_command_evaluates_with_the_tools_of_the_run():
-    turns = "actor_rollout_ref.rollout.multi_turn"
-    tools = [f"{turns}.enable=True", f"{turns}.max_assistant_turns=3", f"{turns}.function_tool_path=calculator"]
-    config = load([GRPO, *tools]).config
-    words = shlex.split(evaluation(Path("actor"), config))
-    assert [word for word in words if word.startswith("actor_rollout_ref.")] == tools
-    assert evaluation(Path("actor"), load([GRPO, "environment=builtin:guess"]).config).endswith(" environment=builtin:guess")
+def test_the_next_command_names_the_environment_of_the_run(tmp_path, capsys):
+    keys = ["environment=builtin:calculator", "data.max_response_length=40", "data.train_files=builtin:products/train",
+            "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=2", "data.val_files=builtin:products/test",
+            "actor_rollout_ref.model.path=builtin:tiny-tools"]  # fmt: skip
+    assert main(["train", *arguments(tmp_path, GRPO, *keys)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: paddock eval")]
+    assert "environment=builtin:calculator" in line and "multi_turn.max_assistant_turns=2" in line
+    assert main([*line.split()[2:], "data.val_max_samples=16"]) == 0
+    right = re.search(r"mean@1\D+([\d.]+)%", capsys.readouterr().out)
+    assert float(right[1]) > 20  # none without the tool
 
 
 def test_a_key_turns_the_last_checkpoint_off_and_the_last_line_says_so(tmp_path, capsys):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from paddock.config import tree
-from paddock.config.conversations import paths_of
 from paddock.config.paths import files_of, missing_file
 from paddock.config.rewards import absent_files
 from paddock.config.schema import Config
@@ -54,17 +53,3 @@ def plugin_files_exist(config: Config) -> None:
         path = tree.get(config, key)
         if path and not path.startswith("pkg://") and not os.path.isfile(path):
             raise missing_file(key, path)
-    turns = "actor_rollout_ref.rollout.multi_turn"
-    named = {f"{turns}.{name}": tree.get(config, f"{turns}.{name}") for name in CONVERSATION_FILES}
-    named["actor_rollout_ref.rollout.agent.agent_loop_config_path"] = (
-        config.actor_rollout_ref.rollout.agent.agent_loop_config_path
-    )
-    named["environment"] = config.environment if ".py:" in (config.environment or "") else None
-    for key, value in named.items():
-        for path in paths_of(value):
-            file = path.partition(".py:")[0] + ".py" if ".py:" in path else path
-            if file.endswith((".py", ".yaml", ".yml", ".json")) and not os.path.isfile(os.path.expanduser(file)):
-                raise missing_file(key, path)
-
-
-CONVERSATION_FILES = ("function_tool_path", "tool_config_path", "interaction_config_path")

@@ -44,6 +44,8 @@ def warnings(config: Config, origins: dict[str, str]) -> Iterator[str]:
             yield f"{key} has no effect: {_RO}.name={rollout.name} runs the actor's own weights"
         elif not converses(config) and (key.startswith(f"{_RO}.multi_turn.") or key == f"{_RO}.deterministic"):
             yield f"{key} has no effect on rows without agent_name: set environment, or {_RO}.multi_turn.enable=True"
+        elif key == f"{_RO}.multi_turn.function_tool_path" and config.environment:
+            yield f"{key} has no effect on rows without agent_name: an environment has its own tools"
         elif key == "environment_kwargs" and not config.environment:
             yield "environment_kwargs has no effect: no environment is named"
         elif key in (f"{_RO}.nnodes", f"{_RO}.n_gpus_per_node") and not rolls_out_apart(config):

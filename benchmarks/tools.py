@@ -1,0 +1,133 @@
+"""What slow tools cost a rollout: conversations whose tools wait, against those whose tools do not.
+
+python benchmarks/tools.py                                            # the embedded model, on this CPU
+python benchmarks/tools.py --model FOLDER --conversations 64,256,1024 --seconds 0.1,1
+
+Every turn of the policy is followed by a tool of so many seconds. The bound is the larger of two times: that of the
+same work with tools of 0 seconds, and that of the slowest conversation alone, whose turns and tools follow each other.
+`idle` is the share of the time in which the engine did nothing although a request could have run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import paddock
+from paddock.config.load import load
+from paddock.core.device import device_of
+from paddock.data.dataset import PromptDataset
+from paddock.engines.rollout.base import Sampling
+from paddock.engines.rollout.embedded.engine import EmbeddedEngine
+from paddock.models.load import load_causal_lm, load_tokenizer
+from paddock.rollouts.conversations import Clock
+from paddock.rollouts.environments import Environments, RowEnvironments
+
+
+def waiting(seconds: float, turns: int) -> type[paddock.Environment]:
+    """Returns an environment of so many turns, each of which is answered after so many seconds."""
+
+    class Waits(paddock.Environment):
+        inline = seconds == 0
+        max_turns = turns
+
+        if seconds:
+
+            async def step(self, answer: paddock.Answer) -> str:  # type: ignore[override]
+                await asyncio.sleep(seconds)
+                return "go on: "
+
+        else:
+
+            def step(self, answer: paddock.Answer) -> str:
+                return "go on: "
+
+    return Waits
+
+
+@dataclass(frozen=True)
+class Result:
+    seconds: float
+    tokens: int
+    idle: float
+
+
+class Bench:
+    """A model, its engine and rows, as a run has them."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
+        device = device_of(args.device)
+        dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
+        self.tokenizer = load_tokenizer(args.model)
+        self.net = load_causal_lm(args.model, dtype=dtype, device=device)
+        named = self.net.generation_config.eos_token_id
+        self.stops = frozenset(named if isinstance(named, list) else [named]) | {self.tokenizer.eos_token_id}
+
+    def run(self, conversations: int, seconds: float) -> Result:
+        args = self.args
+        config = load([
+            f"actor_rollout_ref.model.path={args.model}", f"trainer.device={args.device}", "environment=python:waits",
+            "data.train_files=builtin:products/train", "data.max_prompt_length=512",
+            f"actor_rollout_ref.rollout.max_num_seqs={max(2, conversations)}",
+        ]).config  # fmt: skip
+        rows = PromptDataset.train(config.data, self.tokenizer).rows(range(conversations))
+        engine = EmbeddedEngine(self.net, max_num_seqs=max(2, conversations))
+        own = RowEnvironments(config, {"waits": waiting(seconds, args.turns)})
+        environments = Environments(config, self.tokenizer, self.stops, own)
+        sampling = Sampling(args.length, self.stops, 1, 0)
+        found = []
+        for step in range(args.rounds + 1):
+            environments.clock = Clock()
+            episodes = environments.run(engine, 0, rows, 1, sampling)
+            tokens = sum(len(span.tokens) for one in episodes for span in one.spans if span.log_probs)
+            clock = environments.clock
+            if step:
+                found.append(Result(clock.total, tokens, clock.idle / clock.total))
+        environments.close()
+        return Result(
+            *(statistics.median(column) for column in zip(*(vars(one).values() for one in found), strict=True))
+        )
+
+
+def numbers(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="builtin:tiny")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--conversations", type=numbers, default=[8, 32, 128])
+    parser.add_argument("--seconds", type=numbers, default=[0.1, 1.0])
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=3)
+    bench = Bench(parser.parse_args())
+    print(
+        "| tool, s | conversations | seconds | tokens/s | bound, s | of the bound | idle |",
+        "|---|---|---|---|---|---|---|",
+        sep="\n",
+    )
+    for conversations in map(int, bench.args.conversations):
+        alone = bench.run(1, 0.0).seconds
+        free = bench.run(conversations, 0.0)
+        show(0.0, conversations, free, free.seconds)
+        for seconds in bench.args.seconds:
+            bound = max(free.seconds, alone + seconds * bench.args.turns)
+            show(seconds, conversations, bench.run(conversations, seconds), bound)
+
+
+def show(seconds: float, conversations: int, found: Any, bound: float) -> None:
+    speed, share = found.tokens / found.seconds, bound / found.seconds
+    print(f"| {seconds:g} | {conversations} | {found.seconds:.2f} | {speed:,.0f} | {bound:.2f} | {share:.0%} "
+          f"| {found.idle:.1%} |", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Tools under verl's names; `paddock.environments.verl_tools` runs them."""

@@ -1,0 +1,98 @@
+"""What environments of Gym's kind share: objects that are reset and used again, and global random numbers.
+
+Their games draw from the generators of `random` and numpy that the whole process shares, and episodes run side by side.
+`Draws` gives each episode a state of its own, so that a seed decides a game whatever else plays. A thread that draws
+from them without `Draws` in that moment takes numbers of a game; nothing of ours does, our randomness is counted.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from paddock.environments.environment import Environment, Message, messages_said
+
+T = TypeVar("T")
+TURN = threading.RLock()
+"""Held while an episode draws from the global generators."""
+
+
+class Draws:
+    """Keeps the state that the global generators have for one episode."""
+
+    def __init__(self, seed: int):
+        self.python = random.Random(seed).getstate()
+        self.numpy = np.random.RandomState(seed % 2**32).get_state()
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Inside, `random` and `numpy.random` draw as this episode; outside they go on as before."""
+        with TURN:
+            others = random.getstate(), np.random.get_state()
+            random.setstate(self.python)
+            np.random.set_state(self.numpy)
+            try:
+                yield
+            finally:
+                self.python, self.numpy = random.getstate(), np.random.get_state()
+                random.setstate(others[0])
+                np.random.set_state(others[1])
+
+
+class Pool(Generic[T]):
+    """Holds games that no episode plays: making one may read a dictionary, resetting one does not."""
+
+    def __init__(self, make: Callable[[], T]):
+        self.make = make
+        self.free: list[T] = []
+
+    def take(self) -> T:
+        try:
+            return self.free.pop()
+        except IndexError:
+            return self.make()
+
+    def give(self, game: T) -> None:
+        self.free.append(game)
+
+
+class Reused(Environment):
+    """Plays one episode on a game of a pool."""
+
+    def __init__(self, pool: Pool[Any]):
+        self.pool = pool
+        self.game: Any = None
+
+    @contextmanager
+    def playing(self) -> Iterator[Any]:
+        """Yields the game, which draws as this episode inside. `close` gives back no game that is still played, as one
+        is that took too long, nor one that raised."""
+        game, self.game = self.game or self.pool.take(), None
+        with self.draws.drawing():
+            yield game
+        self.game = game
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> list[Message]:
+        self.draws = Draws(seed)
+        with self.playing() as game:
+            return asked(row, self.begin(game, seed))
+
+    def begin(self, game: Any, seed: int) -> str:
+        """Begins a game; returns what it says."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        if self.game is not None:
+            self.pool.give(self.game)
+            self.game = None
+
+
+def asked(row: Mapping[str, Any], text: str) -> list[Message]:
+    """Returns the first prompt of a game: system messages of the row's own prompt, then the text as the user's."""
+    own = messages_said(row.get("prompt") or [])
+    return [one for one in own if one["role"] == "system"] + messages_said(text)

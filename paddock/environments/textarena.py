@@ -1,0 +1,79 @@
+"""Games of TextArena for one player: `textarena:GuessTheNumber-v0`.
+
+A turn of the policy is an action; what the game says to it is the next message, without the history that TextArena's
+observation wrappers repeat. Its action wrappers stay: they put an action in brackets that has none. A game pays once,
+at its end. Games for several players are refused: nobody is there to play the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paddock.environments.environment import Answer, Environment, Turn
+from paddock.environments.packages import imported, refused, unknown
+from paddock.environments.reused import Draws, Pool, Reused
+
+SEVERAL = "a game of one player, e.g. textarena:GuessTheNumber-v0, Mastermind-v0, Wordle-v0, Sokoban-v0, Minesweeper-v0"
+
+
+class TextArena(Reused):
+    """Plays one game of TextArena as player 0."""
+
+    def begin(self, game: Any, seed: int) -> str:
+        game.reset(num_players=1, seed=seed)
+        return news(game)
+
+    def step(self, answer: Answer) -> Turn:
+        with self.playing() as game:
+            done, _ = game.step(action=answer.text)
+            if not done:
+                return Turn(news(game))
+            rewards, _ = game.close()
+            return Turn(reward=float(rewards[0]), done=True)
+
+
+def news(game: Any) -> str:
+    """Returns what the game said since the last turn, less the player's own action."""
+    arena = imported("textarena", "textarena", "textarena")
+    while isinstance(game, arena.Wrapper):
+        game = game.env
+    _, heard = game.get_observation()
+    return "\n".join(message for _, message, kind in heard if kind is not arena.ObservationType.PLAYER_ACTION)
+
+
+def source(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
+    """Returns a function that makes games of this name; `kwargs` go to the game's constructor."""
+    full = f"textarena:{name}"
+    arena = imported("textarena", "textarena", full)
+    known = imported("textarena.envs.registration", "textarena", full).ENV_REGISTRY
+    if name not in known:
+        raise unknown(full, name, known, "TextArena")
+
+    def make() -> Any:
+        try:
+            return arena.make(name, **kwargs)
+        except LookupError as error:
+            if "nltk" not in str(error).lower():
+                raise
+            fix = "python -m nltk.downloader words averaged_perceptron_tagger_eng, on a machine with a network"
+            raise refused(full, "needs word lists of NLTK, which are not on this machine", fix) from error
+
+    pool: Pool[Any] = Pool(make)
+    pool.give(of_one_player(make(), full))
+    return lambda: TextArena(pool)
+
+
+def of_one_player(game: Any, name: str) -> Any:
+    """Returns the game; one that takes more players is refused."""
+    arena = imported("textarena", "textarena", name)
+    try:
+        with Draws(0).drawing():
+            game.reset(num_players=1, seed=0)
+    except (AssertionError, ValueError) as error:
+        if "player" not in str(error).lower():
+            raise
+        raise refused(name, f"is a game of several players, and there is one policy ({error})", SEVERAL) from error
+    if not isinstance(game.state, arena.SinglePlayerState):
+        raise refused(name, "is a game of several players, and there is one policy", SEVERAL)
+    return game

@@ -1,0 +1,105 @@
+"""Classes that YAML files in verl's form name: tools, interactions, agent loops. They are asked for methods by name, so
+that those of verl itself and those of `compat/verl` serve alike."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from paddock.core.registry import suggest
+from paddock.environments.catalogue import told
+from paddock.errors import UserError
+from paddock.facts.compat import importable
+
+Entry = dict[str, Any]
+MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
+
+
+def entries(path: str, key: str, section: str | None, needed: str) -> list[Entry]:
+    """Returns the entries of a YAML file: a list, or the one under `section`. Each has the field `needed`."""
+
+    def refused(reason: str, fix: str) -> UserError:
+        return UserError(reason, key=key, value=path, fix=fix)
+
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise refused("there is no such file", f"check the path; it is looked for in {Path.cwd()}")
+    try:
+        found: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise refused(f"cannot be read: {str(error).splitlines()[0]}", "mend the YAML") from error
+    if section is not None:
+        found = found.get(section) if isinstance(found, Mapping) else None
+    form = f"- {needed}: ..."
+    fix = f"{section}:\n    {form}" if section else form
+    if not isinstance(found, list) or not found:
+        raise refused(f"holds no list{f' {section!r}' if section else ''}", f"write one: {fix}")
+    for number, entry in enumerate(found):
+        if not isinstance(entry, dict) or not isinstance(entry.get(needed), str):
+            raise refused(f"entry {number} has no {needed!r}", fix)
+    return found
+
+
+def class_of(name: str, key: str, path: str) -> Any:
+    """Returns the class `package.module.Class`; `key` and `path` are the setting and the file that name it."""
+    importable()
+    module_name, _, attribute = name.rpartition(".")
+
+    def refused(reason: str, fix: str) -> UserError:
+        return UserError(f"{name} {reason}", key=key, value=path, fix=fix)
+
+    if not module_name:
+        raise refused("is no package.module.Class", "name the module as well")
+    try:
+        module = import_module(module_name)
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a user's module runs: SystemExit is as likely as SyntaxError
+        fix = "a module that this Python imports: check its name, and PYTHONPATH"
+        if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("verl."):
+            fix = f"Paddock has no {error.name}: write it yourself, in a file of function_tool_path if it is a tool"
+        raise refused(f"cannot be imported: {told(error)}", fix) from error
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        own = [one for one, value in vars(module).items() if isinstance(value, type) and not one.startswith("_")]
+        raise refused(f"is not there: the module has no class {attribute!r}", suggest(attribute, own))
+    return found
+
+
+def made(thing: Callable[..., Any], name: str, key: str, path: str, arguments: Mapping[str, Any]) -> Any:
+    """Returns an object of a class; what its constructor raises is told with the class."""
+    try:
+        return thing(**arguments)
+    except (UserError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        fix = f"it is called with {', '.join(arguments)}"
+        raise UserError(f"{name} cannot be made: {told(error)}", key=key, value=path, fix=fix) from error
+
+
+def taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those arguments that a function takes: signatures differ between versions of verl."""
+    names = named(getattr(function, "__func__", function))
+    return {name: value for name, value in given.items() if names is None or name in names}
+
+
+@lru_cache(maxsize=1024)
+def named(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Returns the names of a function's arguments; None: it takes any. Read once, for every episode asks."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return None
+    return frozenset(one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY)
+
+
+async def settled(value: Any) -> Any:
+    """Returns a value, or what it becomes if it is awaitable: methods are coroutines, in older plug-ins functions."""
+    return await value if inspect.isawaitable(value) else value

@@ -1,0 +1,24 @@
+"""The package of verl's name that comes with this one, for plug-ins that import it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent
+
+
+def shims() -> Path:
+    """Returns the folder that holds the package: in a wheel it is inside of this one, in a checkout beside it."""
+    return next(folder for folder in (PACKAGE / "compat", PACKAGE.parent / "compat") if folder.is_dir())
+
+
+def importable() -> None:
+    """Makes plug-ins written for verl importable: those of the working directory, as `python -m` does, and verl's
+    names, unless verl itself is installed."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    if importlib.util.find_spec("verl") is None:
+        sys.path.append(str(shims()))

@@ -1,0 +1,165 @@
+"""Tool calls of a turn: run, limited, answered in order; what goes wrong is told to the policy."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from talks import conversation, driven, talk
+
+import paddock
+from paddock.environments.environment import Answer, Call, Malformed
+from paddock.environments.tools import tool_of
+from paddock.rollouts.conversation import TimeLimit
+
+LIMITS = "actor_rollout_ref.rollout.multi_turn"
+
+
+class Tools(paddock.Environment):
+    @paddock.tool
+    def add(self, a: int, b: int = 1) -> int:
+        """Adds."""
+        return a + b
+
+    @paddock.tool
+    def fail(self) -> int:
+        """Fails."""
+        return 1 // 0
+
+    @paddock.tool
+    def refuse(self) -> int:
+        """Refuses."""
+        raise paddock.ToolError("not today")
+
+    @paddock.tool
+    def sleep(self) -> str:
+        """Sleeps."""
+        time.sleep(0.5)
+        return "late"
+
+    @paddock.tool
+    def say(self, text: str) -> dict[str, str]:
+        """Says."""
+        return {"said": text}
+
+    @paddock.tool
+    async def later(self, text: str) -> str:
+        """Says it later."""
+        return text[::-1]
+
+
+def answered(*calls: Call, settings: tuple[str, ...] = (), malformed: tuple[Malformed, ...] = ()) -> tuple:
+    own = conversation(Tools, f"{LIMITS}.max_parallel_calls=9", *settings)
+    found = driven(own.results(Answer("", calls=calls, malformed=malformed)))
+    return [message["content"] for message in found], own.counts, found
+
+
+def test_results_come_in_the_order_of_the_calls_with_their_names():
+    calls = Call("add", {"a": 2, "b": 3}, id="7"), Call("later", {"text": "ab"}), Call("say", {"text": "hé"})
+    texts, counts, messages = answered(*calls)
+    assert texts == ["5", "ba", '{"said": "hé"}']
+    assert [message["name"] for message in messages] == ["add", "later", "say"]
+    assert messages[0]["tool_call_id"] == "7" and "tool_call_id" not in messages[1]
+    assert all(message["role"] == "tool" for message in messages) and counts.failed_calls == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (Call("fail", {}), "error: ZeroDivisionError: integer division or modulo by zero"),
+        (Call("refuse", {}), "error: not today"),
+        (Call("sub", {}), "error: there is no tool 'sub'; there are add, fail, refuse, sleep, say, later"),
+        (Call("add", {}), "error: add lacks the argument 'a'"),
+        (Call("add", {"a": 1, "c": 2}), "error: add has no argument 'c'; it has ['a', 'b']"),
+        (Call("add", {"a": "many"}), "error: a is 'many', not of type integer"),
+        (Call("add", {"a": True}), "error: a is True, not of type integer"),
+    ],
+)
+def test_what_goes_wrong_is_told_to_the_policy_and_counted(call, told):
+    texts, counts, _ = answered(call, Call("add", {"a": "2"}))
+    assert texts == [told, "3"] and counts.failed_calls == 1
+
+
+def test_a_malformed_call_is_answered_with_its_reason():
+    texts, *_ = answered(Call("add", {"a": 1}), malformed=(Malformed("{", "is not JSON"),))
+    assert texts == ["2", "error: is not JSON"]
+
+
+def test_a_tool_that_takes_too_long_is_given_up():
+    own = conversation(Tools, f"{LIMITS}.tool_timeout=0.1")
+    waiting = own.results(Answer("", calls=[Call("sleep", {})]))
+    next(waiting)
+    with pytest.raises(StopIteration) as end:
+        waiting.throw(TimeLimit())
+    assert end.value.value[0]["content"] == "error: the tool took longer than 0.1 s"
+    assert own.counts.timeouts == own.counts.failed_calls == 1
+
+
+def test_calls_beyond_the_limit_of_a_turn_are_not_run_and_the_policy_is_told():
+    own = conversation(Tools, f"{LIMITS}.max_parallel_calls=2")
+    found = driven(own.results(Answer("", calls=[Call("add", {"a": number}) for number in range(3)])))
+    assert [message["content"] for message in found] == ["1", "2", "error: not run: at most 2 calls of a turn are run"]
+
+
+@pytest.mark.parametrize(
+    ("side", "kept"),
+    [
+        ("right", "ab…12345...(truncated)"),
+        ("left", "(truncated)...345678é0"),
+        ("middle", "ab…1...(truncated)...78é0"),
+    ],
+)
+def test_a_long_result_is_cut_on_the_named_side_in_whole_characters(side, kept):
+    keys = f"{LIMITS}.max_tool_response_length=8", f"{LIMITS}.tool_response_truncate_side={side}"
+    texts, counts, _ = answered(Call("later", {"text": "ab…12345678é0"[::-1]}), settings=keys)
+    assert texts == [kept] and counts.cut_results == 1
+
+
+def test_a_result_that_fits_exactly_stays_whole():
+    texts, counts, _ = answered(Call("later", {"text": "12345678"}), settings=(f"{LIMITS}.max_tool_response_length=8",))
+    assert texts == ["87654321"] and counts.cut_results == 0
+
+
+def test_functions_run_side_by_side_and_methods_of_an_environment_one_after_the_other():
+    meeting = threading.Barrier(2)
+
+    @paddock.tool
+    def meet() -> str:
+        """Returns when two are there."""
+        meeting.wait(timeout=10)
+        return "met"
+
+    class Both(paddock.Environment):
+        inside = 0
+
+        @paddock.tool
+        def alone(self) -> str:
+            """Must be alone."""
+            Both.inside += 1
+            time.sleep(0.01)
+            Both.inside -= 1
+            return str(Both.inside)
+
+        def tools(self):
+            return [*super().tools(), tool_of(meet)]
+
+    own = conversation(Both, f"{LIMITS}.max_parallel_calls=9")
+    calls = [Call("meet", {}), Call("alone", {}), Call("meet", {}), Call("alone", {})]
+    found = driven(own.results(Answer("", calls=calls)))
+    assert [message["content"] for message in found] == ["met", "0", "met", "0"]
+
+
+def test_a_model_that_calls_a_tool_gets_its_result_and_answers():
+    """The embedded model of the tool task, greedily: some of its turns call the tool, and some copies are right."""
+    found = talk("builtin:calculator", count=48, samples=1, length=40, data="builtin:products/test",
+                 weights="tiny-tools", temperature=0.0)  # fmt: skip
+    called = [one for one in found if one.extras["tool_call_counts"]]
+    assert len(called) > 10
+    for one in called:
+        call, result, *_ = one.extras["conversation"]
+        a, b = (int(part.strip("mul(ab=) ][")) for part in call["content"].split(","))
+        assert result == {"role": "tool", "name": "mul", "content": f"{a * b}="}
+    right = [one.extras["conversation"][-1]["content"] + "=" == one.extras["conversation"][1]["content"]
+             for one in called if len(one.extras["conversation"]) > 2]  # fmt: skip
+    assert sum(right) > len(called) // 4

@@ -1,0 +1,78 @@
+"""A run that is killed while a tool runs: nothing is lost or trained twice, and no process is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from safetensors.torch import load_file
+
+ENVIRONMENT = """
+import pathlib, time
+import paddock
+
+class Slow(paddock.Environment):
+    def step(self, answer):
+        if answer.number == 0:
+            pathlib.Path("in_a_tool").touch()
+            time.sleep(0.05)
+            return "+1="
+        return paddock.Turn(reward=float(len(answer.tokens)), done=True)
+"""
+
+
+def started(folder: Path, *settings: str) -> subprocess.Popen:
+    command = [
+        sys.executable, "-m", "paddock.cli", "train", "environment=slow.py:Slow", "algorithm.adv_estimator=grpo",
+        "data.train_batch_size=4", "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=4",
+        "trainer.save_freq=1", "data.val_files=null", "trainer.logger=[file]", "data.max_response_length=24",
+        "actor_rollout_ref.rollout.deterministic=True", "trainer.rollout_data_dir=dumps",
+        "trainer.default_local_dir=run", *settings,
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    (folder / "slow.py").write_text(ENVIRONMENT)
+    return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def dumped(folder: Path) -> dict[int, list[tuple[int, str]]]:
+    found = {}
+    for path in sorted((folder / "dumps").glob("*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        found[int(path.stem)] = [(line["group"], json.dumps(line["extras"]["conversation"])) for line in lines]
+    return found
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_run_killed_while_a_tool_runs_goes_on_as_if_nothing_had_happened(step, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for folder in (whole, cut):
+        folder.mkdir()
+    assert started(whole).wait(timeout=300) == 0
+    process = started(cut)
+    if step:
+        wait_for(cut / f"run/global_step_{step}", process)
+        (cut / "in_a_tool").unlink(missing_ok=True)
+    wait_for(cut / "in_a_tool", process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert started(cut).wait(timeout=300) == 0
+    assert dumped(cut) == dumped(whole)
+    groups = [group for rows in dumped(whole).values() for group, _ in rows]
+    assert len(groups) == 32 and all(groups.count(group) == 2 for group in groups)
+    files = [next((folder / "run/global_step_4").rglob("*.safetensors")) for folder in (whole, cut)]
+    one, other = map(load_file, files)
+    assert all((one[name] == other[name]).all() for name in one)
