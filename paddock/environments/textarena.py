@@ -7,7 +7,9 @@ at its end. Games for several players are refused: nobody is there to play the o
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from paddock.environments.environment import Answer, Environment, Turn
@@ -49,6 +51,7 @@ def source(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
     known = imported("textarena.envs.registration", "textarena", full).ENV_REGISTRY
     if name not in known:
         raise unknown(full, name, known, "TextArena")
+    share_dictionaries()
 
     def make() -> Any:
         try:
@@ -62,6 +65,23 @@ def source(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
     pool: Pool[Any] = Pool(make)
     pool.give(of_one_player(make(), full))
     return lambda: TextArena(pool)
+
+
+@cache
+def share_dictionaries() -> None:
+    """Has all word games read one dictionary: to load it takes over a second, each game would, and none changes it."""
+    kind = imported("textarena.envs.utils.word_lists", "textarena", "textarena").EnglishDictionary
+    load, one_at_a_time, loaded = kind.__init__, threading.Lock(), {}
+
+    def shared(self: Any, *args: Any, **kwargs: Any) -> None:
+        key = args, tuple(sorted(kwargs.items()))
+        with one_at_a_time:
+            if key not in loaded:
+                load(self, *args, **kwargs)
+                loaded[key] = vars(self)
+        vars(self).update(loaded[key])
+
+    kind.__init__ = shared
 
 
 def of_one_player(game: Any, name: str) -> Any:

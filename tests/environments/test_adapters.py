@@ -229,6 +229,13 @@ from test_adapters import textarena_itself
 name, *texts = sys.argv[1:]
 played = play(f"textarena:{name}", script(texts))
 print(played.turns, played.reward, textarena_itself(name, played.texts, {}))
+if name == "Wordle-v0":
+    import textarena
+    one, other = (textarena.make(name).env for _ in range(2))
+    while hasattr(one, "env"):
+        one, other = one.env, other.env
+    assert one.dictionary is not other.dictionary and one.dictionary.uk_words is other.dictionary.uk_words
+    assert one.dictionary.is_english_word("apple") and not other.dictionary.is_english_word("xqzxq")
 """
 
 
