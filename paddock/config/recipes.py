@@ -102,7 +102,7 @@ EMBEDDED_IN: dict[str, dict[str, Any]] = {
         "data.train_batch_size": 32,
         "data.max_response_length": 40,
     },
-    "builtin:guess": {**EPISODES, "data.max_response_length": 40},
+    "builtin:guess": {**EPISODES, "data.train_batch_size": 32, "data.max_response_length": 40},
 }
 """The embedded default in environments that come with the package, where it differs."""
 
