@@ -95,7 +95,7 @@ def draw(document: dict[str, Any]) -> str:
     seeds = len({run["seed"] for run in runs})
     panels = {
         "tool": Panel(62, 462, steps, "Products: held-out accuracy (dots), reward (line)"),
-        "guess": Panel(540, 940, steps, "The game: reward of greedy (dots) and sampled (line) episodes"),
+        "guess": Panel(540, 940, steps, "The game: reward, greedy (dots), sampled (line)"),
     }
     panels["no_tool"] = panels["tool"]
     about = f"0.5 million parameters, GRPO, one CPU thread. Mean of {seeds} seeds; bands span them."
@@ -105,10 +105,9 @@ def draw(document: dict[str, Any]) -> str:
         *panels["tool"].axes(),
         *panels["guess"].axes(),
     ]
-    for place, name in enumerate(NAME):
-        x = 560 + 140 * place
-        parts.append(line(x, 30, x + 26, 30, COLOUR[name], 'stroke-width="3" stroke-linecap="round"'))
-        parts.append(text(x + 32, 34.5, NAME[name], size=12, weight=600))
+    for x, name in zip((595, 715, 815), NAME, strict=True):
+        parts.append(line(x, 53, x + 20, 53, COLOUR[name], 'stroke-width="3" stroke-linecap="round"'))
+        parts.append(text(x + 26, 57, NAME[name], size=12, weight=600))
     left, high = panels["guess"].at(0, BEST)
     parts.append(line(left, high, panels["guess"].right, high, GREY, 'stroke-dasharray="4 4"'))
     parts.append(text(left + 8, high - 6, f"halving what is left: {BEST}", fill=GREY))

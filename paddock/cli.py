@@ -16,7 +16,8 @@ paddock trains language models with reinforcement learning.
   paddock plan [--json] [--gpu NAME] [--rows N] [key=value ...]
                                       show what a run would do, without loading weights
   paddock run [--plan] SCRIPT [args]  run a launch script written for verl, unchanged
-  paddock data NAME [options]         prepare a data set: gsm8k, math, humaneval, mbpp, geo3k, full_hh_rlhf, from-jsonl
+  paddock data NAME [options]         prepare a data set: gsm8k, math, humaneval, mbpp, geo3k, full_hh_rlhf, from-jsonl;
+                                      with tools: gsm8k_calculator, gsm8k_tool_agent_loop, gsm8k_multiturn_w_tool
   paddock sft [key=value ...]         warm start: learn the answers of prompt/answer rows
   paddock rm train [key=value ...]    a reward model from preference pairs: prompt, chosen, rejected
   paddock generate output=FILE [key=value ...]

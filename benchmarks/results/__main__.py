@@ -1,11 +1,12 @@
 """Train one experiment with one seed, evaluate the model before and after, and write both as JSON while it goes on.
 
     paddock data gsm8k --local_save_dir DATA
-    python -m benchmarks.results grpo-0.5b --seed 1 --data DATA --out OUT [--model FOLDER] [--part train|evaluate]
+    python -m benchmarks.results grpo-0.5b --seed 1 --data DATA --out OUT [--model FOLDER] [--part train|start|evaluate]
 
 The experiments are the files of benchmarks/results/experiments. Each part is the commands that a user would type:
 `paddock train`, which validates greedily on the whole test set, and `paddock eval` with eight samples per prompt of the
-model as it was and as it became. OUT/NAME-SEED.json has the curves, OUT/runs/NAME-SEED logs, answers and checkpoint.
+model as it was (`start`) and as it became. OUT/NAME-SEED.json has the curves, OUT/start-MODEL-DATA.json the model as it
+was, for all runs that start from it, OUT/runs/NAME-SEED logs, answers and checkpoint.
 `--shared` notes that something else ran on the device, so that the seconds of this run mean little.
 """
 
@@ -41,7 +42,7 @@ class Run:
         self.more, self.shared = options.set, options.shared
         name = f"{experiment.name}-{options.seed}"
         self.file, self.folder = options.out / f"{name}.json", options.out / "runs" / name
-        self.start = options.out / f"start-{experiment.model.rpartition('/')[2].lower()}.json"
+        self.start = options.out / f"start-{experiment.model.rpartition('/')[2].lower()}-{experiment.data}.json"
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def train(self) -> None:
@@ -64,10 +65,14 @@ class Run:
                 time.sleep(POLL)
         self.require(process.returncode, self.folder / "train.log")
 
-    def evaluate(self) -> None:
-        """Accuracy and pass@8 of samples. The model as it was is evaluated once for all runs that start from it."""
+    def evaluate_start(self) -> None:
+        """The model as it was is evaluated once for all runs that start from it with the same data."""
         if not self.start.is_file():
             write(self.sampled(self.model, "before", self.experiment.model), self.start)
+
+    def evaluate(self) -> None:
+        """Accuracy and pass@8 of samples, before and after."""
+        self.evaluate_start()
         trained = f"global_step_{self.experiment.steps}/actor"
         after = self.sampled(f"{self.folder}/{trained}", "after", trained)
         document = json.loads(self.file.read_text())
@@ -146,16 +151,18 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="folder with train.parquet and test.parquet")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", help="local folder of the model's weights; default: its name on the hub")
-    parser.add_argument("--part", choices=("train", "evaluate"), help="default: both, one after the other")
+    parser.add_argument("--part", choices=("train", "start", "evaluate"), help="default: all, one after the other")
     parser.add_argument("--steps", type=int, help="instead of the experiment's own number")
     parser.add_argument("--shared", action="store_true", help="note that other work shares the device")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further keys of both commands")
     options = parser.parse_args()
     experiment = load(options.experiment)
     run = Run(replace(experiment, steps=options.steps or experiment.steps), options)
-    if options.part != "evaluate":
+    if options.part in (None, "train"):
         run.train()
-    if options.part != "train":
+    if options.part == "start":
+        run.evaluate_start()
+    if options.part in (None, "evaluate"):
         run.evaluate()
     print(run.file)
     return 0

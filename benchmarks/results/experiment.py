@@ -11,6 +11,8 @@ import yaml
 FOLDER = Path(__file__).with_name("experiments")
 MERGED = ("settings", "evaluation")
 """Sections in which an experiment adds to the one that it is `like`; every other entry replaces that one's."""
+SHARED = ("data.max_", "actor_rollout_ref.rollout.multi_turn.")
+"""Beginnings of the keys of training that evaluation has too."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ class Experiment:
         return words(self.settings)
 
     def sampling(self) -> list[str]:
-        """Evaluation reads prompts and answers of the same lengths as training does."""
-        shared = {key: value for key, value in self.settings.items() if key.startswith("data.max_")}
+        """Evaluation reads prompts and answers of the same lengths as training does, with the same tools."""
+        shared = {key: value for key, value in self.settings.items() if key.startswith(SHARED)}
         return words({**shared, **self.evaluation})
 
 

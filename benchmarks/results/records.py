@@ -13,7 +13,8 @@ from paddock.trainer.samples import Sample
 from paddock.trainer.validation_metrics import by_source, variable_metrics
 
 METHODS = {"strict": "strict", "lenient": "flexible"}
-"""Our name and the rule's: the number after `####`, or the last number of the answer."""
+"""Our name and the rule's: the number after `####`, or the last number of the answer. Of a conversation both read the
+policy's last turn, as the reward does."""
 CURVES = {
     "reward": "critic/score/mean",
     "length": "response_length/mean",
@@ -30,10 +31,14 @@ CURVES = {
     "critic_seconds": "timing_s/update_critic",
     "update_seconds": "timing_s/update_actor",
     "memory_gib": "perf/max_memory_allocated_gb",
+    "turns": "num_turns/mean",
+    "calls": "tool_call_counts/mean",
+    "malformed": "environment/malformed_calls",
+    "failed": "environment/failed_calls",
 }
 """Our name of a curve and the metric. `cut` is the share of answers that reached the longest length; `gap` the mean
-difference of a token's probability between rollout and trainer. A run without a reference or a critic lacks
-their curves."""
+difference of a token's probability between rollout and trainer; `turns` counts the prompt too, and with the three below
+it is a mean over conversations. A run without a reference, a critic or conversations lacks their curves."""
 VALIDATION = "timing_s/testing"
 DIGITS = 5
 
@@ -104,7 +109,8 @@ def accuracies(samples: Iterable[Sample]) -> dict[str, dict[str, float]]:
 
 
 def score_of(sample: Sample, method: str) -> float:
-    return float(compute_score(sample.data_source, sample.answer, sample.ground_truth, method=method))
+    last = (sample.extras.get("turns") or [sample.answer])[-1]
+    return float(compute_score(sample.data_source, last, sample.ground_truth, method=method))
 
 
 def write(document: Mapping[str, Any], file: Path) -> None:

@@ -184,8 +184,7 @@ class MultiTurnConfig:
     max_user_turns: int | None = key(None, "most turns of tools or the environment; unset: no limit", low=1)
     function_tool_path: Any = key(
         None,
-        "tools: Python files of functions marked with `tool` (FILE.py or FILE.py:NAME), calculator, code_interpreter; "
-        "one or a list",
+        "tools: Python files of functions marked with `tool`, FILE:NAME for one, calculator, code_interpreter; a list",
     )
     tool_config_path: str | None = key(None, "tools: YAML file of classes in verl's form", path=True)
     interaction_config_path: str | None = key(None, "YAML file of interactions in verl's form", path=True)

@@ -325,7 +325,7 @@ class Config:
     reward_kwargs: dict[str, Any] = key({}, "arguments of the rules in `reward`, e.g. {pattern: ...} of regex")
     reward_weights: list[float] | None = key(None, "weight of each rule in `reward`; unset: 1 each")
     environment: str | None = key(
-        None, "who answers the policy: FILE.py:Class, module:Class, or NAME of a package, as textarena:Wordle-v0"
+        None, "who answers the policy: FILE:Class, module:Class, or a name of a package, as textarena:Wordle-v0"
     )
     environment_kwargs: dict[str, Any] = key({}, "arguments of the environment's constructor")
     algorithm: AlgorithmConfig = section(AlgorithmConfig)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from paddock.data.chat import Message
-from paddock.data.dialogue import PROBE_TOOL, TEMPLATE_KEY, TOLD, Dialogue, Tools
+from paddock.data.dialogue import PROBE_TOOL, TEMPLATE_KEY, TOLD, Dialogue, Tools, text_of
 from paddock.errors import UserError
 
 FORMAT_KEY = "actor_rollout_ref.rollout.multi_turn.format"
@@ -62,18 +62,23 @@ class Proof:
     """What a user may want to know."""
 
 
-def require_proof(dialogue: Dialogue, form: CallFormat | None = None, tools: Tools | None = None) -> Proof:
+def require_proof(
+    dialogue: Dialogue, form: CallFormat | None = None, tools: Tools | None = None, prompt: Sequence[Message] = ()
+) -> Proof:
     """Returns the proof for a run of several turns; a UserError has the first reason to refuse it."""
-    proof = prove(dialogue, form, tools)
+    proof = prove(dialogue, form, tools, prompt)
     if proof.problems:
         raise proof.problems[0].error()
     return proof
 
 
-def prove(dialogue: Dialogue, form: CallFormat | None = None, tools: Tools | None = None) -> Proof:
+def prove(
+    dialogue: Dialogue, form: CallFormat | None = None, tools: Tools | None = None, prompt: Sequence[Message] = ()
+) -> Proof:
     """Looks at how a chat template writes conversations of several turns.
 
-    `form` reads tool calls. `tools` are those of the run: with them, what keeps tools from being used is a problem.
+    `form` reads tool calls. `tools` are those of the run: with them, what keeps tools from being used is a problem. A
+    `prompt` that shows calls in the format may do so in another than the template's.
     """
     if dialogue.template is None:
         reason = "the tokenizer has no chat template, so no message can follow an answer"
@@ -81,7 +86,7 @@ def prove(dialogue: Dialogue, form: CallFormat | None = None, tools: Tools | Non
             problems=[Problem(reason, TEMPLATE_KEY, "use an instruct model, or set one; plain texts need none")]
         )
     try:
-        look = Look(dialogue, form, tools)
+        look = Look(dialogue, form, tools, prompt)
     except UserError as error:
         return Proof(problems=[Problem(error.reason, TEMPLATE_KEY, "set a template that writes a question")])
     for part in (look.prefixes, look.ends, look.thinking, look.tools_shown, look.calls, look.equality):
@@ -92,8 +97,10 @@ def prove(dialogue: Dialogue, form: CallFormat | None = None, tools: Tools | Non
 class Look:
     """Looks at the parts of a template one after the other, and writes down what it finds."""
 
-    def __init__(self, dialogue: Dialogue, form: CallFormat | None, tools: Tools | None):
-        self.dialogue, self.form, self.tools, self.proof = dialogue, form, tools, Proof()
+    def __init__(
+        self, dialogue: Dialogue, form: CallFormat | None, tools: Tools | None, prompt: Sequence[Message]
+    ):  # fmt: skip
+        self.dialogue, self.form, self.tools, self.prompt, self.proof = dialogue, form, tools, prompt, Proof()
         self.base: Tools | None = None
         """Tools without which the template refuses everything."""
         try:
@@ -223,8 +230,18 @@ class Look:
             self.row("a call", repr(written))
             if self.form and not self.reads(written):
                 reason = f"the format {name} does not read a call as the template writes it: {written!r}"
-                self.hinder_tools(reason, FORMAT_KEY, "name the format of the model's family")
+                if self.shown():
+                    self.note(f"{reason}; the prompt shows calls as they are read")
+                else:
+                    fix = "name the format of the model's family, or show calls in this one in turns of the prompt"
+                    self.hinder_tools(reason, FORMAT_KEY, fix)
         self.row("a tool result", repr(result))
+
+    def shown(self) -> bool:
+        """True if turns of the assistant in the prompt have calls that the format reads."""
+        assert self.form
+        turns = [text_of(message.get("content")) for message in self.prompt if message.get("role") == "assistant"]
+        return any(self.form.parse(turn)[0] for turn in turns)
 
     def reads(self, text: str) -> bool:
         assert self.form

@@ -111,6 +111,7 @@ class Environment:
     ...     def reset(self, row, seed):
     ...         self.secret = seed % 10
     ...         return "Guess a digit."
+    ...
     ...     def step(self, answer):
     ...         return paddock.Turn(reward=1.0, done=True) if answer.text == str(self.secret) else "No. Again?"
     >>> game = Guess()

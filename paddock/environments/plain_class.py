@@ -2,7 +2,7 @@
 
 `reset(**row)` begins an episode. A text that it returns is appended to the last message of the row's prompt.
 `get_reward()` scores the episode. Every other public method is a tool, and needs types and a docstring. A reward
-function that asks for `environments` reads the objects, as in TRL; an attribute of them is paid by nobody else. Three
+function that asks for `environments` reads the objects, as in TRL; an attribute of theirs is paid by nobody else. Three
 things TRL does not do: a method `close` is called at the end and is no tool, a `reset` without `**kwargs` is given only
 the columns that it names, and one that names `seed` is given the episode's.
 """

@@ -188,7 +188,7 @@ class Environments:
         factory = self.rows.factory(row.agent)
         if not isinstance(row.messages, str) and factory.max_turns != 1:
             tools = [tool.schema() for tool in factory.tools]
-            proof = require_proof(self.setting.dialogue, self.setting.format, tools or None)
+            proof = require_proof(self.setting.dialogue, self.setting.format, tools or None, row.messages)
             for note in proof.notes if tools else ():
                 if note.startswith(HIDDEN):
                     log.warning(note)

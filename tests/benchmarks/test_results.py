@@ -248,4 +248,4 @@ def test_the_runner_trains_evaluates_and_writes_one_document(tmp_path):
     run = json.loads((out / "grpo-0.5b-1.json").read_text())
     assert run["finished"] and run["curves"]["step"] == [1, 2] and run["held_out"]["step"] == [0, 2]
     assert run["sampled"]["after"].keys() == run["sampled"]["before"].keys() == records.METHODS.keys()
-    assert json.loads((out / "start-qwen2.5-coder-0.5b-instruct.json").read_text())["prompts"] == 4
+    assert json.loads((out / "start-qwen2.5-coder-0.5b-instruct-gsm8k.json").read_text())["prompts"] == 4

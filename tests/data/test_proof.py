@@ -153,6 +153,17 @@ def test_a_format_that_does_not_read_the_templates_calls_is_refused():
     assert error.value.key == FORMAT_KEY
 
 
+def test_a_prompt_may_show_calls_in_another_format_than_the_templates():
+    dialogue, form = FAMILIES["qwen25"].dialogue(), FORMATS["mistral"]
+    question = {"role": "user", "content": "2 + 3?"}
+    example = {"role": "assistant", "content": 'I add.\n[TOOL_CALLS]add[ARGS]{"a": 2, "b": 3}'}
+    proof = require_proof(dialogue, form, TOOLS, [question, example, question])
+    assert any("the prompt shows calls as they are read" in note for note in proof.notes)
+    for prompt in ([question], [question, {**example, "content": "5"}], [{**example, "role": "user"}]):
+        with pytest.raises(UserError, match="does not read a call"):
+            require_proof(dialogue, form, TOOLS, prompt)
+
+
 def model_folder(folder, stops: list[int]) -> str:
     """A model whose files say when it stops; it needs no weights."""
     shutil.copytree(ROOT / "paddock/assets/tiny", folder, ignore=shutil.ignore_patterns("*.safetensors", "*.jinja"))

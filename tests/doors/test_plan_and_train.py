@@ -52,8 +52,11 @@ UNTRAINED = [
     ((f"{RO}.name=vllm", f"{RO}.temperature=0.7", f"{RO}.top_p=0.9"), f"{RO}.temperature=0.7"),
     ((f"{RO}.name=sglang", f"{RO}.temperature=0.7", f"{RO}.logprobs_mode=raw_logprobs"), f"{RO}.logprobs_mode=raw"),
     ((f"{RO}.name=sglang", f"{RO}.scheduling_policy=priority"), f"{RO}.scheduling_policy=priority"),
+    (("environment=builtin:guess", "algorithm.adv_estimator=optimal_token_baseline"), "=optimal_token_baseline"),
+    (("environment=builtin:guess", f"{RO}.enable_rollout_routing_replay=True"), "enable_rollout_routing_replay=True"),
+    (("environment=python:Mine", *TINY, "trainer.n_gpus_per_node=2"), "environment=python:Mine"),
 ]
-VALUES = {f"{RO}.quantization": "fp8", f"{RO}.agent.default_agent_loop": "tool_agent", "global_profiler.tool": "nsys",
+VALUES = {f"{RO}.quantization": "fp8", "global_profiler.tool": "nsys",
           "trainer.esi_redundant_time": 60, f"{RO}.over_sample_rate": 0.1,
           "reward_model.ulysses_sequence_parallel_size": 2}  # fmt: skip
 ABSENT = [

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
+EXTRA_INFO = {"split": "string", "index": "int64", "answer": "string", "question": "string"}
 
 
 def row(record: Record, split: str, index: int) -> Row:
@@ -21,7 +22,7 @@ def row(record: Record, split: str, index: int) -> Row:
 
 
 def schema() -> pa.Schema:
-    return training_schema({"split": "string", "index": "int64", "answer": "string", "question": "string"})
+    return training_schema(EXTRA_INFO)
 
 
 def _final_answer(record: Record, answer: str) -> str:

@@ -59,12 +59,12 @@ def message_type() -> pa.DataType:
     return pa.list_(pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())]))
 
 
-def training_schema(extra_info: Mapping[str, str], **columns: str) -> pa.Schema:
+def training_schema(extra_info: Mapping[str, str | pa.DataType], **columns: str) -> pa.Schema:
     """Returns the schema of a prepared file; `extra_info` and further `columns` are given as names and Arrow types."""
     import pyarrow as pa
 
-    def fields(types: Mapping[str, str]) -> list[pa.Field]:
-        return [pa.field(name, pa.type_for_alias(alias)) for name, alias in types.items()]
+    def fields(types: Mapping[str, str | pa.DataType]) -> list[pa.Field]:
+        return [pa.field(name, pa.type_for_alias(one) if isinstance(one, str) else one) for name, one in types.items()]
 
     return pa.schema(
         [

@@ -1,0 +1,110 @@
+"""GSM8K with tools: rows whose prompt tells the policy which tool to call, in verl's two forms and in one of our own.
+
+verl's rows carry the arguments that its tool `calc_gsm8k_reward` is made with: that tool scores an attempt. Ours are
+for `calculator`, which comes with the package and does not know the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from paddock.data.prepare import gsm8k
+from paddock.data.prepare.preparer import Preparer, Row, training_schema
+from paddock.data.prepare.records import Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCORING_TOOL, TOOL_AGENT = "calc_gsm8k_reward", "tool_agent"
+SCORING = (
+    "You solve problems of mathematics. Reason step by step, then check your result: call the tool "
+    f"`{SCORING_TOOL}` with it at least once before you give the final answer, and mend a result whose score is low. "
+    "End with `#### <answer>`."
+)
+CALL_FORMAT = "mistral"
+"""Its marks are plain text for every tokenizer. Marks of a model's own may be tokens that it was never trained on, as
+those of Qwen2.5-Coder-0.5B-Instruct are: no prompt makes it write one."""
+CALCULATING = (
+    "Solve the problem step by step. Let the tool `calculator` do the arithmetic: write a step and a call, and you are "
+    'told the result. When you know the final answer, write it after "####".'
+)
+CALL = '[TOOL_CALLS]calculator[ARGS]{"expression": "%s"}'
+EXAMPLE = (
+    ("user", "Tom earns 15 dollars an hour and works 6 hours a day. He spends a fifth of what he earns. "
+             "How much does he keep after 5 days?"),
+    ("assistant", f"In 5 days he earns 15 * 6 * 5 dollars.\n{CALL % '15 * 6 * 5'}"),
+    ("tool", "450"),
+    ("assistant", f"He spends a fifth of the 450 dollars and keeps the rest.\n{CALL % '450 - 450 / 5'}"),
+    ("tool", "360.0"),
+    ("assistant", "He keeps 360 dollars.\n#### 360"),
+)  # fmt: skip
+"""A conversation before the question: models copy the form of a call better than they follow a description of it."""
+TURNS = "actor_rollout_ref.rollout.multi_turn"
+
+
+def scoring_row(record: Record, split: str, index: int) -> Row:
+    row = gsm8k.row(record, split, index)
+    truth, question = row["reward_model"]["ground_truth"], row["prompt"][0]["content"]
+    row["prompt"] = messages(("system", SCORING), ("user", question))
+    row["extra_info"] |= {
+        "need_tools_kwargs": True,
+        "tools_kwargs": {SCORING_TOOL: {"create_kwargs": {"ground_truth": truth}}},
+        "interaction_kwargs": {"query": question, "ground_truth": truth},
+    }
+    return row
+
+
+def agent_row(record: Record, split: str, index: int) -> Row:
+    return {**scoring_row(record, split, index), "agent_name": TOOL_AGENT}
+
+
+def calculator_row(record: Record, split: str, index: int) -> Row:
+    """The user's message is the question alone: what stands before it shows how to answer."""
+    row = gsm8k.row(record, split, index)
+    asked = messages(("system", CALCULATING), *EXAMPLE, ("user", row["extra_info"]["question"]))
+    return {**row, "prompt": asked}
+
+
+def messages(*said: tuple[str, str]) -> list[Mapping[str, str]]:
+    return [{"role": role, "content": content} for role, content in said]
+
+
+def scoring_schema(**columns: str) -> pa.Schema:
+    import pyarrow as pa
+
+    truth = pa.struct([pa.field("ground_truth", pa.string())])
+    return training_schema(
+        {
+            **gsm8k.EXTRA_INFO,
+            "need_tools_kwargs": pa.bool_(),
+            "tools_kwargs": pa.struct([(SCORING_TOOL, pa.struct([("create_kwargs", truth)]))]),
+            "interaction_kwargs": pa.struct([("query", pa.string()), ("ground_truth", pa.string())]),
+        },
+        **columns,
+    )
+
+
+def agent_schema() -> pa.Schema:
+    return scoring_schema(agent_name="string")
+
+
+SCORED_NEXT = f"plan algorithm.adv_estimator=grpo {TURNS}.enable=True {TURNS}.tool_config_path=TOOLS.yaml"
+CALCULATOR_NEXT = (
+    f"plan algorithm.adv_estimator=grpo {TURNS}.enable=True {TURNS}.function_tool_path=calculator "
+    f"{TURNS}.format={CALL_FORMAT}"
+)
+PREPARERS = (
+    Preparer(
+        name="gsm8k_tool_agent_loop", title="GSM8K with a tool that scores", hub=gsm8k.SOURCE, config="main",
+        row=agent_row, schema=agent_schema, next_command=SCORED_NEXT,
+    ),
+    Preparer(
+        name="gsm8k_multiturn_w_tool", title="GSM8K with a tool that scores", hub=gsm8k.SOURCE, config="main",
+        row=scoring_row, schema=scoring_schema, next_command=SCORED_NEXT,
+    ),
+    Preparer(
+        name="gsm8k_calculator", title="GSM8K with a calculator", hub=gsm8k.SOURCE, config="main",
+        row=calculator_row, schema=gsm8k.schema, next_command=CALCULATOR_NEXT,
+    ),
+)  # fmt: skip
