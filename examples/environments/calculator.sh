@@ -4,8 +4,8 @@
 # What is learnt is when to call, and to copy with care. No network, no GPU.
 #
 # hardware: a laptop, CPU only
-# memory:   ?
-# time:     ?
+# memory:   under 1 GiB of RAM (paddock plan)
+# time:     about 2 s a step on one core, 3 min for 80 steps (measured, in CPU time)
 # data:     built in (builtin:products)
 # plan:     paddock run --plan calculator.sh
 # run:      bash calculator.sh [key=value ...]    (these win over the ones below)

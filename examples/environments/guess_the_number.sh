@@ -3,8 +3,8 @@
 # > (larger), < (smaller) or # (no digit). The sooner the digit is found, the more is paid. No network, no GPU.
 #
 # hardware: a laptop, CPU only
-# memory:   ?
-# time:     ?
+# memory:   under 1 GiB of RAM (paddock plan)
+# time:     about 1.3 s a step on one core, 2 min for 80 steps (measured, in CPU time)
 # data:     none: the environment asks
 # plan:     paddock run --plan guess_the_number.sh
 # run:      bash guess_the_number.sh [key=value ...]    (these win over the ones below)
