@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from paddock.config.conversations import SINGLE, TOOLS, paths_of
+from paddock.config.conversations import SINGLE, TOOLS, converses, paths_of
 from paddock.config.plugins import import_plugin
 from paddock.config.rewards import PYTHON
 from paddock.config.schema import Config
@@ -57,6 +57,8 @@ class RowEnvironments:
         """`functions`: what the config names as `python:NAME`, of the program that made the run."""
         self.config, self.functions = config, functions
         self.factories: dict[str | None, Factory] = {}
+        if converses(config):
+            self.import_library()
 
     def factory(self, agent: str | None) -> Factory:
         """Returns the factory of rows with this `agent_name`; None: of rows without one."""
@@ -89,14 +91,18 @@ class RowEnvironments:
     def loop(self, name: str) -> Factory | None:
         """Returns the agent loop in verl's form of this name: one of the config's file, or one that a module
         registered."""
-        library = self.config.actor_rollout_ref.model.external_lib
-        if library and name not in (SINGLE, TOOLS):
-            importable()
-            import_plugin(library, "actor_rollout_ref.model.external_lib")
+        if name not in (SINGLE, TOOLS):
+            self.import_library()
         kind, own = self.listed.get(name) or (LOOPS.get(name), {})
         if kind is None:
             return None
         return loop_factory(name, kind, {**loop_arguments(self.config, self.named_tools()), **own})
+
+    def import_library(self) -> None:
+        """Imports the module that may register sources of environments, formats of calls, and agent loops."""
+        if library := self.config.actor_rollout_ref.model.external_lib:
+            importable()
+            import_plugin(library, "actor_rollout_ref.model.external_lib")
 
     @cached_property
     def listed(self) -> dict[str, tuple[Any, dict[str, Any]]]:

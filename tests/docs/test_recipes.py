@@ -20,6 +20,9 @@ from paddock.cli import main
 from paddock.config import recipes
 from paddock.config.loggers import LOGGERS
 from paddock.config.rollout_engines import ENGINES
+from paddock.environments.calls import FORMATS
+from paddock.environments.catalogue import SOURCES
+from paddock.environments.environment import Call
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 RECIPES = dict(re.findall(r"^### An? (.+?)\n(.*?)(?=^##)", PAGE, re.M | re.S))
@@ -36,14 +39,15 @@ def blocks(recipe: str, kind: str) -> list[str]:
 
 def test_every_kind_of_addition_has_a_recipe():
     assert list(RECIPES) == [
-        "advantage estimator", "policy loss", "scorer", "logger", "rollout engine", "model family", "key",
+        "advantage estimator", "policy loss", "scorer", "logger", "rollout engine", "environment adapter",
+        "tool-call format", "model family", "key",
     ]  # fmt: skip
 
 
 @pytest.fixture
 def catalogues():
     """Forgets afterwards what a plug-in has added."""
-    tables = (recipes.ESTIMATORS, ESTIMATOR._entries, POLICY_LOSS._entries, LOGGERS, ENGINES)
+    tables = (recipes.ESTIMATORS, ESTIMATOR._entries, POLICY_LOSS._entries, LOGGERS, ENGINES, SOURCES._entries, FORMATS)
     before = [{*table} for table in tables]
     yield
     for table, names in zip(tables, before, strict=True):
@@ -51,7 +55,11 @@ def catalogues():
             del table[name]
 
 
-@pytest.mark.parametrize("recipe", ["advantage estimator", "policy loss", "scorer", "logger", "rollout engine"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["advantage estimator", "policy loss", "scorer", "logger", "rollout engine", "environment adapter",
+     "tool-call format"],
+)  # fmt: skip
 def test_one_file_and_one_command_train(recipe, tmp_path, monkeypatch, catalogues):
     (source,), (command,) = blocks(recipe, "python"), blocks(recipe, "bash")
     name = re.match(r"# (my_\w+)\.py\n", source)[1]
@@ -66,8 +74,12 @@ def test_one_file_and_one_command_train(recipe, tmp_path, monkeypatch, catalogue
     assert [line["step"] for line in lines] == [1, 2] and all(line["actor/skipped"] == 0 for line in lines)
     if recipe == "logger":
         assert [text.split()[0] for text in (tmp_path / "run" / "lines.txt").read_text().splitlines()] == ["1", "2"]
-    if recipe == "scorer":
+    if recipe in ("scorer", "environment adapter"):
         assert 0 <= lines[0]["critic/score/mean"] <= 1
+    if recipe == "tool-call format":
+        call = Call("calculator", {"expression": "1+1"})
+        assert FORMATS["lines"].parse(f"so\n{FORMATS['lines'].render([call])}") == ([call], [])
+        assert len(FORMATS["lines"].parse("CALL {")[1]) == 1
 
 
 def test_a_family_is_proved_by_a_tiny_model_alone(tmp_path, monkeypatch):

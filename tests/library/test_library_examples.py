@@ -9,7 +9,10 @@ import runpy
 import tokenize
 from pathlib import Path
 
+import pytest
 from conftest import ROOT
+
+from paddock.errors import UserError
 
 EXAMPLES = ROOT / "examples"
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
@@ -71,12 +74,19 @@ def run_example(name: str, *arguments: str, monkeypatch, folder: Path) -> Path:
     return found
 
 
-def test_the_examples_of_tools_are_checked_by_two_steps_of_the_built_in_model(tmp_path, monkeypatch):
-    for name, arguments in (("search.py", ()), ("python_interpreter.py", ("--check",))):
-        folder = tmp_path / name
-        folder.mkdir()
-        lines = metrics(run_example(name, *arguments, monkeypatch=monkeypatch, folder=folder))
-        assert [line["step"] for line in lines] == [1, 2] and lines[0]["num_turns/min"] >= 2
+def test_the_example_of_search_is_checked_by_two_steps_of_the_built_in_model(tmp_path, monkeypatch):
+    lines = metrics(run_example("search.py", monkeypatch=monkeypatch, folder=tmp_path))
+    assert [line["step"] for line in lines] == [1, 2] and lines[0]["num_turns/min"] >= 2
+
+
+def test_the_example_of_programs_is_checked_by_two_steps_of_the_built_in_model(tmp_path, monkeypatch):
+    try:
+        found = run_example("python_interpreter.py", "--check", monkeypatch=monkeypatch, folder=tmp_path)
+    except UserError as error:
+        if error.key != "reward_model.sandbox.isolation":
+            raise
+        pytest.skip(f"no isolation works on this machine: {error}")
+    assert [line["step"] for line in metrics(found)] == [1, 2]
 
 
 def test_the_index_of_the_search_example_finds_documents_by_their_rare_words():
