@@ -35,7 +35,9 @@ from tools.example_headers import (
 )
 
 SCRIPTS = scripts()
-ESTIMATORS = {"grpo_trainer": "grpo", "ppo_trainer": "gae", "rloo_trainer": "rloo", "sandbox": "grpo"}
+ESTIMATORS = {
+    "grpo_trainer": "grpo", "ppo_trainer": "gae", "rloo_trainer": "rloo", "sandbox": "grpo", "environments": "grpo",
+}  # fmt: skip
 GEARS = ("megatron", "lora", "npu", "vl", "moe", "seq_balance", "sandbox", "sglang", "rm", "32k", "sp2", "offload")
 SUBJECTS = ("gsm8k", "math", "geo3k", "code", "hh")
 NAME = re.compile(rf"run_[a-z0-9.-]+(_({'|'.join(GEARS)}))*(_({'|'.join(SUBJECTS)}))?\.sh")
@@ -61,7 +63,8 @@ each = pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
 
 @each
 def test_a_script_is_named_for_model_variant_and_subject(script):
-    assert NAME.fullmatch(script.name)
+    """Those of environments are named for what is played."""
+    assert NAME.fullmatch(script.name) or script.parent.name == "environments"
     assert header(script, "plan") == f"paddock run --plan {script.name}"
     assert header(script, "run").startswith(f"bash {script.name} [key=value ...]")
 
@@ -217,7 +220,10 @@ def test_a_script_trains_where_the_model_is_small(name, tmp_path):
     assert "Done: " in done.stdout and "The model is in " in done.stdout
 
 
-PAGES = (*READMES, *(f"{name}_trainer/README{language}.md" for name in ("grpo", "ppo") for language in ("", "_CN")))
+PAGES = (
+    *READMES, *(f"environments/{name}" for name in READMES),
+    *(f"{name}_trainer/README{language}.md" for name in ("grpo", "ppo") for language in ("", "_CN")),
+)  # fmt: skip
 
 
 def typed_words(page: str) -> set[tuple[str, ...]]:
@@ -232,9 +238,9 @@ def test_a_command_of_the_examples_pages_can_be_typed(words, monkeypatch, capsys
     assert check(words) == 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["README", "grpo_trainer/README", "ppo_trainer/README"])
+@pytest.mark.parametrize("name", ["README", "environments/README", "grpo_trainer/README", "ppo_trainer/README"])
 def test_both_languages_of_a_page_hold_the_same_commands(name):
-    english, chinese = f"{name}.md", f"{name}_{'CN' if '/' in name else 'zh'}.md"
+    english, chinese = f"{name}.md", f"{name}_{'CN' if '_trainer' in name else 'zh'}.md"
     assert typed_words(english) == typed_words(chinese)
 
 
@@ -242,5 +248,5 @@ def test_both_languages_of_a_page_hold_the_same_commands(name):
 def test_the_tables_of_the_readme_hold_every_script(page):
     text = (ROOT / "examples" / page).read_text()
     assert tables(text) == text, "run: python tools/example_headers.py"
-    listed = re.findall(r"\]\((\w+/run_\S+?\.sh)\)", text)
+    listed = re.findall(r"\]\((\w+/\S+?\.sh)\)", text)
     assert {name_of(script) for script in SCRIPTS} <= set(listed)

@@ -60,3 +60,30 @@ def test_lines_of_code_are_counted_without_comments_and_docstrings(tmp_path):
     file = tmp_path / "a.py"
     file.write_text('"""A\nB"""\n# c\nx = [\n    1,\n]\n\n\ndef f():\n    """D."""\n    return x  # e\n')
     assert lines_of_code(file) == 5
+
+
+def run_example(name: str, *arguments: str, monkeypatch, folder: Path) -> Path:
+    """Runs a program of examples/environments; returns the folder of its run."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.argv", [name, *arguments])
+    runpy.run_path(str(EXAMPLES / "environments" / name), run_name="__main__")
+    (found,) = (folder / "runs").iterdir()
+    return found
+
+
+def test_the_examples_of_tools_are_checked_by_two_steps_of_the_built_in_model(tmp_path, monkeypatch):
+    for name, arguments in (("search.py", ()), ("python_interpreter.py", ("--check",))):
+        folder = tmp_path / name
+        folder.mkdir()
+        lines = metrics(run_example(name, *arguments, monkeypatch=monkeypatch, folder=folder))
+        assert [line["step"] for line in lines] == [1, 2] and lines[0]["num_turns/min"] >= 2
+
+
+def test_the_index_of_the_search_example_finds_documents_by_their_rare_words():
+    names = runpy.run_path(str(EXAMPLES / "environments" / "search.py"), run_name="imported")
+    index, documents = names["INDEX"], names["DOCUMENTS"]
+    assert index.best("the sewers", most=1) == [documents[3]]
+    assert index.best("bridge over the Avon Gorge", most=1) == [documents[4]]
+    assert index.best("zebra", most=2) == []
+    tools = names["Search"]().tools()
+    assert [tool.name for tool in tools] == ["search"] and "Brunel" in tools[0].function(query="Avon")
