@@ -55,6 +55,11 @@ PICTURES = (
         "GRPO and its kin on GSM8K",
         {"grpo-0.5b": COLOUR["grpo"], "dr-grpo-0.5b": "#d98324", "gspo-0.5b": "#7b4fa6", "cispo-0.5b": "#1b998b"},
     ),
+    Picture(
+        "results_gsm8k_calculator.svg",
+        "GRPO with a calculator",
+        {"grpo-0.5b": COLOUR["grpo"], "grpo-calculator-0.5b": "#d98324", "grpo-calculator-used-0.5b": "#7b4fa6"},
+    ),
 )
 
 
@@ -93,11 +98,10 @@ def draw(picture: Picture, runs: dict[str, list[Run]]) -> str | None:
 
 def legend(picture: Picture, shown: dict[str, list[Run]]) -> list[str]:
     parts = []
-    for place, (name, found) in enumerate(shown.items()):
-        x, label = (
-            WIDTH - 2 - 139 * (len(shown) - place),
-            found[0]["title"] + (f", {len(found)} seeds" if len(found) > 1 else ""),
-        )
+    labels = [found[0]["title"] + (f", {len(found)} seeds" if len(found) > 1 else "") for found in shown.values()]
+    width = max(139, *(34 + 7 * len(label) for label in labels))
+    for place, (name, label) in enumerate(zip(shown, labels, strict=True)):
+        x = WIDTH - 2 - width * (len(shown) - place)
         parts.append(line(x, 30, x + 26, 30, picture.colours[name], 'stroke-width="3" stroke-linecap="round"'))
         parts.append(text(x + 34, 34.5, label, size=12, weight=600))
     for x, hollow, label in ((WIDTH - 269, False, "strict"), (WIDTH - 177, True, "lenient")):

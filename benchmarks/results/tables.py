@@ -77,6 +77,17 @@ def health(runs: list[Run]) -> list[str]:
     return [*cells, cell((max(run["curves"]["gap"]) for run in runs), 4)]
 
 
+def tools(runs: list[Run]) -> list[str]:
+    """Title, steps made, then a conversation's calls and those that gave no result, at the first and the last step."""
+    lost = [
+        [sum(pair) for pair in zip(run["curves"]["malformed"], run["curves"]["failed"], strict=True)] for run in runs
+    ]
+    cells = [runs[0]["title"], cell((len(run["curves"]["step"]) for run in runs), 0)]
+    for curves in ([run["curves"]["calls"] for run in runs], lost):
+        cells += [cell((curve[place] for curve in curves), 2) for place in (0, -1)]
+    return cells
+
+
 def seeds(runs: list[Run]) -> str:
     return ", ".join(str(run["seed"]) for run in runs)
 
@@ -97,8 +108,15 @@ def tables(folder: Path = CURVES) -> dict[str, list[str]]:
     """Name of a table -> its rows, those of the model before training without their first cell."""
     runs = read(folder)
     starts = [json.loads(path.read_text()) for path in sorted(folder.glob("start-*.json"))]
-    rows = {table.__name__: [row(table(found)) for found in runs.values()] for table in (greedy, sampled, cost, health)}
-    return {**rows, "start": [row(start(document)) for document in starts]}
+    rows = {table.__name__: [row(table(found)) for found in runs.values()] for table in (greedy, cost, health)}
+    evaluated = [found for found in runs.values() if any("sampled" in run for run in found)]
+    conversed = [found for found in runs.values() if "calls" in found[0]["curves"]]
+    return {
+        **rows,
+        "sampled": [row(sampled(found)) for found in evaluated],
+        "tools": [row(tools(found)) for found in conversed],
+        "start": [row(start(document)) for document in starts],
+    }
 
 
 def main() -> int:

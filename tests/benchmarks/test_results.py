@@ -199,6 +199,26 @@ def test_what_the_page_says_of_the_kin_of_grpo_is_so():
     assert words.format(*alone) in text
 
 
+def test_what_the_page_says_of_the_calculator_is_so():
+    text = " ".join(PAGES[0].read_text().split())
+    (free,), (paid,) = (RUNS[f"grpo-calculator{name}-0.5b"] for name in ("", "-used"))
+    assert not free["finished"] and not paid["finished"]
+    assert f"the first after {free['curves']['step'][-1]} steps" in text
+    assert f"the second after {paid['curves']['step'][-1]}, when" in text
+    calls, length, reward = (free["curves"][name] for name in ("calls", "length", "reward"))
+    assert f"{calls[0]:.2f} calls at the first step, {calls[6]:.2f} at step 7 and {calls[10]:.3f} at step 11" in text
+    assert f"from {length[0]:.0f} to {length[-1]:.0f} tokens and the reward from {100 * reward[0]:.1f} to " in text
+    assert f"to {100 * reward[-1]:.1f} %: the model learns to reason in words" in text
+    step, strict = paid["held_out"]["step"], [f"{100 * share:.1f}" for share in paid["held_out"]["strict"]]
+    assert step == [10, 20, 30, 40, 50, 60] and f"{strict[1]} % after 20 steps and stays between" in text
+    assert f"between {min(strict[2:])} and {max(strict[2:])} % from step 30 on" in text
+    assert f"with {paid['held_out']['length'][-1]:.0f} tokens a conversation" in text
+    without = [run["held_out"]["length"][run["held_out"]["step"].index(60)] for run in GRPO]
+    assert f"with {min(without):.0f} to {max(without):.0f} tokens" in text
+    rollouts = [mean(median(run["curves"]["rollout_seconds"]) for run in runs) for runs in ([paid], GRPO)]
+    assert "A rollout takes {:.2f} s where GRPO's takes {:.2f}".format(*rollouts) in text
+
+
 def mean_step(runs):
     return mean(median(run["curves"]["step_seconds"]) for run in runs)
 
