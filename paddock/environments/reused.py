@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
@@ -61,7 +62,7 @@ class Pool(Generic[T]):
         self.free.append(game)
 
 
-class Reused(Environment):
+class Reused(Environment, ABC):
     """Plays one episode on a game of a pool."""
 
     def __init__(self, pool: Pool[Any]):
@@ -82,9 +83,9 @@ class Reused(Environment):
         with self.playing() as game:
             return asked(row, self.begin(game, seed))
 
+    @abstractmethod
     def begin(self, game: Any, seed: int) -> str:
         """Begins a game; returns what it says."""
-        raise NotImplementedError
 
     def close(self) -> None:
         if self.game is not None:

@@ -57,7 +57,7 @@ class Conversations:
         self.parked: set[int] = set()
         """Conversations whose keys and values the engine keeps."""
         self.over: list[int] = []
-        """Of these, the ones that have ended."""
+        """Parked conversations that have ended: the engine may free what it keeps of them."""
         self.episodes: dict[int, Episode] = {}
         self.clock = Clock()
 
