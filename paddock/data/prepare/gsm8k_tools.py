@@ -23,8 +23,8 @@ SCORING = (
     "End with `#### <answer>`."
 )
 CALL_FORMAT = "mistral"
-"""Format of the calls in the example: its marks are plain text for every tokenizer. Marks of a model's own may be tokens
-that it was never trained on, as those of Qwen2.5-Coder-0.5B-Instruct are: no prompt makes it write one."""
+"""Format of the calls in the example: its marks are plain text for every tokenizer. Marks of a model's own may be
+tokens that it was never trained on, as those of Qwen2.5-Coder-0.5B-Instruct are: no prompt makes it write one."""
 CALCULATING = (
     "Solve the problem step by step. Let the tool `calculator` do the arithmetic: write a step and a call, and you are "
     'told the result. When you know the final answer, write it after "####".'
