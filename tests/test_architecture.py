@@ -172,3 +172,9 @@ def test_no_module_imports_itself_by_way_of_others():
     for module in modules:
         follow(module, ())
     assert len(cleared) == len(modules) > 300
+
+
+def test_no_two_test_files_share_a_name():
+    """pytest imports a test file by its name alone: a second file of that name is not collected."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []

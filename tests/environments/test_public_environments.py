@@ -225,7 +225,7 @@ WORD_GAME = """
 import sys, nltk
 nltk.download = lambda *_, **__: True
 from episodes import play, script
-from test_adapters import textarena_itself
+from test_public_environments import textarena_itself
 name, *texts = sys.argv[1:]
 played = play(f"textarena:{name}", script(texts))
 print(played.turns, played.reward, textarena_itself(name, played.texts, {}))
