@@ -25,6 +25,7 @@ from paddock.trainer.policy import open_tokenizer
 from paddock.trainer.training import Kind
 from paddock.trainer.validation import Validation
 from paddock.workers.roles import build
+from paddock.workers.teachers import check_tokenizers
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ def open_trainer(
     rows = RowEnvironments(config, functions)
     config = rows.prompting()
     tokenizer = open_tokenizer(config)
+    check_tokenizers(config, tokenizer)
     reader = ImageReader.of(config)
     log.info("reading %s", config.data.train_files)
     dataset = PromptDataset.train(config.data, tokenizer, reader)

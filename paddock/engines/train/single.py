@@ -70,11 +70,10 @@ class SingleBackend:
         inputs = self.routers.watch(self.inputs(batch), batch, want)
         said = want - EXPERT_COLUMNS
         if len(inputs.states) == 0:
-            zeros: dict[str, Any] = {name: torch.zeros(inputs.shape, device=self.device) for name in said}
+            zeros: dict[str, Any] = forwards.no_states(inputs, batch, said, self.settings)
             return Outputs(**zeros, **self.routers.columns(inputs, batch, want))
-        return forwards.outputs_of(
-            forwards.per_state(self.model, inputs, said, self.settings.temperature), inputs, batch, want, self.routers
-        )
+        found = forwards.per_state(self.model, inputs, said, self.settings, forwards.choices_of(batch, inputs, want))
+        return forwards.outputs_of(found, inputs, batch, want, self.routers)
 
     def backward(self, share: Tensor) -> None:
         share.backward()

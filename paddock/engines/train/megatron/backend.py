@@ -147,7 +147,8 @@ class MegatronBackend:
         if self.critic:
             found = {"values": self.decoder.values(hidden)}
         else:
-            found = forwards.token_columns(hidden, self.decoder.head(), inputs, want, self.settings.temperature)
+            choices = forwards.choices_of(micro, inputs, want)
+            found = forwards.token_columns(hidden, self.decoder.head(), inputs, want, self.settings, choices)
         slices = self.ranks.context if self.layout.context > 1 else None
         return forwards.outputs_of(found, inputs, micro, want, self.routers, slices)
 
