@@ -45,7 +45,12 @@ class Policy(TrainedRole):
         assert outputs.log_probs is not None
         selected = None if mini.selected is None else mini.selected[indices_of(micro.row, mini.rows)]
         inputs = loss_inputs(micro, outputs.log_probs, mini.uses_old_log_probs, selected)
-        total, metrics = self.loss_of_rewards(inputs, mini, micro, outputs)
+        if self.learns_from_rewards:
+            total, metrics = policy_loss_terms(
+                inputs, self.loss_keys, mini.denominators, outputs.entropy, micro.ref_log_probs
+            )
+        else:
+            total, metrics = inputs.log_probs.new_zeros(()), entropy_metric(outputs.entropy, inputs.mask, mini)
         if self.teaching:
             share, found = distillation_terms(
                 inputs, taught(micro, outputs), self.teaching, self.loss_keys, mini.denominators
@@ -55,18 +60,6 @@ class Policy(TrainedRole):
         if micro.rollout_log_probs is not None and not mini.uses_old_log_probs:
             metrics |= gap_shares(outputs.log_probs, micro.rollout_log_probs, micro.need("mask"), mini.denominators)
         return total, metrics
-
-    def loss_of_rewards(
-        self, inputs: LossInputs, mini: MiniBatch, micro: Batch, outputs: Outputs
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the policy loss; if teachers alone train the actor, 0 and the entropy as a metric."""
-        if self.learns_from_rewards:
-            return policy_loss_terms(inputs, self.loss_keys, mini.denominators, outputs.entropy, micro.ref_log_probs)
-        metrics = {}
-        if outputs.entropy is not None:
-            mode = self.loss_keys.loss_agg_mode or "token-mean"
-            metrics["actor/entropy"] = aggregate(outputs.entropy.detach(), inputs.mask, mode, mini.denominators)
-        return inputs.log_probs.new_zeros(()), metrics
 
     def select(self, rows: Batch, plan: UpdatePlan) -> PerToken | None:
         """Runs a pass without gradient, if the loss chooses tokens by statistics of the whole mini-batch."""
@@ -91,6 +84,13 @@ def loss_settings(config: Config) -> Any:
         chosen = {**vars(actor.policy_loss), "loss_mode": "bypass_mode", "rollout_correction": plan}
         actor.policy_loss = SimpleNamespace(**chosen)  # type: ignore[assignment]
     return actor
+
+
+def entropy_metric(entropy: PerToken | None, mask: PerToken, mini: MiniBatch) -> dict[str, Tensor]:
+    """Returns the mean entropy of a token, if the forward pass was asked for it."""
+    if entropy is None:
+        return {}
+    return {"actor/entropy": aggregate(entropy.detach(), mask, "token-mean", mini.denominators)}
 
 
 def taught(micro: Batch, outputs: Outputs) -> Taught:
