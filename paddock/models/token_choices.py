@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.nn.functional import pad
 
 from paddock.models.token_stats import Head, find, logits_at
 
@@ -23,9 +24,11 @@ class Likeliest(NamedTuple):
     tokens: Tensor
 
     def of_both(self, other: Likeliest, k: int) -> Likeliest:
-        logits, tokens = torch.cat([self.logits, other.logits], -1), torch.cat([self.tokens, other.tokens], -1)
-        best = logits.topk(min(k, logits.shape[-1]))
-        return Likeliest(best.values, tokens.gather(-1, best.indices))
+        return Likeliest(*(torch.cat(both, -1) for both in zip(self, other, strict=True))).first(k)
+
+    def first(self, k: int) -> Likeliest:
+        best = self.logits.topk(min(k, self.logits.shape[-1]))
+        return Likeliest(best.values, self.tokens.gather(-1, best.indices))
 
 
 @torch.no_grad()
@@ -73,13 +76,17 @@ def of_all_parts(
     total = torch.exp(top - risen) * total
     for mine in (total, chosen):
         dist.all_reduce(mine, group=ranks)
-    found: list[Any] = [[torch.empty_like(column) for _ in range(ranks.size())] for column in best]
-    for column, parts in zip(best, found, strict=True):
-        dist.all_gather(parts, column.contiguous(), group=ranks)
-    joined = Likeliest(*(torch.cat(parts, -1)[:, :0] for parts in found))
-    for logits, tokens in zip(*found, strict=True):
-        joined = joined.of_both(Likeliest(logits, tokens), k)
+    missing = (0, k - best.logits.shape[-1])  # a part may have fewer tokens
+    logits = pad(best.logits, missing, value=torch.finfo(top.dtype).min)
+    joined = Likeliest(from_all(logits, ranks), from_all(pad(best.tokens, missing), ranks)).first(k)
     return risen, total, chosen, joined
+
+
+def from_all(column: Tensor, ranks: ProcessGroup) -> Tensor:
+    """Returns the columns ``[N, k]`` of all ranks, side by side."""
+    parts = [torch.empty_like(column) for _ in range(ranks.size())]
+    dist.all_gather(parts, column.contiguous(), group=ranks)
+    return torch.cat(parts, -1)
 
 
 class Choices(torch.autograd.Function):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from tiny_models import moved_copy
 
 from paddock.config.load import load
 from paddock.errors import UserError
@@ -32,17 +33,8 @@ ALONE = f"{LOSS}.use_task_rewards=False"
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory) -> list[Path]:
     """Two models of the student's tokenizer that answer otherwise: their embeddings, and so their heads, are moved."""
-    folders = []
-    for seed in (1, 2):
-        folder = tmp_path_factory.mktemp("teacher") / f"teacher_{seed}"
-        shutil.copytree(TINY, folder)
-        weights = load_file(folder / "model.safetensors")
-        name = "model.embed_tokens.weight"
-        torch.manual_seed(seed)
-        weights[name] = weights[name] + 0.1 * torch.randn_like(weights[name])
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        folders.append(folder)
-    return folders
+    folder = tmp_path_factory.mktemp("teachers")
+    return [moved_copy(TINY, folder / f"teacher_{seed}", seed) for seed in (1, 2)]
 
 
 def one(teacher: Path) -> str:

@@ -130,16 +130,12 @@ def per_state(
     return token_columns(inputs.hidden(model), Head.of(model), inputs, want, settings, choices)
 
 
-def no_states(inputs: Inputs, batch: Batch, want: Want, settings: Settings) -> dict[str, Tensor]:
-    """Returns the columns of a batch in which no token counts: zeros."""
-    k: dict[str, tuple[int, ...]] = {name: (settings.topk,) for name in TOPK_COLUMNS}
-    if "choice_log_probs" in want:
-        k["choice_log_probs"] = batch.need("teacher_tokens").shape[2:]
-    kind = {"topk_tokens": torch.long}
-    return {
-        name: torch.zeros(*inputs.shape, *k.get(name, ()), dtype=kind.get(name), device=inputs.tokens.device)
-        for name in want
-    }
+def zeros(name: str, shape: tuple[int, int], batch: Batch, settings: Settings, device: torch.device) -> Tensor:
+    """Returns a column of zeros for a batch of this shape, with several of a token where the column has several."""
+    k: tuple[int, ...] = (settings.topk,) if name in TOPK_COLUMNS else ()
+    if name == "choice_log_probs":
+        k = tuple(batch.need("teacher_tokens").shape[2:])
+    return torch.zeros(*shape, *k, dtype=torch.long if name == "topk_tokens" else torch.float32, device=device)
 
 
 def outputs_of(

@@ -70,8 +70,9 @@ class SingleBackend:
         inputs = self.routers.watch(self.inputs(batch), batch, want)
         said = want - EXPERT_COLUMNS
         if len(inputs.states) == 0:
-            zeros: dict[str, Any] = forwards.no_states(inputs, batch, said, self.settings)
-            return Outputs(**zeros, **self.routers.columns(inputs, batch, want))
+            shape, settings = inputs.shape, self.settings
+            none: dict[str, Any] = {name: forwards.zeros(name, shape, batch, settings, self.device) for name in said}
+            return Outputs(**none, **self.routers.columns(inputs, batch, want))
         found = forwards.per_state(self.model, inputs, said, self.settings, forwards.choices_of(batch, inputs, want))
         return forwards.outputs_of(found, inputs, batch, want, self.routers)
 

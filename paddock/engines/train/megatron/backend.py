@@ -157,9 +157,10 @@ class MegatronBackend:
         rows = [len(micro) for micro in micro_batches]
         columns: dict[str, Any] = {}
         for name in sorted(want) if rows else ():
-            whole = torch.zeros(sum(rows), micro_batches[0].need("responses").shape[1], device=self.device)
+            shape = sum(rows), micro_batches[0].need("responses").shape[1]
+            whole = forwards.zeros(name, shape, micro_batches[0], self.settings, self.device)
             if self.ranks.last:
-                torch.cat([getattr(outputs, name).float() for outputs in found], out=whole)
+                torch.cat([getattr(outputs, name).to(whole.dtype) for outputs in found], out=whole)
             columns[name] = self.broadcast(whole).split(rows)
         for number in range(len(rows)):
             yield Outputs(**{name: parts[number] for name, parts in columns.items()})
