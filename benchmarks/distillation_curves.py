@@ -3,8 +3,8 @@
     python -m benchmarks.distillation_curves [--seeds 1 2 3] [--methods reward loss grpo sft] [--steps 40] [--out docs]
                                              [--set key=value ...]
 
-First trains the teacher: a model of 1.3 million parameters with the embedded model's tokenizer, from random weights, by
-`paddock sft` on the true sums of the training pairs. Each run then starts from the embedded model and learns from 512
+First trains the teacher: a model of 2.4 million parameters with the embedded model's tokenizer, from random weights, by
+`paddock sft` on the true sums of the training pairs. Each run then starts from the embedded model and learns from 256
 answers a step, at one learning rate: its own answers, judged by the teacher (as a reward: k1; as a loss: forward KL
 over the teacher's 16 likeliest tokens) or by the rule (GRPO); or answers that the teacher wrote (SFT). Accuracy is that
 of 4 samples at temperature 1 on pairs that training never sees. Each run is the command a user would type, on one
@@ -38,13 +38,14 @@ from benchmarks.learning_curves import (
 )
 from paddock.data.builtin import builtin_rows
 
-ANSWERS = 512
+PROMPTS, SAMPLES = 32, 8
+ANSWERS = PROMPTS * SAMPLES
 """Answers that a step learns from."""
 EVERY = 10
 """Steps between two measurements."""
-TEACHER_STEPS, TEACHER_SEED = 150, 0
-SHAPE = {"hidden_size": 160, "intermediate_size": 640, "num_hidden_layers": 3, "num_attention_heads": 5,
-         "num_key_value_heads": 5, "layer_types": ["full_attention"] * 3}  # fmt: skip
+TEACHER_STEPS, TEACHER_SEED = 160, 0
+SHAPE = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 6,
+         "num_key_value_heads": 6, "layer_types": ["full_attention"] * 4}  # fmt: skip
 """Where the teacher's config differs from that of the embedded model."""
 RATE = 5e-4
 LOSS = "distillation.distillation_loss"
@@ -61,6 +62,8 @@ COLOUR = {"reward": "#1f6fb2", "loss": "#2a9d6f", "grpo": "#d1495b", "sft": "#b8
 PLAIN = ("trainer.device=cpu", "data.max_prompt_length=16", "data.max_response_length=8", "trainer.resume_mode=disable",
          "actor_rollout_ref.actor.fsdp_config.dtype=float32", "model.enable_gradient_checkpointing=False")  # fmt: skip
 """Settings of SFT that the embedded default of `paddock train` has."""
+SIZES = (f"data.train_batch_size={PROMPTS}", f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
+         f"actor_rollout_ref.rollout.n={SAMPLES}", f"actor_rollout_ref.actor.optim.lr={RATE}")  # fmt: skip
 SAMPLED = "val-core/paddock/addition/reward/mean@4"
 VALIDATION = (f"trainer.test_freq={EVERY}", "actor_rollout_ref.rollout.val_kwargs.n=4",
               "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
@@ -83,7 +86,8 @@ def train_teacher(folder: Path) -> dict[str, Any]:
     write_rows(rows, sums)
     cpu = children_seconds()
     command("sft", f"model={start}", f"data={rows}", *PLAIN, f"trainer.total_training_steps={TEACHER_STEPS}",
-            "data.train_batch_size=256", "optim.lr=1e-3", "optim.lr_scheduler_type=cosine", "trainer.total_epochs=99",
+            "data.train_batch_size=256", "optim.lr=1e-3", "optim.lr_scheduler_type=cosine", "optim.min_lr_ratio=0.3",
+            "trainer.total_epochs=99",
             f"trainer.seed={TEACHER_SEED}", f"trainer.default_local_dir={folder}/teacher")  # fmt: skip
     spent = children_seconds() - cpu
     accuracy = sampled_accuracy(f"{folder}/teacher/huggingface", TEACHER_SEED, folder)
@@ -107,7 +111,7 @@ def from_own(method: str, teacher: Path, seed: int, steps: int, folder: Path, *o
     """Trains on the student's own answers."""
     named = [f"distillation.teacher_models.teacher_model.model_path={teacher}"] if METHODS[method] else []
     train = [
-        *("algorithm.adv_estimator=grpo", *METHODS[method], *VALIDATION, f"actor_rollout_ref.actor.optim.lr={RATE}"),
+        *("algorithm.adv_estimator=grpo", *METHODS[method], *SIZES, *VALIDATION),
         *(f"trainer.seed={seed}", f"trainer.total_training_steps={steps}", "trainer.resume_mode=disable", *overrides),
     ]
     seconds = timed("train", *train, *named, f"trainer.default_local_dir={folder}")
@@ -159,7 +163,7 @@ def draw(document: dict[str, Any]) -> str:
     seeds = len({run["seed"] for run in runs})
     left = Panel(62, 462, steps, "Accuracy of samples on held-out pairs")
     right = Panel(540, 940, steps, "Reward of the training samples, 5-step means")
-    about = f"512 answers a step, 0.5 million parameters, one CPU thread. Mean of {seeds} seeds; bands span them."
+    about = f"{ANSWERS} answers a step, 0.5 million parameters, one CPU thread. Mean of {seeds} seeds; bands span them."
     parts = [
         text(20, 34, "A larger model teaches addition", size=19, weight=600),
         text(20, 57, about, size=13, fill=GREY),

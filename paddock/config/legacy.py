@@ -82,7 +82,7 @@ _NO_OPTIMIZER = Ignored("a frozen model has no optimizer and no gradients")
 _WHOLE = Ignored("a reward model lies whole on each device")
 _OWN_JUDGE = Ignored("a judge in this process is run by the actor's modules, without a server of its own")
 _NO_TEACHER_SERVER = Ignored(
-    f"a teacher runs as the reference does, on the devices of trainer.* and by the keys of {_REF}; it has no server"
+    f"a teacher has no server: it runs as the reference does, on the devices of trainer.* and by the keys of {_REF}"
 )
 _WHOLE_ROLE = Ignored("follows the role's strategy")
 

@@ -38,7 +38,7 @@ class Teachers:
         """Fills the columns that the loss reads: a forward pass of each teacher over its rows."""
         columns: dict[str, Any] = {}
         for teacher, rows in self.routed(batch):
-            part = batch.rows(rows)
+            part = batch if len(rows) == len(batch) else batch.rows(rows)  # columns that ranks have stay there
             require_sight(teacher, part)
             outputs = self.policies[teacher.role].forward(part, self.wants)
             for name in self.wants:
