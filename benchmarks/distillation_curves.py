@@ -9,11 +9,13 @@ answers a step, at one learning rate: its own answers, judged by the teacher (as
 over the teacher's 16 likeliest tokens) or by the rule (GRPO); or answers that the teacher wrote (SFT). Accuracy is that
 of 4 samples at temperature 1 on pairs that training never sees. Each run is the command a user would type, on one
 thread. Writes OUT/curves/distillation.json after every run, and OUT/images/distillation.svg at the end.
+TEACHER_FOLDER=FOLDER in the environment keeps the teacher there, for the next time.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -38,11 +40,11 @@ from benchmarks.learning_curves import (
 )
 from paddock.data.builtin import builtin_rows
 
-PROMPTS, SAMPLES = 32, 8
-ANSWERS = PROMPTS * SAMPLES
+ANSWERS = 256
 """Answers that a step learns from."""
 EVERY = 10
 """Steps between two measurements."""
+TOLD = "teacher.json"
 TEACHER_STEPS, TEACHER_SEED = 160, 0
 SHAPE = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 6,
          "num_key_value_heads": 6, "layer_types": ["full_attention"] * 4}  # fmt: skip
@@ -62,8 +64,10 @@ COLOUR = {"reward": "#1f6fb2", "loss": "#2a9d6f", "grpo": "#d1495b", "sft": "#b8
 PLAIN = ("trainer.device=cpu", "data.max_prompt_length=16", "data.max_response_length=8", "trainer.resume_mode=disable",
          "actor_rollout_ref.actor.fsdp_config.dtype=float32", "model.enable_gradient_checkpointing=False")  # fmt: skip
 """Settings of SFT that the embedded default of `paddock train` has."""
-SIZES = (f"data.train_batch_size={PROMPTS}", f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
-         f"actor_rollout_ref.rollout.n={SAMPLES}", f"actor_rollout_ref.actor.optim.lr={RATE}")  # fmt: skip
+SIZES = {name: (f"data.train_batch_size={prompts}", f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
+                f"actor_rollout_ref.rollout.n={ANSWERS // prompts}", f"actor_rollout_ref.actor.optim.lr={RATE}")
+         for name, prompts in {"reward": ANSWERS, "loss": ANSWERS, "grpo": 32}.items()}  # fmt: skip
+"""A teacher needs one answer a prompt, GRPO groups of them."""
 SAMPLED = "val-core/paddock/addition/reward/mean@4"
 VALIDATION = (f"trainer.test_freq={EVERY}", "actor_rollout_ref.rollout.val_kwargs.n=4",
               "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
@@ -73,7 +77,9 @@ Run = dict[str, Any]
 
 
 def train_teacher(folder: Path) -> dict[str, Any]:
-    """Trains the teacher in this folder from random weights; returns what the document says about it."""
+    """Trains the teacher in this folder from random weights, unless it is there; returns what the document says."""
+    if (folder / TOLD).exists():
+        return json.loads((folder / TOLD).read_text())
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -92,8 +98,10 @@ def train_teacher(folder: Path) -> dict[str, Any]:
     spent = children_seconds() - cpu
     accuracy = sampled_accuracy(f"{folder}/teacher/huggingface", TEACHER_SEED, folder)
     print(f"teacher: {accuracy:.1%} of its samples are right, {spent:.0f} s of CPU", flush=True)
-    return {"teacher": {"parameters": sum(p.numel() for p in model.parameters()), "steps": TEACHER_STEPS,
-                        "sampled": accuracy, "command_cpu": round(spent, 1)}}  # fmt: skip
+    size = sum(weights.numel() for weights in model.parameters())
+    told = {"parameters": size, "steps": TEACHER_STEPS, "sampled": accuracy, "command_cpu": round(spent, 1)}
+    (folder / TOLD).write_text(json.dumps({"teacher": told}))
+    return {"teacher": told}
 
 
 def write_rows(file: Path, rows: list[tuple[str, str]]) -> None:
@@ -111,7 +119,7 @@ def from_own(method: str, teacher: Path, seed: int, steps: int, folder: Path, *o
     """Trains on the student's own answers."""
     named = [f"distillation.teacher_models.teacher_model.model_path={teacher}"] if METHODS[method] else []
     train = [
-        *("algorithm.adv_estimator=grpo", *METHODS[method], *SIZES, *VALIDATION),
+        *("algorithm.adv_estimator=grpo", *METHODS[method], *SIZES[method], *VALIDATION),
         *(f"trainer.seed={seed}", f"trainer.total_training_steps={steps}", "trainer.resume_mode=disable", *overrides),
     ]
     seconds = timed("train", *train, *named, f"trainer.default_local_dir={folder}")
@@ -193,8 +201,9 @@ def draw(document: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory() as shared:
-        folder = Path(shared)
+    kept = os.environ.get("TEACHER_FOLDER")
+    with tempfile.TemporaryDirectory() as fresh:
+        folder = Path(kept or fresh)
         return record(
             "distillation", "methods", list(METHODS), partial(measure, folder), summary, draw, steps=40,
             about=__doc__ or "", prepare=partial(train_teacher, folder),

@@ -24,9 +24,9 @@ class Likeliest(NamedTuple):
     tokens: Tensor
 
     def of_both(self, other: Likeliest, k: int) -> Likeliest:
-        return Likeliest(*(torch.cat(both, -1) for both in zip(self, other, strict=True))).first(k)
+        return Likeliest(*(torch.cat(both, -1) for both in zip(self, other, strict=True))).largest(k)
 
-    def first(self, k: int) -> Likeliest:
+    def largest(self, k: int) -> Likeliest:
         best = self.logits.topk(min(k, self.logits.shape[-1]))
         return Likeliest(best.values, self.tokens.gather(-1, best.indices))
 
@@ -35,7 +35,7 @@ class Likeliest(NamedTuple):
 def likeliest_tokens(hidden: Tensor, head: Head, k: int, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Returns the k likeliest tokens ``[N, k]`` of softmax(z / temperature) at each row of ``hidden [N, D]``, and
     their log-probs."""
-    normaliser, _, best = met(hidden, head, torch.zeros(len(hidden), 0, dtype=torch.long), k, temperature)
+    normaliser, _, best = vocabulary_pass(hidden, head, torch.zeros(len(hidden), 0, dtype=torch.long), k, temperature)
     return best.tokens, best.logits - normaliser.unsqueeze(-1)
 
 
@@ -45,7 +45,9 @@ def log_probs_of(hidden: Tensor, head: Head, tokens: Tensor, temperature: float 
     return Choices.apply(hidden, head.weight, head.bias, tokens, head, temperature)
 
 
-def met(hidden: Tensor, head: Head, tokens: Tensor, k: int, temperature: float) -> tuple[Tensor, Tensor, Likeliest]:
+def vocabulary_pass(
+    hidden: Tensor, head: Head, tokens: Tensor, k: int, temperature: float
+) -> tuple[Tensor, Tensor, Likeliest]:
     """Returns log sum exp z ``[N]``, the logits of `tokens`, and the k likeliest tokens with theirs."""
     wide = torch.promote_types(hidden.dtype, torch.float32)
     rows = len(hidden)
@@ -78,7 +80,7 @@ def of_all_parts(
         dist.all_reduce(mine, group=ranks)
     missing = (0, k - best.logits.shape[-1])  # a part may have fewer tokens
     logits = pad(best.logits, missing, value=torch.finfo(top.dtype).min)
-    joined = Likeliest(from_all(logits, ranks), from_all(pad(best.tokens, missing), ranks)).first(k)
+    joined = Likeliest(from_all(logits, ranks), from_all(pad(best.tokens, missing), ranks)).largest(k)
     return risen, total, chosen, joined
 
 
@@ -96,7 +98,7 @@ class Choices(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, head: Head, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        normaliser, chosen, best = met(hidden, head, tokens, tokens.shape[-1], temperature)
+        normaliser, chosen, best = vocabulary_pass(hidden, head, tokens, tokens.shape[-1], temperature)
         ctx.save_for_backward(hidden, weight, bias, tokens, normaliser)
         ctx.options = replace(head, weight=weight.new_empty(0), bias=None), temperature  # saved above
         kth = best.logits[:, -1] - normaliser

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,31 +51,43 @@ class Teachers:
         """Returns each teacher that has rows in the batch, with their positions."""
         if len(self.teachers) == 1:
             return [(self.teachers[0], torch.arange(len(batch)))]
-        places: dict[str | None, list[int]] = {teacher.key: [] for teacher in self.teachers}
-        for position, key in enumerate(self.keys(batch)):
-            if key not in places:
-                raise no_teacher(self.config.distillation.teacher_key, key, list(places))
-            places[key].append(position)
-        return [(one, torch.tensor(places[one.key])) for one in self.teachers if places[one.key]]
+        keys = self.keys(batch)
+        require_teachers(self.config, keys)
+        rows = {one: [position for position, key in enumerate(keys) if key == one.key] for one in self.teachers}
+        return [(one, torch.tensor(positions)) for one, positions in rows.items() if positions]
 
     def keys(self, batch: Batch) -> Sequence[str | None]:
         """Returns what each row has in the column that `distillation.teacher_key` names."""
         name = self.config.distillation.teacher_key
-        if name in ("data_source", self.config.data.reward_fn_key):
+        if routes_by_source(self.config):
             return [str(source) for source in batch.extras["data_source"]]
         values = [(info or {}).get(name) for info in batch.extras["extra_info"]]
         return [None if value is None else str(value) for value in values]
 
 
-def no_teacher(column: str, key: str | None, known: Sequence[str | None]) -> UserError:
-    if key is None:
+def routes_by_source(config: Config) -> bool:
+    """True if rows are routed by the column that also picks their scorer."""
+    return config.distillation.teacher_key in ("data_source", config.data.reward_fn_key)
+
+
+def require_teachers(config: Config, keys: Iterable[str | None]) -> None:
+    """Refuses rows that have one of these keys and no teacher, if there are several."""
+    column, known = config.distillation.teacher_key, [one.key for one in teachers_of(config.distillation)]
+    without = [key for key in keys if key not in known] if len(known) > 1 else []
+    if not without:
+        return
+    if without[0] is None:
         reason = "rows have no such column: it is data_source, or a field of extra_info"
-        return UserError(
-            reason, key="distillation.teacher_key", value=column, fix="distillation.teacher_key=data_source"
-        )
-    there = ", ".join(str(one) for one in known)
-    reason = f"a row has {column}={key}, and no teacher has that key: there are {there}"
-    return UserError(reason, key=TEACHERS, fix=f"+{TEACHERS}.NAME.key={key} +{TEACHERS}.NAME.model_path=MODEL")
+        fix = "distillation.teacher_key=data_source"
+        raise UserError(reason, key="distillation.teacher_key", value=column, fix=fix)
+    reason = f"a row has {column}={without[0]}, and no teacher has that key: there are {', '.join(map(str, known))}"
+    raise UserError(reason, key=TEACHERS, fix=f"+{TEACHERS}.NAME.key={without[0]} +{TEACHERS}.NAME.model_path=MODEL")
+
+
+def check_routes(config: Config, sources: Iterable[str]) -> None:
+    """Refuses data sources without a teacher, if rows are routed by them."""
+    if routes_by_source(config):
+        require_teachers(config, sources)
 
 
 def require_sight(teacher: Teacher, rows: Batch) -> None:
@@ -92,9 +104,11 @@ def require_sight(teacher: Teacher, rows: Batch) -> None:
 
 def check_tokenizers(config: Config, tokenizer: Any) -> None:
     """Refuses a teacher to which a token of the student means something else. A teacher may know further tokens."""
-    student = tokenizer.get_vocab()
-    for teacher in teachers_of(config.distillation):
-        own = load_tokenizer(teacher.path, config.actor_rollout_ref.model.trust_remote_code).get_vocab()
+    teachers = teachers_of(config.distillation)
+    student = tokenizer.get_vocab() if teachers else {}
+    for teacher in teachers:
+        trusted = config.actor_rollout_ref.model.trust_remote_code
+        own = load_tokenizer(teacher.path, trusted, key=teacher.setting).get_vocab()
         other = next((token for token, index in student.items() if own.get(token) != index), None)
         if other is not None:
             raise UserError(

@@ -148,6 +148,11 @@ def test_each_row_goes_to_the_teacher_of_its_key(teachers, tmp_path):
 def test_rows_without_a_teacher_are_named(teachers, tmp_path):
     with pytest.raises(UserError, match="a row has task=task_c, and no teacher has that key: there are task_a, task_b"):
         run(tmp_path / "a", *routed(tmp_path, teachers, ["task_a", "task_c"]))
+    with pytest.raises(UserError, match="a row has data_source=rows, and no teacher has that key"):
+        run(
+            tmp_path / "c",
+            *routed(tmp_path, teachers, ["task_a"], "distillation.teacher_key=data_source"),
+        )
     with pytest.raises(UserError, match="rows have no such column"):
         run(tmp_path / "b", *routed(tmp_path, teachers, ["task_a"], "distillation.teacher_key=nothing"))
 
