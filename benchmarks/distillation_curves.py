@@ -171,7 +171,7 @@ def draw(document: dict[str, Any]) -> str:
     seeds = len({run["seed"] for run in runs})
     left = Panel(62, 462, steps, "Accuracy of samples on held-out pairs")
     right = Panel(540, 940, steps, "Reward of the training samples, 5-step means")
-    about = f"{ANSWERS} answers a step, 0.5 million parameters, one CPU thread. Mean of {seeds} seeds; bands span them."
+    about = f"{ANSWERS} answers a step. Mean of {seeds} seeds; bands span them."
     parts = [
         text(20, 34, "A larger model teaches addition", size=19, weight=600),
         text(20, 57, about, size=13, fill=GREY),
@@ -184,7 +184,7 @@ def draw(document: dict[str, Any]) -> str:
         parts.append(text(x + 26, y + 4, NAME[name], size=12, weight=600))
     x, y = left.at(0, teacher["sampled"])
     parts.append(line(x, y, left.right, y, GREY, f'stroke-dasharray="{DOTTED}" stroke-width="2"'))
-    parts.append(text(x + 8, y - 7, f"the teacher: {teacher['sampled']:.0%}", fill=GREY))
+    parts.append(text(x + 8, y + 17, f"the teacher: {teacher['sampled']:.0%}", fill=GREY))
     start = next(run["sampled"]["0"] for run in runs if "0" in run["sampled"])
     for name in NAME:
         own = [run for run in runs if run["method"] == name]

@@ -221,6 +221,9 @@ def test_keys_that_have_no_reader_are_told(tmp_path):
     said = "\n".join(loaded.warnings)
     assert said.count("a teacher has no server") == 2 and "use_kl_loss has no effect" in said
     assert loaded.config.distillation.teacher_models == {"teacher_model": {"model_path": str(TINY)}}
+    entry = "{model_path: builtin:tiny, key: null, num_replicas: 0, inference: {name: vllm}}"
+    whole = load(["distillation.enabled=True", f"+distillation.teacher_models.teacher_model={entry}"])
+    assert "\n".join(whole.warnings).count("a teacher has no server") == 2, "as a whole config file has it"
     off = load(["distillation.enabled=False", f"{LOSS}.topk=4"]).warnings
     assert off == [f"{LOSS}.topk has no effect: distillation.enabled=False"]
 

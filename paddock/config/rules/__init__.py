@@ -32,6 +32,7 @@ from paddock.config.rules.devices import (
 )
 from paddock.config.rules.distillation import (
     distillation_trains_the_actor_alone,
+    served_teachers,
     teachers_are_named,
     teachers_know_the_tokens,
     the_teacher_moves_the_loss,
@@ -101,4 +102,4 @@ def check(config: Config, origins: dict[str, str]) -> list[str]:
         within_limits(leaf, tree.get(config, leaf.key))
     for rule in RULES:
         rule(config)
-    return [*warnings(config, origins)]
+    return [*warnings(config, origins), *served_teachers(config)]

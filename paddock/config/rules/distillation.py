@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from paddock.config.distillation import TEACHERS, TOPK, teachers_of
+from paddock.config.legacy import NO_TEACHER_SERVER
 from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards
 from paddock.errors import UserError
@@ -12,6 +13,8 @@ from paddock.facts.models import shape_of
 
 _LOSS = "distillation.distillation_loss"
 FIELDS = ("model_path", "key")
+OF_SERVERS = ("inference", "num_replicas")
+"""Fields of a teacher that has a server, as whole config files of verl's hold them."""
 
 
 def teachers_are_named(config: Config) -> None:
@@ -23,7 +26,7 @@ def teachers_are_named(config: Config) -> None:
             fix = f"{TEACHERS}.{name}.model_path={entry}"
             raise UserError("is a section, not a key", key=f"{TEACHERS}.{name}", value=entry, fix=fix)
         for field in entry:
-            if field not in FIELDS:
+            if field not in (*FIELDS, *OF_SERVERS):
                 key = f"{TEACHERS}.{name}.{field}"
                 raise UserError("no such key", key=key, value=entry[field], fix=f"a teacher has {' and '.join(FIELDS)}")
     teachers = teachers_of(distillation)
@@ -84,3 +87,10 @@ def teachers_know_the_tokens(config: Config) -> None:
     if config.distillation.enabled and loss.loss_mode == TOPK and loss.topk > student.vocab:
         reason = f"the vocabulary has {student.vocab} tokens"
         raise UserError(reason, key=f"{_LOSS}.topk", value=loss.topk, fix=f"{_LOSS}.topk=32")
+
+
+def served_teachers(config: Config) -> Iterator[str]:
+    """Yields a line for each field of a teacher that only a server would read."""
+    for name, entry in config.distillation.teacher_models.items() if config.distillation.enabled else ():
+        for field in set(entry) & set(OF_SERVERS):
+            yield f"{TEACHERS}.{name}.{field} is ignored: {NO_TEACHER_SERVER.why}"
