@@ -12,12 +12,16 @@ from conftest import ROOT
 from safetensors.torch import load_file
 from tiny_models import moved_copy
 
+from paddock.config.distillation import Teacher
 from paddock.config.load import load
+from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.plan.arithmetic import roles
 from paddock.plan.from_config import job
 from paddock.plan.memory import estimate
+from paddock.trainer.loop import Trainer
 from paddock.trainer.run import train
+from paddock.workers.teachers import require_sight
 
 TINY = ROOT / "paddock/assets/tiny"
 LOSS = "distillation.distillation_loss"
@@ -252,3 +256,27 @@ def test_a_plan_counts_the_teachers(tmp_path):
                         "actor_rollout_ref.ref.fsdp_config.param_offload=True")  # fmt: skip
     memory = estimate(job(offloaded)).phases
     assert "teacher" not in memory["update_actor"] and memory["teacher_log_probs"]["teacher"] > 0
+
+
+def test_adapters_learn_from_a_teacher_beside_their_reference(teachers, tmp_path):
+    keys = ("actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.actor.use_kl_loss=True")
+    rows = run(tmp_path, one(teachers[0]), *keys)
+    assert rows[0]["actor/kl_loss"] == pytest.approx(0, abs=1e-6) and rows[0]["distillation/loss"] > 0
+
+
+def test_conversations_are_scored_without_what_the_environment_wrote(teachers, tmp_path, monkeypatch):
+    seen = []
+    learn = Trainer.learn
+    monkeypatch.setattr(Trainer, "learn", lambda self, batch: seen.append(batch) or learn(self, batch))
+    rows = run(tmp_path, one(teachers[0]), ALONE, "environment=builtin:guess", "trainer.total_training_steps=1")
+    batch = seen[0]
+    assert rows[0]["num_turns/mean"] > 2 and batch.need("mask").sum() < batch.need("lengths").sum()
+    assert batch.need("teacher_log_probs")[batch.need("mask") == 0].abs().sum() == 0
+    assert (batch.need("teacher_log_probs")[batch.need("mask") != 0] < 0).all()
+
+
+def test_rows_with_images_are_refused_a_teacher_that_reads_text_alone():
+    ids = torch.tensor([0])
+    batch = Batch(row=ids, group=ids, prompts=torch.ones(1, 2), extras={"images": ["a picture"]})
+    with pytest.raises(UserError, match="reads text alone"):
+        require_sight(Teacher("blind", str(TINY), None), batch)
