@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On-policy distillation, end to end on the embedded model: no network, no GPU, some three minutes of one core.
+# On-policy distillation, end to end on the embedded model: no network, no GPU, about two minutes of one core.
 #   1. GRPO trains the teacher on the built-in addition task, from rewards
 #   2. the model as it ships learns from that teacher on answers of its own, one a prompt, without a reward
 #   3. held-out sums, sampled: the student before and after, and the teacher
