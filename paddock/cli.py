@@ -15,7 +15,8 @@ paddock trains language models with reinforcement learning.
   paddock train [key=value ...]       train; the same as python -m paddock.trainer.main_ppo
   paddock plan [--json] [--gpu NAME] [--rows N] [key=value ...]
                                       show what a run would do, without loading weights
-  paddock run [--plan] SCRIPT [args]  run a launch script written for verl, unchanged
+  paddock run [--plan] [--set key=value ...] SCRIPT [args]
+                                      run a launch script written for verl, unchanged
   paddock data NAME [options]         prepare a data set: gsm8k, math, humaneval, mbpp, geo3k, full_hh_rlhf, from-jsonl;
                                       with tools: gsm8k_calculator, gsm8k_tool_agent_loop, gsm8k_multiturn_w_tool
   paddock sft [key=value ...]         warm start: learn the answers of prompt/answer rows
@@ -55,7 +56,7 @@ def _plan(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from paddock.scripts import run
+    from paddock.scripts.run import run
 
     return run(arguments)
 

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+SERVES = "PADDOCK_VERL"  # set by `paddock run`: in its processes the name `verl` is Paddock's
 PACKAGE = Path(__file__).parent.parent
 
 
@@ -22,3 +23,14 @@ def importable() -> None:
         sys.path.append(os.getcwd())
     if importlib.util.find_spec("verl") is None:
         sys.path.append(str(shims()))
+
+
+def serve() -> None:
+    """Imports Paddock's `verl`, so that none of the same name is imported in this process, wherever sys.path leads."""
+    folder = shims() / "verl"
+    spec = importlib.util.spec_from_file_location(
+        "verl", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec and spec.loader
+    sys.modules["verl"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["verl"])

@@ -1,0 +1,194 @@
+"""Plans every launch script of a checkout of verl, and prints a table of what became of each.
+
+    python tools/verl_scripts.py CHECKOUT                          # from inside: the working folder is the checkout
+    python tools/verl_scripts.py CHECKOUT --outside --out table.md
+    python tools/verl_scripts.py CHECKOUT --only 'grpo_trainer/*' --out table.json
+
+Each `.sh` below CHECKOUT/examples runs through `paddock run --plan` in a folder of its own, with an empty home folder:
+
+    planned    every training command of the script is planned; a mistake of its own behind them is named
+    refused    by Paddock, in one message with the reason, exit code 2
+    broken     the script's own fault: an error of bash or of a program that it calls; the table has bash's line
+    TRACEBACK, HANG    faults of Paddock's
+
+A script that demands a variable or arguments (`${X:?}`, an unset variable under `set -u`, a line `Usage: ... <name>`)
+is first tried as it stands, then with plausible ones, which the table names. Exit code 1: a traceback or a hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MAIN = ("examples/ppo_trainer/", "examples/grpo_trainer/", "examples/rloo_trainer/")
+FAULTS = ("TRACEBACK", "HANG")
+KINDS = ("planned", "refused", "broken", *FAULTS)
+TRIES = 8
+UNSET = re.compile(r"line \d+: (\w+): (?!command not found)\S")
+EMPTY = re.compile(r"^paddock: ([\w.]+)=: must be", re.MULTILINE)
+USAGE = re.compile(r"usage:.*?((?:\s<\w+>)+)", re.IGNORECASE)
+PLAUSIBLE = (("PATH|DIR|HOME|FILE|ROOT|MODEL", "/data/{name}"), ("IP|ADDR|HOST", "127.0.0.1"), ("", "1"))
+
+
+@dataclass
+class Row:
+    """One script of the table: what became of it, why, and what it was given beside its own text."""
+
+    script: str
+    kind: str
+    why: str = ""
+    given: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def value_for(name: str, text: str) -> str:
+    """Returns the script's own default, if it comes too late, or a value that fits the name."""
+    if default := re.search(rf"^\s*{name}=\$\{{{name}:-([\w./-]+)\}}", text, re.MULTILINE):
+        return default[1]
+    value = next(value for words, value in PLAUSIBLE if re.search(words, name.upper()))
+    return value.format(name=name.strip("<>").lower())
+
+
+def workplace(checkout: Path, folder: Path, outside: bool) -> Path:
+    """Returns the working folder of a script: the checkout's entries as links, so that logs fall elsewhere."""
+    place = folder / "work"
+    place.mkdir()
+    for entry in [] if outside else checkout.iterdir():
+        (place / entry.name).symlink_to(entry)
+    return place
+
+
+def call(script: Path, place: Path, given: dict[str, str], limit: float) -> tuple[int | None, str]:
+    """Returns exit code and output of `paddock run --plan`, None for a script that ran into the limit."""
+    arguments = [given[name] for name in given if name.startswith("<")]
+    environment = {**os.environ, **{name: value for name, value in given.items() if not name.startswith("<")}}
+    environment |= {"HOME": str(place.parent), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "paddock.cli", "run", "--plan", str(script), *arguments]
+    process = subprocess.Popen(
+        command, cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=limit)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return None, process.communicate()[0]
+
+
+def verdict(code: int | None, output: str) -> tuple[str, str]:
+    """Returns the kind of an ended script, and the line that says why."""
+    lines = output.splitlines()
+    messages = [n for n, line in enumerate(lines) if line.startswith("  fix: ")]
+    if "Traceback (most recent call last)" in output:
+        return "TRACEBACK", last(lines)
+    if code is None:
+        return "HANG", last(lines)
+    if messages:
+        first = messages[0]
+        return "refused", f"{lines[first - 1].removeprefix('paddock: ')}; {lines[first].strip()}"
+    if code == 0:
+        return "planned", ""
+    wrong = [line for line in lines if re.search(r": line \d+: ", line)]
+    planned = re.search(r"^paddock: \d+ planned; the script itself ended", output, re.MULTILINE)
+    return "planned" if planned else "broken", f"exit code {code}: {wrong[-1] if wrong else last(lines)}"
+
+
+def last(lines: list[str]) -> str:
+    told = [line for line in lines if line.strip() and not line.startswith("+")]
+    return told[-1].strip() if told else "no output"
+
+
+def demands(script: Path, output: str, given: dict[str, str]) -> list[str]:
+    """Returns the variables and arguments that a broken script asks for and was not given."""
+    if usage := USAGE.search(output):
+        return [name for name in re.findall(r"<\w+>", usage[1]) if name not in given]
+    text = script.read_text(errors="replace")
+    names = UNSET.findall(output)
+    for key in EMPTY.findall(output):  # trainer.nnodes=$NNODES, and NNODES is unset
+        names += re.findall(rf"{re.escape(key)}=[\"']?\$\{{?(\w+)", text)
+    if not names:  # `echo "set MODEL_PATH"; exit 1`
+        told = [line for line in output.splitlines() if line.strip() and not line.startswith(("+", "paddock:"))][-4:]
+        names = [name for line in told for name in re.findall(r"\b[A-Z][A-Z0-9_]{3,}\b", line)]
+        names = [name for name in names if not re.search(rf"\b{name}(:?-|=)", text)]
+    return [name for name in names if name not in given and re.search(rf"\$\{{?{name}\b", text)]
+
+
+def row_of(script: Path, checkout: Path, arguments: argparse.Namespace) -> Row:
+    given: dict[str, str] = {}
+    began = time.monotonic()
+    for _ in range(TRIES):
+        with tempfile.TemporaryDirectory(prefix="verl-scripts-") as name:
+            folder = Path(name).resolve()
+            place = workplace(checkout, folder, arguments.outside)
+            code, output = call(script, place, given, arguments.limit)
+            kind, why = verdict(code, output.replace(str(folder), "~").replace(str(checkout), "CHECKOUT"))
+        asked = demands(script, output, given) if kind in ("broken", "refused") else []
+        if not asked:
+            break
+        given |= {name: value_for(name, script.read_text(errors="replace")) for name in asked}
+    return Row(str(script.relative_to(checkout)), kind, why, given, round(time.monotonic() - began, 1))
+
+
+def totals(rows: list[Row]) -> list[str]:
+    """Returns a line for all scripts, and one for those of PPO, GRPO and RLOO."""
+    lines = []
+    for title, some in (("all", rows), ("ppo, grpo, rloo", [row for row in rows if row.script.startswith(MAIN)])):
+        counts = Counter(row.kind for row in some)
+        helped = sum(row.kind == "planned" and bool(row.given) for row in some)
+        told = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind] or kind in FAULTS)
+        lines.append(f"{title}: {len(some)} scripts: {told}; {helped} of the planned were given variables or arguments")
+    return lines
+
+
+def markdown(rows: list[Row]) -> str:
+    lines = ["| script | outcome | why | given |", "|---|---|---|---|"]
+    for row in rows:
+        given = " ".join(f"{name}={value}" for name, value in row.given.items())
+        cells = [cell.replace("|", "\\|") for cell in (row.script, row.kind, row.why, given)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*totals(rows), "", *lines, ""])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--out", type=Path, help="table.md or table.json")
+    parser.add_argument("--outside", action="store_true", help="run the scripts from an empty folder")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="scripts below examples that match it")
+    parser.add_argument("--jobs", type=int, default=2, help="scripts at a time")
+    parser.add_argument("--limit", type=float, default=400, help="seconds until a script counts as hanging")
+    arguments = parser.parse_args()
+    checkout = arguments.checkout.resolve()
+    scripts = [
+        script
+        for script in sorted((checkout / "examples").rglob("*.sh"))
+        if fnmatch(str(script.relative_to(checkout / "examples")), arguments.only)
+    ]
+    rows = []
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for row in pool.map(lambda script: row_of(script, checkout, arguments), scripts):
+            rows.append(row)
+            print(f"{row.kind:9} {row.script}  {row.why}"[:240], flush=True)
+    print("\n".join(totals(rows)))
+    if arguments.out:
+        as_json = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
+        arguments.out.write_text(as_json if arguments.out.suffix == ".json" else markdown(rows))
+    return int(any(row.kind in FAULTS for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
