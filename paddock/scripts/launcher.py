@@ -82,6 +82,7 @@ def _called(words: list[str]) -> int:
     planning = bool(os.environ.get(PLAN_ONLY))
     program, arguments = words[0], words[1:]
     flags, command = behind(words)
+    command = as_module(command)
     if planning and program == "paddock":
         command = ["-m", "paddock.cli", *arguments]
     if is_ours(command) and (not planning or can_plan(command)):
@@ -145,6 +146,26 @@ def is_ours(command: list[str]) -> bool:
     raise UserError(told, key=f"python3 -m {module}", fix=fix)
 
 
+def as_module(command: list[str]) -> list[str]:
+    """Returns the command of ours that a program of verl's examples amounts to; any other command as it is.
+
+    `main_ppo_split.py` is main_ppo with half of the devices for actor and rollout, and half for the critic.
+    """
+    if not command or os.path.basename(command[0]) != "main_ppo_split.py":
+        return command
+    given = dict(word.split("=", 1) for word in [*command[1:], *overrides()] if "=" in word)
+    devices, nodes = given.get("trainer.n_gpus_per_node", "8"), given.get("trainer.nnodes", "1")
+    half = int(devices) // 2 if devices.isdigit() else 0
+    split = [f"trainer.n_gpus_per_node={half}", f"critic.n_gpus_per_node={half}", f"critic.nnodes={nodes}"]
+    apart = [*split, "critic.enable_resource_pool=True"] if half else []
+    return ["-m", "verl.trainer.main_ppo", *command[1:], *apart]
+
+
+def overrides() -> list[str]:
+    """Returns the overrides of `paddock run --set`, for every training command."""
+    return json.loads(os.environ.get(OVERRIDES) or "[]")
+
+
 def can_plan(command: list[str]) -> bool:
     """True for commands that plan if the environment says so. Others of ours are passed over while planning."""
     module, *arguments = command[1:]
@@ -164,7 +185,7 @@ def start(flags: list[str], command: list[str], program: str) -> None:
     """Runs a command of ours in the place of this process."""
     if program not in (*PYTHONS, "paddock") and not os.environ.get(PLAN_ONLY):
         say(f"{program} is passed over: `python3 {' '.join(command[:2])}` starts here, once, and starts its own ranks")
-    execute(flags, [*command, *json.loads(os.environ.get(OVERRIDES) or "[]")])
+    execute(flags, [*command, *overrides()])
 
 
 def execute(flags: list[str], command: list[str]) -> None:

@@ -13,7 +13,7 @@ from conftest import ROOT
 
 from paddock import __version__
 from paddock.errors import UserError
-from paddock.scripts.launcher import behind, is_ours
+from paddock.scripts.launcher import OVERRIDES, as_module, behind, is_ours
 
 TINY = (
     "actor_rollout_ref.model.path=builtin:tiny data.train_files=builtin:addition/train data.train_batch_size=4 "
@@ -108,7 +108,7 @@ def test_planning_starts_no_launcher_and_answers_questions_about_devices(tmp_pat
     srun --nodes=1 -w "${nodes[0]}" apptainer run image.sif ray start --head --block &
     sleep 1000
     torchrun --nnodes=16 --nproc_per_node=8 train.py
-    srun apptainer exec image.sif bash -c "python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=$devices" | tail -n 40
+    srun apptainer exec i.sif bash -c "python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=$devices" | tail -n 40
     """
     done = paddock_run(tmp_path, script, "--plan", "--set", "trainer.nnodes=2")
     assert done.returncode == 0, done.stderr
@@ -119,12 +119,15 @@ def test_planning_starts_no_launcher_and_answers_questions_about_devices(tmp_pat
     assert any(line.split()[:1] == ["trainer.nnodes=2"] for line in settings)
 
 
-def test_a_refusal_is_not_lost_in_a_pipe_and_a_mistake_behind_a_plan_is_the_scripts_own(tmp_path):
+def test_exit_codes_of_plans_a_refusal_in_a_pipe_a_mistake_behind_a_plan_several_commands(tmp_path):
     command = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo"
     done = paddock_run(tmp_path, f"{command} trainer.nonsense=1 2>&1 | tee log\n", "--plan")
     assert done.returncode == 2 and "trainer.nonsense" in done.stdout
     done = paddock_run(tmp_path, f"{command} > plan.txt\n+trainer.x=1\n", "--plan")
     assert done.returncode == 127 and "1 planned; the script itself ended with exit code 127" in done.stderr
+    own = (ROOT / "examples" / "ppo_trainer" / "run_tiny_rm.sh").read_text()
+    done = paddock_run(tmp_path, own, "--plan")
+    assert done.returncode == 0 and "Algorithm: gae" in done.stdout, done.stderr
 
 
 def test_a_script_that_waits_for_ever_is_stopped_and_named(tmp_path):
@@ -153,6 +156,15 @@ def test_the_command_behind_launchers_is_found():
     assert behind(["python3", "-u", "train.py"]) == (["-u"], ["train.py"])
     for words in (["torchrun", "train.py"], ["srun", "hostname"], ["pip", "install", "python"]):
         assert not is_ours(behind(words)[1])
+
+
+def test_split_placement_gives_the_critic_half_of_the_devices(monkeypatch):
+    given = ["main_ppo_split.py", "algorithm.adv_estimator=gae", "trainer.n_gpus_per_node=8", "trainer.nnodes=2"]
+    pools = ["trainer.n_gpus_per_node=4", "critic.n_gpus_per_node=4", "critic.nnodes=2"]
+    split = [*pools, "critic.enable_resource_pool=True"]
+    assert as_module(given) == ["-m", "verl.trainer.main_ppo", *given[1:], *split]
+    monkeypatch.setenv(OVERRIDES, '["trainer.n_gpus_per_node=1"]')
+    assert as_module(given) == ["-m", "verl.trainer.main_ppo", *given[1:]]
 
 
 def test_a_module_of_verl_is_matched_exactly_and_one_that_is_not_here_is_refused_by_name():
