@@ -3,6 +3,7 @@
     python tools/verl_scripts.py CHECKOUT                          # from inside: the working folder is the checkout
     python tools/verl_scripts.py CHECKOUT --outside --out table.md
     python tools/verl_scripts.py CHECKOUT --only 'grpo_trainer/*' --out table.json
+    python tools/verl_scripts.py CHECKOUT --run                    # ten of them train a step, on a CPU
 
 Each `.sh` below CHECKOUT/examples runs through `paddock run --plan` in a folder of its own, with an empty home folder:
 
@@ -13,6 +14,9 @@ Each `.sh` below CHECKOUT/examples runs through `paddock run --plan` in a folder
 
 A script that demands a variable or arguments (`${X:?}`, an unset variable under `set -u`, a line `Usage: ... <name>`)
 is first tried as it stands, then with plausible ones, which the table names. Exit code 1: a traceback or a hang.
+
+With --run scripts really run, and are `trained`: one step of the built-in model, which `paddock run --set` gives them
+with its data; nothing else of a script is changed. The ten are those of RUN below, unless --only names others.
 """
 
 from __future__ import annotations
@@ -35,12 +39,32 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MAIN = ("examples/ppo_trainer/", "examples/grpo_trainer/", "examples/rloo_trainer/")
 FAULTS = ("TRACEBACK", "HANG")
-KINDS = ("planned", "refused", "broken", *FAULTS)
+GOOD = ("planned", "trained")
+KINDS = (*GOOD, "refused", "broken", *FAULTS)
 TRIES = 8
 UNSET = re.compile(r"line \d+: (\w+): (?!command not found)\S")
 EMPTY = re.compile(r"^paddock: ([\w.]+)=: must be", re.MULTILINE)
 USAGE = re.compile(r"usage:.*?((?:\s<\w+>)+)", re.IGNORECASE)
 PLAUSIBLE = (("PATH|DIR|HOME|FILE|ROOT|MODEL", "/data/{name}"), ("IP|ADDR|HOST", "127.0.0.1"), ("", "1"))
+
+RUN = (
+    "ppo_trainer/run_deepseek7b_llm.sh", "ppo_trainer/run_qwen2-7b_seq_balance.sh",
+    "ppo_trainer/run_gemma.sh", "grpo_trainer/run_qwen2-7b_seq_balance.sh", "grpo_trainer/run_qwen3-8b.sh",
+    "grpo_trainer/run_qwen2_5-3b_gsm8k_grpo_lora.sh", "rloo_trainer/run_qwen2-7b.sh",
+    "remax_trainer/run_qwen2.5-3b_seq_balance.sh", "reinforce_plus_plus_trainer/run_qwen2-7b_math_rf.sh",
+    "gpg_trainer/run_qwen2-7b_math.sh",
+)  # fmt: skip
+_ROLLOUT = "actor_rollout_ref.rollout"
+TINY = (
+    "actor_rollout_ref.model.path=builtin:tiny", "critic.model.path=builtin:tiny",
+    "data.train_files=builtin:addition/train", "data.val_files=builtin:addition/test", "data.train_batch_size=8",
+    "data.max_prompt_length=16", "data.max_response_length=8", "data.val_max_samples=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4", "critic.ppo_mini_batch_size=4", f"{_ROLLOUT}.name=embedded",
+    f"{_ROLLOUT}.tensor_model_parallel_size=1", "trainer.device=cpu", "trainer.n_gpus_per_node=1", "trainer.nnodes=1",
+    "trainer.total_training_steps=1", "trainer.save_freq=-1", "trainer.logger=[console]",
+    "trainer.default_local_dir=checkpoints/tiny",
+)  # fmt: skip
+"""One step of the built-in model on one core, whatever a script asks for."""
 
 
 @dataclass
@@ -71,18 +95,22 @@ def workplace(checkout: Path, folder: Path, outside: bool) -> Path:
     return place
 
 
-def call(script: Path, place: Path, given: dict[str, str], limit: float) -> tuple[int | None, str]:
-    """Returns exit code and output of `paddock run --plan`, None for a script that ran into the limit."""
+def call(script: Path, place: Path, given: dict[str, str], options: argparse.Namespace) -> tuple[int | None, str]:
+    """Returns exit code and output of `paddock run`, None for a script that ran into the limit."""
     arguments = [given[name] for name in given if name.startswith("<")]
     environment = {**os.environ, **{name: value for name, value in given.items() if not name.startswith("<")}}
     environment |= {"HOME": str(place.parent), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "paddock.cli", "run", "--plan", str(script), *arguments]
+    environment |= {
+        "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    }  # compiled kernels
+    how = [word for override in TINY for word in ("--set", override)] if options.run else ["--plan"]
+    command = [sys.executable, "-P", "-m", "paddock.cli", "run", *how, str(script), *arguments]
     process = subprocess.Popen(
         command, cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
     )  # fmt: skip
     try:
-        output, _ = process.communicate(timeout=limit)
+        output, _ = process.communicate(timeout=options.limit)
         return process.returncode, output
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
@@ -100,6 +128,8 @@ def verdict(code: int | None, output: str) -> tuple[str, str]:
     if messages:
         first = messages[0]
         return "refused", f"{lines[first - 1].removeprefix('paddock: ')}; {lines[first].strip()}"
+    if trained := re.search(r"^Done: \d+ steps? of \d+", output, re.MULTILINE):
+        return "trained", trained[0] if code == 0 else f"{trained[0]}, then exit code {code}: {last(lines)}"
     if code == 0:
         return "planned", ""
     wrong = [line for line in lines if re.search(r": line \d+: ", line)]
@@ -134,7 +164,7 @@ def row_of(script: Path, checkout: Path, arguments: argparse.Namespace) -> Row:
         with tempfile.TemporaryDirectory(prefix="verl-scripts-") as name:
             folder = Path(name).resolve()
             place = workplace(checkout, folder, arguments.outside)
-            code, output = call(script, place, given, arguments.limit)
+            code, output = call(script, place, given, arguments)
             kind, why = verdict(code, output.replace(str(folder), "~").replace(str(checkout), "CHECKOUT"))
         asked = demands(script, output, given) if kind in ("broken", "refused") else []
         if not asked:
@@ -148,9 +178,9 @@ def totals(rows: list[Row]) -> list[str]:
     lines = []
     for title, some in (("all", rows), ("ppo, grpo, rloo", [row for row in rows if row.script.startswith(MAIN)])):
         counts = Counter(row.kind for row in some)
-        helped = sum(row.kind == "planned" and bool(row.given) for row in some)
+        helped = sum(row.kind in GOOD and bool(row.given) for row in some)
         told = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind] or kind in FAULTS)
-        lines.append(f"{title}: {len(some)} scripts: {told}; {helped} of the planned were given variables or arguments")
+        lines.append(f"{title}: {len(some)} scripts: {told}; {helped} of the good were given variables")
     return lines
 
 
@@ -168,15 +198,17 @@ def main() -> int:
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--out", type=Path, help="table.md or table.json")
     parser.add_argument("--outside", action="store_true", help="run the scripts from an empty folder")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="scripts below examples that match it")
+    parser.add_argument("--run", action="store_true", help="train one step of the built-in model instead of planning")
+    parser.add_argument("--only", nargs="+", metavar="PATTERN", help="scripts below examples that match one of them")
     parser.add_argument("--jobs", type=int, default=2, help="scripts at a time")
     parser.add_argument("--limit", type=float, default=400, help="seconds until a script counts as hanging")
     arguments = parser.parse_args()
     checkout = arguments.checkout.resolve()
+    patterns = arguments.only or (RUN if arguments.run else ("*",))
     scripts = [
         script
         for script in sorted((checkout / "examples").rglob("*.sh"))
-        if fnmatch(str(script.relative_to(checkout / "examples")), arguments.only)
+        if any(fnmatch(str(script.relative_to(checkout / "examples")), pattern) for pattern in patterns)
     ]
     rows = []
     with ThreadPoolExecutor(arguments.jobs) as pool:

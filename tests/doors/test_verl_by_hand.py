@@ -67,7 +67,6 @@ def test_it_yields_where_verl_itself_is_installed_or_lies_in_the_working_folder(
 
 
 def test_words_that_it_does_not_know_are_refused():
-    done = subprocess.run(
-        [sys.executable, "-m", "paddock.cli", "verl", "maybe"], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 2 and "paddock verl on|off|status" in done.stderr
+    with pytest.raises(UserError) as error:
+        run(["maybe"])
+    assert error.value.fix == "paddock verl on|off|status"
