@@ -24,7 +24,7 @@ from paddock.facts.compat import PACKAGE, shims
 
 FOLDER = "PADDOCK_RUN_FOLDER"  # the folder of one `paddock run`: stand-ins, and notes of what has happened
 OVERRIDES = "PADDOCK_RUN_SET"  # overrides of `paddock run --set`, as a JSON list
-PROGRAMS, SAID = "programs", "said"
+PREFIX, PROGRAMS, SAID = "paddock-run-", "programs", "said"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Program:
 
 
 LAUNCHES_HERE, LAUNCHES_ELSEWHERE, PASSED_OVER = Program(launches=True, real=True), Program(launches=True), Program()
-PYTHONS = ("python", "python3")
+PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(9, 16)))
 FLAGS = ("-u", "-O", "-OO", "-B", "-q", "-v")
 RANKS = ("torchrun", "accelerate", "deepspeed")
 EIGHT_DEVICES = Program(answer="".join(f"GPU {n}: assumed while planning\n" for n in range(8)))
@@ -210,11 +210,15 @@ def say(text: str) -> None:
         print(f"paddock: {text}", file=sys.stderr, flush=True)
 
 
+def is_stand_ins(folder: Path) -> bool:
+    """True for the folder of stand-ins of this run, or of one that has started it."""
+    return folder.name == PROGRAMS and folder.parent.name.startswith(PREFIX)
+
+
 def _itself(program: str, arguments: list[str]) -> int:
     """Calls the program that the script means. Without Ray its clusters are passed over: one machine needs none."""
-    stand_ins = os.path.join(os.environ[FOLDER], PROGRAMS)
-    path = os.pathsep.join(part for part in os.environ.get("PATH", "").split(os.pathsep) if part != stand_ins)
-    found = shutil.which(program, path=path)
+    parts = [part for part in os.environ.get("PATH", "").split(os.pathsep) if not is_stand_ins(Path(part))]
+    found = shutil.which(program, path=os.pathsep.join(parts))
     if found:
         os.execv(found, [found, *arguments])
     if program == "ray" and arguments[:1] in (["start"], ["stop"], ["status"]):

@@ -16,7 +16,8 @@ from paddock.config.paths import missing_file
 from paddock.door import CALLED, PLAN_ONLY
 from paddock.errors import UserError
 from paddock.facts.compat import PACKAGE, SERVES, shims
-from paddock.scripts.launcher import FOLDER, OVERRIDES, PROGRAMS, TABLE
+from paddock.scripts.by_hand import installed
+from paddock.scripts.launcher import FOLDER, OVERRIDES, PREFIX, PROGRAMS, TABLE
 
 OWN_ENVIRONMENT = "VERL_USE_UV"
 """Scripts that would build a Python environment of their own ask this variable; 0: they take the one they find."""
@@ -34,7 +35,9 @@ def run(arguments: list[str]) -> int:
     """Returns the script's exit code; while planning, that of the first command that could not be planned."""
     plan, overrides, script, rest = read_arguments(arguments)
     text = read_script(script)
-    with tempfile.TemporaryDirectory(prefix="paddock-run-") as name:
+    if version := installed():
+        print(f"paddock: verl {version} is installed here; under `paddock run` Paddock's serves", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
         folder = Path(name)
         write_programs(folder / PROGRAMS, plan)
         environment = surroundings(folder, plan, overrides, bool(ACTIVATES.search(text)))
@@ -70,7 +73,7 @@ def read_arguments(arguments: list[str]) -> tuple[bool, list[str], str, list[str
 def _ended(command: list[str], environment: dict[str, str], plan: bool, script: str) -> int:
     """Returns the exit code of the script. One that is planned reads no keyboard, and has a time limit."""
     if not plan:
-        return subprocess.run(command, env=environment).returncode
+        return _waited(subprocess.Popen(command, env=environment))
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         return process.wait(PLAN_SECONDS)
@@ -81,6 +84,15 @@ def _ended(command: list[str], environment: dict[str, str], plan: bool, script: 
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _waited(process: subprocess.Popen[bytes]) -> int:
+    """Returns the exit code. Ctrl-C goes to the script as well, and its training then ends with a checkpoint."""
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
 
 
 def _interpreter(script: str) -> list[str]:
@@ -147,7 +159,7 @@ def surroundings(folder: Path, plan: bool, overrides: list[str], activates: bool
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "PATH": os.pathsep.join([str(folder / PROGRAMS), str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "BASH_ENV": str(SHELL),
-        "PADDOCK_RUN_BASH_ENV": os.environ.get("BASH_ENV", ""),
+        "PADDOCK_RUN_BASH_ENV": os.environ.get("BASH_ENV" if FOLDER not in os.environ else "PADDOCK_RUN_BASH_ENV", ""),
         SERVES: "1",
         FOLDER: str(folder),
         CALLED: str(folder / "called"),

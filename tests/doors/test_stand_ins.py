@@ -86,10 +86,13 @@ def test_a_launcher_of_ranks_starts_our_command_once_and_in_this_python(tmp_path
     srun --nodes 2 accelerate launch --num_processes 4 --module paddock.cli --version
     ray job submit --working-dir . -- python3 -u -m paddock.cli --version
     uv run --frozen python3 -m paddock.cli --version
+    srun true || echo "no srun: $?"
+    echo 'srun true || python3.11 -m paddock.cli --version' > inner.sh
+    paddock run inner.sh
     """
     done = paddock_run(tmp_path, script)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"paddock {__version__}"] * 4
+    assert done.stdout.splitlines() == [*[f"paddock {__version__}"] * 4, "no srun: 127", f"paddock {__version__}"]
     for program in ("torchrun", "srun", "ray", "uv"):
         assert f"paddock: {program} is passed over: `python3 -m paddock.cli` starts here, once" in done.stderr
     for passed in ("conda activate verl", "source activate verl", "source /no/such/place/set_env.sh"):
