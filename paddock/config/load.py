@@ -38,11 +38,15 @@ class Loaded:
 
 
 def load(
-    arguments: Sequence[str] = (), machine: Machine | None = None, values: Mapping[str, Any] | None = None
+    arguments: Sequence[str] = (),
+    machine: Machine | None = None,
+    values: Mapping[str, Any] | None = None,
+    here: bool = True,
 ) -> Loaded:
     """Everything a run is made of, checked. Raises UserError for what the user can mend; imports no torch.
 
-    `values`: keys and their values from a Python program, which win over the arguments.
+    `values`: keys and their values from a Python program, which win over the arguments. `here`: False if files that
+    the config names may be on another machine, as those of a planned script.
     """
     machine = machine or this_machine()
     line = parse(arguments)
@@ -62,7 +66,7 @@ def load(
     origins |= {choice.key: f"{own_data.ORIGIN}: {choice.why}" for choice in own}
     warnings = [*(str(choice) for choice in own if choice.said), *warnings]
     warnings += resolve.resolve(config, origins, machine)
-    warnings += rules.check(config, origins)
+    warnings += rules.check(config, origins, here)
     return Loaded(config, origins, warnings)
 
 
@@ -84,8 +88,10 @@ def _defaults() -> DictConfig:
 def _known(settings: list[Setting]) -> tuple[list[Setting], list[str]]:
     """Settings under the schema's names; unknown keys are refused."""
     kept, warnings = [], []
-    for setting in (leaf for given in settings for leaf in _leaves_of(given)):
-        translated, warning = legacy.translate(setting.key, setting.value)
+    leaves = [leaf for setting in settings for leaf in _leaves_of(setting)]
+    every = {leaf.key: leaf.value for leaf in leaves}
+    for setting in leaves:
+        translated, warning = legacy.translate(setting.key, setting.value, every)
         if warning:
             warnings.append(warning)
         if translated is None:

@@ -190,11 +190,6 @@ def test_what_has_no_effect_here_is_said_to_be_ignored(given):
         ("critic.deepspeed_config.zero_stage=2", "critic.deepspeed_config.zero_stage", "deepspeed is not a"),
         ("actor_rollout_ref.rollout.name=trtllm", "actor_rollout_ref.rollout.name", "not one of the values"),
         (
-            "actor_rollout_ref.actor.checkpoint.strict=False",
-            "actor_rollout_ref.actor.checkpoint.strict",
-            "every weight",
-        ),
-        (
             "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype=bf16",
             "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype",
             "transformers makes them",
