@@ -45,7 +45,14 @@ TRIES = 8
 UNSET = re.compile(r"line \d+: (\w+): (?!command not found)\S")
 EMPTY = re.compile(r"^paddock: ([\w.]+)=: must be", re.MULTILINE)
 USAGE = re.compile(r"usage:.*?((?:\s<\w+>)+)", re.IGNORECASE)
-PLAUSIBLE = (("PATH|DIR|HOME|FILE|ROOT|MODEL", "/data/{name}"), ("IP|ADDR|HOST", "127.0.0.1"), ("", "1"))
+PLAUSIBLE = (
+    ("PATH|DIR|HOME|FILE|ROOT|MODEL", "/data/{name}"),
+    ("IP|ADDR|HOST", "127.0.0.1"),
+    ("GPU|NPROC", "8"),
+    ("", "1"),
+)
+OURS = re.compile(r'File ".*/(paddock|compat)/|No module named .verl\.')
+"""What a traceback names that is a fault of Paddock's. A script's own program may fail by itself."""
 
 RUN = (
     "ppo_trainer/run_deepseek7b_llm.sh", "ppo_trainer/run_qwen2-7b_seq_balance.sh",
@@ -121,7 +128,7 @@ def verdict(code: int | None, output: str) -> tuple[str, str]:
     """Returns the kind of an ended script, and the line that says why."""
     lines = output.splitlines()
     messages = [n for n, line in enumerate(lines) if line.startswith("  fix: ")]
-    if "Traceback (most recent call last)" in output:
+    if "Traceback (most recent call last)" in output and OURS.search(output):
         return "TRACEBACK", last(lines)
     if code is None:
         return "HANG", last(lines)
@@ -149,12 +156,14 @@ def demands(script: Path, output: str, given: dict[str, str]) -> list[str]:
     text = script.read_text(errors="replace")
     names = UNSET.findall(output)
     for key in EMPTY.findall(output):  # trainer.nnodes=$NNODES, and NNODES is unset
-        names += re.findall(rf"{re.escape(key)}=[\"']?\$\{{?(\w+)", text)
+        for name in re.findall(rf"{re.escape(key)}=[\"']?\$\{{?(\w+)", text):
+            names += re.findall(rf"^\s*{name}=\$\{{?(\w+)\}}?$", text, re.MULTILINE) or [name]
     if not names:  # `echo "set MODEL_PATH"; exit 1`
         told = [line for line in output.splitlines() if line.strip() and not line.startswith(("+", "paddock:"))][-4:]
         names = [name for line in told for name in re.findall(r"\b[A-Z][A-Z0-9_]{3,}\b", line)]
         names = [name for name in names if not re.search(rf"\b{name}(:?-|=)", text)]
-    return [name for name in names if name not in given and re.search(rf"\$\{{?{name}\b", text)]
+    read = [name for name in names if re.search(rf"\$\{{?{name}\b", text)]
+    return [name for name in read if name not in given and name != "COMMAND"]
 
 
 def row_of(script: Path, checkout: Path, arguments: argparse.Namespace) -> Row:

@@ -64,8 +64,12 @@ NOT_BUILT = {
     "verl.experimental.fully_async_policy": "rollouts that run asynchronously to training are not built",
     "verl.experimental.one_step_off_policy": "rollouts that run asynchronously to training are not built",
     "verl.trainer.main_generation_server": "a server of answers is not built; `paddock generate` writes them to a file",
+    "verl_mlite": "Megatron Lite is not a training engine here",
 }
-"""Modules of verl that Paddock has no counterpart for, with the reason."""
+"""Modules that Paddock has no counterpart for, with the reason."""
+
+DAPO = ("recipe.dapo.main_dapo", "recipe.dapo.src.main_dapo")
+"""Trainers of recipes whose keys `main_ppo` has: dynamic sampling is algorithm.filter_groups."""
 
 
 def main(words: list[str]) -> int:
@@ -136,21 +140,24 @@ def is_ours(command: list[str]) -> bool:
         return False
     module = command[1]
     package = module.split(".")[0]
-    if package != "verl":
-        return package == "paddock"
     path = shims().joinpath(*module.split("."))
+    told = next((reason for name, reason in NOT_BUILT.items() if module.startswith(name)), None)
     if path.with_suffix(".py").is_file() or (path / "__main__.py").is_file():
         return True
-    told = next((reason for name, reason in NOT_BUILT.items() if module.startswith(name)), "Paddock has no such module")
+    if package != "verl" and told is None:
+        return package == "paddock"
+    told = told or "Paddock has no such module"
     fix = "verl.trainer.main_ppo trains; `paddock --help` lists what else there is"
     raise UserError(told, key=f"python3 -m {module}", fix=fix)
 
 
 def as_module(command: list[str]) -> list[str]:
-    """Returns the command of ours that a program of verl's examples amounts to; any other command as it is.
+    """Returns the command of ours that a program of verl's examples or recipes amounts to; any other as it is.
 
     `main_ppo_split.py` is main_ppo with half of the devices for actor and rollout, and half for the critic.
     """
+    if command[:1] == ["-m"] and command[1:2] and command[1] in DAPO:
+        return ["-m", "verl.trainer.main_ppo", *command[2:]]
     if not command or os.path.basename(command[0]) != "main_ppo_split.py":
         return command
     given = dict(word.split("=", 1) for word in [*command[1:], *overrides()] if "=" in word)

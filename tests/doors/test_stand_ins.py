@@ -171,9 +171,11 @@ def test_split_placement_gives_the_critic_half_of_the_devices(monkeypatch):
 
 
 def test_a_module_of_verl_is_matched_exactly_and_one_that_is_not_here_is_refused_by_name():
-    assert is_ours(["-m", "verl.trainer.main_ppo"]) and not is_ours(["-m", "recipe.dapo.main_dapo"])
+    assert is_ours(["-m", "verl.trainer.main_ppo"]) and not is_ours(["-m", "recipe.mine.main"])
+    assert as_module(["-m", "recipe.dapo.main_dapo", "a=1"]) == ["-m", "verl.trainer.main_ppo", "a=1"]
     for module, reason in (
         ("verl.trainer.main_ppo_x", "has no such module"),
+        ("verl_mlite.launch", "Megatron Lite is not a training engine"),
         ("verl.experimental.fully_async_policy.fully_async_main", "asynchronously to training are not built"),
     ):
         with pytest.raises(UserError, match=reason) as error:
