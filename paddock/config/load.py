@@ -51,6 +51,7 @@ def load(
     machine = machine or this_machine()
     line = parse(arguments)
     settings, warnings = _known([*line.settings, *given(values or {})])
+    warnings = [*line.warnings, *warnings]
     tree_of_keys = copy.deepcopy(_defaults())
     origins: dict[str, str] = {}
     chosen = {setting.key: setting.value for setting in settings}

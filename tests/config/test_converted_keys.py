@@ -96,3 +96,14 @@ def test_a_file_that_is_on_another_machine_stops_a_run_and_not_the_plan_of_a_scr
     with pytest.raises(UserError):
         load(missing)
     assert "custom_reward_function.path: nowhere/reward.py is not on this machine" in load(missing, here=False).warnings
+
+
+def test_a_text_that_hydra_cannot_read_and_an_argument_of_blanks_are_taken_with_a_warning():
+    loaded = load(["trainer.experiment_name=run_8npu}", " "])
+    assert loaded.config.trainer.experiment_name == "run_8npu}"
+    assert loaded.warnings[:2] == [
+        "trainer.experiment_name=run_8npu} is taken as a text: Hydra's grammar cannot read it",
+        "an argument of blanks is left out: does a line of the script end with a backslash and blanks?",
+    ]
+    with pytest.raises(UserError, match="cannot be read"):
+        load(["data.train_batch_size=8}"])
