@@ -190,8 +190,8 @@ class Conversation:
         self.prompt = Prompt(tokens, [self.id], self.row.images)
 
     def worded(self, said: Messages) -> Messages:
-        """A text stays one where rows are plain texts, else it is a message of the user's."""
-        if isinstance(self.row.messages, str) and isinstance(said, str):
+        """A text stays one where prompts are plain texts, else it is a message of the user's."""
+        if isinstance(said, str) and prompts_are_texts(self.row, self.setting.dialogue):
             return said
         return self.messages_of(said, "reset")
 
@@ -393,6 +393,12 @@ class Conversation:
 
     def failed(self, reason: str, fix: str) -> UserError:
         return UserError(f"{reason}, {self.row.location}", key="environment", value=self.factory.name, fix=fix)
+
+
+def prompts_are_texts(row: PromptRow, dialogue: Dialogue) -> bool:
+    """True if an environment's texts are prompts as they are: the row's own prompt is a plain text, or it has none and
+    there is no chat template."""
+    return isinstance(row.messages, str) and (bool(row.messages.strip()) or dialogue.template is None)
 
 
 def shortened(text: str, most: int, side: str) -> str:
