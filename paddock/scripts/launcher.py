@@ -57,13 +57,17 @@ TABLE = {
 }
 """Programs by name. One that is not here is the script's own affair, also while planning: mkdir, tee, date."""
 
+PER_NODE = re.compile(r"--(?:nproc[-_]per[-_]node|num_gpus)[= ](\d+)")
+IN_ALL = re.compile(r"--num_processes[= ](\d+)")
+NODES = re.compile(r"--(?:nnodes|num_nodes|num_machines)[= ](\d+)(?![\d:])")
+"""Options of launchers that say how many processes there are."""
+
 STARTS = re.compile(r"\b(ray|subprocess|system|popen|download|snapshot_download|from_pretrained|load_dataset)\b")
 """What a `python -c` names that is more than a question."""
 
 NOT_BUILT = {
     "verl.experimental.fully_async_policy": "rollouts that run asynchronously to training are not built",
     "verl.experimental.one_step_off_policy": "rollouts that run asynchronously to training are not built",
-    "verl.trainer.main_generation_server": "a server of answers is not built; `paddock generate` writes them to a file",
     "verl_mlite": "Megatron Lite is not a training engine here",
 }
 """Modules that Paddock has no counterpart for, with the reason."""
@@ -106,7 +110,7 @@ def behind(words: list[str]) -> tuple[list[str], list[str]]:
     """Returns flags and arguments of Python in a command line, whatever launches it; nothing if it starts no Python.
 
     >>> behind(["srun", "-n", "1", "torchrun", "--nproc_per_node=8", "-m", "verl.trainer.sft_trainer", "a=1"])
-    ([], ['-m', 'verl.trainer.sft_trainer', 'a=1'])
+    ([], ['-m', 'verl.trainer.sft_trainer', 'a=1', 'trainer.n_gpus_per_node=8', 'trainer.nnodes=1'])
     """
     program, rest = os.path.basename(words[0]), words[1:]
     if program in PYTHONS:
@@ -117,11 +121,22 @@ def behind(words: list[str]) -> tuple[list[str], list[str]]:
         program, rest = "torchrun", rest[2:]
     if program in RANKS:
         module = next((n for n, word in enumerate(rest) if word in ("-m", "--module")), None)
-        return [], [] if module is None else ["-m", *rest[module + 1 :]]
+        return [], [] if module is None else ["-m", *rest[module + 1 :], *ranks(rest[:module], rest[module + 1 :])]
     if program in TABLE and TABLE[program].launches:
         inner = next((n for n, word in enumerate(rest) if os.path.basename(word) in TABLE), None)
         return ([], []) if inner is None else behind(rest[inner:])
     return [], []
+
+
+def ranks(options: list[str], command: list[str]) -> list[str]:
+    """Returns overrides for the processes that a launcher's options ask for, unless the command says it itself."""
+    text = " ".join(options)
+    per_node, in_all, nodes = PER_NODE.search(text), IN_ALL.search(text), NODES.search(text)
+    machines = int(nodes[1]) if nodes else 1
+    devices = int(per_node[1]) if per_node else int(in_all[1]) // max(machines, 1) if in_all else 0
+    asked = {"trainer.n_gpus_per_node": devices, "trainer.nnodes": machines}
+    said = {word.partition("=")[0] for word in command}
+    return [f"{key}={count}" for key, count in asked.items() if count and key not in said] if devices else []
 
 
 def shell_behind(words: list[str]) -> list[str]:

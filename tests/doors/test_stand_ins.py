@@ -15,11 +15,6 @@ from paddock import __version__
 from paddock.errors import UserError
 from paddock.scripts.launcher import OVERRIDES, as_module, behind, is_ours
 
-TINY = (
-    "actor_rollout_ref.model.path=builtin:tiny data.train_files=builtin:addition/train data.train_batch_size=4 "
-    "actor_rollout_ref.rollout.n=2 trainer.total_training_steps=1 trainer.test_freq=-1 trainer.val_before_train=False "
-    "trainer.save_freq=-1 trainer.device=cpu algorithm.adv_estimator=grpo"
-)
 REWARD = """
 import verl
 from recipe.mine import half
@@ -28,6 +23,12 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
     print("verl of the reward:", verl.__file__, flush=True)
     return half()
 """
+
+SCORES = """
+from paddock.rewards.custom import Target, function_of
+print(function_of(Target("reward.py", "compute_score"))("", "", "", {}))
+"""
+"""Loads the reward as a process of a run does."""
 
 
 @pytest.fixture
@@ -54,19 +55,18 @@ def paddock_run(folder: Path, text: str, *flags: str, **environment: str) -> sub
 
 
 def test_inside_a_checkout_paddocks_verl_serves_and_says_so(checkout):
-    script = f"""
+    script = """
     set -eu
     export PYTHONPATH=$PWD
-    python3 -m verl.trainer.main_ppo {TINY} trainer.default_local_dir=plain \
-        custom_reward_function.path=reward.py
-    python3 -c 'import verl.trainer.main_ppo as m; print("verl of a question:", m.__file__)'
+    python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo trainer.nonsense=1 || echo "ended with $?"
+    python3 -c "$SCORES"
     """
-    done = paddock_run(checkout, script)
+    done = paddock_run(checkout, script, SCORES=SCORES)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(f"`verl` is Paddock's, {ROOT}/compat/verl; the one in {checkout} is not used") == 1
-    assert f"verl of the reward: {ROOT}/compat/verl/__init__.py" in done.stdout + done.stderr
-    assert f"verl of a question: {ROOT}/compat/verl/trainer/main_ppo.py" in done.stdout
-    assert list((checkout / "plain").glob("global_step_1"))
+    assert "paddock: trainer.nonsense=1: no such key" in done.stderr and "ended with 2" in done.stdout
+    assert f"verl of the reward: {ROOT}/compat/verl/__init__.py" in done.stdout
+    assert done.stdout.endswith("0.5\n")
 
 
 def test_a_launcher_of_ranks_starts_our_command_once_and_in_this_python(tmp_path):
@@ -146,16 +146,19 @@ def test_a_script_that_waits_for_ever_is_stopped_and_named(tmp_path):
         assert done.returncode == 2 and reason in done.stderr, done.stderr
 
 
-def test_the_command_behind_launchers_is_found():
+def test_the_command_behind_launchers_is_found_with_its_number_of_ranks():
     ours = ["-m", "verl.trainer.main_ppo", "a=1"]
-    for words in (
-        ["/usr/bin/python3", *ours],
-        ["python3", "-m", "torch.distributed.run", "--nproc_per_node", "2", *ours],
-        ["deepspeed", "--num_gpus", "8", "--module", *ours[1:]],
-        ["srun", "--job-name", "ray", "-n", "1", "ray", "job", "submit", "--", "python3", *ours],
-        ["nsys", "profile", "-o", "x", "torchrun", "--standalone", *ours],
+    eight = ["trainer.n_gpus_per_node=8", "trainer.nnodes=1"]
+    for words, more in (
+        (["/usr/bin/python3", *ours], []),
+        (["python3", "-m", "torch.distributed.run", "--nproc_per_node", "8", *ours], eight),
+        (["deepspeed", "--num_gpus", "8", "--module", *ours[1:]], eight),
+        (["accelerate", "launch", "--num_processes=16", "--num_machines=2", *ours], [eight[0], "trainer.nnodes=2"]),
+        (["torchrun", "--nproc-per-node=4", "--nnodes=2", *ours, *eight], eight),
+        (["srun", "--job-name", "ray", "-n", "1", "ray", "job", "submit", "--", "python3", *ours], []),
+        (["nsys", "profile", "-o", "x", "torchrun", "--standalone", *ours], []),
     ):
-        assert behind(words) == ([], ours), words
+        assert behind(words) == ([], [*ours, *more]), words
     assert behind(["python3", "-u", "train.py"]) == (["-u"], ["train.py"])
     for words in (["torchrun", "train.py"], ["srun", "hostname"], ["pip", "install", "python"]):
         assert not is_ours(behind(words)[1])
