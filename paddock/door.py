@@ -13,7 +13,7 @@ from paddock.errors import EXIT_CODE, UserError
 
 PLAN_ONLY = "PADDOCK_PLAN"  # set by `paddock run --plan`: the script's command plans instead of training
 CALLED = "PADDOCK_RUN_CALLED"  # set by `paddock run`: the file to which a command of ours appends its exit code
-INTERRUPTED = 130
+INTERRUPTED, CLOSED_PIPE = 130, 141
 PREFIX = "paddock: "
 
 
@@ -46,7 +46,7 @@ def _guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()
-        return 141
+        return CLOSED_PIPE
 
 
 def helpful(name: str, command: Callable[[list[str]], int]) -> Callable[[list[str]], int]:

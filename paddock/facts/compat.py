@@ -16,6 +16,13 @@ def shims() -> Path:
     return next(folder for folder in (PACKAGE / "compat", PACKAGE.parent / "compat") if folder.is_dir())
 
 
+def python_path() -> list[str]:
+    """Returns folders of PYTHONPATH by which another Python finds `verl` and this package. An installed package is found
+    without, and its neighbours in site-packages must not serve Pythons of other environments."""
+    installed = PACKAGE.parent.name in ("site-packages", "dist-packages")
+    return [str(shims()), *([] if installed else [str(PACKAGE.parent)])]
+
+
 def importable() -> None:
     """Makes plug-ins written for verl importable: those of the working directory, as `python -m` does, and verl's
     names, unless verl itself is installed."""

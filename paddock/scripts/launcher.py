@@ -20,7 +20,7 @@ from pathlib import Path
 
 from paddock.door import PLAN_ONLY, note
 from paddock.errors import EXIT_CODE, UserError
-from paddock.facts.compat import PACKAGE, shims
+from paddock.facts.compat import python_path, shims
 
 FOLDER = "PADDOCK_RUN_FOLDER"  # the folder of one `paddock run`: stand-ins, and notes of what has happened
 OVERRIDES = "PADDOCK_RUN_SET"  # overrides of `paddock run --set`, as a JSON list
@@ -213,7 +213,7 @@ def start(flags: list[str], command: list[str], program: str) -> None:
 def execute(flags: list[str], command: list[str]) -> None:
     """Runs Python in the place of this process. It finds Paddock's `verl` before any other: that of the working folder,
     which `python -m` puts first, of PYTHONPATH, which scripts set, and an installed one. The rest keeps its order."""
-    ours = [str(shims()), str(PACKAGE.parent)]
+    ours = python_path()
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in ours]
     here = [os.getcwd()] if command[:1] in (["-m"], ["-c"], ["-"], []) else []  # a file's own folder stays first
     others = [path for path in (*here, *given) if os.path.isfile(os.path.join(path, "verl", "__init__.py"))]

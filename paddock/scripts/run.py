@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 
 from paddock.config.paths import missing_file
-from paddock.door import CALLED, PLAN_ONLY
+from paddock.door import CALLED, CLOSED_PIPE, PLAN_ONLY
 from paddock.errors import UserError
-from paddock.facts.compat import PACKAGE, SERVES, shims
+from paddock.facts.compat import PACKAGE, SERVES, python_path
 from paddock.scripts.by_hand import installed
 from paddock.scripts.launcher import FOLDER, OVERRIDES, PREFIX, PROGRAMS, TABLE
 
@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
             _started_nothing(script, text, plan)
         if not plan:
             return code
-        refused = next((int(end) for end in ends if end != "0"), 0)
+        refused = next((int(end) for end in ends if int(end) not in (0, CLOSED_PIPE)), 0)
         if code and ends and not refused:
             print(f"paddock: {len(ends)} planned; the script itself ended with exit code {code}", file=sys.stderr)
         return code or refused
@@ -152,7 +152,7 @@ def write_programs(folder: Path, plan: bool) -> None:
 def surroundings(folder: Path, plan: bool, overrides: list[str], activates: bool) -> dict[str, str]:
     """Returns the environment of a script: this Python first on PATH, Paddock's `verl` first on PYTHONPATH, and the
     functions of shell.bash in every bash."""
-    paths = [str(shims()), str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [*python_path(), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
         OWN_ENVIRONMENT: os.environ.get(OWN_ENVIRONMENT, "0"),
