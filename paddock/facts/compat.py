@@ -17,8 +17,10 @@ def shims() -> Path:
 
 
 def python_path() -> list[str]:
-    """Returns folders of PYTHONPATH by which another Python finds `verl` and this package. An installed package is found
-    without, and its neighbours in site-packages must not serve Pythons of other environments."""
+    """Returns folders of PYTHONPATH by which another Python finds `verl` and this package.
+
+    An installed one is found without; its neighbours in site-packages must not serve Pythons of other environments.
+    """
     installed = PACKAGE.parent.name in ("site-packages", "dist-packages")
     return [str(shims()), *([] if installed else [str(PACKAGE.parent)])]
 

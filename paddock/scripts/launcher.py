@@ -246,5 +246,5 @@ def _itself(program: str, arguments: list[str]) -> int:
     if program == "ray" and arguments[:1] in (["start"], ["stop"], ["status"]):
         print(f"paddock: passed over, ray is not installed: {shlex.join([program, *arguments])}", file=sys.stderr)
         return 0
-    print(f"{program}: command not found", file=sys.stderr)
+    print(f"paddock: {program}: command not found", file=sys.stderr)
     return 127
