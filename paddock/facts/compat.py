@@ -9,6 +9,8 @@ from pathlib import Path
 
 SERVES = "PADDOCK_VERL"  # set by `paddock run`: in its processes the name `verl` is Paddock's
 PACKAGE = Path(__file__).parent.parent
+DEVICE_PROGRAMS = ("nvidia-smi", "npu-smi", "rocm-smi")
+"""Programs by which launch scripts look for devices."""
 
 
 def shims() -> Path:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from paddock.door import PLAN_ONLY, note
 from paddock.errors import EXIT_CODE, UserError
-from paddock.facts.compat import python_path, shims
+from paddock.facts.compat import DEVICE_PROGRAMS, python_path, shims
 
 FOLDER = "PADDOCK_RUN_FOLDER"  # the folder of one `paddock run`: stand-ins, and notes of what has happened
 OVERRIDES = "PADDOCK_RUN_SET"  # overrides of `paddock run --set`, as a JSON list
@@ -48,7 +48,7 @@ TABLE = {
     **dict.fromkeys((*PYTHONS, *RANKS, "uv", "srun", "ray"), LAUNCHES_HERE),
     **dict.fromkeys(("sbatch", "apptainer", "singularity", "docker", "podman", "ssh", "mpirun"), LAUNCHES_ELSEWHERE),
     **dict.fromkeys(("nsys", "numactl"), LAUNCHES_ELSEWHERE),
-    **dict.fromkeys(("nvidia-smi", "npu-smi", "rocm-smi"), EIGHT_DEVICES),
+    **dict.fromkeys(DEVICE_PROGRAMS, EIGHT_DEVICES),
     "scontrol": Program(answer="localhost\n"),
     **dict.fromkeys(("pip", "pip3", "conda", "mamba", "git", "apt", "apt-get", "sudo", "make"), PASSED_OVER),
     **dict.fromkeys(("hf", "huggingface-cli", "modelscope", "wget", "curl", "aws", "gsutil", "hdfs"), PASSED_OVER),
