@@ -12,7 +12,7 @@ from pathlib import Path
 from paddock.errors import EXIT_CODE, UserError
 
 PLAN_ONLY = "PADDOCK_PLAN"  # set by `paddock run --plan`: the script's command plans instead of training
-CALLED = "PADDOCK_RUN_CALLED"  # set by `paddock run`: the file to which a command of ours appends its exit code
+CALLED = "PADDOCK_RUN_CALLED"  # set by `paddock run`: a file that our commands make, and add their exit codes to
 INTERRUPTED, CLOSED_PIPE = 130, 141
 PREFIX = "paddock: "
 
@@ -20,6 +20,7 @@ PREFIX = "paddock: "
 def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Handles the errors of an entry point: what the user can mend is one message and exit code 2."""
     code = 1
+    note()
     try:
         code = _guarded(command, arguments)
         return code
@@ -27,11 +28,11 @@ def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         note(code)
 
 
-def note(code: int) -> None:
-    """Tells `paddock run` that a command of the script has ended, with this exit code."""
+def note(code: int | None = None) -> None:
+    """Tells `paddock run` that a command of the script begins, or has ended with this exit code."""
     if file := os.environ.get(CALLED):
         with suppress(OSError), Path(file).open("a") as notes:
-            notes.write(f"{code}\n")
+            notes.write("" if code is None else f"{code}\n")
 
 
 def _guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:

@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class Program:
 
 LAUNCHES_HERE, LAUNCHES_ELSEWHERE, PASSED_OVER = Program(launches=True, real=True), Program(launches=True), Program()
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(9, 16)))
-FLAGS = ("-u", "-O", "-OO", "-B", "-q", "-v")
+FLAGS = re.compile(r"-[uOBqvds]+|-[WX].*")
 RANKS = ("torchrun", "accelerate", "deepspeed")
 EIGHT_DEVICES = Program(answer="".join(f"GPU {n}: assumed while planning\n" for n in range(8)))
 TABLE = {
@@ -114,18 +115,27 @@ def behind(words: list[str]) -> tuple[list[str], list[str]]:
     """
     program, rest = os.path.basename(words[0]), words[1:]
     if program in PYTHONS:
-        first = next((n for n, word in enumerate(rest) if word not in FLAGS), len(rest))
-        flags, rest = rest[:first], rest[first:]
+        flags, rest = split_flags(rest)
         if rest[:2] not in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
             return flags, rest
         program, rest = "torchrun", rest[2:]
     if program in RANKS:
-        module = next((n for n, word in enumerate(rest) if word in ("-m", "--module")), None)
-        return [], [] if module is None else ["-m", *rest[module + 1 :], *ranks(rest[:module], rest[module + 1 :])]
+        first = next((n for n, word in enumerate(rest) if word in ("-m", "--module") or word.endswith(".py")), None)
+        if first is None or rest[first].endswith(".py"):
+            return [], []
+        return [], ["-m", *rest[first + 1 :], *ranks(rest[:first], rest[first + 1 :])]
     if program in TABLE and TABLE[program].launches:
         inner = next((n for n, word in enumerate(rest) if os.path.basename(word) in TABLE), None)
         return ([], []) if inner is None else behind(rest[inner:])
     return [], []
+
+
+def split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the interpreter's own flags, and what it runs."""
+    first = 0
+    while first < len(arguments) and FLAGS.fullmatch(arguments[first]):
+        first += 2 if arguments[first] in ("-W", "-X") else 1
+    return arguments[:first], arguments[first:]
 
 
 def ranks(options: list[str], command: list[str]) -> list[str]:
@@ -205,6 +215,7 @@ def is_question(command: list[str]) -> bool:
 
 def start(flags: list[str], command: list[str], program: str) -> None:
     """Runs a command of ours in the place of this process."""
+    note()
     if program not in (*PYTHONS, "paddock") and not os.environ.get(PLAN_ONLY):
         say(f"{program} is passed over: `python3 {' '.join(command[:2])}` starts here, once, and starts its own ranks")
     execute(flags, [*command, *overrides()])
@@ -226,10 +237,11 @@ def execute(flags: list[str], command: list[str]) -> None:
 def say(text: str) -> None:
     """Prints a message once in a run."""
     said = Path(os.environ[FOLDER], SAID)
-    before = said.read_text().splitlines() if said.exists() else []
-    if text not in before:
-        said.write_text("\n".join([*before, text]))
-        print(f"paddock: {text}", file=sys.stderr, flush=True)
+    if said.exists() and text in said.read_text().splitlines():
+        return
+    print(f"paddock: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError), said.open("a") as file:
+        file.write(f"{text}\n")
 
 
 def is_stand_ins(folder: Path) -> bool:

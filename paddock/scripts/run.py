@@ -6,11 +6,16 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from select import select
+from typing import Any
 
 from paddock.config.paths import missing_file
 from paddock.door import CALLED, CLOSED_PIPE, PLAN_ONLY
@@ -19,6 +24,7 @@ from paddock.facts.compat import PACKAGE, SERVES, python_path
 from paddock.scripts.by_hand import installed
 from paddock.scripts.launcher import FOLDER, OVERRIDES, PREFIX, PROGRAMS, TABLE
 
+Process = subprocess.Popen[bytes]
 OWN_ENVIRONMENT = "VERL_USE_UV"
 """Scripts that would build a Python environment of their own ask this variable; 0: they take the one they find."""
 
@@ -37,22 +43,29 @@ def run(arguments: list[str]) -> int:
     text = read_script(script)
     if version := installed():
         print(f"paddock: verl {version} is installed here; under `paddock run` Paddock's serves", file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
-        folder = Path(name)
+    folder, left = Path(tempfile.mkdtemp(prefix=PREFIX)), False
+    try:
         write_programs(folder / PROGRAMS, plan)
         environment = surroundings(folder, plan, overrides, bool(ACTIVATES.search(text)))
-        code = _ended([*_interpreter(script), script, *rest], environment, plan, script)
+        command = [*_interpreter(script), script, *rest]
+        code, left = (_planned(command, environment, script), False) if plan else _ended(command, environment)
         if (folder / STOPPED).exists():
             raise _not_run(script, (folder / STOPPED).read_text().strip(), "start what it waits for, or leave it out")
-        ends = Path(environment[CALLED]).read_text().split() if Path(environment[CALLED]).exists() else []
-        if code == 0 and not ends:
+        called = Path(environment[CALLED])
+        if code == 0 and not left and not called.exists():
             _started_nothing(script, text, plan)
-        if not plan:
-            return code
-        refused = next((int(end) for end in ends if int(end) not in (0, CLOSED_PIPE)), 0)
-        if code and ends and not refused:
-            print(f"paddock: {len(ends)} planned; the script itself ended with exit code {code}", file=sys.stderr)
-        return code or refused
+        return _planned_code(code, called.read_text().split() if called.exists() else []) if plan else code
+    finally:
+        if not left:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _planned_code(code: int, ends: list[str]) -> int:
+    """Returns the exit code of a plan: the script's own, else that of the first command that could not be planned."""
+    refused = next((int(end) for end in ends if int(end) not in (0, CLOSED_PIPE)), 0)
+    if code and ends and not refused:
+        print(f"paddock: {len(ends)} planned; the script itself ended with exit code {code}", file=sys.stderr)
+    return code or refused
 
 
 def read_arguments(arguments: list[str]) -> tuple[bool, list[str], str, list[str]]:
@@ -70,29 +83,45 @@ def read_arguments(arguments: list[str]) -> tuple[bool, list[str], str, list[str
     return plan, overrides, left[0], left[1:]
 
 
-def _ended(command: list[str], environment: dict[str, str], plan: bool, script: str) -> int:
-    """Returns the exit code of the script. One that is planned reads no keyboard, and has a time limit."""
-    if not plan:
-        return _waited(subprocess.Popen(command, env=environment))
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
-    try:
-        return process.wait(PLAN_SECONDS)
-    except subprocess.TimeoutExpired:
-        reason = f"does not end within {PLAN_SECONDS} s of planning"
-        raise _not_run(script, reason, "leave out what it waits for") from None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+def _ended(command: list[str], environment: dict[str, str]) -> tuple[int, bool]:
+    """Returns the exit code, and whether the script has left processes in the background, which need the stand-ins.
+
+    Ctrl-C goes to the script as well, whose training then ends with a checkpoint: it is awaited.
+    """
+    with _started(command, environment) as (process, alive):
+        while True:
+            try:
+                code = process.wait()
+                return code if code >= 0 else 128 - code, not select([alive], [], [], 0)[0]
+            except KeyboardInterrupt:
+                continue
+
+
+def _planned(command: list[str], environment: dict[str, str], script: str) -> int:
+    """Returns the exit code. A script that is planned reads no keyboard, and what it starts in the background is
+    awaited, for a limited time."""
+    with _started(command, environment, stdin=subprocess.DEVNULL, start_new_session=True) as (process, alive):
+        try:
+            if select([alive], [], [], PLAN_SECONDS)[0]:
+                return process.wait()
+            reason = f"does not end within {PLAN_SECONDS} s of planning"
+            raise _not_run(script, reason, "leave out what it waits for")
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
-def _waited(process: subprocess.Popen[bytes]) -> int:
-    """Returns the exit code. Ctrl-C goes to the script as well, and its training then ends with a checkpoint."""
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue
+@contextmanager
+def _started(command: list[str], environment: dict[str, str], **options: Any) -> Iterator[tuple[Process, int]]:
+    """The script, and a file that can be read once the last of its processes has ended."""
+    alive, held = os.pipe()
+    try:
+        process = subprocess.Popen(command, env=environment, pass_fds=[held], **options)
+        os.close(held)
+        yield process, alive
+    finally:
+        os.close(alive)
 
 
 def _interpreter(script: str) -> list[str]:

@@ -14,7 +14,7 @@ unset __paddock_file __paddock_name
 # Limits that this user may not raise stay as they are.
 ulimit() {
     { local - && set +x || :; } 2>/dev/null
-    builtin ulimit "$@" 2>/dev/null || __paddock_said "the limit stays at $(builtin ulimit "${1:--f}"): ulimit $*"
+    builtin ulimit "$@" 2>/dev/null || __paddock_said "the limit stays as it is: ulimit $*"
 }
 
 # Environments of others are passed over where they are not: this Python serves.
@@ -50,17 +50,25 @@ fi
 # A script that waits for something that never comes, before it has called Paddock, is stopped and named.
 sleep() {
     { local - && set +x || :; } 2>/dev/null
-    local place="line ${BASH_LINENO[0]} of ${BASH_SOURCE[1]:-bash}" missing=$PADDOCK_RUN_FOLDER/missing reason=
+    local place="line ${BASH_LINENO[0]} of ${BASH_SOURCE[1]:-bash}" notes=$PADDOCK_RUN_FOLDER missing= reason=
+    if [ ! -d "$notes" ] || { [ -z "${PADDOCK_PLAN:-}" ] && [ -e "$PADDOCK_RUN_CALLED" ]; }; then
+        command sleep "$@"
+        return
+    fi
+    echo "$place" >>"$notes/waits"
     if [ -n "${PADDOCK_PLAN:-}" ]; then
-        echo >>"$PADDOCK_RUN_FOLDER/waits"
-        [ "$(wc -l <"$PADDOCK_RUN_FOLDER/waits")" -le 100 ] || reason="waits for ever: 100 times at $place, in one plan"
-    elif [ ! -e "$PADDOCK_RUN_CALLED" ]; then
-        [ ! -e "$missing" ] || [ "$(wc -l <"$missing")" -lt 3 ] ||
-            reason="waits at $place for $(tail -n 1 "$missing"), which is not on this machine"
-        [ "$SECONDS" -lt 1800 ] || reason="has waited for half an hour at $place, and called nothing of Paddock's"
+        [ "$(wc -l <"$notes/waits")" -le 100 ] || reason="waits for ever: 100 times at $place, in one plan"
+    else
+        [ ! -e "$notes/missing" ] || missing=$(tail -n 1 "$notes/missing")
+        if [ -n "$missing" ] && [ "$(grep -cxF "$missing" "$notes/missing")" -ge 3 ] &&
+            [ "$(grep -cxF "$place" "$notes/waits")" -ge 3 ]; then
+            reason="waits at $place for $missing, which is not on this machine"
+        elif [ "$SECONDS" -ge 1800 ]; then
+            reason="has waited for half an hour at $place, and called nothing of Paddock's"
+        fi
     fi
     if [ -n "$reason" ]; then
-        echo "$reason" >"$PADDOCK_RUN_FOLDER/stopped"
+        echo "$reason" >"$notes/stopped"
         kill -TERM $$
         exit 1
     fi

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,7 @@ def test_a_launcher_of_ranks_starts_our_command_once_and_in_this_python(tmp_path
     for passed in ("conda activate verl", "source activate verl", "source /no/such/place/set_env.sh"):
         assert f"passed over, it is not on this machine: {passed}" in done.stderr
     assert "passed over, ray is not installed: ray stop --force" in done.stderr or shutil.which("ray")
-    assert "the limit stays at" in done.stderr
+    assert "the limit stays as it is: ulimit -n 123456789" in done.stderr
 
 
 def test_planning_starts_no_launcher_and_answers_questions_about_devices(tmp_path):
@@ -133,6 +134,19 @@ def test_exit_codes_of_plans_a_refusal_in_a_pipe_a_mistake_behind_a_plan_several
     assert done.returncode == 0 and "Algorithm: gae" in done.stdout, done.stderr
 
 
+def test_what_a_script_leaves_in_the_background_runs_on_and_is_awaited_in_a_plan(tmp_path):
+    script = "(sleep 0.3; nohup python3 -m paddock.cli --version > log) & exit 0\n"
+    done = paddock_run(tmp_path, f"{script} # paddock")
+    assert done.returncode == 0 and "started no command" not in done.stderr, done.stderr
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "log").exists() or not (tmp_path / "log").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert (tmp_path / "log").read_text() == f"paddock {__version__}\n"
+    done = paddock_run(tmp_path, "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo > log &\n", "--plan")
+    assert done.returncode == 0 and "Algorithm: grpo" in (tmp_path / "log").read_text()
+
+
 def test_a_script_that_waits_for_ever_is_stopped_and_named(tmp_path):
     for flags, text, reason in (
         (["--plan"], "until false; do\nsleep 60\ndone", "waits for ever: 100 times at line 2 of run.sh, in one plan"),
@@ -159,8 +173,12 @@ def test_the_command_behind_launchers_is_found_with_its_number_of_ranks():
         (["nsys", "profile", "-o", "x", "torchrun", "--standalone", *ours], []),
     ):
         assert behind(words) == ([], [*ours, *more]), words
-    assert behind(["python3", "-u", "train.py"]) == (["-u"], ["train.py"])
-    for words in (["torchrun", "train.py"], ["srun", "hostname"], ["pip", "install", "python"]):
+    assert behind(["python3", "-uB", "-W", "ignore", "-Xdev", "train.py"])[1] == ["train.py"]
+    for words in (
+        ["torchrun", "train.py", "-m", "verl.trainer.main_ppo"],
+        ["srun", "hostname"],
+        ["pip", "install", "python"],
+    ):
         assert not is_ours(behind(words)[1])
 
 
