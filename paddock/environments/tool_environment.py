@@ -88,7 +88,7 @@ def tools_of_file(path: str) -> list[Tool]:
     return [tool_of(value) for value in marked]
 
 
-@tool
+@tool(inline=True)
 def calculator(expression: str) -> float | int:
     """Computes an arithmetic expression.
 
