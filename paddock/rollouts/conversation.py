@@ -290,12 +290,19 @@ class Conversation:
         except ToolError as error:
             self.counts.failed_calls += 1
             return f"error: {error}"
-        return self.setting.workers.start(tool.function, **arguments)
+        if not tool.inline or inspect.iscoroutinefunction(tool.function):
+            return self.setting.workers.start(tool.function, **arguments)
+        found: Future[Any] = Future()
+        try:
+            found.set_result(tool.function(**arguments))
+        except Exception as error:
+            found.set_exception(error)
+        return found
 
     def outcome(self, future: Future[Any]) -> Generator[Future[Any], Any, str]:
         """Waits for a tool; what it raises is told to the policy."""
         try:
-            return written((yield future))
+            return written(future.result() if future.done() else (yield future))
         except TimeLimit:
             self.counts.timeouts += 1
             self.counts.failed_calls += 1
