@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from paddock.core.options import Options
-from paddock.door import guarded
+from paddock.door import PLAN_ONLY, guarded
 from paddock.errors import UserError
 
 LOCAL, TARGET = "--local_dir", "--target_dir"
@@ -36,6 +37,9 @@ def run(arguments: list[str]) -> int:
     if options.hf_upload_path:
         fix = f"leave it out, and run `hf upload {options.hf_upload_path} {options.target_dir}`"
         raise UserError("nothing is uploaded", key="--hf_upload_path", value=options.hf_upload_path, fix=fix)
+    if os.environ.get(PLAN_ONLY):
+        print(f"Merge: {options.local_dir} -> {options.target_dir}, a folder that transformers loads")
+        return 0
     source = merge(options.local_dir.expanduser(), options.target_dir.expanduser(), options.trust_remote_code)
     print(f"{source} -> {options.target_dir}")
     return 0

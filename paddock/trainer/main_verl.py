@@ -43,8 +43,9 @@ def supervise(surface: str, arguments: list[str]) -> int:
 
     if os.environ.get(RANK, "0") != "0":
         return 0
-    loaded = verl_commands.load_supervised(getattr(verl_commands, surface), arguments, os.environ)
-    if not os.environ.get(PLAN_ONLY):
+    planned = bool(os.environ.get(PLAN_ONLY))
+    loaded = verl_commands.load_supervised(getattr(verl_commands, surface), arguments, os.environ, here=not planned)
+    if not planned:
         return main_sft.train(loaded)
     from paddock.plan.supervised import make_supervised
     from paddock.plan.tables import render_supervised
@@ -59,8 +60,9 @@ def generate(surface: str, arguments: list[str]) -> int:
     from paddock.trainer import main_generation, verl_commands
 
     output, rest = main_generation.named_output(arguments)
-    loaded: Loaded = getattr(verl_commands, surface).load(rest)
-    if os.environ.get(PLAN_ONLY):
+    planned = bool(os.environ.get(PLAN_ONLY))
+    loaded: Loaded = getattr(verl_commands, surface).load(rest, here=not planned)
+    if planned:
         rollout, data = loaded.config.actor_rollout_ref.rollout, loaded.config.data
         print(f"Generation: {loaded.config.actor_rollout_ref.model.path} answers {data.val_files}")
         print(f"  {rollout.n} answer(s) to each prompt, of at most {data.max_response_length} tokens, on one device")
@@ -74,8 +76,9 @@ def generate(surface: str, arguments: list[str]) -> int:
 def score(arguments: list[str]) -> int:
     from paddock.trainer.verl_commands import load_scores
 
-    loaded, columns = load_scores(arguments)
-    if os.environ.get(PLAN_ONLY):
+    planned = bool(os.environ.get(PLAN_ONLY))
+    loaded, columns = load_scores(arguments, here=not planned)
+    if planned:
         function = loaded.config.custom_reward_function.path or "the rule of each row's data source"
         print(f"Scores of {loaded.config.data.val_files}: each answer in column {columns.responses!r}, by {function}")
         print("\n".join(f"  ! {warning}" for warning in loaded.warnings))

@@ -28,13 +28,16 @@ class Surface:
     rules: Mapping[str, Rule]
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    def load(self, arguments: Sequence[str]) -> Loaded:
-        """Loads a config of verl's keys. Notes on keys that have no effect come first among its warnings."""
+    def load(self, arguments: Sequence[str], here: bool = True) -> Loaded:
+        """Loads a config of verl's keys. Notes on keys that have no effect come first among its warnings.
+
+        `here`: False if files that it names may be on another machine.
+        """
         renamed, notes = self.translated(arguments)
         command = replace(
             self.command, defaults={**self.command.defaults, **self.defaults}, real={}, origin=f"verl's {self.name}"
         )
-        loaded = command.load(renamed)
+        loaded = command.load(renamed, here=here)
         loaded.warnings = [*notes, *loaded.warnings]
         return loaded
 
@@ -177,7 +180,7 @@ ENGINE_SFT = Surface(
 )
 
 
-def load_supervised(surface: Surface, arguments: Sequence[str], world: Mapping[str, str]) -> Loaded:
+def load_supervised(surface: Surface, arguments: Sequence[str], world: Mapping[str, str], here: bool = True) -> Loaded:
     """Loads the config of an SFT command; `world`: environment variables, of which torchrun sets the devices."""
     engine, rest = chosen_engine(arguments)
     rows, rest = columns(surface, rest)
@@ -185,7 +188,7 @@ def load_supervised(surface: Surface, arguments: Sequence[str], world: Mapping[s
     rules = {**ENGINES[engine], **surface.rules}
     defaults = {key: value for key, value in surface.defaults.items() if key not in rows}
     found = replace(surface, rules=rules, defaults={**defaults, **rows})
-    return found.load([*rest, *devices])
+    return found.load([*rest, *devices], here)
 
 
 def chosen_engine(arguments: Sequence[str]) -> tuple[str, list[str]]:
@@ -230,6 +233,7 @@ def launched_devices(arguments: Sequence[str], world: Mapping[str, str]) -> tupl
 
 
 ONE_DEVICE = Ignored("answers are generated on one device; which ones come does not depend on their number")
+NO_RAY = Ignored("one process needs no Ray")
 GENERATION = Surface(
     "main_generation",
     GENERATE,
@@ -242,7 +246,7 @@ GENERATION = Surface(
             for name in ("prompt_length", "response_length")
         },
         "actor.*": Ignored("there is no actor beside the rollout"),
-        "ray_kwargs.*": Ignored("one process needs no Ray"),
+        "ray_kwargs.*": NO_RAY,
     },
     {
         f"{_RO}.n": 5,
@@ -267,19 +271,22 @@ class ScoredColumns:
     truth: str = "reward_model"
 
 
-SCORES = Command(
-    name="main_eval",
-    reads=("data.*", "custom_reward_function.*", "reward_model.*"),
-    names={"data.path": "data.val_files"},
-    defaults={**NO_ESTIMATOR, "data.train_files": None},
-    origin="verl's main_eval",
+SCORES = Surface(
+    "main_eval",
+    Command(
+        name="main_eval",
+        reads=("data.*", "custom_reward_function.*", "reward_model.*"),
+        names={"data.path": "data.val_files"},
+        defaults={**NO_ESTIMATOR, "data.train_files": None},
+    ),
+    {"data.prompt_key": Ignored("prompts are not read"), "ray_kwargs.*": NO_RAY},
 )
 COLUMN_KEYS = {"data.response_key": "responses", "data.data_source_key": "source", "data.reward_model_key": "truth"}
 
 
-def load_scores(arguments: Sequence[str]) -> tuple[Loaded, ScoredColumns]:
+def load_scores(arguments: Sequence[str], here: bool = True) -> tuple[Loaded, ScoredColumns]:
     """Loads the config of verl's main_eval, and the columns that it names."""
     own = [argument for argument in arguments if argument.lstrip("+").partition("=")[0] in COLUMN_KEYS]
     columns = {COLUMN_KEYS[setting.key]: str(setting.value) for setting in parse(own).settings}
-    rest = [text for text in arguments if text not in own and not text.startswith(("data.prompt_key=", "ray_kwargs."))]
-    return SCORES.load(rest), ScoredColumns(**columns)
+    rest = [argument for argument in arguments if argument not in own]
+    return SCORES.load(rest, here), ScoredColumns(**columns)

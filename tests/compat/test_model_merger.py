@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 
+from paddock.door import PLAN_ONLY
 from paddock.errors import UserError
 from paddock.trainer.main_merger import run
 
@@ -86,6 +87,12 @@ def test_a_checkpoint_of_ours_is_exported(tmp_path, model):
 def test_what_is_not_done_is_refused_by_name(arguments, reason):
     with pytest.raises(UserError, match=reason):
         run(arguments)
+
+
+def test_a_plan_names_the_folders_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(PLAN_ONLY, "1")
+    assert run([*MERGE, "--local_dir", "/far/actor", "--target_dir", str(tmp_path / "out")]) == 0
+    assert "/far/actor" in capsys.readouterr().out and not (tmp_path / "out").exists()
 
 
 def test_a_megatron_checkpoint_of_verls_is_refused_with_the_reason(tmp_path):

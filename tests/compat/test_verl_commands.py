@@ -202,10 +202,10 @@ def test_plans_of_generation_and_scores_name_what_they_would_do(monkeypatch, cap
         "+data.output_path=o.parquet",
     ]
     assert generate("GENERATION_SERVER", [*given, "actor_rollout_ref.rollout.n=3"]) == 0
-    assert score(["data.path=/far/a.parquet"]) == 0
+    assert score(["data.path=/far/a.parquet", "data.prompt_key=prompt", "custom_reward_function.path=/far/r.py"]) == 0
     out = capsys.readouterr().out
     assert "Qwen/Qwen3-8B answers /far/t.parquet" in out and "3 answer(s)" in out and "written to o.parquet" in out
-    assert "Scores of /far/a.parquet" in out
+    assert "Scores of /far/a.parquet" in out and "data.prompt_key=prompt is ignored: prompts are not read" in out
 
 
 @pytest.mark.parametrize(
