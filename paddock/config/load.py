@@ -98,8 +98,10 @@ def _known(settings: list[Setting]) -> tuple[list[Setting], list[str]]:
         if translated is None:
             continue
         key, value = translated
-        if tree.leaf_of(key) is None:
+        if (leaf := tree.leaf_of(key)) is None:
             raise _unknown(key, setting)
+        if value is None and key != setting.key and not (leaf.optional or leaf.open):
+            continue  # a key of another system that is not set
         kept.append(Setting(key, value, setting.origin, setting.delete, setting.merge))
     return kept, list(dict.fromkeys(warnings))
 

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 UNKNOWN = "unknown"
 MESSAGES = "messages"
+THINKING = "enable_thinking"
+"""A column by which verl's rows choose how the template thinks."""
 ANSWER_COLUMNS = ("answer", "response")
 
 
@@ -104,6 +106,9 @@ class AnswerDataset(UnscoredDataset):
         sources = super()._check()
         column = self.config.prompt_key
         for table in self.tables:
+            if THINKING in table.columns:
+                log.warning("%s: the column %s is not read: data.apply_chat_template_kwargs.%s=... holds for all rows",
+                            table.path, THINKING, THINKING)  # fmt: skip
             wanted = (column, *ANSWER_COLUMNS, EXTRA, top(self.config.answer_key or EXTRA))
             present = list(dict.fromkeys(name for name in wanted if name in table.columns))
             for row, record in enumerate(table.records(present)):
@@ -137,7 +142,8 @@ class AnswerDataset(UnscoredDataset):
         tokens = self.encoder.encode(prompts, locations, column)
         for row, (conversation, record) in enumerate(zip(messages, records, strict=True)):
             whole = MESSAGES in record and record[MESSAGES] is record[column] and not isinstance(conversation, str)
-            if whole and sum(message["role"] == "assistant" for message in conversation) > 1:  # type: ignore[index]
+            turns = sum(message["role"] == "assistant" for message in conversation) if whole else 0  # type: ignore[index]
+            if turns > 1 or (turns and record.get("tools")):
                 prompts[row], tokens[row], answers[row] = self._conversation(conversation, record)
         return locations, prompts, tokens, answers
 

@@ -103,9 +103,19 @@ SUPERVISED: dict[str, Rule] = {
     ),
     "model.fsdp_config.offload_params": Ignored("model.fsdp_config.cpu_offload decides"),
     **{
-        f"data.{section}{name}_key": Refused(f"the column {name} {_OWN_COLUMN}", f"rename the column to {name}", own)
+        f"data.{section}{name}_key": Refused(
+            f"the column {name} {_OWN_COLUMN}", f"rename the column to {name}", (name,)
+        )
         for section in ("", "multiturn.")
-        for name, own in (("messages", ("messages",)), ("tools", ("tools",)), ("enable_thinking", ("enable_thinking",)))
+        for name in ("messages", "tools")
+    },
+    **{
+        f"data.{section}enable_thinking_key": Refused(
+            "a row does not choose how the template thinks",
+            "data.apply_chat_template_kwargs.enable_thinking=True, for all rows",
+            (None, "enable_thinking"),
+        )
+        for section in ("", "multiturn.")
     },
     "data.enable_thinking_default": Refused(
         "is an argument of the chat template", "data.apply_chat_template_kwargs.enable_thinking=True", (None, "none")
