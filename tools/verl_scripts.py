@@ -60,7 +60,11 @@ RUN = (
     "grpo_trainer/run_qwen2_5-3b_gsm8k_grpo_lora.sh", "rloo_trainer/run_qwen2-7b.sh",
     "remax_trainer/run_qwen2.5-3b_seq_balance.sh", "reinforce_plus_plus_trainer/run_qwen2-7b_math_rf.sh",
     "gpg_trainer/run_qwen2-7b_math.sh",
+    *(f"{name}_trainer/run_qwen3_8b_fsdp.sh" for name in (
+        "ppo", "grpo", "rloo", "remax", "reinforce_plus_plus", "gpg", "gspo", "gmpo", "cispo", "otb",
+    )),
 )  # fmt: skip
+"""Ten scripts of verl 0.8, and ten of 0.9."""
 _ROLLOUT = "actor_rollout_ref.rollout"
 TINY = (
     "actor_rollout_ref.model.path=builtin:tiny", "critic.model.path=builtin:tiny",

@@ -31,6 +31,8 @@ OWN_ENVIRONMENT = "VERL_USE_UV"
 USAGE = "paddock run [--plan] [--set key=value ...] SCRIPT.sh [args]"
 PLAN_SECONDS = 300
 """Seconds after which a script that is planned counts as one that never ends."""
+LINGER = 1.0
+"""Seconds in which processes of a script that has ended may end as well; others are left in the background."""
 STOPPED = "stopped"
 SHELL = Path(__file__).parent / "shell.bash"
 ACTIVATES = re.compile(r"^\s*(source|\.)\s+\S*(activate|set_env\.sh|setvars\.sh|conda\.sh)\b", re.MULTILINE)
@@ -92,7 +94,7 @@ def _ended(command: list[str], environment: dict[str, str]) -> tuple[int, bool]:
         while True:
             try:
                 code = process.wait()
-                return code if code >= 0 else 128 - code, not select([alive], [], [], 0)[0]
+                return code if code >= 0 else 128 - code, not select([alive], [], [], LINGER)[0]
             except KeyboardInterrupt:
                 continue
 

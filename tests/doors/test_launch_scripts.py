@@ -221,8 +221,7 @@ def launch(folder, name: str, text: str | bytes, *flags: str) -> subprocess.Comp
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=120)
 
 
-@pytest.mark.parametrize("name", ["s.sh", "s.py"])
-@pytest.mark.parametrize("text", ["", "# only words\n"])
+@pytest.mark.parametrize(("name", "text"), [("s.sh", ""), ("s.py", "# only words\n")])
 def test_a_script_that_starts_nothing_of_ours_is_a_mistake(tmp_path, name, text):
     done = launch(tmp_path, name, text)
     assert done.returncode == 2 and f"paddock run={name}: starts nothing of Paddock's" in done.stderr

@@ -135,16 +135,19 @@ def test_exit_codes_of_plans_a_refusal_in_a_pipe_a_mistake_behind_a_plan_several
 
 
 def test_what_a_script_leaves_in_the_background_runs_on_and_is_awaited_in_a_plan(tmp_path):
-    script = "(sleep 0.3; nohup python3 -m paddock.cli --version > log) & exit 0\n"
-    done = paddock_run(tmp_path, f"{script} # paddock")
+    script = "(sleep 1.5; nohup python3 -m paddock.cli --version > log) & exit 0\n"
+    done = paddock_run(tmp_path, f"{script} # paddock", TMPDIR=str(tmp_path))
     assert done.returncode == 0 and "started no command" not in done.stderr, done.stderr
     deadline = time.monotonic() + 30
     while not (tmp_path / "log").exists() or not (tmp_path / "log").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert (tmp_path / "log").read_text() == f"paddock {__version__}\n"
-    done = paddock_run(tmp_path, "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo > log &\n", "--plan")
+    assert len(list(tmp_path.glob("paddock-run-*"))) == 1
+    plan = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo > log &\n"
+    done = paddock_run(tmp_path, plan, "--plan", TMPDIR=str(tmp_path))
     assert done.returncode == 0 and "Algorithm: grpo" in (tmp_path / "log").read_text()
+    assert len(list(tmp_path.glob("paddock-run-*"))) == 1
 
 
 def test_a_script_that_waits_for_ever_is_stopped_and_named(tmp_path):
