@@ -30,7 +30,7 @@ quickstart: $(VENV)/.core ## train the built-in model for three minutes, before 
 
 test: $(VENV)/.dev ## what CI runs: lint, types, kernels, tests
 	@$(MAKE) --no-print-directory -j2 --output-sync lint test-kernels
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal  # on two cores: some tests wait
 
 # On a CPU kernels run by triton's interpreter, in a process of their own: it must know before triton is imported.
 test-kernels: $(VENV)/.dev ## kernels by triton's interpreter
@@ -134,9 +134,11 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@$(INSTALL) -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.core
-	@$(INSTALL) -e ".[dev]"
-	@touch $@
+$(VENV)/.dev: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV): a few minutes, once."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(INSTALL) torch -e ".[dev]"
+	@touch $(VENV)/.core $@
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache

@@ -1,10 +1,12 @@
 """What slow tools cost a rollout: conversations whose tools wait, against those whose tools do not.
 
 python benchmarks/tools.py                                            # the embedded model, on this CPU
+python benchmarks/tools.py --hidden 512                               # random weights, turns of about 64 tokens
 python benchmarks/tools.py --model FOLDER --conversations 64,256,1024 --seconds 0.1,1
 
 Every turn of the policy is followed by a tool of so many seconds. The bound is the larger of two times: that of the
 same work with tools of 0 seconds, and that of the slowest conversation alone, whose turns and tools follow each other.
+`--hidden` gives the model's layers that width and random weights; tokens that those draw often end its turns.
 `idle` is the share of the time in which the engine did nothing although a request could have run.
 """
 
@@ -12,11 +14,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import statistics
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
+from turns import Work, likeliest
 
 import paddock
 from paddock.config.load import load
@@ -68,6 +73,10 @@ class Bench:
         self.net = load_causal_lm(args.model, dtype=dtype, device=device)
         named = self.net.generation_config.eos_token_id
         self.stops = frozenset(named if isinstance(named, list) else [named]) | {self.tokenizer.eos_token_id}
+        if args.hidden:
+            self.net = widened(self.net, args.hidden).to(device, dtype)
+            work = Work(64, 1, args.turn_tokens, 0, 32, self.net.config.vocab_size)
+            self.stops = likeliest(EmbeddedEngine(self.net, max_num_seqs=64), work)
 
     def run(self, conversations: int, seconds: float) -> Result:
         args = self.args
@@ -95,6 +104,18 @@ class Bench:
         )
 
 
+def widened(net: PreTrainedModel, hidden: int) -> PreTrainedModel:
+    """Returns a model of the same vocabulary with random weights: 12 layers of this width."""
+    config = copy.deepcopy(net.config)
+    wide = {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": 12, "head_dim": 64,
+            "num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64,
+            "max_position_embeddings": 8192, "initializer_range": 0.02,
+            "layer_types": ["full_attention"] * 12}  # fmt: skip
+    config.update(wide)
+    torch.manual_seed(0)
+    return type(net)(config)
+
+
 def numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
 
@@ -106,7 +127,9 @@ def main() -> None:
     parser.add_argument("--conversations", type=numbers, default=[8, 32, 128])
     parser.add_argument("--seconds", type=numbers, default=[0.1, 1.0])
     parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--length", type=int, default=256, help="most tokens of a conversation")
+    parser.add_argument("--hidden", type=int, default=0, help="width of layers with random weights")
+    parser.add_argument("--turn-tokens", type=int, default=64, help="about so many tokens a turn, with --hidden")
     parser.add_argument("--rounds", type=int, default=3)
     bench = Bench(parser.parse_args())
     print(

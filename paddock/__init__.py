@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from paddock.trainer.samples import Sample as Sample
 
 __version__ = "0.1.0"
+
+if os.environ.get("PADDOCK_VERL") and "verl" not in sys.modules:  # a process of a script under `paddock run`
+    import_module("paddock.facts.compat").serve()
 
 EXPORTS = {
     "Run": "library.run",

@@ -15,7 +15,9 @@ paddock trains language models with reinforcement learning.
   paddock train [key=value ...]       train; the same as python -m paddock.trainer.main_ppo
   paddock plan [--json] [--gpu NAME] [--rows N] [key=value ...]
                                       show what a run would do, without loading weights
-  paddock run [--plan] SCRIPT [args]  run a launch script written for verl, unchanged
+  paddock run [--plan] [--set key=value ...] SCRIPT [args]
+                                      run a launch script written for verl, unchanged
+  paddock verl on|off|status          give the name `verl` to Paddock: python3 -m verl.trainer.main_ppo starts it
   paddock data NAME [options]         prepare a data set: gsm8k, math, humaneval, mbpp, geo3k, full_hh_rlhf, from-jsonl;
                                       with tools: gsm8k_calculator, gsm8k_tool_agent_loop, gsm8k_multiturn_w_tool
   paddock sft [key=value ...]         warm start: learn the answers of prompt/answer rows
@@ -55,7 +57,13 @@ def _plan(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from paddock.scripts import run
+    from paddock.scripts.run import run
+
+    return run(arguments)
+
+
+def _verl(arguments: list[str]) -> int:
+    from paddock.scripts.by_hand import run
 
     return run(arguments)
 
@@ -142,6 +150,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "plan": _plan,
     "run": _run,
+    "verl": _verl,
     "data": _data,
     "sft": _sft,
     "rm": _rm,

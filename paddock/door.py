@@ -12,16 +12,30 @@ from pathlib import Path
 from paddock.errors import EXIT_CODE, UserError
 
 PLAN_ONLY = "PADDOCK_PLAN"  # set by `paddock run --plan`: the script's command plans instead of training
-CALLED = "PADDOCK_RUN_CALLED"  # set by `paddock run`: the file that a command of ours makes when it begins
-INTERRUPTED = 130
+CALLED = "PADDOCK_RUN_CALLED"  # set by `paddock run`: a file that our commands make, and add their exit codes to
+INTERRUPTED, CLOSED_PIPE = 130, 141
 PREFIX = "paddock: "
 
 
 def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Handles the errors of an entry point: what the user can mend is one message and exit code 2."""
-    if note := os.environ.get(CALLED):
-        with suppress(OSError):
-            Path(note).touch()
+    code = 1
+    note()
+    try:
+        code = _guarded(command, arguments)
+        return code
+    finally:
+        note(code)
+
+
+def note(code: int | None = None) -> None:
+    """Tells `paddock run` that a command of the script begins, or has ended with this exit code."""
+    if file := os.environ.get(CALLED):
+        with suppress(OSError), Path(file).open("a") as notes:
+            notes.write("" if code is None else f"{code}\n")
+
+
+def _guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     try:
         log_to_stderr()
         return command(arguments)
@@ -33,7 +47,7 @@ def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()
-        return 141
+        return CLOSED_PIPE
 
 
 def helpful(name: str, command: Callable[[list[str]], int]) -> Callable[[list[str]], int]:

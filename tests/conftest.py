@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -9,6 +10,12 @@ import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_finish() -> None:
+    """Takes thousands of tests and imported modules out of garbage collection, which training asks for after a step."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

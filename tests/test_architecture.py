@@ -40,6 +40,8 @@ LEVELS = [
         "trainer.main_sft",
         "trainer.main_rm",
         "trainer.main_eval",
+        "trainer.main_verl",
+        "trainer.main_merger",
     ],
 ]
 LEVEL = {package: number for number, packages in enumerate(LEVELS) for package in packages}

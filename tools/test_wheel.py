@@ -42,6 +42,8 @@ COMMANDS = (
     (f'paddock generate {RUN} prompt="2*3=" data.max_response_length=4', r""),
     (f"paddock export {RUN} model", r"model"),
     ("paddock run --plan run.sh trainer.device=cpu", r"Algorithm: grpo"),
+    ("paddock verl on", r"^verl: Paddock, "),
+    ("python -m verl.trainer.main_ppo --help", r"paddock train"),
 )  # fmt: skip
 """Each command, and what it prints."""
 

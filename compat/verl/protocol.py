@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paddock.core.batch import Batch
+from verl._serialized import (
+    deserialize_single_tensor,
+    deserialize_tensordict,
+    serialize_single_tensor,
+    serialize_tensordict,
+)
 from verl.trainer.ppo._advantages import group_ids
+from verl.utils.tensordict_utils import get_tensordict, parts_of
 
 Objects = NDArray[Any]
 
@@ -34,12 +42,27 @@ COLUMNS = {
 """verl's names of a batch's columns, and Paddock's."""
 
 
+class Mismatch(ValueError, AssertionError):
+    """Says that columns or batches do not go together; callers of verl's catch an AssertionError."""
+
+
 class Columns(dict[str, Tensor]):
     """Tensors of equally many rows, with a TensorDict's `batch_size`."""
 
+    rows = 0
+    """Rows of a batch without columns."""
+
     @property
     def batch_size(self) -> torch.Size:
-        return next((column.shape[:1] for column in self.values()), torch.Size([0]))
+        return next((column.shape[:1] for column in self.values()), torch.Size([self.rows]))
+
+    @classmethod
+    def of(cls, columns: Any) -> Columns:
+        """Takes any mapping of tensors. One without columns, as a TensorDict may be, keeps its number of rows."""
+        found = cls(columns.items())
+        size = getattr(columns, "batch_size", ())
+        found.rows = int(size[0]) if not found and len(size) else 0
+        return found
 
 
 @dataclass
@@ -61,13 +84,14 @@ class DataProto:
 
     def __post_init__(self) -> None:
         if self.batch is not None and not isinstance(self.batch, Columns):
-            self.batch = Columns(self.batch.items())
+            self.batch = Columns.of(self.batch)
+        self.non_tensor_batch = self.non_tensor_batch or {}
         self.check_consistency()
 
     def check_consistency(self) -> None:
         rows = {name: len(column) for name, column in self._columns()}
         if len(set(rows.values())) > 1:
-            raise ValueError(f"columns differ in rows: {rows}")
+            raise Mismatch(f"columns differ in rows: {rows}")
 
     def _tensors(self) -> Columns:
         return Columns() if self.batch is None else self.batch
@@ -81,12 +105,19 @@ class DataProto:
         tensors: dict[str, Tensor] | None = None,
         non_tensors: dict[str, Any] | None = None,
         meta_info: dict[str, Any] | None = None,
+        num_batch_dims: int = 1,
+        auto_padding: bool = False,
     ) -> DataProto:
+        """Columns of rows. `auto_padding` asks for nothing: rows are cut here by ranks that may have more or fewer."""
+        if num_batch_dims != 1:
+            raise Mismatch(f"a batch has one dimension of rows, and not {num_batch_dims}")
         arrays = {name: as_array(values) for name, values in (non_tensors or {}).items()}
         return cls(Columns(tensors) if tensors else None, arrays, meta_info or {})
 
     @classmethod
-    def from_single_dict(cls, data: dict[str, Tensor | Objects], meta_info: dict[str, Any] | None = None) -> DataProto:
+    def from_single_dict(
+        cls, data: dict[str, Tensor | Objects], meta_info: dict[str, Any] | None = None, auto_padding: bool = False
+    ) -> DataProto:
         """Tensors and arrays in one mapping."""
         if strange := [name for name, column in data.items() if not isinstance(column, Tensor | np.ndarray)]:
             raise ValueError(f"columns {strange} are neither tensors nor arrays")
@@ -148,7 +179,7 @@ class DataProto:
             (self.meta_info, other.meta_info),
         ):
             if clash := [name for name in theirs if name in mine and not same(mine[name], theirs[name])]:
-                raise ValueError(f"both batches have {clash}, and they differ")
+                raise Mismatch(f"both batches have {clash}, and they differ")
         tensors, objects = self._tensors() | other._tensors(), self.non_tensor_batch | other.non_tensor_batch
         joined = type(self)(tensors or None, objects, self.meta_info | other.meta_info)
         self.batch, self.non_tensor_batch, self.meta_info = joined.batch, joined.non_tensor_batch, joined.meta_info
@@ -166,29 +197,158 @@ class DataProto:
 
     @staticmethod
     def concat(data: Sequence[DataProto]) -> DataProto:
-        """All rows of all batches, with the first one's meta_info."""
+        """All rows of all batches. Settings are joined: metrics to lists, and others must agree."""
         first = data[0]
         if len({frozenset(dict(part._columns())) for part in data}) > 1:
-            raise ValueError(f"batches differ in columns: {[sorted(dict(part._columns())) for part in data]}")
+            raise Mismatch(f"batches differ in columns: {[sorted(dict(part._columns())) for part in data]}")
         tensors = {name: torch.cat([part.batch[name] for part in data]) for name in first._tensors()}
         objects = {
             name: np.concatenate([part.non_tensor_batch[name] for part in data]) for name in first.non_tensor_batch
         }
-        return type(first)(tensors if first.batch is not None else None, objects, first.meta_info)
+        settings = joined_settings([part.meta_info for part in data])
+        return type(first)(tensors if first.batch is not None else None, objects, settings)
 
     def split(self, split_size: int) -> list[DataProto]:
         return [self[start : start + split_size] for start in range(0, len(self), split_size)]
 
     def chunk(self, chunks: int) -> list[DataProto]:
         if len(self) % chunks:
-            raise ValueError(f"{len(self)} rows do not make {chunks} equal parts")
+            raise Mismatch(f"{len(self)} rows do not make {chunks} equal parts")
         return self.split(len(self) // chunks)
+
+    def rename(self, old_keys: Any = None, new_keys: Any = None) -> DataProto:
+        """Gives tensors other names, in place."""
+        old, new = ([keys] if isinstance(keys, str) else list(keys) for keys in (old_keys, new_keys))
+        names = dict(zip(old, new, strict=True))
+        self.batch = Columns({names.get(name, name): column for name, column in self._tensors().items()})
+        return self
+
+    def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> DataProto:
+        return self[start:end:step]  # type: ignore[no-any-return]
+
+    def sample_level_repeat(self, repeat_times: Any) -> DataProto:
+        """Each row as often as its own number says."""
+        return self.select_idxs(torch.arange(len(self)).repeat_interleave(torch.as_tensor(repeat_times)))
+
+    def unfold_column_chunks(self, n_split: int, split_keys: Iterable[str] | None = None) -> DataProto:
+        """Each row as `n_split` rows: the named columns are cut along their second dimension, the others repeated."""
+        chosen = set(split_keys or ())
+        columns = {
+            name: column.reshape(-1, column.shape[1] // n_split, *column.shape[2:])
+            if name in chosen
+            else column.repeat_interleave(n_split, dim=0)
+            for name, column in self._tensors().items()
+        }
+        objects = {
+            name: np.array([part for row in column for part in np.split(np.array(row, dtype=object), n_split)])
+            if name in chosen
+            else np.repeat(column, n_split, axis=0)
+            for name, column in self.non_tensor_batch.items()
+        }
+        return type(self)(columns if self.batch is not None else None, objects, self.meta_info)
+
+    def make_iterator(
+        self, mini_batch_size: int, epochs: int, seed: int | None = None, dataloader_kwargs: Any = None
+    ) -> Iterator[DataProto]:
+        """Batches of so many rows, in an order of each epoch's own; `dataloader_kwargs` may say shuffle=False."""
+        if len(self) % mini_batch_size:
+            raise Mismatch(f"{len(self)} rows do not make batches of {mini_batch_size}")
+        generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else seed)
+        for _ in range(epochs):
+            order = torch.randperm(len(self), generator=generator)
+            if not (dataloader_kwargs or {}).get("shuffle", True):
+                order = torch.arange(len(self))
+            yield from self.select_idxs(order).split(mini_batch_size)
+
+    def save_to_disk(self, filepath: str) -> None:
+        with open(filepath, "wb") as file:
+            pickle.dump(self, file)
+
+    @staticmethod
+    def load_from_disk(filepath: str) -> DataProto:
+        """Reads a batch that `save_to_disk` wrote; a pickle runs code: read your own files alone."""
+        with open(filepath, "rb") as file:
+            return pickle.load(file)  # type: ignore[no-any-return]
+
+    def to_tensordict(self) -> Any:
+        """Returns a TensorDict of all columns and settings (package tensordict)."""
+        return get_tensordict(
+            {**self._tensors(), **{name: list(column) for name, column in self.non_tensor_batch.items()}},
+            self.meta_info,
+        )
+
+    @classmethod
+    def from_tensordict(cls, tensordict: Any) -> DataProto:
+        """Takes a TensorDict: stacks of objects are columns, single ones settings."""
+        return cls.from_dict(*parts_of(tensordict))
 
     def to(self, device: torch.device | str) -> DataProto:
         """In place."""
         if self.batch is not None:
             self.batch = Columns({name: column.to(device) for name, column in self.batch.items()})
         return self
+
+
+def joined_settings(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the settings of several batches. `metrics`, a dict or a list of them, become lists by name."""
+    found: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            if name == "metrics":
+                lists = found.setdefault(name, {})
+                for metrics in value if isinstance(value, list) else [value]:
+                    for key, number in metrics.items():
+                        lists.setdefault(key, []).append(number)
+            elif name in found and not same(found[name], value):
+                raise Mismatch(f"batches differ in the setting {name!r}: {found[name]!r} and {value!r}")
+            else:
+                found[name] = value
+    return found
+
+
+def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:
+    """Returns the batch with rows of its beginning added until their number is a multiple, and how many were added."""
+    added = -len(data) % size_divisor
+    return data.select_idxs(torch.arange(len(data) + added) % max(len(data), 1)), added
+
+
+def unpad_dataproto(data: DataProto, pad_size: int) -> DataProto:
+    return data[: len(data) - pad_size] if pad_size else data  # type: ignore[no-any-return]
+
+
+def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
+    """Returns a batch of fewer rows, each of which holds several."""
+    shape = (new_batch_size, len(data) // new_batch_size)
+    return _reshaped(data, lambda column: column.reshape(*shape, *column.shape[1:]))
+
+
+def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
+    """Returns a batch whose first dimensions are one."""
+    return _reshaped(data, lambda column: column.reshape(-1, *column.shape[batch_dims:]))
+
+
+def _reshaped(data: DataProto, change: Callable[[Any], Any]) -> DataProto:
+    columns = {name: change(column) for name, column in data._tensors().items()}
+    objects = {name: change(column) for name, column in data.non_tensor_batch.items()}
+    return type(data)(columns if data.batch is not None else None, objects, data.meta_info)
+
+
+def union_tensor_dict(tensor_dict1: Any, tensor_dict2: Any) -> Any:
+    """Adds the second's tensors to the first, in place; a name in both must hold the same."""
+    return _union(tensor_dict1, tensor_dict2)
+
+
+def union_numpy_dict(tensor_dict1: dict[str, Objects], tensor_dict2: dict[str, Objects]) -> dict[str, Objects]:
+    """Adds the second's arrays to the first, in place; a name in both must hold the same, also nan for nan."""
+    return _union(tensor_dict1, tensor_dict2)
+
+
+def _union(mine: Any, theirs: Any) -> Any:
+    for name, value in theirs.items():
+        if name in mine.keys() and not same(mine[name], value):  # noqa: SIM118, a TensorDict has no other way to ask
+            raise Mismatch(f"both have {name!r}, and they differ")
+        mine[name] = value
+    return mine
 
 
 def as_array(values: Any) -> Objects:
@@ -200,10 +360,19 @@ def present(columns: dict[str, Any], names: Iterable[str] | None) -> dict[str, A
     return dict(columns) if names is None else {name: columns[name] for name in names if name in columns}
 
 
-def same(mine: Any, theirs: Any) -> bool:
-    if isinstance(mine, Tensor):
-        return torch.equal(mine, theirs)
-    return mine is theirs or np.array_equal(mine, theirs)
+def same(mine: Any, theirs: Any, seen: frozenset[tuple[int, int]] = frozenset()) -> bool:
+    """True if two values are equal, objects in arrays and nan included. `seen`: pairs that are being compared."""
+    if mine is theirs or (id(mine), id(theirs)) in seen:
+        return True
+    if isinstance(mine, Tensor) or isinstance(theirs, Tensor):
+        return isinstance(mine, Tensor) and isinstance(theirs, Tensor) and torch.equal(mine, theirs)
+    seen |= {(id(mine), id(theirs))}
+    if isinstance(mine, np.ndarray) or isinstance(theirs, np.ndarray):
+        both = isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray) and mine.shape == theirs.shape
+        return both and all(same(a, b, seen) for a, b in zip(mine.flat, theirs.flat, strict=True))
+    if isinstance(mine, float | np.floating) and isinstance(theirs, float | np.floating) and mine != mine:
+        return bool(theirs != theirs)
+    return bool(np.array_equal(mine, theirs))
 
 
 def response_mask_of(data: Any) -> Tensor:
@@ -236,3 +405,21 @@ def to_batch(data: Any) -> Batch:
         **found,
         extras={"num_turns" if name == "__num_turns__" else name: values for name, values in objects.items()},
     )
+
+
+__all__ = [
+    "Columns",
+    "DataProto",
+    "DataProtoItem",
+    "deserialize_single_tensor",
+    "deserialize_tensordict",
+    "fold_batch_dim",
+    "pad_dataproto_to_divisor",
+    "serialize_single_tensor",
+    "serialize_tensordict",
+    "to_batch",
+    "unfold_batch_dim",
+    "union_numpy_dict",
+    "union_tensor_dict",
+    "unpad_dataproto",
+]

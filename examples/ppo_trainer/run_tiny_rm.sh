@@ -33,7 +33,6 @@ SAMPLED="data=builtin:addition/test data.max_prompt_length=16 data.max_response_
 echo "Held-out sums, sampled (mean@4), before PPO:"
 # shellcheck disable=SC2086
 $PADDOCK eval model=builtin:tiny $SAMPLED
-LAST=$(cat "$OUT/ppo/latest_checkpointed_iteration.txt")
 echo "and after:"
 # shellcheck disable=SC2086
-$PADDOCK eval model="$OUT/ppo/global_step_$LAST/actor" $SAMPLED
+$PADDOCK eval model="$OUT/ppo" $SAMPLED

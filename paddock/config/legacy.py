@@ -6,39 +6,14 @@ for any part of a key, also across dots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from paddock.config.foreign import Converted, Ignored, Mapped, Refused, Rule, each, moved
+from paddock.config.legacy_later import LATER
 from paddock.errors import UserError
-
-
-@dataclass(frozen=True)
-class Mapped:
-    """The same thing under another name; a `*` at the end of both is the same rest of the key."""
-
-    to: str
-    value: Callable[[Any], Any] = lambda value: value
-
-
-@dataclass(frozen=True)
-class Ignored:
-    """Has no effect here, and needs none."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Cannot be honoured, but for the values that ask for nothing."""
-
-    why: str
-    fix: str
-    harmless: tuple[Any, ...] = (None,)
-
-
-Rule = Mapped | Ignored | Refused
 
 _A = "actor_rollout_ref.actor"
 _REF = "actor_rollout_ref.ref"
@@ -50,25 +25,15 @@ _FSDP_FROZEN = (_FSDP[1], _FSDP[3])
 _OPTIM = (f"{_A}.optim", "critic.optim")
 
 
-def _each(places: Iterable[str], rules: dict[str, Rule]) -> dict[str, Rule]:
-    return {f"{place}.{name}": rule for place in places for name, rule in rules.items()}
-
-
-def _moved(pairs: dict[str, str]) -> dict[str, Rule]:
-    return {old: Mapped(new) for old, new in pairs.items()}
-
-
 def _engine(value: Any) -> Any:
-    """The config group that names an engine for all roles."""
-    known = {"dp": "fsdp", "fsdp": "fsdp", "megatron": "megatron"}
+    """Returns the strategy that a config group of verl's names for all roles."""
+    known = {"dp": "fsdp", "fsdp": "fsdp", "fsdp2": "fsdp2", "megatron": "megatron"}
     if value not in known:
-        raise UserError("is not a training engine here", key="model_engine", value=value, fix=f"one of {[*known]}")
+        reason = f"{value} is not a training engine here"
+        raise UserError(reason, key="model_engine", value=value, fix="model_engine=fsdp, or model_engine=megatron")
     return known[value]
 
 
-_TOTAL_BATCH = Refused(
-    "counts rows over all GPUs, so its meaning changes with the machine", "set the same key with _per_gpu"
-)
 _ALWAYS_CHUNKED = Ignored("logits are always processed in chunks here")
 _ALWAYS_FUSED = Ignored("log-probs and entropy are always fused and chunked here")
 _FOLLOWS_N = Ignored("follows actor_rollout_ref.rollout.n")
@@ -88,7 +53,7 @@ _WHOLE_ROLE = Ignored("follows the role's strategy")
 
 LEGACY: dict[str, Rule] = {
     # one meaning, another name
-    **_moved(
+    **moved(
         {
             f"{_A}.grad_clip": f"{_A}.optim.clip_grad",
             "data.tool_config_path": f"{_RO}.multi_turn.tool_config_path",
@@ -137,12 +102,12 @@ LEGACY: dict[str, Rule] = {
     **{f"{place}.warmup_style": Mapped(f"{place}.lr_scheduler_type", lambda v: v or "constant") for place in _OPTIM},
     **{f"{place}.lr_decay_style": Mapped(f"{place}.lr_scheduler_type") for place in _OPTIM},
     "model_engine": Mapped(f"{_A}.strategy", _engine),
+    f"{_A}.model_engine": Mapped(f"{_A}.strategy", _engine),
     # optimizer
-    **_each(
+    **each(
         _OPTIM,
         {
             "optimizer_impl": Refused("optimizers come from torch.optim", "leave it out", (None, "torch.optim")),
-            "min_lr": Refused("is an absolute rate", "set min_lr_ratio to min_lr / lr", (None, 0, 0.0)),
             "weight_decay_incr_style": Refused("weight decay is constant", "leave it out", (None, "constant")),
             "lr_wsd_decay_style": Ignored("schedules are constant, linear or cosine"),
             "lr_wsd_decay_steps": Ignored("schedules are constant, linear or cosine"),
@@ -150,7 +115,7 @@ LEGACY: dict[str, Rule] = {
         },
     ),
     # FSDP and Megatron
-    **_each(
+    **each(
         _FSDP,
         {
             "wrap_policy.min_num_params": Refused("models are sharded layer by layer", "leave it out", (None, 0)),
@@ -167,7 +132,7 @@ LEGACY: dict[str, Rule] = {
             ),
         },
     ),
-    **_each(
+    **each(
         _FSDP_FROZEN,
         {
             "optimizer_offload": _NO_OPTIMIZER,
@@ -175,11 +140,11 @@ LEGACY: dict[str, Rule] = {
             "mixed_precision.reduce_dtype": _NO_OPTIMIZER,
         },
     ),
-    **_each(
+    **each(
         _FSDP[3:],
         dict.fromkeys(("offload_policy", "reshard_after_forward", "fsdp_size", "forward_prefetch"), _WHOLE),
     ),
-    **_each(
+    **each(
         _MEGATRON,
         {
             "forward_only": Ignored("follows from the role"),
@@ -191,9 +156,9 @@ LEGACY: dict[str, Rule] = {
             "dist_checkpointing_prefix": _NO_SUCH_CHECKPOINT,
         },
     ),
-    **_each((f"{_REF}.megatron",), {"use_distributed_optimizer": _NO_OPTIMIZER, "optimizer_offload": _NO_OPTIMIZER}),
+    **each((f"{_REF}.megatron",), {"use_distributed_optimizer": _NO_OPTIMIZER, "optimizer_offload": _NO_OPTIMIZER}),
     "reward_model.megatron.*": Ignored("reward_model.strategy=megatron is not built yet"),
-    **_each(
+    **each(
         (_A, _REF, "critic", "reward_model"),
         {
             "load_weight": Refused("a role without its weights cannot train", "leave it out", (True,)),
@@ -204,20 +169,10 @@ LEGACY: dict[str, Rule] = {
         for role in (_A, _REF, "critic")
         for engine in ("veomni", "automodel", "torchtitan", "deepspeed", "mindspeed")
     },
-    **_each(
-        (f"{_A}.checkpoint", "critic.checkpoint"),
-        {"strict": Refused("a checkpoint holds every weight of its model", "leave it out", (None, True))},
-    ),
     # actor, reference, critic
     f"{_A}.rollout_n": _FOLLOWS_N,
     f"{_REF}.rollout_n": _FOLLOWS_N,
     "critic.rollout_n": _FOLLOWS_N,
-    f"{_A}.ppo_micro_batch_size": _TOTAL_BATCH,
-    f"{_REF}.log_prob_micro_batch_size": _TOTAL_BATCH,
-    f"{_RO}.log_prob_micro_batch_size": _TOTAL_BATCH,
-    "critic.ppo_micro_batch_size": _TOTAL_BATCH,
-    "critic.forward_micro_batch_size": _TOTAL_BATCH,
-    "reward_model.micro_batch_size": _TOTAL_BATCH,
     f"{_A}.entropy_from_logits_with_chunking": _ALWAYS_CHUNKED,
     f"{_A}.entropy_checkpointing": _ALWAYS_CHUNKED,
     f"{_REF}.entropy_from_logits_with_chunking": _ALWAYS_CHUNKED,
@@ -252,7 +207,7 @@ LEGACY: dict[str, Rule] = {
     f"{_M}.mtp.enable*": Refused("multi-token prediction is not trained", "leave it out", (None, False)),
     f"{_M}.mtp.*": Ignored("multi-token prediction is off"),
     f"{_RO}.mtp*": Refused("multi-token prediction is not used", "leave it out"),
-    **_each(
+    **each(
         (_M, "critic.model"),
         {
             "lora.type": Refused("adapters are plain LoRA", "leave it out", (None, "lora")),
@@ -280,8 +235,8 @@ LEGACY: dict[str, Rule] = {
     f"{_RO}.quantization_config_file": Ignored(f"only with {_RO}.quantization, which is not built yet"),
     f"{_RO}.prometheus.port": Ignored(f"only with {_RO}.prometheus.enable=True, which is not built yet"),
     f"{_RO}.prometheus.served_model_name": Ignored(f"only with {_RO}.prometheus.enable=True, which is not built yet"),
-    f"{_RO}.trace.backend": Refused(
-        "traces go to no service", "set trainer.rollout_data_dir to keep every rollout as jsonl"
+    f"{_RO}.trace.backend": Ignored(
+        "traces go to no service; trainer.rollout_data_dir=FOLDER keeps every rollout as jsonl"
     ),
     f"{_RO}.trace.*": Ignored("only with a trace backend"),
     f"{_RO}.agent.custom_async_server.*": Refused(
@@ -309,7 +264,7 @@ LEGACY: dict[str, Rule] = {
     "reward_model.nccl_timeout": Ignored("follows actor_rollout_ref.nccl_timeout"),
     "reward_model.rollout.limit_images": Ignored("a judge reads texts alone"),
     "reward_model.rollout.skip_tokenizer_init": Ignored("engines take tokens and give tokens"),
-    **_each(
+    **each(
         ("reward_model.rollout",),
         dict.fromkeys(
             (
@@ -334,14 +289,15 @@ LEGACY: dict[str, Rule] = {
     "trainer.use_v1": Ignored("there is one trainer"),
     "trainer.v1.*": Refused("there is one trainer, and it is synchronous", "leave it out"),
     "transfer_queue.*": Refused("tensors travel without a queue service", "leave it out", (None, False)),
-    **_each((_A, _REF, _RO, "critic", "reward_model"), {"profile*": _NOT_PROFILED}),
-    **_each(
+    **each((_A, _REF, _RO, "critic", "reward_model"), {"profile*": _NOT_PROFILED}),
+    **each(
         ("global_profiler",),
         dict.fromkeys(("steps", "profile_continuous_steps", "save_path", "global_tool_config*"), _NOT_PROFILED),
     ),
     "trainer.profile_steps": _NOT_PROFILED,
     "profile.options.*": _NOT_PROFILED,
     "hydra.*": Ignored("Hydra's own run folder and logging are not used"),
+    **LATER,
 }
 
 
@@ -367,8 +323,13 @@ def _refers(value: Any) -> bool:
     return isinstance(value, str) and value.startswith("${")
 
 
-def translate(key: str, value: Any) -> tuple[tuple[str, Any] | None, str | None]:
-    """(key, value) as the schema has it, or None where nothing is set; and a warning for the user."""
+def translate(
+    key: str, value: Any, given: Mapping[str, Any] | None = None
+) -> tuple[tuple[str, Any] | None, str | None]:
+    """(key, value) as the schema has it, or None where nothing is set; and a warning for the user.
+
+    `given`: all settings by name, which a value in another unit needs.
+    """
     match rule_for(key):
         case None:
             return (key, value), None
@@ -376,8 +337,13 @@ def translate(key: str, value: Any) -> tuple[tuple[str, Any] | None, str | None]
             return None, None  # one key of theirs takes the value of another, and both are one here
         case Mapped(to=to, value=convert):
             named = f"{key} is called {to} here"
-            found, said = translate(to, convert(value))  # the other name may have a rule of its own
+            found, said = translate(to, convert(value), given)  # the other name may have a rule of its own
             return found, f"{named}, and {said}" if said else named
+        case Converted() if value is None or _refers(value):
+            return None, None
+        case Converted(to=to, value=convert, about=about):
+            converted = convert(key, value, given or {})
+            return (to, converted), f"{key}={value} is {to}={converted:g} ({about})"
         case Ignored(why=why):
             return None, f"{key}={value} is ignored: {why}"
         case Refused(why=why, harmless=harmless) if value in harmless or _refers(value):

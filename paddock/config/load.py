@@ -38,15 +38,20 @@ class Loaded:
 
 
 def load(
-    arguments: Sequence[str] = (), machine: Machine | None = None, values: Mapping[str, Any] | None = None
+    arguments: Sequence[str] = (),
+    machine: Machine | None = None,
+    values: Mapping[str, Any] | None = None,
+    here: bool = True,
 ) -> Loaded:
     """Everything a run is made of, checked. Raises UserError for what the user can mend; imports no torch.
 
-    `values`: keys and their values from a Python program, which win over the arguments.
+    `values`: keys and their values from a Python program, which win over the arguments. `here`: False if files that
+    the config names may be on another machine, as those of a planned script.
     """
     machine = machine or this_machine()
     line = parse(arguments)
     settings, warnings = _known([*line.settings, *given(values or {})])
+    warnings = [*line.warnings, *warnings]
     tree_of_keys = copy.deepcopy(_defaults())
     origins: dict[str, str] = {}
     chosen = {setting.key: setting.value for setting in settings}
@@ -62,7 +67,7 @@ def load(
     origins |= {choice.key: f"{own_data.ORIGIN}: {choice.why}" for choice in own}
     warnings = [*(str(choice) for choice in own if choice.said), *warnings]
     warnings += resolve.resolve(config, origins, machine)
-    warnings += rules.check(config, origins)
+    warnings += rules.check(config, origins, here)
     return Loaded(config, origins, warnings)
 
 
@@ -84,15 +89,19 @@ def _defaults() -> DictConfig:
 def _known(settings: list[Setting]) -> tuple[list[Setting], list[str]]:
     """Settings under the schema's names; unknown keys are refused."""
     kept, warnings = [], []
-    for setting in (leaf for given in settings for leaf in _leaves_of(given)):
-        translated, warning = legacy.translate(setting.key, setting.value)
+    leaves = [leaf for setting in settings for leaf in _leaves_of(setting)]
+    every = {leaf.key: leaf.value for leaf in leaves}
+    for setting in leaves:
+        translated, warning = legacy.translate(setting.key, setting.value, every)
         if warning:
             warnings.append(warning)
         if translated is None:
             continue
         key, value = translated
-        if tree.leaf_of(key) is None:
+        if (leaf := tree.leaf_of(key)) is None:
             raise _unknown(key, setting)
+        if value is None and key != setting.key and not (leaf.optional or leaf.open):
+            continue  # a key of another system that is not set
         kept.append(Setting(key, value, setting.origin, setting.delete, setting.merge))
     return kept, list(dict.fromkeys(warnings))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from paddock.config import tree
 from paddock.config.paths import expand
 from paddock.config.recipes import CONFIG_NAMES
 from paddock.errors import UserError
@@ -54,13 +55,15 @@ class Setting:
 class CommandLine:
     settings: list[Setting]
     base: dict[str, Any]  # of the built-in config name
+    warnings: list[str] = field(default_factory=list)
 
 
 def parse(arguments: Sequence[str]) -> CommandLine:
     """Flags and overrides in any order, as Hydra takes them; later settings win, the command line over files."""
     flags, overrides = _split(arguments)
     base, from_files = _config_files(flags.get("path"), flags.get("name", "ppo_trainer"))
-    return CommandLine([*from_files, *map(_setting, _parse_overrides(overrides))], base)
+    typed, warnings = _parse_overrides(overrides)
+    return CommandLine([*from_files, *typed], base, warnings)
 
 
 def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -82,15 +85,26 @@ def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return flags, overrides
 
 
-def _parse_overrides(overrides: Sequence[str]) -> list[Override]:
+def _parse_overrides(overrides: Sequence[str]) -> tuple[list[Setting], list[str]]:
+    """Returns settings, and warnings for what Hydra would refuse: an argument of blanks, which a backslash before a
+    blank leaves at the end of a script's line, and the value of a key of text that its grammar cannot read."""
     parser = OverridesParser.create()
-    parsed = []
+    parsed, warnings = list[Setting](), list[str]()
     for text in overrides:
+        if not text.strip() and text:
+            warnings.append(
+                "an argument of blanks is left out: does a line of the script end with a backslash and blanks?"
+            )
+            continue
         if "=" not in text and not text.startswith("~"):
             raise UserError("is neither a flag nor an override", key=repr(text), fix="write key=value, or ~key")
         try:
             override = parser.parse_override(text)
         except (HydraException, OmegaConfBaseException, RecursionError, ValueError) as error:
+            if plain := _plain_text(text):
+                parsed.append(plain)
+                warnings.append(f"{plain.key}={plain.value} is taken as a text: Hydra's grammar cannot read it")
+                continue
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(f"cannot be read: {reason}", key=f"{text!r:.200}", fix=_remedy(text)) from None
         if override.is_sweep_override():
@@ -99,8 +113,16 @@ def _parse_overrides(overrides: Sequence[str]) -> list[Override]:
                 key=text,
                 fix="start one run per value, or write a list: [a,b]",
             )
-        parsed.append(override)
-    return parsed
+        parsed.append(_setting(override))
+    return parsed, warnings
+
+
+def _plain_text(text: str) -> Setting | None:
+    """Returns the setting of a key that takes texts alone, as it is typed; None for other keys, and after an open
+    quote."""
+    key, equals, value = text.lstrip("+").partition("=")
+    leaf = tree.leaf_of(key) if equals and not {"'", '"'} & {*value} and "~/" not in value else None
+    return Setting(key, value, LINE) if leaf is not None and leaf.type in (str, str | None) else None
 
 
 def _remedy(text: str) -> str:

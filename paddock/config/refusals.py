@@ -298,6 +298,13 @@ def conversations_have_what_they_need(config: Config) -> None:
         )
 
 
+def megatron_does_not_supervise(config: Config) -> None:
+    """Refuses Megatron in commands beside `train`."""
+    if config.actor_rollout_ref.actor.strategy == "megatron":
+        reason = "trains by reinforcement learning alone: supervised training and answering run FSDP or one process"
+        raise UserError(reason, key=f"{_A}.strategy", value="megatron", fix=f"{_A}.strategy=fsdp, or leave it out")
+
+
 def trained(config: Config) -> list[tuple[str, Any]]:
     """The roles that a training engine runs, with their sections."""
     group = config.actor_rollout_ref

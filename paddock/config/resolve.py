@@ -9,7 +9,7 @@ from paddock.config import recipes, tree
 from paddock.config.paths import files_of
 from paddock.config.rewards import reward_parts
 from paddock.config.rollout_engines import engine_kind
-from paddock.config.schema import Config
+from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import estimator_needs, rolls_out_apart
 from paddock.facts.datasets import known_dataset
 from paddock.facts.files import held_out_split
@@ -91,7 +91,7 @@ def _ascend(config: Config, origins: dict[str, str]) -> None:
 def _cpu_budgets(config: Config, origins: dict[str, str]) -> None:
     """Lowers token budgets that nobody set: a CPU is as fast with small micro-batches, which stay in its caches, and
     takes a fraction of the memory. Two sequences always find room: reward models train on pairs."""
-    room = max(CPU_BUDGET, 2 * (config.data.max_prompt_length + config.data.max_response_length))
+    room = max(CPU_BUDGET, 2 * row_tokens(config.data))
     why = "trainer.device=cpu"
     for key in TOKEN_BUDGETS if config.trainer.device == "cpu" else ():
         asked = origins.get(key, f"follows {key}")

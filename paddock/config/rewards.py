@@ -17,10 +17,10 @@ from typing import Any
 
 from paddock.config.schema import Config
 from paddock.errors import UserError
+from paddock.facts.modules import MODULE
 
 PATH, NAME, WEIGHTS = (f"custom_reward_function.{name}" for name in ("path", "name", "weights"))
 ARGUMENTS = "custom_reward_function.reward_kwargs"
-MODULE = "pkg://"
 PYTHON = "python"
 """Path of a function that the program gave which made the run: `python:NAME`."""
 TAKEN = frozenset(

@@ -45,10 +45,14 @@ class DataConfig:
     val_max_samples: int = key(-1, "use at most this many rows; -1: all")
     max_prompt_length: int = key(512, "longest prompt, in tokens", low=1)
     max_response_length: int = key(1024, "longest response, in tokens", low=1)
+    max_length: int | None = key(None, "longest prompt and answer together, in tokens; supervised training only", low=1)
     filter_overlong_prompts: bool = key(True, "leave out prompts that are too long")
     filter_overlong_prompts_workers: int = key(1, "processes that filter", low=1)
     truncation: str = key("error", "what becomes of a too long prompt", choices=("error", "left", "right", "middle"))
     prompt_key: str = key("prompt", "column of the messages; default, if there is none: question, problem, ...")
+    prompt_as_message: bool = key(
+        False, "supervised training: ask a prompt that is a plain text as a user's message, by the chat template"
+    )
     answer_key: str | None = key(None, "column of the true answer; unset: answer, solution, ground_truth or label")
     reward_fn_key: str = key("data_source", "column that picks the scorer")
     image_key: str = key("images", "column of images")
@@ -64,6 +68,12 @@ class DataConfig:
     apply_chat_template_kwargs: dict[str, Any] = key({}, "arguments of the chat template")
     custom_cls: PluginConfig = section(PluginConfig)
     sampler: SamplerConfig = section(SamplerConfig)
+
+
+def row_tokens(data: DataConfig) -> int:
+    """Returns the tokens of the longest row."""
+    longest = data.max_prompt_length + data.max_response_length
+    return longest if data.max_length is None else min(longest, data.max_length)
 
 
 @dataclass

@@ -69,30 +69,44 @@ def scored(table: Table, config: DataConfig, templated: bool, key: str) -> Table
     )  # fmt: skip
 
 
-def asked(table: Table, config: DataConfig) -> Table:
-    """The table with its prompts under the name of `data.prompt_key`: no scorer is called for its rows."""
-    prompt = found_prompt(table.columns, config)
-    if prompt in (None, config.prompt_key):
+def top(column: str) -> str:
+    """Returns the column of the table that holds a value: `extra_info.question` is in `extra_info`."""
+    return column.partition(".")[0]
+
+
+def asked(table: Table, config: DataConfig, as_message: bool = False) -> Table:
+    """The table with its prompts under the name of `data.prompt_key`: no scorer is called for its rows.
+
+    `as_message`: a prompt that is a text becomes a message of the user's.
+    """
+    inside = top(config.prompt_key) in table.columns
+    prompt = config.prompt_key if inside else found_prompt(table.columns, config)
+    if prompt is None or (prompt in table.columns and prompt == config.prompt_key and not as_message):
         return table
-    rows = Renamed(table, config.prompt_key, str(prompt))
+    rows = Renamed(table, config.prompt_key, prompt, as_message)
     log.info("%s: prompts are in column %r (data.prompt_key)", table.path, prompt)
-    columns = [*table.columns, config.prompt_key]
+    columns = list(dict.fromkeys([*table.columns, config.prompt_key]))
     return replace(table, columns=columns, row=rows.row, records=rows.records, take=rows.take)
 
 
 @dataclass(frozen=True)
 class Renamed:
-    """Rows with a prompt column under another name."""
+    """Rows with a prompt column under another name, or a prompt that is asked as a message."""
 
     table: Table
     name: str
     column: str
+    as_message: bool = False
 
     def row(self, index: int) -> Record:
         return self.take([index])[0]
 
     def take(self, rows: Sequence[int], names: Sequence[str] | None = None) -> list[Record]:
-        return [{**record, self.name: question(record, self.column)} for record in self.table.rows(rows)]
+        return [{**record, self.name: self.prompt(record)} for record in self.table.rows(rows)]
+
+    def prompt(self, record: Record) -> Any:
+        text = question(record, self.column)
+        return [{"role": "user", "content": text}] if self.as_message and isinstance(text, str) and text else text
 
     def records(self, names: Sequence[str]) -> Iterator[Record]:
         return ({name: record.get(name) for name in names} for record in map(self.row, range(self.table.count)))
@@ -170,9 +184,19 @@ class PlainRows:
         }
 
 
+def value_at(record: Record, column: str) -> Any:
+    """Returns a column's value; a name with dots leads into objects, as `extra_info.answer` does."""
+    if column in record:
+        return record[column]
+    value: Any = record
+    for name in column.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
 def question(record: Record, column: str) -> Any:
     """Returns what a row asks; for an instruction with an input, both."""
-    value = record.get(column)
+    value = value_at(record, column)
     more = record.get(INPUT)
     if column == INSTRUCTION and isinstance(value, str) and isinstance(more, str) and more.strip():
         return f"{value}\n\n{more}"

@@ -88,6 +88,13 @@ class PairDataset(AnswerDataset):
     def _cut(self, answer: Any, location: str) -> Any:
         return Pair(super()._cut(answer.chosen, location), super()._cut(answer.rejected, location))
 
+    def _within(self, prompt: list[int], answer: Any, location: str) -> tuple[list[int], Any]:
+        if self.config.max_length is not None:
+            key = "data.max_length"
+            fix = "set data.max_prompt_length and data.max_response_length"
+            raise UserError("is for rows with one answer", key=key, value=self.config.max_length, fix=fix)
+        return prompt, answer
+
     @cached_property
     def closing(self) -> list[int]:
         return closing(self.encoder)

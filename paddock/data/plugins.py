@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,6 +17,7 @@ from paddock.config.schema import DataConfig
 from paddock.core.registry import suggest
 from paddock.data.tables import Record, Table, open_tables
 from paddock.errors import UserError
+from paddock.facts.modules import module_at
 
 ROWS, ORDER = "data.custom_cls", "data.sampler"
 MESSAGES = "raw_prompt"  # what data sets written for other trainers call the column of `data.prompt_key`
@@ -133,22 +131,6 @@ def class_at(path: str, name: str | None, section: str, last: str) -> type:
         fix = suggest(name or "", sorted(classes)) if classes else f"define one in {path}"
         raise UserError(f"is no class of {path}", key=key, value=name, fix=fix)
     return classes[name]
-
-
-def module_at(path: str) -> ModuleType:
-    file = str(Path(path).expanduser().resolve())
-    name = f"paddock_data_{hashlib.blake2b(file.encode(), digest_size=6).hexdigest()}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec and spec.loader, file
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
 
 
 def taken(found: type, given: dict[str, Any]) -> list[str]:

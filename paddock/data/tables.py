@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def open_tables(path: str, key: str, wanted: Callable[[list[str]], Sequence[str]
     Of a file's columns the `wanted` ones are read, where the format allows to leave others out.
     """
     if path.startswith(BUILTIN):
-        return [_text_table(Lines(path, b"".join(json.dumps(row).encode() + b"\n" for row in builtin_rows(path))))]
+        return [_text_table(_builtin(path))]
     if files.hub_name(path):
         from paddock.data.hub import hub_sources
 
@@ -71,6 +71,11 @@ def open_tables(path: str, key: str, wanted: Callable[[list[str]], Sequence[str]
     else:
         found = files.sources(path, key)
     return [_open(source, key, wanted) for source in found]
+
+
+@cache
+def _builtin(name: str) -> Lines:
+    return Lines(name, b"".join(json.dumps(row).encode() + b"\n" for row in builtin_rows(name)))
 
 
 def _open(source: Source, key: str, wanted: Callable[[list[str]], Sequence[str]]) -> Table:

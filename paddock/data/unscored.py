@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from paddock.config.schema import DataConfig, row_tokens
 from paddock.data.chat import Messages, messages_of, whole_text
-from paddock.data.columns import asked
+from paddock.data.columns import asked, top, value_at
 from paddock.data.dataset import STYLES, PromptDataset, PromptRow
 from paddock.data.dialogue import Dialogue
 from paddock.data.labels import Labels
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 UNKNOWN = "unknown"
 MESSAGES = "messages"
+THINKING = "enable_thinking"
+"""A column by which verl's rows choose how the template thinks."""
 ANSWER_COLUMNS = ("answer", "response")
 
 
@@ -83,11 +86,19 @@ class Turns:
 class AnswerDataset(UnscoredDataset):
     """A row's `ground_truth` is its answer in tokens, with the end-of-sequence token.
 
-    The answer is the first of these that a row has: column `answer`, column `response`, the last message of a
-    conversation that ends with the assistant's, `extra_info.answer`. Without a prompt column, `messages` is the
-    conversation: if the assistant has several turns in it, all of them are learnt, and `ground_truth` are `Turns`. A
-    column `tools` has the tools that the template tells of.
+    The answer is in `data.answer_key`, or the first of these that a row has: the last message of `messages` if prompts
+    are there, column `answer`, column `response`, the last message of a conversation that ends with the assistant's,
+    `extra_info.answer`. Without a prompt column, `messages` is the conversation: if the assistant has several turns in
+    it, all of them are learnt, and `ground_truth` are `Turns`. A column `tools` has the tools that the template tells
+    of.
     """
+
+    def _open(self, files: Any, tokenizer: Any) -> None:
+        config = self.config
+        template = tokenizer.chat_template is not None or "chat_template" in config.apply_chat_template_kwargs
+        opened = tables_of(files, tokenizer, config, self.key, lambda columns: columns)
+        as_message = config.prompt_as_message and template
+        self._arrange([[asked(table, config, as_message) for table in tables] for tables in opened])
 
     def _check(self) -> Labels:
         if self.tables and all(self._has_only_messages(table) for table in self.tables):
@@ -95,10 +106,14 @@ class AnswerDataset(UnscoredDataset):
         sources = super()._check()
         column = self.config.prompt_key
         for table in self.tables:
-            present = [name for name in (column, *ANSWER_COLUMNS, EXTRA) if name in table.columns]
+            if THINKING in table.columns:
+                log.warning("%s: the column %s is not read: data.apply_chat_template_kwargs.%s=... holds for all rows",
+                            table.path, THINKING, THINKING)  # fmt: skip
+            wanted = (column, *ANSWER_COLUMNS, EXTRA, top(self.config.answer_key or EXTRA))
+            present = list(dict.fromkeys(name for name in wanted if name in table.columns))
             for row, record in enumerate(table.records(present)):
                 location = table.location(row)
-                split(messages_of(record.get(column), location, column), record, location, column)
+                split(messages_of(record.get(column), location, column), record, location, self.config)
         return sources
 
     def _has_only_messages(self, table: Table) -> bool:
@@ -106,25 +121,29 @@ class AnswerDataset(UnscoredDataset):
 
     def _rows(self, indices: list[int]) -> list[PromptRow]:
         locations, prompts, tokens, answers = self._encoded(indices)
-        columns = zip(indices, locations, prompts, tokens, answers, strict=True)
+        pairs = [
+            self._within(self._shortened(asked, None, location), self._cut(answer, location), location)
+            for location, asked, answer in zip(locations, tokens, answers, strict=True)
+        ]
+        columns = zip(indices, locations, prompts, pairs, strict=True)
         return [
-            PromptRow(index, index, self._shortened(asked, None, location), prompt, UNKNOWN,
-                      self._cut(answer, location), {}, location)
-            for index, location, prompt, asked, answer in columns
-        ]  # fmt: skip
+            PromptRow(index, index, asked, prompt, UNKNOWN, answer, {}, location)
+            for index, location, prompt, (asked, answer) in columns
+        ]
 
     def _encoded(self, indices: list[int]) -> tuple[list[str], list[Messages], list[list[int]], list[Any]]:
         """Returns locations, prompts, and the tokens of prompts and of answers."""
         column, tokenizer = self.config.prompt_key, self.encoder.tokenizer
         locations, messages, records = self._prompts(indices)
-        pairs = [split(*parts, column) for parts in zip(messages, records, locations, strict=True)]
+        pairs = [split(*parts, self.config) for parts in zip(messages, records, locations, strict=True)]
         prompts = [prompt for prompt, _ in pairs]
         texts = tokenizer([answer for _, answer in pairs], add_special_tokens=False, verbose=False)["input_ids"]
         answers: list[list[int] | Turns] = [[*tokens, tokenizer.eos_token_id] for tokens in texts]
         tokens = self.encoder.encode(prompts, locations, column)
         for row, (conversation, record) in enumerate(zip(messages, records, strict=True)):
             whole = MESSAGES in record and record[MESSAGES] is record[column] and not isinstance(conversation, str)
-            if whole and sum(message["role"] == "assistant" for message in conversation) > 1:  # type: ignore[index]
+            turns = sum(message["role"] == "assistant" for message in conversation) if whole else 0  # type: ignore[index]
+            if turns > 1 or (turns and record.get("tools")):
                 prompts[row], tokens[row], answers[row] = self._conversation(conversation, record)
         return locations, prompts, tokens, answers
 
@@ -144,22 +163,26 @@ class AnswerDataset(UnscoredDataset):
         return Dialogue(self.encoder, ends | {token for token in plain.closing[:1] if plain.is_special(token)})
 
     def _leave_out_overlong(self) -> None:
-        """Rows whose prompt or answer is too long."""
+        """Rows whose prompt or answer is too long, or both together."""
         config = self.config
-        limits = config.max_prompt_length, config.max_response_length
+        limits = config.max_prompt_length, config.max_response_length, row_tokens(config)
 
         def excess(positions: range) -> list[int]:
             _, _, prompts, answers = self._encoded([int(self.kept[position]) for position in positions])
             pairs = zip(prompts, answers, strict=True)
-            return [max(len(prompt) - limits[0], len(answer) - limits[1]) for prompt, answer in pairs]
+            sizes = ((len(prompt), len(answer), len(prompt) + len(answer)) for prompt, answer in pairs)
+            return [max(size - limit for size, limit in zip(row, limits, strict=True)) for row in sizes]
 
         tokenizer, identity = self.encoder.identity(), None
         if tokenizer:
             end = self.encoder.tokenizer.eos_token_id
-            decided = f"{type(self).__name__} turns {limits} {config.prompt_key} {end} {self.identity}"
+            columns = f"{config.prompt_key} {config.prompt_as_message} {config.answer_key}"
+            decided = f"{type(self).__name__} turns {limits} {columns} {end} {self.identity}"
             identity = hashlib.sha256(tokenizer + decided.encode()).digest()
         fits = prompt_lengths(len(self), excess, config.filter_overlong_prompts_workers, identity) <= 0
         wanted = f"data.max_prompt_length={limits[0]} or the answer data.max_response_length={limits[1]}"
+        if config.max_length is not None:
+            wanted += f" or both together data.max_length={config.max_length}"
         if not fits.any():
             raise UserError(f"in every row the prompt exceeds {wanted} tokens", key=self.key, fix="raise them")
         self.left_out = int((~fits).sum())
@@ -180,13 +203,35 @@ class AnswerDataset(UnscoredDataset):
             )
         return answer[:longest]
 
+    def _within(self, prompt: list[int], answer: Any, location: str) -> tuple[list[int], Any]:
+        """Returns a row of at most `data.max_length` tokens: its beginning or its end is cut, by `data.truncation`."""
+        longest, how = self.config.max_length, self.config.truncation
+        over = 0 if longest is None else len(prompt) + len(answer) - longest
+        if over <= 0:
+            return prompt, answer
+        if how == "left" and over < len(prompt):
+            return prompt[over:], answer
+        if how == "right" and over < len(answer):
+            return prompt, answer[: len(answer) - over]
+        ways = "data.truncation=left or right" if how == "error" else "data.filter_overlong_prompts=True"
+        raise UserError(
+            f"{location} has a prompt of {len(prompt)} tokens and an answer of {len(answer)}",
+            key="data.max_length",
+            value=longest,
+            fix=f"data.max_length={len(prompt) + len(answer)} or more, or {ways}",
+        )
 
-def split(prompt: Messages, record: Record, location: str, column: str) -> tuple[Messages, str]:
+
+def split(prompt: Messages, record: Record, location: str, config: DataConfig) -> tuple[Messages, str]:
     """Returns a row's prompt and its answer."""
-    for name in ANSWER_COLUMNS:
+    column = config.prompt_key
+    if config.answer_key is not None:
+        return prompt, text_of(value_at(record, config.answer_key), location, config.answer_key)
+    said = isinstance(prompt, list) and len(prompt) > 1 and prompt[-1]["role"] == "assistant"
+    for name in ANSWER_COLUMNS if not (said and column == MESSAGES) else ():
         if record.get(name) is not None:
             return prompt, text_of(record[name], location, name)
-    if isinstance(prompt, list) and len(prompt) > 1 and prompt[-1]["role"] == "assistant":
+    if said and isinstance(prompt, list):
         return prompt[:-1], text_of(prompt[-1]["content"], location, column)
     extra = record.get(EXTRA)
     if isinstance(extra, dict) and extra.get("answer") is not None:

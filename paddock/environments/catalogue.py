@@ -13,14 +13,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from paddock.core.registry import Registry, suggest
@@ -30,7 +28,8 @@ from paddock.environments.packages import refused
 from paddock.environments.plain_class import PlainEnvironment
 from paddock.environments.tools import Tool
 from paddock.errors import UserError
-from paddock.rewards.custom import MODULE, finished
+from paddock.facts.modules import MODULE, module_at
+from paddock.rewards.custom import finished
 
 Source = Callable[[str, Mapping[str, Any]], Callable[[], Environment]]
 SOURCES: Registry[Source] = Registry("source of environments", key="environment")
@@ -146,28 +145,6 @@ def found(path: str, attribute: str, name: str) -> Callable[..., Any]:
         here = [key for key, value in own.items() if callable(value) and not key.startswith("_")]
         raise refused(name, f"has no class or function {attribute!r}", suggest(attribute, here))
     return thing
-
-
-def module_at(path: str) -> ModuleType:
-    """Returns the module `pkg://NAME`, or the one in a file: that is read again if it changed since."""
-    if path.startswith(MODULE):
-        return importlib.import_module(path.removeprefix(MODULE))
-    file = Path(path).expanduser().resolve()
-    source = file.read_bytes()
-    name = f"paddock_environment_{str(file).encode().hex()}"
-    if (known := sys.modules.get(name)) is not None and known.__dict__["__source__"] == source:
-        return known
-    module = ModuleType(name)
-    module.__dict__.update(__file__=str(file), __source__=source)
-    if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))  # its neighbours, as if it were run as a script
-    sys.modules[name] = module
-    try:
-        exec(compile(source, str(file), "exec"), module.__dict__)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def told(error: BaseException) -> str:

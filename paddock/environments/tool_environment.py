@@ -11,12 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddock.config.rewards import MODULE, PYTHON
+from paddock.config.rewards import PYTHON
 from paddock.core.registry import suggest
-from paddock.environments.catalogue import module_at
 from paddock.environments.environment import Environment
 from paddock.environments.tools import Tool, ToolError, is_tool, tool, tool_of
 from paddock.errors import UserError
+from paddock.facts.modules import MODULE, module_at
 
 if TYPE_CHECKING:
     from paddock.rewards.sandbox.program import Settings
@@ -88,7 +88,7 @@ def tools_of_file(path: str) -> list[Tool]:
     return [tool_of(value) for value in marked]
 
 
-@tool
+@tool(inline=True)
 def calculator(expression: str) -> float | int:
     """Computes an arithmetic expression.
 

@@ -15,8 +15,9 @@ from typing import Any, Literal, TypeVar, Union, overload
 
 from paddock.errors import UserError
 
-MARK, SCHEMA = "__paddock_tool__", "__paddock_schema__"
-"""Attributes of a function that is a tool: its name and description, and a schema if its types are not to give one."""
+MARK, SCHEMA, INLINE = "__paddock_tool__", "__paddock_schema__", "__paddock_inline__"
+"""Attributes of a function that is a tool: its name and description, a schema if its types are not to give one, and
+whether it returns at once."""
 F = TypeVar("F", bound=Callable[..., Any])
 Schema = dict[str, Any]
 
@@ -52,6 +53,12 @@ class Tool:
     function: Callable[..., Any]
     """Called with the arguments by name; may be a coroutine function."""
 
+    @property
+    def inline(self) -> bool:
+        """True if a call returns at once, so it needs no thread: marked so, or a method of an environment that is."""
+        owner = getattr(self.function, "__self__", None)
+        return getattr(self.function, INLINE, False) or getattr(owner, "inline", False) is True
+
     def schema(self) -> Schema:
         """Returns the tool as chat templates take it."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
@@ -72,9 +79,11 @@ class Tool:
 @overload
 def tool(function: F) -> F: ...
 @overload
-def tool(*, name: str | None = None, description: str | None = None) -> Callable[[F], F]: ...
-def tool(function: Any = None, *, name: str | None = None, description: str | None = None) -> Any:
+def tool(*, name: str | None = None, description: str | None = None, inline: bool = False) -> Callable[[F], F]: ...
+def tool(function: Any = None, *, name: str | None = None, description: str | None = None, inline: bool = False) -> Any:
     """Marks a function, or a method of an environment, as a tool. Its schema comes from types and docstring.
+
+    `inline`: it returns at once, so it is called between two decode steps; others run in threads.
 
     >>> import paddock
     >>> @paddock.tool
@@ -87,6 +96,7 @@ def tool(function: Any = None, *, name: str | None = None, description: str | No
 
     def mark(marked: Any) -> Any:
         setattr(marked, MARK, (name, description))
+        setattr(marked, INLINE, inline)
         return marked
 
     return mark if function is None else mark(function)

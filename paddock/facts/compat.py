@@ -7,12 +7,24 @@ import os
 import sys
 from pathlib import Path
 
+SERVES = "PADDOCK_VERL"  # set by `paddock run`: in its processes the name `verl` is Paddock's
 PACKAGE = Path(__file__).parent.parent
+DEVICE_PROGRAMS = ("nvidia-smi", "npu-smi", "rocm-smi")
+"""Programs by which launch scripts look for devices."""
 
 
 def shims() -> Path:
     """Returns the folder that holds the package: in a wheel it is inside of this one, in a checkout beside it."""
     return next(folder for folder in (PACKAGE / "compat", PACKAGE.parent / "compat") if folder.is_dir())
+
+
+def python_path() -> list[str]:
+    """Returns folders of PYTHONPATH by which another Python finds `verl` and this package.
+
+    An installed one is found without; its neighbours in site-packages must not serve Pythons of other environments.
+    """
+    installed = PACKAGE.parent.name in ("site-packages", "dist-packages")
+    return [str(shims()), *([] if installed else [str(PACKAGE.parent)])]
 
 
 def importable() -> None:
@@ -22,3 +34,14 @@ def importable() -> None:
         sys.path.append(os.getcwd())
     if importlib.util.find_spec("verl") is None:
         sys.path.append(str(shims()))
+
+
+def serve() -> None:
+    """Imports Paddock's `verl`, so that none of the same name is imported in this process, wherever sys.path leads."""
+    folder = shims() / "verl"
+    spec = importlib.util.spec_from_file_location(
+        "verl", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec and spec.loader
+    sys.modules["verl"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["verl"])

@@ -126,6 +126,8 @@ def becomes(key: str, rule: legacy.Rule) -> str:
     match rule:
         case legacy.Mapped(to=to):
             return f"  {key}: is called {to} here"
+        case legacy.Converted(to=to, about=about):
+            return f"  {key}: becomes {to} ({about})"
         case legacy.Ignored(why=why):
             return f"  {key}: ignored, {why}"
         case legacy.Refused(why=why, fix=fix, harmless=harmless):

@@ -81,17 +81,32 @@ PAGES = {
         ),
     ),
     "run": Page(
-        usage="paddock run [--plan] SCRIPT [arguments of the script]",
+        usage="paddock run [--plan] [--set key=value ...] SCRIPT [arguments of the script]",
         about="Runs a launch script that was written for verl, unchanged: `python3 -m verl.trainer.main_ppo` in it\n"
-        "starts Paddock, with this Python.",
+        "starts Paddock, with this Python, also behind torchrun, srun or `ray job submit`, and in a checkout of verl.",
         examples=(
             (
                 "a script, from a line that verl's guides use",
                 "printf 'python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo\\n' > script.sh",
             ),
             ("what it would do", "paddock run --plan script.sh"),
+            ("with other settings than its own", "paddock run --plan --set trainer.nnodes=2 script.sh"),
         ),
-        words=(("--plan", "plan each training command of the script instead of running it"),),
+        words=(
+            ("--plan", "plan each training command of the script instead of running it; nothing else is started"),
+            ("--set key=value", "add an override to each training command, behind the script's own; may be repeated"),
+        ),
+    ),
+    "verl": Page(
+        usage="paddock verl on|off|status",
+        about="Whether `python3 -m verl.trainer.main_ppo`, typed by hand, starts Paddock in this Python environment.\n"
+        "verl itself keeps its name where it is installed, and in a checkout of it.",
+        examples=(("who answers to the name", "paddock verl status"),),
+        words=(
+            ("on", "put a file into site-packages that gives the name `verl` to Paddock"),
+            ("off", "remove that file"),
+            ("status", "say whose the name is; the default"),
+        ),
     ),
     "data": Page(
         usage="paddock data NAME [options]",

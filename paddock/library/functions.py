@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paddock.config.rewards import MODULE, PATH, PYTHON, WEIGHTS
+from paddock.config.rewards import PATH, PYTHON, WEIGHTS
 from paddock.errors import UserError
+from paddock.facts.modules import MODULE
 from paddock.library.plugins import SCORERS
 
 log = logging.getLogger(__name__)

@@ -154,6 +154,20 @@ def load_backbone(
     return load_model(AutoModel, path, dtype, device, trust_remote_code, override_config, attn, key)
 
 
+def empty_causal_lm(path: str, trust_remote_code: bool = False, key: str = MODEL_KEY) -> PreTrainedModel:
+    """Returns the model of a folder's config.json without weights: its tensors are on the meta device."""
+    config = load_config(path, trust_remote_code, key=key)
+    with torch.device("meta"), reading("config.json", path, key):
+        return class_for(config).from_config(config, trust_remote_code=trust_remote_code)
+
+
+def class_for(config: PreTrainedConfig) -> Any:
+    """Returns transformers' class that loads a causal language model of this config, with images or without."""
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    return AutoModelForImageTextToText if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else AutoModelForCausalLM
+
+
 def load_model(
     auto: Any,
     path: str,
@@ -165,8 +179,7 @@ def load_model(
     key: str,
 ) -> PreTrainedModel:
     config = load_config(path, trust_remote_code, override_config, key)
-    if auto is AutoModelForCausalLM and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        auto = AutoModelForImageTextToText if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else auto
+    auto = class_for(config) if auto is AutoModelForCausalLM else auto
     folder = model_folder(path, key)
     files = check_weights(folder, path, key)
     with reading(files[0].name, path, key):

@@ -10,7 +10,7 @@ from typing import Any
 from paddock.config.distillation import teachers_of
 from paddock.config.paths import BUILTIN, files_of, missing_file
 from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
-from paddock.config.schema import Config
+from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import (
     data_parallel_size,
     engine_size,
@@ -136,7 +136,7 @@ def _micro_batches(config: Config, rows: int) -> str:
     """Describes the micro-batches of one device for one mini-batch."""
     actor, data = config.actor_rollout_ref.actor, config.data
     if actor.use_dynamic_bsz:
-        longest = data.max_prompt_length + data.max_response_length
+        longest = row_tokens(data)
         most = -(-rows // max(1, actor.ppo_max_token_len_per_gpu // longest))
         fewer = " or fewer" if most > 1 else ""
         return f"{rows} rows, at most {actor.ppo_max_token_len_per_gpu} tokens each: {most}{fewer}"

@@ -12,7 +12,7 @@ from paddock.config.distillation import teachers_of
 from paddock.config.engine import FrozenConfig, FrozenMegatronConfig, FSDPConfig, MegatronConfig, ShardedConfig
 from paddock.config.resolve import MICRO_BATCHES
 from paddock.config.roles import ActorConfig, CriticConfig, CriticModelConfig, ModelConfig, RefConfig
-from paddock.config.schema import Config
+from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import (
     data_parallel_size,
     engine_size,
@@ -127,7 +127,7 @@ def micro_tokens(config: Config, section: str) -> int:
 
 
 def _row_tokens(config: Config) -> int:
-    return config.data.max_prompt_length + config.data.max_response_length
+    return row_tokens(config.data)
 
 
 def _trained(config: Config, section: str, role: ActorConfig | CriticConfig, shape: ModelShape) -> Role:

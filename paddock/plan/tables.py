@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,9 +13,9 @@ from rich.table import Table
 from paddock.config import tree
 from paddock.config.conversations import converses, paths_of
 from paddock.config.overrides import LINE, PROGRAM
-from paddock.config.schema import Config
+from paddock.config.schema import Config, DataConfig, row_tokens
 from paddock.config.topology import pools
-from paddock.plan.arithmetic import roles
+from paddock.plan.arithmetic import BatchPlan, roles
 from paddock.plan.memory import MemoryPlan
 from paddock.plan.plan import Plan, algorithm
 
@@ -33,10 +34,44 @@ class PrintedPlan(Plan):
 
 
 def render(plan: Plan, console: Console | None = None) -> None:
-    if console is None:
-        console = Console(highlight=False, width=max(Console().width, MIN_WIDTH))
-    for block in (_algorithm, _placement, _batch, _memory, _time, _origins, _advice):
-        block(plan, console)
+    show(plan, (_algorithm, _placement, _batch, _memory, _time, _origins, _advice), console)
+
+
+def render_supervised(plan: Plan) -> None:
+    show(plan, (_supervised, _phases, _time, _origins, _advice))
+
+
+def show(plan: Plan, blocks: Sequence[Callable[[Plan, Console], None]], console: Console | None = None) -> None:
+    screen = console or Console(highlight=False, width=max(Console().width, MIN_WIDTH))
+    for block in blocks:
+        block(plan, screen)
+
+
+def _supervised(plan: Plan, console: Console) -> None:
+    """Shows what supervised training would do: the likelihood of given answers is raised."""
+    batch, config = plan.batch, plan.loaded.config
+    trainer, data = config.trainer, config.data
+    (learner, *_) = roles(config)
+    _title(console, f"Supervised training: {escape(str(config.actor_rollout_ref.model.path))}")
+    _rows(
+        console,
+        [
+            ("loss", "mean negative log-likelihood over the tokens of the answers"),
+            ("devices", f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} {trainer.device}"),
+            ("engine", f"{learner['engine']}, weights split over {learner['weights_split']}"),
+            *_files(plan),
+            ("columns", _columns(data)),
+            ("a step", f"{batch.prompts} rows of at most {row_tokens(data)} tokens, 1 optimizer step"),
+            ("micro-batches", f"per device: {batch.micro_batches}"),
+            ("steps", _steps(batch)),
+        ],
+    )
+
+
+def _columns(data: DataConfig) -> str:
+    if data.answer_key is None:
+        return f"{data.prompt_key}: every turn of the assistant is learnt"
+    return f"prompts in {data.prompt_key}, answers in {data.answer_key}"
 
 
 def _title(console: Console, text: str) -> None:
@@ -98,15 +133,11 @@ def _placement(plan: Plan, console: Console) -> None:
 def _batch(plan: Plan, console: Console) -> None:
     batch, config = plan.batch, plan.loaded.config
     mini = config.actor_rollout_ref.actor.ppo_mini_batch_size
-    steps = "unknown: the number of training rows is not known" if batch.total_steps is None else str(batch.total_steps)
-    if batch.steps_per_epoch is not None:
-        steps += f" ({batch.steps_per_epoch} an epoch, {batch.train_rows} rows)"
     _title(console, f"Model and data: {escape(str(config.actor_rollout_ref.model.path))}")
     _rows(
         console,
         [
-            ("train", ", ".join(file.path for file in plan.train_files) or "none"),
-            ("validate", ", ".join(file.path for file in plan.val_files) or "none"),
+            *_files(plan),
             *_episodes(config),
             ("a step", f"{batch.prompts} prompts x {batch.responses} responses = {batch.rows} rows"),
             (
@@ -114,9 +145,21 @@ def _batch(plan: Plan, console: Console) -> None:
                 f"{batch.optimizer_steps} optimizer step(s), {mini} prompts each",
             ),
             ("micro-batches", f"per device and mini-batch: {batch.micro_batches}"),
-            ("steps", steps),
+            ("steps", _steps(batch)),
         ],
     )
+
+
+def _files(plan: Plan) -> list[tuple[str, str]]:
+    named = (("train", plan.train_files), ("validate", plan.val_files))
+    return [(name, ", ".join(file.path for file in files) or "none") for name, files in named]
+
+
+def _steps(batch: BatchPlan) -> str:
+    steps = "unknown: the number of training rows is not known" if batch.total_steps is None else str(batch.total_steps)
+    if batch.steps_per_epoch is not None:
+        steps += f" ({batch.steps_per_epoch} an epoch, {batch.train_rows} rows)"
+    return steps
 
 
 def _episodes(config: Config) -> list[tuple[str, str]]:
@@ -131,9 +174,19 @@ def _episodes(config: Config) -> list[tuple[str, str]]:
 
 
 def _memory(plan: Plan, console: Console) -> None:
-    if plan.memory is None:
+    _phases(plan, console)
+    if (memory := plan.memory) is None:
         return
-    memory = plan.memory
+    held = f"{memory.kv_sequences} full-length sequences at a time, per engine"
+    if converses(plan.loaded.config):
+        held = f"{memory.kv_sequences} whole conversations at a time, per engine, those that wait for a tool included"
+    host = f"; {memory.host_bytes / GIB:.1f} GiB offloaded to each host" if memory.host_bytes else ""
+    _rows(console, [("KV cache", f"{held}{host}")])
+
+
+def _phases(plan: Plan, console: Console) -> None:
+    if (memory := plan.memory) is None:
+        return
     size = memory.hardware.memory_bytes / GIB
     unit = "this process, RAM" if memory.hardware.gpus == 0 else "each GPU"
     verdict = (
@@ -150,11 +203,6 @@ def _memory(plan: Plan, console: Console) -> None:
     for phase in memory.phases:
         table.add_row(phase, f"{memory.total(phase) / GIB:.1f}", _bar(memory, phase), _parts(memory, phase))
     console.print(table)
-    held = f"{memory.kv_sequences} full-length sequences at a time, per engine"
-    if converses(plan.loaded.config):
-        held = f"{memory.kv_sequences} whole conversations at a time, per engine, those that wait for a tool included"
-    host = f"; {memory.host_bytes / GIB:.1f} GiB offloaded to each host" if memory.host_bytes else ""
-    _rows(console, [("KV cache", f"{held}{host}")])
 
 
 def _time(plan: Plan, console: Console) -> None:

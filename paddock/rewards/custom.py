@@ -6,10 +6,7 @@ columns.py); or, if it takes `completion`, with that and any columns of the row 
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,13 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from paddock.core.registry import suggest
+from paddock.facts.modules import MODULE, file_at, module_at
 from paddock.rewards.score import BadScore, Score, ScoreRequest, checked
-
-MODULE = "pkg://"
 
 
 @dataclass(frozen=True)
@@ -231,7 +226,7 @@ def function_of(target: Target) -> Callable[..., Any]:
     if target.function is not None:
         return target.function
     try:
-        module = _module(target.path)
+        module = module_at(target.path)
     except BaseException as error:  # a user's file runs: SystemExit is as likely as SyntaxError
         raise Failed(f"cannot be imported: {described(error, target)}") from error
     function = getattr(module, target.name, None)
@@ -259,35 +254,12 @@ def listed(results: Any, count: int) -> list[Any]:
 def described(error: BaseException, target: Target) -> str:
     """`ZeroDivisionError: division by zero (my_reward.py line 12)`: the innermost line of the scorer's own file."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == _file(target.path)] or frames
+    own = [frame for frame in frames if frame.filename == file_at(target.path)] or frames
     text = str(error)
     place = (
         f" ({Path(own[-1].filename).name} line {own[-1].lineno})" if own and not isinstance(error, SyntaxError) else ""
     )
     return f"{type(error).__name__}{f': {text}' if text else ''}{place}"
-
-
-def _module(path: str) -> ModuleType:
-    if path.startswith(MODULE):
-        return importlib.import_module(path.removeprefix(MODULE))
-    file = _file(path)
-    name = f"paddock_reward_{file.encode().hex()}"  # hashlib would bring OpenSSL into every worker
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec and spec.loader, file
-        module = importlib.util.module_from_spec(spec)
-        sys.path.insert(0, str(Path(file).parent))  # its neighbours, as if it were run as a script
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
-
-
-def _file(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
 
 
 _own = threading.local()

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.core.registry import suggest
 from paddock.errors import UserError
-from paddock.rewards.custom import MODULE, Target, load
+from paddock.facts.modules import MODULE
+from paddock.rewards.custom import Target, load
 from paddock.rewards.score import ScoreRequest
 
 if TYPE_CHECKING:

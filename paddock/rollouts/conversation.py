@@ -190,8 +190,8 @@ class Conversation:
         self.prompt = Prompt(tokens, [self.id], self.row.images)
 
     def worded(self, said: Messages) -> Messages:
-        """A text stays one where rows are plain texts, else it is a message of the user's."""
-        if isinstance(self.row.messages, str) and isinstance(said, str):
+        """A text stays one where prompts are plain texts, else it is a message of the user's."""
+        if isinstance(said, str) and prompts_are_texts(self.row, self.setting.dialogue):
             return said
         return self.messages_of(said, "reset")
 
@@ -290,12 +290,19 @@ class Conversation:
         except ToolError as error:
             self.counts.failed_calls += 1
             return f"error: {error}"
-        return self.setting.workers.start(tool.function, **arguments)
+        if not tool.inline or inspect.iscoroutinefunction(tool.function):
+            return self.setting.workers.start(tool.function, **arguments)
+        found: Future[Any] = Future()
+        try:
+            found.set_result(tool.function(**arguments))
+        except Exception as error:
+            found.set_exception(error)
+        return found
 
     def outcome(self, future: Future[Any]) -> Generator[Future[Any], Any, str]:
         """Waits for a tool; what it raises is told to the policy."""
         try:
-            return written((yield future))
+            return written(future.result() if future.done() else (yield future))
         except TimeLimit:
             self.counts.timeouts += 1
             self.counts.failed_calls += 1
@@ -393,6 +400,12 @@ class Conversation:
 
     def failed(self, reason: str, fix: str) -> UserError:
         return UserError(f"{reason}, {self.row.location}", key="environment", value=self.factory.name, fix=fix)
+
+
+def prompts_are_texts(row: PromptRow, dialogue: Dialogue) -> bool:
+    """True if an environment's texts are prompts as they are: the row's own prompt is a plain text, or it has none and
+    there is no chat template."""
+    return isinstance(row.messages, str) and (bool(row.messages.strip()) or dialogue.template is None)
 
 
 def shortened(text: str, most: int, side: str) -> str:

@@ -31,7 +31,7 @@ from paddock.errors import UserError
 from paddock.facts.compat import importable
 from paddock.rewards.sandbox.program import settings_of
 from paddock.rollouts.agent_loop import LoopConversation
-from paddock.rollouts.conversation import Conversation, Setting
+from paddock.rollouts.conversation import Conversation, Setting, prompts_are_texts
 from paddock.rollouts.conversations import Clock, Conversations, OnEpisodes
 from paddock.rollouts.episode import Episode
 from paddock.rollouts.loop_factory import LOOPS, LoopFactory, listed_loops, loop_arguments, loop_factory
@@ -191,10 +191,11 @@ class Environments:
 
     def prove(self, row: PromptRow) -> None:
         """Refuses a chat template by which several turns cannot follow each other; plain texts need none."""
-        factory = self.rows.factory(row.agent)
-        if not isinstance(row.messages, str) and factory.max_turns != 1:
+        factory, dialogue = self.rows.factory(row.agent), self.setting.dialogue
+        if not prompts_are_texts(row, dialogue) and factory.max_turns != 1:
             tools = [tool.schema() for tool in factory.tools]
-            proof = require_proof(self.setting.dialogue, self.setting.format, tools or None, row.messages)
+            asked = () if isinstance(row.messages, str) else row.messages
+            proof = require_proof(dialogue, self.setting.format, tools or None, asked)
             for note in proof.notes if tools else ():
                 if note.startswith(HIDDEN):
                     log.warning(note)

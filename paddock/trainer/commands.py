@@ -32,19 +32,21 @@ class Command:
     """Further defaults where a model, data or hardware is named."""
     embedded: Mapping[str, Any] = field(default_factory=dict)
     """Defaults in which the embedded default differs from training's."""
+    origin: str | None = None
+    """Where defaults of this command come from, as a plan tells it; unset: the command's name."""
 
-    def load(self, arguments: Sequence[str] = (), values: Mapping[str, Any] | None = None) -> Loaded:
+    def load(self, arguments: Sequence[str] = (), values: Mapping[str, Any] | None = None, here: bool = True) -> Loaded:
         """A config as `train` would load it, under this command's names and defaults. The user's settings win.
 
-        `values`: keys and their values from a Python program.
+        `values`: keys and their values from a Python program. `here`: False if files may be on another machine.
         """
         overrides = [self.translate(argument) for argument in arguments]
         given = {setting.key: setting.value for setting in parse(overrides).settings} | dict(values or {})
         defaults = {**self.situation(given), **self.defaults}
         own = [f"{key}={text(value)}" for key, value in defaults.items() if key not in given]
-        loaded = load([*own, *overrides], values=values)
+        loaded = load([*own, *overrides], values=values, here=here)
         unset = defaults.keys() - given.keys()
-        loaded.origins |= dict.fromkeys(unset, f"paddock {self.name}")
+        loaded.origins |= dict.fromkeys(unset, self.origin or f"paddock {self.name}")
         loaded.warnings = [warning for warning in loaded.warnings if warning.split()[0] not in unset]
         idle = tuple(f"{own_data.CHOSEN}{key}=" for key in loaded.origins if not self.is_read(key))
         loaded.warnings = [warning for warning in loaded.warnings if not warning.startswith(idle)]

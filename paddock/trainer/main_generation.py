@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from paddock.config.load import Loaded
 from paddock.door import guarded, helpful
 from paddock.errors import UserError
 from paddock.preflight import check_paths, choose_threads, require_writable_file
@@ -15,20 +16,31 @@ PROMPT = "prompt"
 
 
 def run(arguments: list[str]) -> int:
-    from paddock.config.paths import expand
     from paddock.run_model import with_run
     from paddock.trainer.commands import GENERATE
 
     asked = [argument for argument in arguments if argument.partition("=")[:2] == (PROMPT, "=")]
     if asked:
         return answer(asked, [argument for argument in arguments if argument not in asked])
+    output, rest = named_output(arguments)
+    return write(GENERATE.load(with_run(GENERATE, rest)), output)
+
+
+def named_output(arguments: list[str]) -> tuple[Path, list[str]]:
+    """Returns the file to write, and the other arguments."""
+    from paddock.config.paths import expand
+
     given = [argument for argument in arguments if argument.lstrip("+").partition("=")[0] in OUTPUT_NAMES]
     output = Path(expand(given[-1].partition("=")[2]) if given else "")
     if output.suffix not in FORMATS:
         reason = f"is not a {' or '.join(FORMATS)} file" if given else "no file to write is named"
         fix = "output=answers.jsonl" if given else 'output=answers.jsonl, or one prompt on the console: prompt="TEXT"'
         raise UserError(reason, key="output", value=output if given else None, fix=fix)
-    loaded = GENERATE.load(with_run(GENERATE, [argument for argument in arguments if argument not in given]))
+    return output, [argument for argument in arguments if argument not in given]
+
+
+def write(loaded: Loaded, output: Path) -> int:
+    """Writes the answers to the prompts of data.val_files."""
     for warning in loaded.warnings:
         print(f"paddock: {warning}", file=sys.stderr)
     choose_threads(loaded.config)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from paddock.config.load import Loaded
 from paddock.door import guarded, helpful, start_log
 
 
 def run(arguments: list[str]) -> int:
-    from paddock.preflight import check, choose_threads
     from paddock.trainer.commands import SFT
 
-    loaded = SFT.load(arguments)
+    return train(SFT.load(arguments))
+
+
+def train(loaded: Loaded) -> int:
+    from paddock.preflight import check, choose_threads
+
     check(loaded.config)
     choose_threads(loaded.config)
     start_log(loaded.warnings)

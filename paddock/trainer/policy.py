@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from paddock.config.plugins import import_plugin
+from paddock.config.refusals import megatron_does_not_supervise
 from paddock.config.schema import Config
 from paddock.config.topology import rolls_out_apart, world_size
 from paddock.core.device import compute_dtype, device_of
@@ -81,9 +82,7 @@ def require_no_rollout(config: Config) -> None:
     if rolls_out_apart(config):
         key = "actor_rollout_ref.hybrid_engine"
         raise UserError("this command has one process", key=key, value=False, fix="leave it out")
-    if config.actor_rollout_ref.actor.strategy == "megatron":
-        key = "actor_rollout_ref.actor.strategy"
-        raise UserError("this command runs the engine `single`", key=key, value="megatron", fix="leave it out")
+    megatron_does_not_supervise(config)
 
 
 def prompts_at_a_time(config: Config, samples: int) -> int:

@@ -24,7 +24,6 @@ import shutil
 import signal
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -38,7 +37,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from paddock import __version__
-from paddock.trainer import loop, rm, run, sft  # noqa: F401  imported once, here, for all runs
+from tests.forked import Forked
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "docs" / "reliability" / "kills.json"
@@ -183,46 +182,15 @@ class Chaos:
         words = [word.format(folder=folder, scorer=scorer) for word in JOBS[job]]
         return [*words, f"trainer.default_local_dir={folder}"]
 
-    def start(self, job: str, folder: Path, before: Callable[[], None] = lambda: None) -> int:
-        """Forks the command; returns its process id."""
-        arguments, output = self.command(job, folder), folder.with_suffix(".log")
+    def start(self, job: str, folder: Path, before: Callable[[], None] = lambda: None) -> Forked:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        pid = os.fork()
-        if pid:
-            return pid
-        try:
-            log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            before()
-            from paddock.cli import main
-
-            os._exit(main(arguments))
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(99)
-
-    def wait(self, pid: int, limit: float = LIMIT, kill_at: float | None = None) -> int:
-        """Returns the exit code, -9 for a killed run; kills the run after `kill_at` seconds if it still lives."""
-        began = time.monotonic()
-        while True:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                return os.waitstatus_to_exitcode(status)
-            passed = time.monotonic() - began
-            if (kill_at is not None and passed >= kill_at) or passed > limit:
-                os.kill(pid, signal.SIGKILL)
-                _, status = os.waitpid(pid, 0)
-                assert passed <= limit, f"the run hung for {limit} s"
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.002)
+        return Forked(self.command(job, folder), folder.with_suffix(".log"), before=before)
 
     def reference(self, job: str) -> Path:
         folder = self.work / job / "untouched"
         if job not in self.seconds:
             began = time.monotonic()
-            code = self.wait(self.start(job, folder))
+            code = self.start(job, folder).wait(LIMIT)
             assert code == 0, folder.with_suffix(".log").read_text()
             self.seconds[job] = time.monotonic() - began
         return folder
@@ -235,15 +203,15 @@ class Chaos:
             point = self.dice.choice(points) if self.dice.random() < 0.5 else None
             if point:
                 where, nth = POINTS[point], self.dice.choice((1, 1, 2, 3))
-                code = self.wait(self.start(job, folder, lambda where=where, nth=nth: arm(where, nth)))
+                code = self.start(job, folder, lambda where=where, nth=nth: arm(where, nth)).wait(LIMIT)
             else:
                 moment = self.dice.uniform(0.1, 0.95) * self.seconds[job]
-                code = self.wait(self.start(job, folder), kill_at=moment)
+                code = self.start(job, folder).wait(LIMIT, kill_at=moment)
             if code != -signal.SIGKILL:
                 assert code == 0, f"exit {code}:\n" + folder.with_suffix(".log").read_text()
                 break
             died[point or "random moment"] += 1
-        code = self.wait(self.start(job, folder))
+        code = self.start(job, folder).wait(LIMIT)
         assert code == 0, f"exit {code}:\n" + folder.with_suffix(".log").read_text()
         differences = list(compare(untouched, folder))
         assert not differences, f"{job}/{name} after {dict(died)}: {differences[:5]}"

@@ -183,7 +183,8 @@ def test_scores_that_are_there_are_handed_on():
 
 
 def test_a_manager_of_ones_own_is_found_by_its_name(monkeypatch):
-    monkeypatch.setattr(managers.REWARD_MANAGER_REGISTRY, "_entries", dict(managers.REWARD_MANAGER_REGISTRY._entries))
+    monkeypatch.setitem(managers.REWARD_MANAGER_REGISTRY, "mine", None)
+    del managers.REWARD_MANAGER_REGISTRY["mine"]
 
     @managers.register("mine")
     class Mine:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from byte_tokenizer import byte_tokenizer
 
 from paddock.data.chat import PromptEncoder
 from paddock.data.dialogue import TEMPLATE_KEY, Dialogue
+from paddock.data.unscored import AnswerDataset
 from paddock.environments.calls import FORMATS
 from paddock.environments.environment import Call
 from paddock.errors import UserError
+from paddock.trainer.commands import SFT
 from tests.templates.families import FAMILIES, Family
 
 TOOLS = [
@@ -326,3 +330,14 @@ def test_a_conversation_without_an_answer_is_refused():
     for messages in (ASKED, [{"role": "assistant", "content": "Hello"}, *ASKED]):
         with pytest.raises(UserError, match="assistant"):
             dialogue.spans(messages)
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_tools_of_a_row_are_told_to_a_conversation_of_one_turn_as_to_one_of_several(turns, tmp_path):
+    tokenizer, answer = FAMILIES["qwen25"].tokenizer(), {"role": "assistant", "content": "It is 46."}
+    said = [*ASKED, answer, *([*MORE, answer] if turns == 2 else [])]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"messages": said, "tools": json.dumps(TOOLS)}) + "\n")
+    data = SFT.load([f"data={rows}", "model=x", "data.max_prompt_length=4096"]).config.data
+    (row,) = AnswerDataset.train(data, tokenizer).rows([0])
+    assert row.tokens == FAMILIES["qwen25"].dialogue().prompt(ASKED, TOOLS)

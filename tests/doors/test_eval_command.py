@@ -69,7 +69,6 @@ def test_batches_of_prompts_do_not_change_the_result(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["rollout.val_kwargs.n=4"], "greedy answers to one prompt are all the same"),
         (["--json="], "--json: needs a file name"),
         (["data.val_flies=x"], "did you mean data.val_files"),
         (

@@ -44,6 +44,8 @@ def check(words: tuple[str, ...]) -> int:
         return int(rest[0] != "list" and rest[1] not in CATALOGUE)
     if command == "run":
         return main(["run", *(["--plan"] if "--plan" not in rest else []), *rest])
+    if command == "verl":
+        return int(rest not in (["on"], ["off"], ["status"]))
     if command in LOADERS:
         return guarded(lambda keys: len(LOADERS[command].load(keys).warnings), rest)
     return int(command != "export" or len(rest) != 2)

@@ -80,7 +80,7 @@ def test_a_key_of_another_system_says_what_becomes_of_it(word, becomes, capsys):
 
 def test_keys_of_other_systems_are_found_by_a_part_of_their_name(capsys):
     text = said(capsys, "ppo_micro_batch_size")
-    assert "critic.ppo_micro_batch_size_per_gpu" in text and "\n  critic.ppo_micro_batch_size: refused" in text
+    assert "critic.ppo_micro_batch_size_per_gpu" in text and "\n  critic.ppo_micro_batch_size: becomes" in text
     assert all(legacy.rule_for(key) for key in legacy.LEGACY)
 
 

@@ -190,11 +190,6 @@ def test_what_has_no_effect_here_is_said_to_be_ignored(given):
         ("critic.deepspeed_config.zero_stage=2", "critic.deepspeed_config.zero_stage", "deepspeed is not a"),
         ("actor_rollout_ref.rollout.name=trtllm", "actor_rollout_ref.rollout.name", "not one of the values"),
         (
-            "actor_rollout_ref.actor.checkpoint.strict=False",
-            "actor_rollout_ref.actor.checkpoint.strict",
-            "every weight",
-        ),
-        (
             "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype=bf16",
             "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype",
             "transformers makes them",
@@ -226,8 +221,7 @@ def launch(folder, name: str, text: str | bytes, *flags: str) -> subprocess.Comp
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=120)
 
 
-@pytest.mark.parametrize("name", ["s.sh", "s.py"])
-@pytest.mark.parametrize("text", ["", "# only words\n"])
+@pytest.mark.parametrize(("name", "text"), [("s.sh", ""), ("s.py", "# only words\n")])
 def test_a_script_that_starts_nothing_of_ours_is_a_mistake(tmp_path, name, text):
     done = launch(tmp_path, name, text)
     assert done.returncode == 2 and f"paddock run={name}: starts nothing of Paddock's" in done.stderr

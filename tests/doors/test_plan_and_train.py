@@ -26,7 +26,7 @@ BROKEN_RULES = [
     (("data.train_batch_size=48", f"{A}.ppo_mini_batch_size=36"), f"{A}.ppo_mini_batch_size=36"),
     ((f"{A}.clip_ratio=0",), f"{A}.clip_ratio=0"),
     ((f"{A}.policy_loss.loss_mode=dro",), f"{A}.policy_loss.dro_beta"),
-    ((f"{A}.checkpoint.save_contents=[model]",), f"{A}.checkpoint.save_contents"),
+    ((f"{A}.checkpoint.load_contents=[model]",), f"{A}.checkpoint.load_contents"),
     (("trainer.save_freq=0",), "trainer.save_freq=0"),
     (("reward_model.enable=True",), "reward_model.enable=True"),
     ((f"{M}.hf_config_path=/a",), f"{M}.hf_config_path=/a"),

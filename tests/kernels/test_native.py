@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -268,20 +269,23 @@ def test_exponentials_are_right_to_the_end_of_the_range():
 
 
 def test_the_number_of_threads_changes_no_bit():
+    ends = list(itertools.accumulate([20, 30, *[40] * 6, *[50] * 5], initial=0))
+    spans = [slice(*pair) for pair in itertools.pairwise(ends)]
+    groups = [[spans[0], *spans[2:8]], [spans[1], *spans[8:]]]  # a prompt and the responses to it
     program = f"""
 import sys, torch
 from hashlib import sha256
 sys.path.insert(0, {str(Path(native.__file__).parents[2])!r})
 from paddock.kernels import native
-from paddock.models.attention import SharedPrompts
+from paddock.kernels.arguments import PromptGroups
 torch.manual_seed(0)
-bf, how = torch.bfloat16, SharedPrompts([20, 30], [[40] * 6, [50] * 5])
+bf, groups = torch.bfloat16, PromptGroups({groups!r})
 x, w = torch.randn(3, 500, 96).to(bf).unbind(), torch.randn(96).to(bf).requires_grad_()
 y, total, scale = native.add_norm(x[0], x[1], w, 1e-6, False, bf)
 found = [y, *native.add_norm_backward(x[2], x[0], total, w, scale, False, bf)]
-q, k, v = (torch.randn(sum(how.lengths), h, 64) for h in (4, 2, 2))
-found += [native.short_attention(q, k, v, how.prompt_groups, 0.1)]
-found += native.short_attention_backward(q, k, v, q, how.prompt_groups, 0.1)
+q, k, v = (torch.randn(groups.end, h, 64) for h in (4, 2, 2))
+found += [native.short_attention(q, k, v, groups, 0.1)]
+found += native.short_attention_backward(q, k, v, q, groups, 0.1)
 print(torch.get_num_threads(), *[sha256(x.detach().float().numpy().tobytes()).hexdigest() for x in found])
 """
     said = []
@@ -308,6 +312,7 @@ def fresh(monkeypatch, tmp_path):
     compiler.library.cache_clear()
 
 
+@pytest.mark.slow  # the compiler takes ten seconds
 def test_a_machine_compiles_once(fresh, monkeypatch):
     assert compiler.library() is not None
     (file,) = fresh.iterdir()

@@ -295,3 +295,23 @@ def test_what_is_no_message_is_refused_by_name(method, said):
     with pytest.raises(paddock.UserError, match=rf"environment=.*Odd: {method} returned .*row") as error:
         talk(odd, count=1)
     assert "a list of messages" in str(error.value)
+
+
+@pytest.mark.parametrize(("data", "prompt"), [("builtin:episodes/train", "<3+4=>"), ("builtin:addition/test", "3+4=")])
+def test_a_text_of_reset_passes_the_chat_template_unless_prompts_are_plain_texts(data, prompt):
+    class Asks(paddock.Environment):
+        inline, max_turns = True, 2
+
+        def reset(self, row, seed):
+            return "3+4="
+
+        def step(self, answer):
+            return "5+6="
+
+    template = (
+        "{% for m in messages %}{{ '<' + m['content'] + '>' if m['role'] == 'user' else m['content'] }}{% endfor %}"
+    )
+    key = f'++data.apply_chat_template_kwargs.chat_template="{template}"'
+    (one,) = talk(Asks, key, count=1, samples=1, data=data)
+    assert tokenizer().decode(one.prompt.tokens) == prompt
+    assert texts([one])[0][1] == prompt.replace("3+4", "5+6")

@@ -163,3 +163,35 @@ def test_a_model_that_calls_a_tool_gets_its_result_and_answers():
     right = [one.extras["conversation"][-1]["content"] + "=" == one.extras["conversation"][1]["content"]
              for one in called if len(one.extras["conversation"]) > 2]  # fmt: skip
     assert sum(right) > len(called) // 4
+
+
+def test_tools_that_return_at_once_need_no_thread_and_what_they_raise_is_told():
+    @paddock.tool(inline=True)
+    def where() -> str:
+        """Names its thread."""
+        return threading.current_thread().name
+
+    class AtOnce(paddock.Environment):
+        inline = True
+
+        @paddock.tool
+        def fail(self) -> str:
+            """Fails."""
+            raise ValueError(threading.current_thread().name)
+
+        @paddock.tool
+        async def later(self) -> str:
+            """Waits for its turn of the event loop."""
+            return threading.current_thread().name
+
+        def tools(self):
+            return [*super().tools(), tool_of(where)]
+
+    own = conversation(AtOnce, f"{LIMITS}.max_parallel_calls=9")
+    here = threading.current_thread().name
+    waits = own.results(Answer("", calls=(Call("where", {}), Call("fail", {}))))
+    with pytest.raises(StopIteration) as end:
+        next(waits)
+    assert [one["content"] for one in end.value.value] == [here, f"error: ValueError: {here}"]
+    (told,) = driven(own.results(Answer("", calls=(Call("later", {}),))))
+    assert told["content"] not in ("", here)

@@ -27,6 +27,7 @@ from paddock.trainer.checkpoint import CheckpointStore
 from paddock.trainer.loop import Trainer
 from paddock.trainer.run import train
 from paddock.trainer.tracking import Tracker
+from tests.forked import Forked
 
 GRPO = "algorithm.adv_estimator=grpo"
 SCORER = """
@@ -244,12 +245,11 @@ def test_a_second_run_in_the_same_folder_is_refused_and_the_first_is_unharmed(tm
     first = start(tmp_path, *keys)
     wait_for(tmp_path / "metrics.jsonl", first)
     second = start(tmp_path, *keys)
-    refused, _ = second.communicate(timeout=60)
+    code, refused = second.wait(), second.said()
     first.send_signal(signal.SIGTERM)
-    said, _ = first.communicate(timeout=60)
-    assert second.returncode == 2 and "another run is writing here" in refused and f"process {first.pid}" in refused
+    assert code == 2 and "another run is writing here" in refused and f"process {first.pid}" in refused
     assert "Traceback" not in refused
-    assert first.returncode == 130, said
+    assert first.wait() == 130, first.said()
     (step,) = steps(tmp_path)
     assert [row["step"] for row in ledger(tmp_path)] == list(range(1, step + 1))
 
@@ -293,14 +293,10 @@ def drain(terminal: int) -> None:
 @pytest.mark.slow
 def test_nohup_outlives_its_terminal(tmp_path):
     keys = arguments(tmp_path, GRPO, "trainer.total_training_steps=4")
-    code = f"import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); sys.argv = {['paddock', *keys]!r}; " \
-           "from paddock.trainer.main_ppo import main; sys.exit(main())"  # fmt: skip
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip  # noqa: E501
+    process = Forked(["train", *keys], before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     wait_for(tmp_path / "metrics.jsonl", process)
     process.send_signal(signal.SIGHUP)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, said
+    assert process.wait() == 0, process.said()
     assert steps(tmp_path)[-1] == 4
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from safetensors.torch import load_file
+
+from tests.forked import Forked
 
 ENVIRONMENT = """
 import pathlib, time
@@ -28,20 +27,19 @@ class Slow(paddock.Environment):
 """
 
 
-def started(folder: Path, *settings: str) -> subprocess.Popen:
-    command = [
-        sys.executable, "-m", "paddock.cli", "train", "environment=slow.py:Slow", "algorithm.adv_estimator=grpo",
+def started(folder: Path, *settings: str) -> Forked:
+    (folder / "slow.py").write_text(ENVIRONMENT)
+    arguments = [
+        "train", "environment=slow.py:Slow", "algorithm.adv_estimator=grpo",
         "data.train_batch_size=4", "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=4",
         "trainer.save_freq=1", "data.val_files=null", "trainer.logger=[file]", "data.max_response_length=24",
         "actor_rollout_ref.rollout.deterministic=True", "trainer.rollout_data_dir=dumps",
         "trainer.default_local_dir=run", *settings,
     ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    (folder / "slow.py").write_text(ENVIRONMENT)
-    return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+    return Forked(arguments, folder=folder)
 
 
-def wait_for(path: Path, process: subprocess.Popen) -> None:
+def wait_for(path: Path, process: Forked) -> None:
     deadline = time.monotonic() + 120
     while not path.exists():
         assert process.poll() is None and time.monotonic() < deadline
@@ -61,7 +59,7 @@ def test_a_run_killed_while_a_tool_runs_goes_on_as_if_nothing_had_happened(step,
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder in (whole, cut):
         folder.mkdir()
-    assert started(whole).wait(timeout=300) == 0
+    assert started(whole).wait() == 0
     process = started(cut)
     if step:
         wait_for(cut / f"run/global_step_{step}", process)
@@ -69,7 +67,7 @@ def test_a_run_killed_while_a_tool_runs_goes_on_as_if_nothing_had_happened(step,
     wait_for(cut / "in_a_tool", process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert started(cut).wait(timeout=300) == 0
+    assert started(cut).wait() == 0
     assert dumped(cut) == dumped(whole)
     groups = [group for rows in dumped(whole).values() for group, _ in rows]
     assert len(groups) == 32 and all(groups.count(group) == 2 for group in groups)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +15,7 @@ from safetensors.torch import load_file
 from paddock.config.load import load
 from paddock.errors import UserError
 from paddock.trainer.run import train
+from tests.forked import Forked
 
 SMALL = [
     "data.train_batch_size=8",
@@ -172,17 +170,15 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(estimator, tmp_p
         }
 
 
-def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "paddock.trainer.main_ppo", *arguments(folder, *overrides)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def start(folder: Path, *overrides: str) -> Forked:
+    return Forked(["train", *arguments(folder, *overrides)])
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def wait_for(path: Path, process: Forked) -> None:
     deadline = time.monotonic() + 60
     while not path.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert path.exists(), process.communicate()[0]
+    assert path.exists(), process.said()
 
 
 @pytest.mark.slow  # tests/chaos/test_kills.py kills a run three times among the default tests
@@ -192,7 +188,7 @@ def test_kill_9_then_the_same_command_gives_the_same_weights(tmp_path):
     folder = tmp_path / "killed"
     process = start(folder, *common)
     wait_for(folder / "global_step_3", process)
-    process.kill()
+    process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (folder / "global_step_12").exists()
     run(folder, *common)
@@ -207,8 +203,8 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path):
     wait_for(tmp_path / "metrics.jsonl", process)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
+    assert process.wait() == 130, process.said()
+    output = process.said()
     assert "The same command goes on from there" in output
     steps = [int(path.name.rpartition("_")[2]) for path in tmp_path.glob("global_step_*")]
     assert len(steps) == 1 and steps[0] < 2000

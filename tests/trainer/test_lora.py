@@ -196,7 +196,7 @@ def test_another_rank_or_scale_does_not_go_on_from_a_checkpoint(finished):
             run(finished, *GRPO, *FP32, "trainer.total_training_steps=3", change)
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+@pytest.mark.parametrize("estimator", ["grpo", pytest.param("gae", marks=pytest.mark.slow)])
 def test_runs_with_adapters_learn(estimator, tmp_path):
     """Sums of small numbers, as without LoRA: the last steps score well above the first."""
     rows = run(

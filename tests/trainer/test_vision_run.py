@@ -119,7 +119,7 @@ def test_a_tiny_model_begins_to_see_colours(place, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_learns_to_name_colours(family, place, tmp_path):
-    rewards, accuracy = learn(place, tmp_path, 50, family)
+    rewards, accuracy = learn(place, tmp_path, 70, family)
     assert rewards[0] < 0.5 and sum(rewards[-5:]) / 5 > 0.9
     assert accuracy[1] > 0.95
 

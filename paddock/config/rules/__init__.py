@@ -15,8 +15,8 @@ from paddock.config.rules.algorithm import (
     sampling_is_possible,
 )
 from paddock.config.rules.data import (
+    absent_plugins,
     data_files_are_named,
-    plugin_files_exist,
     row_limits_are_positive_or_off,
     weights_suit_the_files,
 )
@@ -90,16 +90,23 @@ RULES: tuple[Callable[[Config], None], ...] = (
     reward_settings_agree,
     data_files_are_named,
     weights_suit_the_files,
-    plugin_files_exist,
     rewards_have_names_and_weights,
 )
 """The rules in the order in which they are checked: the first that is broken is reported."""
 
 
-def check(config: Config, origins: dict[str, str]) -> list[str]:
-    """Raises the first broken rule; returns warnings for what is allowed but seldom meant."""
+def check(config: Config, origins: dict[str, str], here: bool = True) -> list[str]:
+    """Raises the first broken rule; returns warnings for what is allowed but seldom meant.
+
+    `here`: Python files that the run imports must be on this machine; a wrong path is the commonest mistake.
+    """
     for leaf in tree.leaves().values():
         within_limits(leaf, tree.get(config, leaf.key))
     for rule in RULES:
         rule(config)
-    return [*warnings(config, origins), *served_teachers(config)]
+    absent = [*absent_plugins(config)]
+    if here:
+        for error in absent:
+            raise error
+    told = [f"{error.key}: {error.value} is not on this machine" for error in absent]
+    return [*told, *warnings(config, origins), *served_teachers(config)]

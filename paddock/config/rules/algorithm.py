@@ -98,13 +98,6 @@ def sampling_is_possible(config: Config) -> None:
         if top_k < 1 and top_k != -1:
             raise UserError("is not a number of tokens", key=key, value=top_k, fix="-1 for all, or at least 1")
     validation = rollout.val_kwargs
-    if validation.n > 1 and not validation.do_sample:
-        raise UserError(
-            "greedy answers to one prompt are all the same",
-            key=f"{_RO}.val_kwargs.n",
-            value=validation.n,
-            fix=f"{_RO}.val_kwargs.do_sample=True and a temperature",
-        )
     if validation.do_sample and validation.temperature == 0:
         raise UserError(
             "sampling needs a temperature",

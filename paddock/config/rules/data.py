@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from paddock.config import tree
 from paddock.config.paths import files_of, missing_file
@@ -45,11 +46,11 @@ def weights_suit_the_files(config: Config) -> None:
             raise UserError(reason, key=key, value=data.train_weights, fix=f"leave one of the two out: ~{key}")
 
 
-def plugin_files_exist(config: Config) -> None:
-    """Python files that a run imports are looked for at once: a wrong path is the commonest mistake."""
+def absent_plugins(config: Config) -> Iterator[UserError]:
+    """Yields the Python files of a run that are not here."""
     for path in absent_files(config):
-        raise missing_file("custom_reward_function.path", path)
+        yield missing_file("custom_reward_function.path", path)
     for key in ("data.custom_cls.path", "data.sampler.class_path"):
         path = tree.get(config, key)
         if path and not path.startswith("pkg://") and not os.path.isfile(path):
-            raise missing_file(key, path)
+            yield missing_file(key, path)

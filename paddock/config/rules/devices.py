@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paddock.config.rollout_engines import engine_kind
-from paddock.config.schema import Config
+from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import (
     data_parallel_size,
     engine_size,
@@ -125,8 +125,14 @@ def megatron_trains_all_or_none(config: Config) -> None:
             )
 
 
+def length_of_a_row(config: Config) -> str:
+    """Names the keys that limit a row's tokens."""
+    both = "data.max_prompt_length + data.max_response_length"
+    return both if config.data.max_length is None else f"the smaller of data.max_length and {both}"
+
+
 def token_budgets_hold_one_sequence(config: Config) -> None:
-    longest = config.data.max_prompt_length + config.data.max_response_length
+    longest = row_tokens(config.data)
     group, critic = config.actor_rollout_ref, config.critic
     rollout, ref, ranks = group.rollout, group.ref, group.actor.ulysses_sequence_parallel_size
     name = "log_prob_max_token_len_per_gpu"
@@ -145,7 +151,7 @@ def token_budgets_hold_one_sequence(config: Config) -> None:
     for key, used, budget, ranks in budgets:
         if used and budget * ranks < longest:
             raise UserError(
-                f"one sequence may have data.max_prompt_length + data.max_response_length = {longest} tokens",
+                f"one sequence may have {length_of_a_row(config)} = {longest} tokens",
                 key=key,
                 value=budget,
                 fix=f"at least {-(-longest // ranks)}",

@@ -39,23 +39,25 @@ def resume_path_is_a_step(config: Config) -> None:
         )
 
 
+PARTS = ("model", "optimizer", "extra")
+"""Parts of a checkpoint: with less, a run would not go on as if it had not stopped."""
+
+
 def checkpoints_are_whole(config: Config) -> None:
-    """All of model, optimizer and the rest: with less, a run would not go on as if it had not stopped."""
-    parts, known = ("model", "optimizer", "extra"), ("model", "optimizer", "extra", "hf_model")
+    """Refuses parts that do not exist, and to read less than was saved."""
+    known = (*PARTS, "hf_model")
     for role in ("actor_rollout_ref.actor", "critic"):
         for name in ("save_contents", "load_contents"):
             key = f"{role}.checkpoint.{name}"
             value = tree.get(config, key)
-            if value is None:
-                continue
-            for word in value:
+            for word in value or ():
                 if word not in known:
                     raise UserError("no such part", key=key, value=word, fix=f"some of {', '.join(known)}")
-            if not set(parts) <= set(value):
-                missing = next(part for part in parts if part not in value)
+            if value is not None and name == "load_contents" and not set(PARTS) <= set(value):
+                missing = next(part for part in PARTS if part not in value)
                 raise UserError(
-                    f"a checkpoint is always whole, and {missing} is left out",
+                    f"a checkpoint is read whole, and {missing} is left out",
                     key=key,
                     value=list(value),
-                    fix=f"{key}=[{','.join(parts)}]; weights alone come from `paddock export`",
+                    fix=f"{key}=[{','.join(PARTS)}]; to start anew from its weights: `paddock export`",
                 )

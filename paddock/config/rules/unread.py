@@ -8,6 +8,7 @@ from paddock.config import tree
 from paddock.config.conversations import converses
 from paddock.config.overrides import LINE, PROGRAM
 from paddock.config.rollout_engines import engine_kind
+from paddock.config.rules.run import PARTS
 from paddock.config.schema import Config
 from paddock.config.topology import engine_size, learns_from_rewards, rolls_out_apart
 
@@ -27,6 +28,28 @@ OF_REWARDS = (f"{_A}.use_kl_loss", f"{_A}.entropy_coeff", f"{_A}.policy_loss.los
 
 
 def warnings(config: Config, origins: dict[str, str]) -> Iterator[str]:
+    """Keys that the user set and that this run does not read, or reads with another effect than was meant."""
+    yield from done_otherwise(config)
+    yield from without_effect(config, origins)
+
+
+def done_otherwise(config: Config) -> Iterator[str]:
+    validation = config.actor_rollout_ref.rollout.val_kwargs
+    if validation.n > 1 and not validation.do_sample:
+        yield (
+            f"{_RO}.val_kwargs.n={validation.n}: greedy answers to one prompt are all the same, and one would do; "
+            f"to sample them, set {_RO}.val_kwargs.do_sample=True and a temperature"
+        )
+    for role in (_A, "critic") if config.critic.enable else (_A,):
+        saved = tree.get(config, f"{role}.checkpoint.save_contents")
+        if missing := [part for part in PARTS if part not in saved]:
+            yield (
+                f"{role}.checkpoint.save_contents=[{','.join(saved)}]: a checkpoint also holds "
+                f"{', '.join(missing)}, so that a run can go on from it; transformers loads its weights as they are"
+            )
+
+
+def without_effect(config: Config, origins: dict[str, str]) -> Iterator[str]:
     """Keys that the user set and that this run does not read."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     other = ".fsdp_config." if actor.strategy == "megatron" else ".megatron."

@@ -170,7 +170,7 @@ CLASHES = [
           says=("algorithm.gdpo_reward_weights", "2 components and 1 weights")),
     clash(GRPO, "data.train_batch_size=8", f"{A}.ppo_mini_batch_size=16", says=(f"{A}.ppo_mini_batch_size=16",)),
     clash(GRPO, "data.train_batch_size=8", f"{A}.ppo_mini_batch_size=3", says=("a divisor of 8",)),
-    clash(GRPO, f"{RO}.val_kwargs.n=4", says=(f"{RO}.val_kwargs.n=4", "greedy")),
+    clash(GRPO, f"{A}.checkpoint.load_contents=[model]", says=(f"{A}.checkpoint.load_contents", "read whole")),
     clash(GRPO, f"{RO}.val_kwargs.do_sample=True", f"{RO}.val_kwargs.temperature=0", says=("needs a temperature",)),
     clash(GRPO, f"{A}.policy_loss.loss_mode=dro", says=(f"{A}.policy_loss.dro_beta=null",)),
     clash(GRPO, f"{A}.policy_loss.loss_mode=bypass_mode", says=("algorithm.rollout_correction.bypass_mode=True",)),

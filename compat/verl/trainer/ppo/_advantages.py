@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from enum import Enum, StrEnum
 from typing import Any
@@ -16,12 +17,19 @@ from paddock.algorithms import advantages as formulas
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.masked import group_count, group_std, whiten
 from paddock.errors import UserError
+from verl._errors import raises_value_errors
 from verl.trainer.ppo._view import View, read
 
 Advantages = tuple[PerToken, PerToken]
 AdvantageFn = Callable[..., Advantages]
 
 ADV_ESTIMATOR_REGISTRY: dict[str, AdvantageFn] = {}
+
+
+def registry() -> dict[str, AdvantageFn]:
+    """Returns the registry in use: callers may have bound another one to the name in `core_algos`."""
+    module = sys.modules.get("verl.trainer.ppo.core_algos")
+    return getattr(module, "ADV_ESTIMATOR_REGISTRY", ADV_ESTIMATOR_REGISTRY)
 
 
 class AdvantageEstimator(StrEnum):
@@ -55,7 +63,7 @@ def register_adv_est(name_or_enum: str | AdvantageEstimator) -> Callable[[Advant
     name = plain_name(name_or_enum)
 
     def file(fn: AdvantageFn) -> AdvantageFn:
-        if ADV_ESTIMATOR_REGISTRY.get(name) is fn:
+        if registry().get(name) is fn:
             return fn
         accepted = inspect.signature(fn).parameters
         needs = [need for argument, need in ARGUMENT_NEEDS.items() if argument in accepted]
@@ -65,7 +73,7 @@ def register_adv_est(name_or_enum: str | AdvantageEstimator) -> Callable[[Advant
             return call_estimator(fn, batch, config)
 
         formulas.estimator(name, needs=needs)(compute)
-        ADV_ESTIMATOR_REGISTRY[name] = fn
+        registry()[name] = fn
         return fn
 
     return file
@@ -81,14 +89,14 @@ def under(name: AdvantageEstimator) -> Callable[[AdvantageFn], AdvantageFn]:
     return file
 
 
+@raises_value_errors
 def get_adv_estimator_fn(name_or_enum: str | AdvantageEstimator) -> AdvantageFn:
     name = plain_name(name_or_enum)
-    if name not in ADV_ESTIMATOR_REGISTRY:
+    if name not in registry():
         formulas.ESTIMATOR.get(name)
-        raise UserError(
-            f"estimator {name!r} is Paddock's own and takes a Batch", fix="call it through paddock.algorithms"
-        )
-    return ADV_ESTIMATOR_REGISTRY[name]
+        reason = f"estimator {name!r} is Paddock's own and takes a Batch"
+        raise UserError(reason, fix="call it through paddock.algorithms")
+    return registry()[name]
 
 
 def plain_name(name_or_enum: str | AdvantageEstimator) -> str:

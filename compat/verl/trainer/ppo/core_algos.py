@@ -19,6 +19,7 @@ from paddock.algorithms.kl import AdaptiveKL, FixedKL, kl_controller, kl_diverge
 from paddock.config.roles import ActorConfig
 from paddock.core.batch import PerToken
 from paddock.core.masked import Denominators, aggregate, masked_mean
+from verl._errors import raises_value_errors
 from verl.trainer.ppo._advantages import (
     ADV_ESTIMATOR_REGISTRY,
     AdvantageEstimator,
@@ -49,10 +50,12 @@ POLICY_LOSS_REGISTRY: dict[str, PolicyLossFn] = {}
 # KL.
 
 
+@raises_value_errors
 def kl_penalty(logprob: PerToken, ref_logprob: PerToken, kl_penalty: str) -> PerToken:
     return kl_divergence(logprob, ref_logprob, kl_penalty)
 
 
+@raises_value_errors
 def kl_penalty_forward(logprob: PerToken, ref_logprob: PerToken, kl_penalty: str) -> PerToken:
     return kl_divergence(logprob, ref_logprob, kl_penalty.removesuffix("+"))
 
@@ -87,6 +90,7 @@ class AdaptiveKLController(AdaptiveKL):
         super().update(current_kl, n_steps)
 
 
+@raises_value_errors
 def get_kl_controller(kl_ctrl: Any) -> FixedKLController | AdaptiveKLController:
     """A bad config is refused as Paddock refuses it."""
     chosen = kl_controller(View(kl_ctrl))
@@ -98,6 +102,7 @@ def get_kl_controller(kl_ctrl: Any) -> FixedKLController | AdaptiveKLController:
 # Losses.
 
 
+@raises_value_errors
 def agg_loss(
     loss_mat: PerToken,
     loss_mask: PerToken,
@@ -169,6 +174,7 @@ def from_scalar(fn: PolicyLossFn) -> losses.PolicyLoss:
     return losses.PolicyLoss(matrix, aggregate="token-sum", fixed=True, weighted=True)
 
 
+@raises_value_errors
 def get_policy_loss_fn(name: str) -> PolicyLossFn:
     if name not in POLICY_LOSS_REGISTRY:
         losses.POLICY_LOSS.get(name)
@@ -194,7 +200,7 @@ def from_matrix(name: str, **defaults: Any) -> PolicyLossFn:
         return loss_and_metrics(name, inputs, settings, dict(read(config, "global_batch_info", {})))
 
     compute.__name__ = compute.__qualname__ = f"compute_policy_loss_{name}"
-    return compute
+    return raises_value_errors(compute)
 
 
 def loss_and_metrics(
@@ -236,6 +242,7 @@ def compute_policy_loss_reinforce(
     return compute(rollout_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights)
 
 
+@raises_value_errors
 def compute_policy_loss_bypass_mode(
     old_log_prob: PerToken,
     log_prob: PerToken,
@@ -294,6 +301,7 @@ def compute_policy_loss(
     return loss, clipfrac, kl, lower
 
 
+@raises_value_errors
 def compute_value_loss(
     vpreds: PerToken,
     returns: PerToken,

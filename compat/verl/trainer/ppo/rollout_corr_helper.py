@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from paddock.algorithms.correction import correction, reject, weigh
-from paddock.algorithms.correction_metrics import off_policy_metrics
-from paddock.config.rollout_correction import REJECTION_OPTIONS, parse
+from paddock.algorithms.correction_metrics import BOUND, off_policy_metrics, weight_metrics
+from paddock.config.rollout_correction import REJECTION_OPTIONS, CorrectionPlan, WeightLevel, parse
 from paddock.core.batch import PerToken
+from verl._errors import BadValue, raises_value_errors, require_no_boolean
+from verl.protocol import DataProto
 from verl.trainer.ppo._view import View
 
 SUPPORTED_ROLLOUT_RS_OPTIONS = frozenset(REJECTION_OPTIONS)
@@ -20,6 +23,7 @@ TOKEN_LEVEL_ROLLOUT_RS_OPTIONS = frozenset(option for option in REJECTION_OPTION
 
 
 @torch.no_grad()
+@raises_value_errors
 def compute_rollout_correction_weights(
     log_ratio: PerToken,
     response_mask: PerToken,
@@ -38,6 +42,7 @@ def compute_rollout_correction_weights(
 
 
 @torch.no_grad()
+@raises_value_errors
 def compute_rollout_rejection_mask(
     log_ratio: PerToken,
     response_mask: PerToken,
@@ -50,11 +55,47 @@ def compute_rollout_rejection_mask(
     return kept, {f"rollout_rs_{name}": float(value) for name, value in metrics.items()}
 
 
-def compute_offpolicy_metrics(
-    old_log_prob: PerToken, rollout_log_prob: PerToken, response_mask: PerToken
+@torch.no_grad()
+def compute_is_metrics(
+    rollout_is_weights: PerToken,
+    raw_rollout_is_weights: PerToken,
+    log_ratio_for_metrics: Tensor,
+    response_mask: PerToken,
+    rollout_is: str,
+    rollout_is_threshold: float,
+    rollout_is_threshold_lower: float | None = None,
 ) -> dict[str, float]:
-    found = off_policy_metrics(old_log_prob, rollout_log_prob, response_mask)
-    return {name: float(value) for name, value in found.items()}
+    """Metrics of truncated weights, named `rollout_is_...`. A log-ratio of rows may stand on each of their tokens."""
+    if not bool((response_mask != 0).any()):
+        raise BadValue("has no valid token", key="response_mask")
+    level: WeightLevel = "sequence" if rollout_is == "sequence" else "token"
+    plan = CorrectionPlan(weights=level, low=rollout_is_threshold_lower, high=rollout_is_threshold)
+    unused = torch.zeros_like(rollout_is_weights)
+    found = weight_metrics(unused, raw_rollout_is_weights, rollout_is_weights, response_mask, plan)
+    found.pop("oob_ratio", None)
+    if level == "sequence":
+        rows = log_ratio_for_metrics.flatten()
+        low = 1 / plan.high if plan.low is None else plan.low
+        found |= {
+            "max": rows.max().clamp(max=BOUND).exp(),
+            "min": rows.min().exp(),
+            "ratio_fraction_high": (rows > math.log(plan.high)).float().mean(),
+            "ratio_fraction_low": (rows < math.log(low)).float().mean(),
+        }
+    return {f"rollout_is_{name}": float(value) for name, value in found.items()}
+
+
+@torch.no_grad()
+def compute_offpolicy_metrics(
+    old_log_prob: PerToken, rollout_log_prob: PerToken | None, response_mask: PerToken
+) -> dict[str, float]:
+    """Perplexities and divergences; without the rollout's log-probs the trained policy's perplexity alone."""
+    if not bool((response_mask != 0).any()):
+        raise BadValue("has no valid token", key="response_mask")
+    rollout = old_log_prob if rollout_log_prob is None else rollout_log_prob
+    found = off_policy_metrics(old_log_prob, rollout, response_mask)
+    alone = rollout_log_prob is None
+    return {name: float(value) for name, value in found.items() if not alone or name.startswith("training_")}
 
 
 def compute_rollout_corr_metrics_from_logprobs(
@@ -64,6 +105,7 @@ def compute_rollout_corr_metrics_from_logprobs(
     return {f"rollout_corr/{name}": value for name, value in found.items()}
 
 
+@raises_value_errors
 def compute_rollout_correction_and_rejection_mask(
     old_log_prob: PerToken,
     rollout_log_prob: PerToken,
@@ -75,6 +117,7 @@ def compute_rollout_correction_and_rejection_mask(
     rollout_rs_threshold: float | str | None = None,
 ) -> tuple[Any, PerToken, dict[str, float]]:
     """`(weights, mask, metrics)`; weights are None, or hold the matrix as `.batch["rollout_is_weights"]`."""
+    require_no_boolean(rollout_is_threshold=rollout_is_threshold, rollout_rs_threshold=rollout_rs_threshold)
     options = {
         "rollout_is": rollout_is,
         "rollout_is_threshold": rollout_is_threshold,
@@ -83,10 +126,11 @@ def compute_rollout_correction_and_rejection_mask(
         "rollout_rs_threshold": rollout_rs_threshold,
     }
     found = correction(old_log_prob, rollout_log_prob, response_mask, parse(View(options)))
-    weights = None if found.weights is None else SimpleNamespace(batch={"rollout_is_weights": found.weights})
+    weights = None if found.weights is None else DataProto.from_dict(tensors={"rollout_is_weights": found.weights})
     return weights, found.mask, found.metrics
 
 
+@raises_value_errors
 def compute_rollout_correction_and_add_to_batch(batch: Any, rollout_corr_config: Any) -> tuple[Any, dict[str, float]]:
     """Replace `response_mask` and add `rollout_is_weights` in `batch.batch`, any mapping of columns."""
     columns = batch.batch

@@ -8,34 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
 from paddock.config.schema import Config, CustomRewardConfig, OverlongBufferConfig
-from paddock.core.registry import Registry
 from paddock.facts.machine import this_machine
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import Score, ScoreRequest, checked
 from verl.protocol import to_batch
 from verl.trainer.ppo._view import read
 from verl.utils.reward_score import default_compute_score
-
-Manager = TypeVar("Manager", bound=type)
-
-REWARD_MANAGER_REGISTRY: Registry[Any] = Registry("reward manager", key="reward_model.reward_manager")
-
-
-def register(name: str) -> Callable[[Manager], Manager]:
-    def file(manager: Manager) -> Manager:
-        REWARD_MANAGER_REGISTRY.register(name)(manager)
-        return manager
-
-    return file
-
-
-def get_reward_manager_cls(name: str) -> Any:
-    return REWARD_MANAGER_REGISTRY.get(name)
+from verl.workers.reward_manager.registry import REWARD_MANAGER_REGISTRY, get_reward_manager_cls, register
 
 
 class NaiveRewardManager:
@@ -156,3 +140,15 @@ def settings(manager: str, max_resp_len: int | None, overlong_buffer_cfg: Any) -
         if value is not None:
             setattr(reward.reward_kwargs.overlong_buffer_cfg, each.name, value)
     return config
+
+
+__all__ = [
+    "REWARD_MANAGER_REGISTRY",
+    "BatchRewardManager",
+    "DAPORewardManager",
+    "NaiveRewardManager",
+    "PrimeRewardManager",
+    "extract_reward",
+    "get_reward_manager_cls",
+    "register",
+]

@@ -1,0 +1,8 @@
+"""Supervised training on conversations under verl's name: its keys lead to `paddock sft`."""
+
+import sys
+
+from paddock.trainer.main_verl import sft_trainer as main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""Supervised training through Ray under verl's name: the same as `sft_trainer`."""
+
+import sys
+
+from paddock.trainer.main_verl import sft_trainer as main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""`paddock run SCRIPT`: launch scripts written for verl run here unchanged."""
