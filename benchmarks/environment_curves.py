@@ -1,6 +1,7 @@
 """Train the embedded models in the built-in environments on several seeds; write what they learnt, and draw it.
 
     python -m benchmarks.environment_curves [--seeds 1 2 3] [--tasks tool no_tool guess] [--steps 80] [--out docs]
+                                            [--set key=value ...]
 
 Products of two numbers with a tool that multiplies and without it, from the same weights; and a game of guessing a
 digit. Each run is the command a user would type, on one thread. Writes OUT/curves/environments.json after every run,
@@ -9,10 +10,8 @@ and OUT/images/environments.svg at the end.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -20,14 +19,13 @@ from typing import Any
 
 from benchmarks.learning_curves import (
     GREY,
-    ROOT,
     Panel,
     children_seconds,
     command,
-    conditions,
     line,
     over_seeds,
     page,
+    record,
     reward_curve,
     text,
 )
@@ -51,11 +49,11 @@ COLOUR = {"tool": "#1f6fb2", "no_tool": "#d1495b", "guess": "#2a9d6f"}
 Run = dict[str, Any]
 
 
-def measure(task: str, seed: int, steps: int, folder: Path) -> Run:
+def measure(task: str, seed: int, steps: int, folder: Path, *overrides: str) -> Run:
     """One run in this folder: the reward of its samples, and that of greedy episodes on held-out rows."""
     train = [
         "algorithm.adv_estimator=grpo", *TASKS[task], f"trainer.seed={seed}", f"trainer.total_training_steps={steps}",
-        "trainer.test_freq=10", "trainer.val_before_train=True", "trainer.resume_mode=disable",
+        "trainer.test_freq=10", "trainer.val_before_train=True", "trainer.resume_mode=disable", *overrides,
     ]  # fmt: skip
     wall, cpu = time.monotonic(), children_seconds()
     command("train", *train, f"trainer.default_local_dir={folder}")
@@ -121,26 +119,7 @@ def draw(document: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs")
-    options = parser.parse_args()
-    data, picture = (options.out / name for name in ("curves/environments.json", "images/environments.svg"))
-    for file in (data, picture):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    document: dict[str, Any] = {**conditions(), "steps": options.steps, "runs": []}
-    for seed in options.seeds:
-        for task in options.tasks:
-            with tempfile.TemporaryDirectory() as folder:
-                run = measure(task, seed, options.steps, Path(folder))
-            document["runs"].append(run)
-            data.write_text(json.dumps(document, indent=1) + "\n")
-            print(summary(run), flush=True)
-    picture.write_text(draw(document))
-    print(f"{data}\n{picture}")
-    return 0
+    return record("environments", "tasks", list(TASKS), measure, summary, draw, steps=80, about=__doc__ or "")
 
 
 if __name__ == "__main__":

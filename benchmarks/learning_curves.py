@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -271,28 +272,47 @@ def over_seeds(rows: list[list[float]]) -> tuple[list[float], list[float], list[
     return [min(c) for c in columns], [mean(c) for c in columns], [max(c) for c in columns]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def record(
+    name: str,
+    plural: str,
+    kinds: Sequence[str],
+    measure: Callable[..., Run],
+    summary: Callable[[Run], str],
+    draw: Callable[[dict[str, Any]], str],
+    *,
+    steps: int,
+    about: str,
+    prepare: Callable[[], dict[str, Any]] = dict,
+) -> int:
+    """Measures each kind of run on each seed as the command line says; writes OUT/curves/NAME.json after every run, and
+    OUT/images/NAME.svg at the end. `prepare` runs before the first one, and returns what the document says of it."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--algorithms", nargs="+", choices=ESTIMATOR, default=list(ESTIMATOR))
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument(f"--{plural}", dest="kinds", nargs="+", choices=kinds, default=list(kinds))
+    parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--out", type=Path, default=ROOT / "docs")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further overrides of every run")
     options = parser.parse_args()
-    data, picture = (options.out / name for name in ("curves/learning_curves.json", "images/learning_curves.svg"))
+    data, picture = (options.out / file for file in (f"curves/{name}.json", f"images/{name}.svg"))
     for file in (data, picture):
         file.parent.mkdir(parents=True, exist_ok=True)
-    document: dict[str, Any] = {**conditions(), "steps": options.steps, "runs": []}
-    for seed in options.seeds:  # algorithms take turns, so that a busy hour of the machine falls on all of them
-        for algorithm in options.algorithms:
+    document: dict[str, Any] = {**conditions(), "steps": options.steps, **prepare(), "runs": []}
+    for seed in options.seeds:  # kinds take turns, so that a busy hour of the machine falls on all of them
+        for kind in options.kinds:
             with tempfile.TemporaryDirectory() as folder:
-                run = measure(algorithm, seed, options.steps, Path(folder), *options.set)
+                run = measure(kind, seed, options.steps, Path(folder), *options.set)
             document["runs"].append(run)
             data.write_text(json.dumps(document, indent=1) + "\n")
             print(summary(run), flush=True)
     picture.write_text(draw(document))
     print(f"{data}\n{picture}")
     return 0
+
+
+def main() -> int:
+    return record(
+        "learning_curves", "algorithms", list(ESTIMATOR), measure, summary, draw, steps=80, about=__doc__ or ""
+    )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paddock.config import tree
 from paddock.config.conversations import files_named
+from paddock.config.distillation import teachers_of
 from paddock.config.loggers import LOGGERS
 from paddock.config.paths import BUILTIN, missing_file, missing_folder
 from paddock.config.refusals import refused
@@ -56,6 +57,8 @@ def check_paths(
     for key in MODEL_FOLDERS:  # what the user named comes before what a default asks for
         if config.critic.enable or not key.startswith("critic."):
             _folder(key, tree.get(config, key))
+    for teacher in teachers_of(config.distillation):
+        _folder(teacher.setting, teacher.path)
     require_files(config, splits)
     for key, value, file in files_named(config):
         if not os.path.isfile(os.path.expanduser(file)):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from byte_tokenizer import tokenizer_of_bytes
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -127,3 +129,13 @@ def tiny_batch(rows: int = 6, prompt_len: int = 7, response_len: int = 9, seed: 
         mask=mask.float(),
         lengths=lengths.squeeze(-1),
     )
+
+
+def moved_copy(model: Path, folder: Path, seed: int) -> Path:
+    """Copies a saved model of tied embeddings, and moves these: it has the same tokenizer and answers otherwise."""
+    shutil.copytree(model, folder)
+    weights, name = load_file(folder / "model.safetensors"), "model.embed_tokens.weight"
+    noise = torch.randn(weights[name].shape, generator=torch.Generator().manual_seed(seed))
+    weights[name] = weights[name] + 0.1 * noise
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

@@ -22,8 +22,8 @@ from paddock.plan.report import as_json
 from paddock.plan.tables import clock
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("grpo_trainer", "ppo_trainer", "rloo_trainer", "sandbox", "environments")
-SEVERAL_COMMANDS = ("run_tiny_rm.sh",)
+FOLDERS = ("grpo_trainer", "ppo_trainer", "rloo_trainer", "sandbox", "environments", "distillation")
+SEVERAL_COMMANDS = ("run_tiny_rm.sh", "run_tiny.sh")
 """Not one run of one config: nothing to plan."""
 HARDWARE = re.compile(r"^# hardware: +(\d+) nodes? x (\d+) (\S+) \((\d+) GiB each\)$", re.M)
 GIB = 1024**3

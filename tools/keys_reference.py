@@ -108,6 +108,7 @@ CHINESE = Language(
         "reward_model": "奖励",
         "custom_reward_function": "自定义奖励函数",
         "algorithm": "算法",
+        "distillation": "蒸馏",
         "trainer": "训练过程",
         "global_profiler": "性能分析",
         "ray_kwargs": "Ray",

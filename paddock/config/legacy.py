@@ -46,6 +46,9 @@ _NO_SUCH_CHECKPOINT = Ignored("only with use_dist_checkpointing=True, which is r
 _NO_OPTIMIZER = Ignored("a frozen model has no optimizer and no gradients")
 _WHOLE = Ignored("a reward model lies whole on each device")
 _OWN_JUDGE = Ignored("a judge in this process is run by the actor's modules, without a server of its own")
+NO_TEACHER_SERVER = Ignored(
+    f"a teacher has no server: it runs as the reference does, on the devices of trainer.* and by the keys of {_REF}"
+)
 _WHOLE_ROLE = Ignored("follows the role's strategy")
 
 LEGACY: dict[str, Rule] = {
@@ -240,6 +243,13 @@ LEGACY: dict[str, Rule] = {
         "engines are chosen by rollout.name", "name an engine, or register one through model.external_lib"
     ),
     f"{_RO}.engine_kwargs.trtllm*": Refused("TensorRT-LLM is not an engine here", "use rollout.name=vllm", (None, {})),
+    # distillation
+    "distillation.teacher_models.*.inference*": NO_TEACHER_SERVER,
+    "distillation.teacher_models.*.num_replicas": NO_TEACHER_SERVER,
+    "distillation.n_gpus_per_node": NO_TEACHER_SERVER,
+    "distillation.nnodes": NO_TEACHER_SERVER,
+    "distillation.distillation_loss.use_chunked_topk": _ALWAYS_CHUNKED,
+    "distillation.distillation_loss.chunked_topk_chunk_size": _ALWAYS_CHUNKED,
     # reward
     "reward_manager.source": Refused("managers are chosen by name", "leave it out", (None, "register")),
     "reward_manager.module.*": Refused(

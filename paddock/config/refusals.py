@@ -12,11 +12,10 @@ from typing import Any
 from paddock.config import tree
 from paddock.config.conversations import converses, paths_of
 from paddock.config.engine import FrozenMegatronConfig
-from paddock.config.recipes import needs_of
 from paddock.config.rewards import PYTHON, reward_parts
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
-from paddock.config.topology import engine_size, in_one_process, needs_reference, pool_size
+from paddock.config.topology import engine_size, estimator_needs, in_one_process, pool_size, runs_frozen_policies
 from paddock.errors import UserError
 
 _A, _REF, _RO, _M = (f"actor_rollout_ref.{role}" for role in ("actor", "ref", "rollout", "model"))
@@ -268,7 +267,7 @@ def conversations_have_what_they_need(config: Config) -> None:
     if not converses(config):
         return
     estimator, rollout = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout
-    if "one_turn" in needs_of(estimator):
+    if "one_turn" in estimator_needs(config):
         raise UserError(
             "its baseline of a token is over responses of one turn",
             key="algorithm.adv_estimator",
@@ -310,7 +309,7 @@ def trained(config: Config) -> list[tuple[str, Any]]:
     """The roles that a training engine runs, with their sections."""
     group = config.actor_rollout_ref
     roles: list[tuple[str, Any]] = [(_A, group.actor)]
-    roles += [(_REF, group.ref)] if needs_reference(config) else []
+    roles += [(_REF, group.ref)] if runs_frozen_policies(config) else []
     return roles + ([("critic", config.critic)] if config.critic.enable else [])
 
 

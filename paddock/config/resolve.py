@@ -10,7 +10,7 @@ from paddock.config.paths import files_of
 from paddock.config.rewards import reward_parts
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config, row_tokens
-from paddock.config.topology import rolls_out_apart
+from paddock.config.topology import estimator_needs, rolls_out_apart
 from paddock.facts.datasets import known_dataset
 from paddock.facts.files import held_out_split
 from paddock.facts.machine import Machine
@@ -145,14 +145,14 @@ def _batches(config: Config, fill: _Filler, origins: dict[str, str]) -> None:
 
 
 def _roles(config: Config, fill: _Filler) -> None:
-    needs_critic = "critic" in recipes.needs_of(config.algorithm.adv_estimator)
+    needs_critic = "critic" in estimator_needs(config)
     fill("critic.enable", needs_critic, f"algorithm.adv_estimator={config.algorithm.adv_estimator}")
 
 
 def _reward_components(config: Config, origins: dict[str, str]) -> None:
     """An estimator that normalises each reward by itself takes the named rules and functions, with their weights."""
     algorithm = config.algorithm
-    needs = recipes.needs_of(algorithm.adv_estimator)
+    needs = estimator_needs(config)
     wanted = "reward_components" in needs and not algorithm.gdpo_reward_keys
     parts = reward_parts(config) if wanted else []
     if len(parts) < 2:  # a single function may return components in its dict, and only the user knows their names

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from paddock.config.distillation import DistillationConfig
 from paddock.config.engine import DTYPES, STRATEGIES, FrozenConfig
 from paddock.config.field import follows, key, section
 from paddock.config.roles import KL_KINDS, ActorRolloutRefConfig, CriticConfig
@@ -339,6 +340,7 @@ class Config:
     )
     environment_kwargs: dict[str, Any] = key({}, "arguments of the environment's constructor")
     algorithm: AlgorithmConfig = section(AlgorithmConfig)
+    distillation: DistillationConfig = section(DistillationConfig)
     trainer: TrainerConfig = section(TrainerConfig)
     global_profiler: GlobalProfilerConfig = section(GlobalProfilerConfig)
     ray_kwargs: RayConfig = section(RayConfig)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paddock.config.recipes import needs_of
 from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
@@ -29,7 +30,7 @@ class Pool:
 
 
 def pools(config: Config) -> list[Pool]:
-    """Actor and reference share devices; so do rollout, critic and reward model, unless on their own."""
+    """Actor, reference and teachers share devices; so do rollout, critic and reward model, unless on their own."""
     trainer, critic, reward, rollout = (
         config.trainer,
         config.critic,
@@ -40,6 +41,7 @@ def pools(config: Config) -> list[Pool]:
     scores = scores_by_model(config)
     together = ["actor"] if rolls_out_apart(config) else ["actor", "rollout"]
     together += ["reference"] if needs_reference(config) else []
+    together += ["teachers"] if config.distillation.enabled else []
     together += ["critic"] if critic.enable and not apart else []
     together += ["reward_model"] if scores and not reward.enable_resource_pool else []
     found = [Pool("main", trainer.nnodes, trainer.n_gpus_per_node or 1, tuple(together), "trainer")]
@@ -137,7 +139,24 @@ def trains_adapters(config: Config) -> bool:
 
 
 def needs_reference(config: Config) -> bool:
-    """Only a KL term with a weight reads the reference."""
+    """Only a KL term with a weight reads the reference, and only a run that learns from rewards has KL terms."""
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    if not learns_from_rewards(config):
+        return False
     in_reward = algorithm.use_kl_in_reward and algorithm.kl_ctrl.kl_coef > 0
     return in_reward or (actor.use_kl_loss and actor.kl_loss_coef > 0)
+
+
+def runs_frozen_policies(config: Config) -> bool:
+    """True if a reference or a teacher runs, by the keys of actor_rollout_ref.ref."""
+    return needs_reference(config) or config.distillation.enabled
+
+
+def learns_from_rewards(config: Config) -> bool:
+    """False if teachers alone train the actor: nothing then reads advantages, values or the reference."""
+    return not config.distillation.enabled or config.distillation.distillation_loss.use_task_rewards
+
+
+def estimator_needs(config: Config) -> frozenset[str]:
+    """Returns what the run's estimator needs beside rewards; nothing if no loss reads its advantages."""
+    return needs_of(config.algorithm.adv_estimator) if learns_from_rewards(config) else frozenset()

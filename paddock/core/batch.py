@@ -61,6 +61,12 @@ class Batch:
     old_log_probs: PerToken | None = None
     """Log-probs of the responses, by the actor before this step's updates."""
     ref_log_probs: PerToken | None = None
+    teacher_log_probs: PerToken | None = None
+    """Log-probs of the responses, by the teacher of each row."""
+    teacher_tokens: Tensor | None = None
+    """``[B, R, k]``: the teacher's likeliest tokens at each position."""
+    teacher_topk_log_probs: Tensor | None = None
+    """``[B, R, k]``: their log-probs by the teacher."""
     values: PerToken | None = None
     scores: PerToken | None = None
     """Scores of the reward function, on the last token the policy wrote, and what an environment paid."""

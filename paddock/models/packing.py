@@ -75,9 +75,10 @@ class Inputs:
         return spare(self.tokens.shape[1], backbone.dtype, self.tokens.device)
 
     def per_token(self, values: Tensor) -> PerToken:
-        """``[N] -> [B, R]``, zero where no token counts."""
+        """``[N, ...] -> [B, R, ...]``, zero where no token counts."""
         rows, width = self.shape
-        return values.new_zeros(rows * width).index_copy(0, self.places, values).view(rows, width)
+        several = values.shape[1:]  # of what a token has several of
+        return values.new_zeros(rows * width, *several).index_copy(0, self.places, values).view(rows, width, *several)
 
 
 def spare(tokens: int, dtype: torch.dtype, device: torch.device, share: int = 32) -> int:

@@ -8,16 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from paddock.plan.memory import (
-    GIB,
-    TRAINED,
-    Fsdp,
-    Job,
-    Megatron,
-    MemoryPlan,
-    Role,
-    estimate,
-)
+from paddock.plan.memory import GIB, TRAINED, Job, MemoryPlan, Role, estimate
+from paddock.plan.splits import Fsdp, Megatron
 
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 N_KEY = f"{ROLLOUT}.n"
@@ -41,12 +33,14 @@ LOG_PROB_KEYS = ("log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_pe
 FSDP_SECTIONS = {
     "actor": f"{ACTOR}.fsdp_config",
     "reference": f"{REF}.fsdp_config",
+    "teacher": f"{REF}.fsdp_config",
     "critic": "critic.model.fsdp_config",
     "reward_model": "reward_model.model.fsdp_config",
 }
 MEGATRON_SECTIONS = {
     "actor": f"{ACTOR}.megatron",
     "reference": f"{REF}.megatron",
+    "teacher": f"{REF}.megatron",
     "critic": "critic.megatron",
 }
 # phase: role, field, section, key that counts rows, key that counts tokens
@@ -54,6 +48,7 @@ MICRO_BATCHES = {
     "update_actor": ("actor", "update_tokens", ACTOR, "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu"),
     "log_probs": ("actor", "forward_tokens", ROLLOUT, *LOG_PROB_KEYS),
     "ref_log_probs": ("reference", "forward_tokens", REF, *LOG_PROB_KEYS),
+    "teacher_log_probs": ("teacher", "forward_tokens", REF, *LOG_PROB_KEYS),
     "update_critic": ("critic", "update_tokens", "critic", "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu"),
     "values": (
         "critic",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paddock.config.distillation import teachers_of
 from paddock.config.paths import BUILTIN, files_of, missing_file
 from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
 from paddock.config.schema import Config, row_tokens
@@ -159,6 +160,8 @@ def roles(config: Config) -> list[dict[str, Any]]:
     ]
     if needs_reference(config):
         table.append(_held("reference", group.ref, group.ref.fsdp_config.fsdp_size, world))
+    for teacher in teachers_of(config.distillation):
+        table.append(_held(teacher.role, group.ref, group.ref.fsdp_config.fsdp_size, world))
     if config.critic.enable:
         devices = pool_size(config, config.critic)
         table.append(_held("critic", config.critic, config.critic.model.fsdp_config.fsdp_size, devices))

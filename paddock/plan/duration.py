@@ -16,7 +16,7 @@ products are small, half of that is assumed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paddock.facts.machine import Speed
 from paddock.facts.models import ModelShape
@@ -67,7 +67,9 @@ def duration(job: Job, work: Work, speed: Speed) -> Duration:
     for phase, name in FORWARD_PHASES.items():
         role = job.roles.get(name)
         if role is not None and (phase != "log_probs" or work.own_log_probs):
-            phases[phase] = tokens * token_operations(role, work) / rate(role.shape, speed, devices)
+            each = [replace(role, shape=shape) for shape in (role.shape, *role.others)]  # with like shares of the rows
+            times = [token_operations(one, work) / rate(one.shape, speed, devices) for one in each]
+            phases[phase] = tokens * sum(times) / len(times)
     for phase, name in UPDATE_PHASES.items():
         role = job.roles.get(name)
         if role is not None:

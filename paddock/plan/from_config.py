@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from paddock.config import rollout_correction
+from paddock.config.distillation import teachers_of
 from paddock.config.engine import FrozenConfig, FrozenMegatronConfig, FSDPConfig, MegatronConfig, ShardedConfig
-from paddock.config.recipes import needs_of
 from paddock.config.resolve import MICRO_BATCHES
 from paddock.config.roles import ActorConfig, CriticConfig, CriticModelConfig, ModelConfig, RefConfig
 from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import (
     data_parallel_size,
     engine_size,
+    estimator_needs,
     needs_reference,
     pool_size,
     rollout_devices,
@@ -31,7 +33,8 @@ from paddock.facts.processor import processor_speed
 from paddock.plan.advice import Facts
 from paddock.plan.arithmetic import BatchPlan
 from paddock.plan.duration import Duration, Work, duration
-from paddock.plan.memory import Fsdp, Hardware, Job, Megatron, Role, Rollout
+from paddock.plan.memory import Hardware, Job, Role, Rollout
+from paddock.plan.splits import Fsdp, Megatron
 
 GUIDE_GPU = {"cuda": "h100", "npu": "910b"}  # planned for where no such device is here and none is named
 
@@ -49,6 +52,7 @@ def job(config: Config, gpu: str | None = None, machine: Machine | None = None) 
         actor=_trained(config, "actor_rollout_ref.actor", group.actor, shape),
         rollout=_rollout(config),
         reference=_reference(config, shape) if needs_reference(config) else None,
+        teacher=_teacher(config),
         critic=_trained(config, "critic", config.critic, critic_shape) if config.critic.enable else None,
         reward_model=_reward_model(config, reward_shape) if reward_shape else None,
         compute_bytes=_bytes(group.actor.fsdp_config.dtype),
@@ -160,6 +164,15 @@ def lora_rank(model: ModelConfig | CriticModelConfig) -> int:
         return 0
 
 
+def _teacher(config: Config) -> Role | None:
+    """Returns the teachers as one role, by the keys of the reference: the largest works, and all rest on the device."""
+    shapes = [shape for one in teachers_of(config.distillation) if (shape := shape_of(one.path)) is not None]
+    if not shapes:
+        return None
+    largest, *others = sorted(shapes, key=lambda shape: -shape.parameters)
+    return replace(_reference(config, largest), borrowed=False, others=tuple(others))
+
+
 def _reference(config: Config, shape: ModelShape) -> Role:
     ref = config.actor_rollout_ref.ref
     offload: FrozenConfig | FrozenMegatronConfig = ref.megatron if ref.strategy == "megatron" else ref.fsdp_config
@@ -250,7 +263,7 @@ def advice_facts(config: Config, batch: BatchPlan, work: Job | None) -> Facts:
     shape = shape_of(group.model.path or "")
     return Facts(
         estimator=algorithm.adv_estimator,
-        grouped="groups" in needs_of(algorithm.adv_estimator),
+        grouped="groups" in estimator_needs(config),
         critic=bool(config.critic.enable),
         n=group.rollout.n,
         model_name=group.model.path or "",

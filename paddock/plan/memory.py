@@ -23,26 +23,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
 
 from paddock.config.rollout_engines import engine_kind
 from paddock.facts.models import ModelShape
+from paddock.plan.splits import Fsdp, Megatron, States, share
 
 GIB = 1024**3
 LOGITS_CHUNK = 1024
 LOGIT_BYTES_UPDATE = 16
 LOGIT_BYTES_FORWARD = 8
 
-FORWARD_PHASES = {"reward": "reward_model", "log_probs": "actor", "ref_log_probs": "reference", "values": "critic"}
+FORWARD_PHASES = {"reward": "reward_model", "log_probs": "actor", "ref_log_probs": "reference",
+                  "teacher_log_probs": "teacher", "values": "critic"}  # fmt: skip
 PREFETCHED = {"reward": "reference", "log_probs": "reference"}
 """Maps a phase to the role whose weights are prefetched in it, for the phase after it."""
 UPDATE_PHASES = {"update_critic": "critic", "update_actor": "actor"}
 TRAINED = tuple(UPDATE_PHASES.values())
-
-
-def share(amount: int, ways: int) -> int:
-    """The largest part when `amount` is split `ways`."""
-    return -(-amount // ways)
 
 
 @dataclass(frozen=True)
@@ -59,129 +55,6 @@ class Hardware:
     def margin(self) -> int:
         """Kept free for the CUDA context, communication buffers and fragmentation: 10 %, at least 2 GiB."""
         return max(self.memory_bytes // 10, 2 * GIB)
-
-
-@dataclass(frozen=True)
-class States:
-    parameters: int
-    gradients: int = 0
-    optimizer: int = 0
-    host: int = 0
-    """What is never on the GPU: it lives in host memory, also in an update."""
-
-    @property
-    def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer
-
-
-@dataclass(frozen=True)
-class Fsdp:
-    """Every tensor split over `degree` ranks; weights gathered a layer at a time."""
-
-    degree: int = 1
-    sequence: int = 1
-    """Ranks that share one row's tokens (Ulysses)."""
-    on_host: bool = False
-    """FSDP2's offload policy: weights, gradients and moments stay on the host, and the optimizer runs there."""
-    frozen_bytes: int = 2
-    """Bytes of a weight that LoRA does not train: it is held in the type it computes in."""
-
-    tensor: ClassVar[int] = 1
-    keeps_gradients: ClassVar[bool] = False
-
-    @property
-    def whole(self) -> bool:
-        """True if one rank holds every weight in full."""
-        return self.degree == 1
-
-    def states(self, shape: ModelShape, dtype_bytes: int, lora: int, frozen: int = 0) -> States:
-        trained = lora or shape.parameters - frozen
-        held = States(
-            parameters=share(self._weights(shape, dtype_bytes, lora), self.degree),
-            gradients=share(dtype_bytes * trained, self.degree),
-            optimizer=share(2 * dtype_bytes * trained, self.degree),
-        )
-        return States(0, host=held.total) if self.on_host else held
-
-    def _weights(self, shape: ModelShape, dtype_bytes: int, lora: int) -> int:
-        if not lora:
-            return dtype_bytes * shape.parameters
-        copies = self.frozen_bytes if self.whole and self.frozen_bytes < dtype_bytes else 0
-        return self.frozen_bytes * shape.parameters + (dtype_bytes + copies) * lora
-
-    def gathered(self, shape: ModelShape, dtype_bytes: int, compute_bytes: int, updating: bool) -> int:
-        if self.degree == 1 and dtype_bytes == compute_bytes and not self.on_host:
-            return 0
-        root, layer = shape.embedding_parameters, shape.layer_parameters
-        return compute_bytes * (2 * root + 3 * layer if updating else root + 2 * layer)
-
-
-@dataclass(frozen=True)
-class Megatron:
-    """Tensor x pipeline x expert parallel over `world` ranks. The fullest rank counts: the stage with most layers.
-
-    W           D + E          D = (its layers + its end of the model) / tp, E = experts of its layers / (etp ep)
-    ends        the first stage holds the input embedding and an image tower, the last one the head
-    parameters  2 W
-    gradients   4 W
-    optimizer   12 D tp pp / world + 12 E etp ep pp / world   master copy and moments: the distributed optimizer
-                               splits them over the ranks that hold the same weights; else 12 W
-    """
-
-    world: int
-    tensor: int = 1
-    pipeline: int = 1
-    context: int = 1
-    expert: int = 1
-    expert_tensor: int | None = None
-    """None follows `tensor`."""
-    distributed_optimizer: bool = True
-    host_optimizer: float = 0.0
-    """Share of the optimizer that lives on the host and steps there (optimizer_cpu_offload)."""
-
-    frozen_bytes: ClassVar[int] = 2
-    keeps_gradients: ClassVar[bool] = True
-    """True if gradient buffers live as long as the weights do."""
-
-    @property
-    def whole(self) -> bool:
-        return self.tensor * self.pipeline * self.expert == 1
-
-    @property
-    def sequence(self) -> int:
-        return self.context
-
-    def states(self, shape: ModelShape, dtype_bytes: int, lora: int, frozen: int = 0) -> States:
-        """`dtype_bytes` is unused: weights are bf16 beside their fp32 master copy."""
-        ways, expert_ways = self.tensor, (self.expert_tensor or self.tensor) * self.expert
-        layers, experts = self._stage(shape)
-        dense, sparse = share(layers, ways), share(experts, expert_ways)
-        adapter = share(lora, ways * self.pipeline)
-        trained = adapter or dense + sparse - share(frozen, ways)
-        moments = 12 * trained
-        if self.distributed_optimizer:
-            copies = max(1, self.world // (ways * self.pipeline))
-            expert_copies = max(1, self.world // (expert_ways * self.pipeline))
-            split = share(12 * (dense - share(frozen, ways)), copies) + share(12 * sparse, expert_copies)
-            moments = share(12 * adapter, copies) if adapter else split
-        away = int(self.host_optimizer * moments)
-        return States(2 * (dense + sparse + adapter), 4 * trained, moments - away, host=away)
-
-    def _stage(self, shape: ModelShape) -> tuple[int, int]:
-        """Weights of the fullest pipeline stage before they are split further: without experts, and experts."""
-        layers = share(shape.layers, self.pipeline)
-        experts = shape.moe_layers * shape.experts * shape.expert_parameters
-        body = shape.parameters - shape.embedding_parameters - shape.vision_params - experts
-        table = shape.vocab * shape.hidden
-        if self.pipeline == 1:
-            ends = shape.embedding_parameters + shape.vision_params
-        else:  # the last stage of a tied model has a copy of the table
-            ends = max(table + shape.vision_params, shape.hidden if shape.scalar_head else table)
-        sparse = min(layers, shape.moe_layers)
-        return share(body * layers, shape.layers) + ends, share(experts * sparse, max(1, shape.moe_layers))
-
-    def gathered(self, shape: ModelShape, dtype_bytes: int, compute_bytes: int, updating: bool) -> int:
-        return 0
 
 
 @dataclass(frozen=True)
@@ -204,6 +77,8 @@ class Role:
     frozen_vision: bool = False
     image_share: float = 0.0
     """Tokens of a full row that may be an image's: those of the prompt."""
+    others: tuple[ModelShape, ...] = ()
+    """Further models of the role, none larger: they rest beside it and work in turn."""
 
     @property
     def lora_parameters(self) -> int:
@@ -219,7 +94,9 @@ class Role:
         if self.borrowed:
             return States(0)
         frozen = self.shape.vision_params if self.frozen_vision else 0
-        return self.split.states(self.shape, self.dtype_bytes, self.lora_parameters, frozen)
+        own = self.split.states(self.shape, self.dtype_bytes, self.lora_parameters, frozen)
+        more = sum(self.split.states(other, self.dtype_bytes, 0).parameters for other in self.others)
+        return replace(own, parameters=own.parameters + more)
 
 
 @dataclass(frozen=True)
@@ -249,6 +126,7 @@ class Job:
     actor: Role
     rollout: Rollout
     reference: Role | None = None
+    teacher: Role | None = None
     critic: Role | None = None
     reward_model: Role | None = None
     compute_bytes: int = 2
@@ -260,6 +138,7 @@ class Job:
         named = {
             "actor": self.actor,
             "reference": self.reference,
+            "teacher": self.teacher,
             "critic": self.critic and scalar(self.critic),
             "reward_model": self.reward_model and scalar(self.reward_model),
         }

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from paddock.config.distillation import TOPK, teachers_of
 from paddock.config.load import Loaded
 from paddock.config.paths import BUILTIN
 from paddock.config.recipes import recipe_of
 from paddock.config.refusals import refused
 from paddock.config.schema import Config
-from paddock.config.topology import needs_reference
+from paddock.config.topology import learns_from_rewards, needs_reference
 from paddock.errors import FIX
 from paddock.plan.advice import Advice, advise
 from paddock.plan.arithmetic import BatchPlan, DataFile, batch_plan, data_files
@@ -70,11 +71,25 @@ def algorithm(config: Config) -> dict[str, Any]:
     return {
         "estimator": kl.adv_estimator,
         "about": recipe.about if recipe else "registered by actor_rollout_ref.model.external_lib",
-        "policy_loss": actor.policy_loss.loss_mode,
+        "policy_loss": actor.policy_loss.loss_mode if learns_from_rewards(config) else None,
+        "distillation": _distillation(config),
         "aggregation": actor.loss_agg_mode or "the loss's own aggregation",
         "responses_per_prompt": config.actor_rollout_ref.rollout.n,
         "critic": bool(config.critic.enable),
         "reference": needs_reference(config),
         "kl_in_reward": kl.kl_ctrl.kl_coef if kl.use_kl_in_reward else 0.0,
         "kl_loss": actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+    }
+
+
+def _distillation(config: Config) -> dict[str, Any] | None:
+    """Returns the loss towards teachers, and who they are; None if there are none."""
+    loss = config.distillation.distillation_loss
+    if not config.distillation.enabled:
+        return None
+    return {
+        "loss": f"{loss.loss_mode}, k={loss.topk}" if loss.loss_mode == TOPK else loss.loss_mode,
+        "as": "reward" if loss.use_policy_gradient else "loss",
+        "weight": loss.distillation_loss_coef if learns_from_rewards(config) else 1.0,
+        "teachers": [{"path": one.path, "key": one.key} for one in teachers_of(config.distillation)],
     }

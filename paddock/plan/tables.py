@@ -96,11 +96,20 @@ def _algorithm(plan: Plan, console: Console) -> None:
         console,
         [
             ("what", facts["about"]),
-            ("loss", f"{facts['policy_loss']}, {facts['aggregation']}"),
+            ("loss", f"{facts['policy_loss'] or 'of the teachers alone'}, {facts['aggregation']}"),
+            *_distillation(facts["distillation"]),
             ("critic", "yes" if facts["critic"] else "no"),
             ("reference", f"yes: KL {' and '.join(terms)}" if facts["reference"] else "no: no KL term has a weight"),
         ],
     )
+
+
+def _distillation(facts: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Returns how the actor learns from teachers, and from whom."""
+    if facts is None:
+        return []
+    who = [f"{one['path']} for {one['key']}" if one["key"] else one["path"] for one in facts["teachers"]]
+    return [("distillation", f"{facts['loss']} as a {facts['as']}, weight {facts['weight']:g}, from {', '.join(who)}")]
 
 
 def _placement(plan: Plan, console: Console) -> None:

@@ -35,6 +35,7 @@ CHARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
      ("actor/reward_kl_penalty", "actor/kl_loss", "rollout_corr/kl", "actor/ppo_kl")),
     ("Spread of rewards", "standard deviation of the step's scores", ("reward/std",)),
     ("Policy loss", "of the actor", ("actor/pg_loss",)),
+    ("Distillation", "divergence from the teacher, mean over tokens", ("distillation/abs_loss", "distillation/loss")),
     ("Value loss", "of the critic", ("critic/vf_loss",)),
     ("Explained variance", "of the returns by the critic", ("critic/vf_explained_var",)),
     ("Gradient norm", "before clipping", ("actor/grad_norm", "train/grad_norm")),

@@ -16,6 +16,7 @@ PHASES = {
     "reward": "reward",
     "old_log_prob": "old log-probs",
     "ref": "reference",
+    "teacher": "teachers",
     "values": "values",
     "adv": "advantages",
     "update_critic": "critic update",

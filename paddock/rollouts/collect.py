@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from paddock.algorithms.selection import GroupBuffer, group_metric
-from paddock.config.recipes import needs_of
 from paddock.config.schema import Config
+from paddock.config.topology import estimator_needs
 from paddock.core.batch import Batch
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
@@ -88,7 +88,7 @@ class Collector:
         self.config, self.loader, self.engine, self.rewards, self.tokenizer = config, loader, engine, rewards, tokenizer
         self.samples = config.actor_rollout_ref.rollout.n
         self.sampling = training_sampling(config, stops)
-        self.needs_greedy_baseline = "greedy_baseline" in needs_of(config.algorithm.adv_estimator)
+        self.needs_greedy_baseline = "greedy_baseline" in estimator_needs(config)
 
     def collect(self, step: int, time: Timer, generating: Generating) -> tuple[Batch, Metrics]:
         """Returns the batch of a step: data.train_batch_size prompts with their responses and scores.

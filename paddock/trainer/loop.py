@@ -7,14 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from paddock.algorithms.advantages import compute_advantages
 from paddock.algorithms.correction import correct
 from paddock.algorithms.kl import kl_controller, penalise
 from paddock.algorithms.selection import resample
 from paddock.config import rollout_correction
-from paddock.config.recipes import needs_of
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
+from paddock.config.topology import estimator_needs, learns_from_rewards
 from paddock.core.batch import Batch
 from paddock.engines.train.base import EXPERT_COLUMNS
 from paddock.models.adapters import MERGED
@@ -52,7 +54,7 @@ class Trainer(TrainingRun):
         self.kl = kl_controller(config.algorithm.kl_ctrl)
         self.correction = rollout_correction.parse(config.algorithm.rollout_correction)
         self.replays = config.actor_rollout_ref.actor.router_replay.mode
-        self.needs = needs_of(config.algorithm.adv_estimator)
+        self.needs = estimator_needs(config)
         self.trusts_rollout = self.can_trust_rollout()
         if self.trusts_rollout:
             log.info("one update a step, and the actor samples: old log-probs are those of the rollout")
@@ -73,13 +75,16 @@ class Trainer(TrainingRun):
             if roles.reference:
                 with time("ref"):
                     batch = batch.with_(ref_log_probs=roles.reference.log_probs(batch))
+            if roles.teachers:
+                with time("teacher"):
+                    batch = roles.teachers.scored(batch)
             if roles.critic:
                 with time("values"):
                     batch = batch.with_(values=roles.critic.values(batch))
         with time("adv"):
             batch, kl_metrics = self.reward(batch)
             batch, correction_metrics = self.correct(batch)
-            batch = compute_advantages(batch, algorithm)
+            batch = compute_advantages(batch, algorithm) if learns_from_rewards(self.config) else without_any(batch)
             if algorithm.use_pf_ppo:
                 batch = resample(batch, algorithm.pf_ppo, self.config.trainer.seed, self.step_no)
         return batch, kl_metrics | correction_metrics
@@ -203,3 +208,9 @@ class Trainer(TrainingRun):
     def trained(self) -> dict[str, Any]:
         roles = {"actor": self.roles.actor, "critic": self.roles.critic}
         return {name: role for name, role in roles.items() if role is not None}
+
+
+def without_any(batch: Batch) -> Batch:
+    """Gives a batch advantages of 0, if no loss reads them."""
+    nothing = torch.zeros_like(batch.need("rewards"))
+    return batch.with_(advantages=nothing, returns=nothing)

@@ -25,6 +25,7 @@ from paddock.trainer.policy import open_tokenizer
 from paddock.trainer.training import Kind
 from paddock.trainer.validation import Validation
 from paddock.workers.roles import build
+from paddock.workers.teachers import check_routes, check_tokenizers
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +40,11 @@ def open_trainer(
     rows = RowEnvironments(config, functions)
     config = rows.prompting()
     tokenizer = open_tokenizer(config)
+    check_tokenizers(config, tokenizer)
     reader = ImageReader.of(config)
     log.info("reading %s", config.data.train_files)
     dataset = PromptDataset.train(config.data, tokenizer, reader)
+    check_routes(config, dataset.sources)
     loader = Loader.train(config.data, dataset)
     rewards = things.enter_context(RewardManager(config, functions))
     total_steps = config.trainer.total_training_steps or loader.steps_per_epoch * config.trainer.total_epochs

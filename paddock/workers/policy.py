@@ -1,4 +1,4 @@
-"""The policy: the actor that is trained, or the frozen reference."""
+"""The policy: the actor that is trained, or a frozen model: the reference, a teacher."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paddock.algorithms.distillation import Taught, distillation_terms, wanted_of_student
 from paddock.algorithms.losses import POLICY_LOSS, LossInputs, policy_loss_terms, wanted_columns
 from paddock.algorithms.rollout_gap import gap_shares
 from paddock.config import rollout_correction
 from paddock.config.schema import Config
+from paddock.config.topology import learns_from_rewards
 from paddock.core.batch import Batch, PerRow, PerToken
+from paddock.core.masked import aggregate
 from paddock.engines.train.base import Outputs, TrainEngine
 from paddock.workers.role import MiniBatch, TrainedRole
 from paddock.workers.updates import UpdatePlan
@@ -28,6 +31,10 @@ class Policy(TrainedRole):
         self.config = config
         self.loss_keys = loss_settings(config)
         self.wants = wanted_columns(self.loss_keys)
+        self.learns_from_rewards = learns_from_rewards(config)
+        self.teaching = config.distillation.distillation_loss if config.distillation.enabled else None
+        if self.teaching:
+            self.wants |= wanted_of_student(self.teaching)
 
     def log_probs(self, batch: Batch) -> PerToken:
         log_probs = self.forward(batch, frozenset({"log_probs"})).log_probs
@@ -38,9 +45,18 @@ class Policy(TrainedRole):
         assert outputs.log_probs is not None
         selected = None if mini.selected is None else mini.selected[indices_of(micro.row, mini.rows)]
         inputs = loss_inputs(micro, outputs.log_probs, mini.uses_old_log_probs, selected)
-        total, metrics = policy_loss_terms(
-            inputs, self.loss_keys, mini.denominators, outputs.entropy, micro.ref_log_probs
-        )
+        if self.learns_from_rewards:
+            total, metrics = policy_loss_terms(
+                inputs, self.loss_keys, mini.denominators, outputs.entropy, micro.ref_log_probs
+            )
+        else:
+            total, metrics = inputs.log_probs.new_zeros(()), entropy_metric(outputs.entropy, inputs.mask, mini)
+        if self.teaching:
+            share, found = distillation_terms(
+                inputs, taught(micro, outputs), self.teaching, self.loss_keys, mini.denominators
+            )
+            total = total + share * (self.teaching.distillation_loss_coef if self.learns_from_rewards else 1.0)
+            metrics |= found
         if micro.rollout_log_probs is not None and not mini.uses_old_log_probs:
             metrics |= gap_shares(outputs.log_probs, micro.rollout_log_probs, micro.need("mask"), mini.denominators)
         return total, metrics
@@ -48,7 +64,7 @@ class Policy(TrainedRole):
     def select(self, rows: Batch, plan: UpdatePlan) -> PerToken | None:
         """Runs a pass without gradient, if the loss chooses tokens by statistics of the whole mini-batch."""
         loss = POLICY_LOSS.get(self.loss_keys.policy_loss.loss_mode)
-        if not loss.needs_selection(self.loss_keys):
+        if not self.learns_from_rewards or not loss.needs_selection(self.loss_keys):
             return None
         log_probs = self.engine.forward(rows, frozenset({"log_probs"})).log_probs
         assert log_probs is not None
@@ -68,6 +84,19 @@ def loss_settings(config: Config) -> Any:
         chosen = {**vars(actor.policy_loss), "loss_mode": "bypass_mode", "rollout_correction": plan}
         actor.policy_loss = SimpleNamespace(**chosen)  # type: ignore[assignment]
     return actor
+
+
+def entropy_metric(entropy: PerToken | None, mask: PerToken, mini: MiniBatch) -> dict[str, Tensor]:
+    """Returns the mean entropy of a token, if the forward pass was asked for it."""
+    if entropy is None:
+        return {}
+    return {"actor/entropy": aggregate(entropy.detach(), mask, "token-mean", mini.denominators)}
+
+
+def taught(micro: Batch, outputs: Outputs) -> Taught:
+    return Taught(
+        micro.teacher_log_probs, micro.teacher_topk_log_probs, outputs.choice_log_probs, outputs.kth_log_probs
+    )
 
 
 def loss_inputs(

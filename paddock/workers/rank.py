@@ -7,12 +7,20 @@ from typing import Any
 
 import torch
 
+from paddock.config.distillation import teachers_of
 from paddock.config.schema import Config
 from paddock.config.topology import ANSWERS, PAIRS, trains_adapters
 from paddock.core.batch import Batch
 from paddock.core.device import device_name, device_of, peak_memory, peak_reserved
 from paddock.engines.train.base import Backend, TrainEngine
-from paddock.engines.train.open import SingleBackend, actor_engine, critic_engine, pairs_engine, reference_engine
+from paddock.engines.train.open import (
+    SingleBackend,
+    actor_engine,
+    critic_engine,
+    pairs_engine,
+    reference_engine,
+    teacher_engine,
+)
 from paddock.engines.train.settings import reference_budget
 from paddock.rollouts.environments import Environments, RowEnvironments
 from paddock.workers.critic import Critic
@@ -46,13 +54,15 @@ class Rank:
             self.server = RolloutServer(copy_engine(config), self.device)
         if "reference" in names:
             self.reference = Policy(self.reference_engine(backend), config, "reference")
+        named = teachers_of(config.distillation) if "teachers" in names else []
+        self.teachers = {one.role: Policy(teacher_engine(config, one, backend), config, one.role) for one in named}
         if "critic" in names:
             self.critic = Critic(critic_engine(config, total_steps, backend), config)
         if ANSWERS in names:
             self.learner = AnswerLearner(actor_engine(config, total_steps, backend))
         if PAIRS in names:
             self.learner = PairLearner(pairs_engine(config, total_steps, backend))
-        for role in (self.actor, self.reference, self.critic, self.learner):
+        for role in (self.actor, self.reference, *self.teachers.values(), self.critic, self.learner):
             if role:
                 role.engine.move("host")  # until it is asked for
 
@@ -63,9 +73,13 @@ class Rank:
         assert self.actor is not None
         return self.actor.engine.without_adapters(reference_budget(self.config))
 
+    def role(self, name: str) -> Any:
+        """Returns a role that lives here by its name; "": the rank itself."""
+        return self.teachers[name] if name in self.teachers else getattr(self, name) if name else self
+
     def engines(self) -> dict[str, str]:
         """Returns the engine of each role here: a backend's name, or the class that rolls out."""
-        roles = {"actor": self.actor, "reference": self.reference, "critic": self.critic}
+        roles = {"actor": self.actor, "reference": self.reference, **self.teachers, "critic": self.critic}
         found = {name: role.engine.name for name, role in roles.items() if role}
         rollout = self.rollout or self.server
         return found | ({"rollout": type(rollout.engine).__name__} if rollout else {})

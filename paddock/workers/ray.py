@@ -122,7 +122,7 @@ class RankProcess:
         """Answers a call of the driver's: the one place where a role and its method are looked up by name."""
         with self.heartbeat.during(phase):
             opened = [arg.open() if isinstance(arg, BatchRefs | Stored) else arg for arg in args]
-            answer = getattr(getattr(self.rank, role) if role else self.rank, method)(*opened)
+            answer = getattr(self.rank.role(role), method)(*opened)
             return Stored(ray.put(answer), answer.last) if isinstance(answer, Bucket) else to_arrays(answer)
 
 

@@ -1,4 +1,4 @@
-"""The roles of a run, by its config: actor and rollout always, reference and critic if they are needed."""
+"""The roles of a run, by its config: actor and rollout always, reference, critic and teachers if they are needed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from paddock.config.distillation import teachers_of
 from paddock.config.schema import Config
 from paddock.config.topology import PAIRS, engine_size, in_one_process, pools, rolls_out_apart, supervised_pools
 from paddock.core.timing import Timer
@@ -18,6 +19,7 @@ from paddock.workers.rank import Rank, end_tokens
 from paddock.workers.rollout import Rollout
 from paddock.workers.sharded import Ranks, RolloutServers, ShardedCritic, ShardedLearner, ShardedPolicy, ShardedRollout
 from paddock.workers.supervised import AnswerLearner, Learner, PairLearner
+from paddock.workers.teachers import Teachers
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Roles:
     rollout: Rollout | ShardedRollout
     reference: Policy | ShardedPolicy | None
     critic: Critic | ShardedCritic | None
+    teachers: Teachers | None
     stop_tokens: frozenset[int]
     rank: Rank | None = None
     """This process, if all roles are in it."""
@@ -92,7 +95,8 @@ def build_learner(config: Config, role: str, total_steps: int) -> tuple[Learner 
 def local_roles(rank: Rank, tokenizer: Any) -> Roles:
     assert rank.actor is not None and rank.rollout is not None
     ends = with_end_of_text(rank.end_tokens(), tokenizer)
-    return Roles(rank.actor, rank.rollout, rank.reference, rank.critic, ends, rank)
+    teachers = Teachers(rank.config, rank.teachers) if rank.teachers else None
+    return Roles(rank.actor, rank.rollout, rank.reference, rank.critic, teachers, ends, rank)
 
 
 def sharded_roles(config: Config, tokenizer: Any, started: dict[str, Ranks]) -> Roles:
@@ -107,10 +111,16 @@ def sharded_roles(config: Config, tokenizer: Any, started: dict[str, Ranks]) -> 
         rollout=rollout,
         reference=ShardedPolicy(ranks_of["reference"], "reference", config) if "reference" in ranks_of else None,
         critic=ShardedCritic(ranks_of["critic"], "critic", config) if "critic" in ranks_of else None,
+        teachers=sharded_teachers(config, ranks_of["teachers"]) if "teachers" in ranks_of else None,
         stop_tokens=with_end_of_text(actor.ranks.broadcast("", Rank.end_tokens)[0], tokenizer),
         ranks=tuple(started.values()),
         scoring=ranks_of.get("reward_model"),
     )
+
+
+def sharded_teachers(config: Config, ranks: Ranks) -> Teachers:
+    names = [one.role for one in teachers_of(config.distillation)]
+    return Teachers(config, {name: ShardedPolicy(ranks, name, config) for name in names})
 
 
 def stop_tokens(engine: TrainEngine, tokenizer: Any) -> frozenset[int]:

@@ -43,7 +43,8 @@ from paddock.workers.weight_sender import WeightSender
 
 FORWARD = frozenset({"row", "group", "prompts", "prompt_mask", "responses", "mask", "lengths"})
 UPDATE = FORWARD | {
-    "versions", "rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "weights", "advantages", "returns"
+    "versions", "rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "weights", "advantages", "returns",
+    "teacher_log_probs", "teacher_tokens", "teacher_topk_log_probs"
 }  # fmt: skip
 """Columns that ranks are sent for a forward and an update."""
 SCORED = ("messages", "ground_truth", "location", "conversation")
@@ -192,13 +193,13 @@ class ShardedRole(ABC):
 
 
 class ShardedPolicy(ShardedRole):
-    """The actor or the reference on many ranks: see `Policy`."""
+    """The actor, the reference or a teacher on many ranks: see `Policy`."""
 
     kind = Policy
 
     def keys(self) -> ActorConfig | RefConfig:
         roles = self.config.actor_rollout_ref
-        return roles.ref if self.name == "reference" else roles.actor
+        return roles.actor if self.name == "actor" else roles.ref
 
     def mini_rows(self) -> int:
         return self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from ranks import Ranks
 from torch import Tensor
 
+from paddock.models.token_choices import likeliest_tokens, log_probs_of
 from paddock.models.token_stats import Head, TokenStats, token_stats
 
 WORDS, HIDDEN, ROWS = 11, 6, 9
@@ -64,4 +65,36 @@ def test_parts_of_a_vocabulary_add_up_to_the_whole(two, cut, softcap):
         for name in ("log_probs", "entropy", "sum_pi_squared"):
             torch.testing.assert_close(found[name], getattr(want, name), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(found["hidden"], hidden.grad, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.cat([part["weight"] for part in parts]), weight.grad, atol=1e-5, rtol=1e-5)
+
+
+K = 3
+
+
+def choices_on_rank(rank: int, cut: int) -> dict[str, Tensor]:
+    hidden, weight, _ = drawn()
+    own = (weight[:cut] if rank == 0 else weight[cut:]).clone().requires_grad_()
+    head = Head(own, first=cut * rank, ranks=dist.group.WORLD)
+    tokens, log_probs = likeliest_tokens(hidden, head, K, 0.7)
+    found, kth = log_probs_of(hidden, head, tokens.flip(0), 0.7)
+    (torch.linspace(-1, 2, ROWS * K).view(ROWS, K) * found).sum().backward()
+    dist.all_reduce(hidden.grad)
+    return {"tokens": tokens, "log_probs": log_probs, "found": found.detach(), "kth": kth, "hidden": hidden.grad,
+            "weight": own.grad}  # fmt: skip
+
+
+@pytest.mark.parametrize("cut", [5, 1, 11])
+def test_the_likeliest_tokens_of_all_parts_are_those_of_the_whole(two, cut):
+    hidden, weight, _ = drawn()
+    weight.requires_grad_()
+    log_pi = ((hidden @ weight.t()) / 0.7).log_softmax(-1)
+    best = log_pi.topk(K)
+    chosen = log_pi.gather(-1, best.indices.flip(0))
+    (torch.linspace(-1, 2, ROWS * K).view(ROWS, K) * chosen).sum().backward()
+    parts = two(choices_on_rank, cut)
+    want = {"log_probs": best.values, "found": chosen, "kth": best.values[:, -1], "hidden": hidden.grad}
+    for found in parts:
+        assert torch.equal(found["tokens"], best.indices)
+        for name, tensor in want.items():
+            torch.testing.assert_close(found[name], tensor.detach(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(torch.cat([part["weight"] for part in parts]), weight.grad, atol=1e-5, rtol=1e-5)

@@ -37,6 +37,7 @@ from tools.example_headers import (
 SCRIPTS = scripts()
 ESTIMATORS = {
     "grpo_trainer": "grpo", "ppo_trainer": "gae", "rloo_trainer": "rloo", "sandbox": "grpo", "environments": "grpo",
+    "distillation": "grpo",
 }  # fmt: skip
 GEARS = ("megatron", "lora", "npu", "vl", "moe", "seq_balance", "sandbox", "sglang", "rm", "32k", "sp2", "offload")
 SUBJECTS = ("gsm8k", "math", "geo3k", "code", "hh")

@@ -12,7 +12,9 @@ pytest.importorskip("megatron.core", reason="needs megatron-core: make test-mega
 
 import on_cpu
 import torch
+from conftest import ROOT
 from megatron.core import parallel_state
+from tiny_models import moved_copy
 from transformers import AutoModelForCausalLM
 
 from paddock.config.load import load
@@ -34,10 +36,18 @@ SMALL = [
 ]  # fmt: skip
 PPO = ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=True"]
 GRPO = ["algorithm.adv_estimator=grpo"]
+TAUGHT = [
+    *GRPO, "distillation.enabled=True", "distillation.teacher_models.teacher_model.model_path={teacher}",
+    "distillation.distillation_loss.loss_mode=forward_kl_topk", "distillation.distillation_loss.topk=8",
+]  # fmt: skip
 A = "actor_rollout_ref.actor"
 
 
 def run(folder: Path, *keys: str) -> list[dict[str, Any]]:
+    teacher = folder.parent / "teacher"
+    if TAUGHT[-1] in keys and not teacher.exists():
+        moved_copy(ROOT / "paddock/assets/tiny", teacher, 1)
+    keys = tuple(key.format(teacher=teacher) if key in TAUGHT else key for key in keys)
     config = load([*SMALL, f"trainer.default_local_dir={folder}", *keys]).config
     if in_one_process(config):
         check(config)
@@ -48,11 +58,11 @@ def run(folder: Path, *keys: str) -> list[dict[str, Any]]:
 def assert_alike(got: list[dict[str, Any]], want: list[dict[str, Any]], places: float = 1e-4) -> None:
     for mine, theirs in zip(got, want, strict=True):
         for name, value in theirs.items():
-            if name.startswith(("actor/", "critic/", "reward/", "response_length/")):
+            if name.startswith(("actor/", "critic/", "reward/", "response_length/", "distillation/")):
                 assert mine[name] == pytest.approx(value, abs=places), name
 
 
-@pytest.mark.parametrize("keys", [PPO, GRPO], ids=["ppo", "grpo"])
+@pytest.mark.parametrize("keys", [PPO, GRPO, TAUGHT], ids=["ppo", "grpo", "teacher"])
 def test_a_run_learns_what_single_learns(tmp_path, keys):
     want = run(tmp_path / "single", *keys)
     assert_alike(run(tmp_path / "megatron", MEGATRON, *keys), want)
@@ -80,8 +90,10 @@ RAY = ["trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_cpus=2",
     [
         [*PPO, f"{A}.megatron.tensor_model_parallel_size=2", "critic.megatron.tensor_model_parallel_size=2"],
         [*GRPO, f"{A}.megatron.pipeline_model_parallel_size=2", f"{A}.megatron.param_offload=True"],
+        [*TAUGHT, f"{A}.megatron.tensor_model_parallel_size=2"],
+        [*TAUGHT, f"{A}.megatron.pipeline_model_parallel_size=2"],
     ],
-    ids=["tensor", "pipeline"],
+    ids=["tensor", "pipeline", "teacher, tensor", "teacher, pipeline"],
 )
 def test_two_workers_learn_what_single_learns(tmp_path, monkeypatch, keys):
     pytest.importorskip("ray", reason="needs the extra `ray`")

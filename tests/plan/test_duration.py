@@ -18,7 +18,8 @@ from paddock.facts.models import ModelShape, shape_of
 from paddock.plan.duration import Work, duration, multiplied_weights, token_operations
 from paddock.plan.from_config import job as job_of
 from paddock.plan.from_config import seconds, speed_of, threads
-from paddock.plan.memory import GIB, Fsdp, Hardware, Job, Role, Rollout
+from paddock.plan.memory import GIB, Hardware, Job, Role, Rollout
+from paddock.plan.splits import Fsdp
 from paddock.plan.tables import clock
 
 H200 = GPU_SPEED["h200"]

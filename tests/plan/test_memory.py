@@ -10,17 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paddock.facts.models import ModelShape, shape_of
-from paddock.plan.memory import (
-    GIB,
-    Fsdp,
-    Hardware,
-    Job,
-    Megatron,
-    Role,
-    Rollout,
-    estimate,
-    layer_elements,
-)
+from paddock.plan.memory import GIB, Hardware, Job, Role, Rollout, estimate, layer_elements
+from paddock.plan.splits import Fsdp, Megatron
 
 
 def shape(name: str) -> ModelShape:

@@ -30,6 +30,13 @@ from paddock.config.rules.devices import (
     rows_divide_over_devices,
     token_budgets_hold_one_sequence,
 )
+from paddock.config.rules.distillation import (
+    distillation_trains_the_actor_alone,
+    served_teachers,
+    teachers_are_named,
+    teachers_know_the_tokens,
+    the_teacher_moves_the_loss,
+)
 from paddock.config.rules.limits import (
     unknown,
     within_limits,
@@ -65,6 +72,10 @@ RULES: tuple[Callable[[Config], None], ...] = (
     megatron_trains_all_or_none,
     token_budgets_hold_one_sequence,
     losses_have_what_they_need,
+    teachers_are_named,
+    the_teacher_moves_the_loss,
+    distillation_trains_the_actor_alone,
+    teachers_know_the_tokens,
     correction_can_be_read,
     replayed_experts_are_recorded,
     sampling_is_possible,
@@ -97,4 +108,5 @@ def check(config: Config, origins: dict[str, str], here: bool = True) -> list[st
     if here:
         for error in absent:
             raise error
-    return [*(f"{error.key}: {error.value} is not on this machine" for error in absent), *warnings(config, origins)]
+    told = [f"{error.key}: {error.value} is not on this machine" for error in absent]
+    return [*told, *warnings(config, origins), *served_teachers(config)]

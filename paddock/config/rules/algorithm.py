@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from paddock.config import recipes, rollout_correction
+from paddock.config import rollout_correction
 from paddock.config.roles import DECLARED_LOSSES, POLICY_LOSSES
 from paddock.config.rules.limits import unknown
 from paddock.config.schema import Config
+from paddock.config.topology import estimator_needs
 from paddock.errors import UserError
 
 _A = "actor_rollout_ref.actor"
@@ -14,7 +15,7 @@ _RO = "actor_rollout_ref.rollout"
 
 def estimator_gets_its_groups(config: Config) -> None:
     estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
-    if "groups" in recipes.needs_of(estimator) and n < 2:
+    if "groups" in estimator_needs(config) and n < 2:
         raise UserError(
             f"{estimator} compares the responses to one prompt with each other, and one response has no other",
             key=f"{_RO}.n",
@@ -24,7 +25,7 @@ def estimator_gets_its_groups(config: Config) -> None:
 
 
 def estimator_gets_its_critic(config: Config) -> None:
-    if "critic" in recipes.needs_of(config.algorithm.adv_estimator) and not config.critic.enable:
+    if "critic" in estimator_needs(config) and not config.critic.enable:
         raise UserError(
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} needs a critic",
             key="critic.enable",
@@ -35,7 +36,7 @@ def estimator_gets_its_critic(config: Config) -> None:
 
 def estimator_gets_its_components(config: Config) -> None:
     algorithm = config.algorithm
-    needs = recipes.needs_of(algorithm.adv_estimator)
+    needs = estimator_needs(config)
     keys, weights = algorithm.gdpo_reward_keys, algorithm.gdpo_reward_weights
     if "reward_components" in needs and not keys:
         raise UserError(

@@ -16,6 +16,7 @@ from paddock.config.topology import (
     pool_size,
     rollout_devices,
     rolls_out_apart,
+    runs_frozen_policies,
     trains_adapters,
 )
 from paddock.errors import UserError
@@ -67,7 +68,7 @@ def rows_divide_over_devices(config: Config) -> None:
 
 def devices_divide_into_groups(config: Config) -> None:
     roles: list[tuple[str, Any]] = [(_A, config.actor_rollout_ref.actor)]
-    if needs_reference(config):
+    if runs_frozen_policies(config):
         roles.append(("actor_rollout_ref.ref", config.actor_rollout_ref.ref))
     if config.critic.enable:
         roles.append(("critic", config.critic))
@@ -112,7 +113,7 @@ def megatron_trains_all_or_none(config: Config) -> None:
     """Roles of one process share Megatron's process groups, or know nothing of them."""
     group, actor = config.actor_rollout_ref, config.actor_rollout_ref.actor.strategy
     for section, role, there in (
-        ("actor_rollout_ref.ref", group.ref, needs_reference(config)),
+        ("actor_rollout_ref.ref", group.ref, runs_frozen_policies(config)),
         ("critic", config.critic, config.critic.enable),
     ):
         if there and (role.strategy == "megatron") != (actor == "megatron"):
@@ -139,7 +140,7 @@ def token_budgets_hold_one_sequence(config: Config) -> None:
         (f"{_A}.ppo_max_token_len_per_gpu", group.actor.use_dynamic_bsz, group.actor.ppo_max_token_len_per_gpu, ranks),
         (f"{_RO}.{name}", rollout.log_prob_use_dynamic_bsz, rollout.log_prob_max_token_len_per_gpu, ranks),
     ]
-    if needs_reference(config):
+    if runs_frozen_policies(config):
         ranks = ref.ulysses_sequence_parallel_size
         budgets.append(
             (f"actor_rollout_ref.ref.{name}", ref.log_prob_use_dynamic_bsz, ref.log_prob_max_token_len_per_gpu, ranks)

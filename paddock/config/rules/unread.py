@@ -10,11 +10,12 @@ from paddock.config.overrides import LINE, PROGRAM
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.rules.run import PARTS
 from paddock.config.schema import Config
-from paddock.config.topology import engine_size, rolls_out_apart
+from paddock.config.topology import engine_size, learns_from_rewards, rolls_out_apart
 
 _A = "actor_rollout_ref.actor"
 _M = "actor_rollout_ref.model"
 _RO = "actor_rollout_ref.rollout"
+_D = "distillation.distillation_loss"
 
 COPIES_ONLY = (
     *("gpu_memory_utilization", "pipeline_model_parallel_size", "data_parallel_size", "expert_parallel_size"),
@@ -22,6 +23,8 @@ COPIES_ONLY = (
     *("scheduling_policy", "disable_log_stats", "multi_stage_wake_up", "checkpoint_engine.", "engine_kwargs."),
 )
 """Keys of the rollout, or sections, that only an engine with a copy of the weights reads."""
+OF_REWARDS = (f"{_A}.use_kl_loss", f"{_A}.entropy_coeff", f"{_A}.policy_loss.loss_mode", "algorithm.use_kl_in_reward")
+"""Keys of the policy loss, which only a run that learns from rewards has."""
 
 
 def warnings(config: Config, origins: dict[str, str]) -> Iterator[str]:
@@ -73,6 +76,12 @@ def without_effect(config: Config, origins: dict[str, str]) -> Iterator[str]:
             yield "environment_kwargs has no effect: no environment is named"
         elif key in (f"{_RO}.nnodes", f"{_RO}.n_gpus_per_node") and not rolls_out_apart(config):
             yield f"{key} has no effect: actor and rollout share devices, actor_rollout_ref.hybrid_engine=True"
+        elif key.startswith("distillation.") and not config.distillation.enabled and tree.get(config, key):
+            yield f"{key} has no effect: distillation.enabled=False"
+        elif not learns_from_rewards(config) and (
+            key == f"{_D}.distillation_loss_coef" or (key in OF_REWARDS and tree.get(config, key))
+        ):
+            yield f"{key} has no effect: the distillation loss is all, {_D}.use_task_rewards=False"
 
 
 def set_by_user(origin: str) -> bool:

@@ -38,10 +38,13 @@ LossFn = Callable[[Batch, Outputs], tuple[Tensor, dict[str, Tensor]]]
 
 
 def join_shares(name: str, one: Any, other: Any) -> Any:
-    """Adds two shares of a metric; of one whose name ends in `_max` the larger counts. Numbers and tensors alike."""
-    if not name.endswith("_max"):
-        return one + other
-    return torch.maximum(one, other) if isinstance(one, Tensor) else max(one, other)
+    """Adds two shares of a metric; of one whose name ends in `_max` the larger counts, in `_min` the smaller. Numbers
+    and tensors alike."""
+    if name.endswith("_max"):
+        return torch.maximum(one, other) if isinstance(one, Tensor) else max(one, other)
+    if name.endswith("_min"):
+        return torch.minimum(one, other) if isinstance(one, Tensor) else min(one, other)
+    return one + other
 
 
 class TrainEngine(Protocol):

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paddock.core.batch import Batch
-from paddock.engines.train.outputs import EXPERT_COLUMNS, Outputs, Want
+from paddock.engines.train.outputs import CHOICE_COLUMNS, EXPERT_COLUMNS, TOPK_COLUMNS, Outputs, Want
 from paddock.engines.train.routers import Routers
 from paddock.engines.train.settings import Settings
 from paddock.errors import UserError
 from paddock.models.attention import Packed
 from paddock.models.packing import Inputs, pack, pad
 from paddock.models.sharing import pack_shared
+from paddock.models.token_choices import likeliest_tokens, log_probs_of
 from paddock.models.token_stats import Head, token_stats
 from paddock.models.ulysses import SumOfSlices, joined_slices
 from paddock.models.value_head import ValueModel
@@ -94,18 +95,47 @@ def never_empty(batch: Batch, device: torch.device, packed: bool = True, share: 
                   shape=shape, cells=zero[0] - 1)  # fmt: skip
 
 
-def token_columns(hidden: Tensor, head: Head, inputs: Inputs, want: Want, temperature: float) -> dict[str, Tensor]:
-    """Returns ``[N]`` statistics of a language model's distributions at the hidden states that the inputs ask for."""
-    entropy, squares = "entropy" in want, "sum_pi_squared" in want
-    stats = token_stats(hidden, head, inputs.targets, temperature, entropy=entropy, sum_pi_squared=squares)
-    return {name: getattr(stats, name) for name in want}
+def choices_of(batch: Batch, inputs: Inputs, want: Want) -> Tensor | None:
+    """Returns the tokens ``[N, k]`` whose log-probs are wanted at each hidden state, if any are."""
+    if not want & CHOICE_COLUMNS:
+        return None
+    return batch.need("teacher_tokens").flatten(0, 1).to(inputs.places.device)[inputs.places]
 
 
-def per_state(model: PreTrainedModel | ValueModel, inputs: Inputs, want: Want, temperature: float) -> dict[str, Tensor]:
-    """Returns ``[N]`` values or statistics at the hidden states that the inputs ask for."""
+def token_columns(
+    hidden: Tensor, head: Head, inputs: Inputs, want: Want, settings: Settings, choices: Tensor | None
+) -> dict[str, Tensor]:
+    """Returns statistics ``[N]``, or ``[N, k]``, of a language model's distributions at the wanted hidden states."""
+    found: dict[str, Tensor] = {}
+    temperature = settings.temperature
+    if want & TOPK_COLUMNS:
+        tokens, log_probs = likeliest_tokens(hidden, head, settings.topk, temperature)
+        found |= {"topk_tokens": tokens, "topk_log_probs": log_probs}
+    if choices is not None:
+        log_probs, kth = log_probs_of(hidden, head, choices, temperature)
+        found |= {"choice_log_probs": log_probs, "kth_log_probs": kth}
+    if plain := want - TOPK_COLUMNS - CHOICE_COLUMNS:
+        entropy, squares = "entropy" in want, "sum_pi_squared" in want
+        stats = token_stats(hidden, head, inputs.targets, temperature, entropy=entropy, sum_pi_squared=squares)
+        found |= {name: getattr(stats, name) for name in plain}
+    return found
+
+
+def per_state(
+    model: PreTrainedModel | ValueModel, inputs: Inputs, want: Want, settings: Settings, choices: Tensor | None
+) -> dict[str, Tensor]:
+    """Returns values or statistics at the hidden states that the inputs ask for."""
     if isinstance(model, ValueModel):
         return {"values": model.values(inputs.hidden(model.backbone))}
-    return token_columns(inputs.hidden(model), Head.of(model), inputs, want, temperature)
+    return token_columns(inputs.hidden(model), Head.of(model), inputs, want, settings, choices)
+
+
+def zeros(name: str, shape: tuple[int, int], batch: Batch, settings: Settings, device: torch.device) -> Tensor:
+    """Returns a column of zeros for a batch of this shape, with several of a token where the column has several."""
+    k: tuple[int, ...] = (settings.topk,) if name in TOPK_COLUMNS else ()
+    if name == "choice_log_probs":
+        k = tuple(batch.need("teacher_tokens").shape[2:])
+    return torch.zeros(*shape, *k, dtype=torch.long if name == "topk_tokens" else torch.float32, device=device)
 
 
 def outputs_of(

@@ -68,12 +68,12 @@ class Shards:
 class Network(nn.Module):
     """Runs all that reads parameters in one forward, around which FSDP gathers the parameters outside of layers."""
 
-    def __init__(self, model: PreTrainedModel | ValueModel, temperature: float):
+    def __init__(self, model: PreTrainedModel | ValueModel, settings: Settings):
         super().__init__()
-        self.model, self.temperature = model, temperature
+        self.model, self.settings = model, settings
 
-    def forward(self, inputs: Inputs, want: Want) -> dict[str, Tensor]:
-        found = forwards.per_state(self.model, inputs, want, self.temperature)
+    def forward(self, inputs: Inputs, want: Want, choices: Tensor | None) -> dict[str, Tensor]:
+        found = forwards.per_state(self.model, inputs, want, self.settings, choices)
         return {name: value.clone() if value._is_view() else value for name, value in found.items()}  # FSDP hooks them
 
 
@@ -94,7 +94,7 @@ class FSDPBackend:
         self.shards, self.device = shards or Shards(), device or self.backbone.device
         self.sequence = self.sequence_group()
         self.adapters, self.gathered_model = adapters_of(self.backbone), GatheredModel.of(self.backbone, self.device)
-        self.network = Network(model, settings.temperature)
+        self.network = Network(model, settings)
         self.spread()
         self.routers = Routers(self.backbone, settings.routers, over_ranks=True)
         self.activations = activation_offload(model, settings, self.device)
@@ -206,7 +206,8 @@ class FSDPBackend:
         for micro in micro_batches:
             with self.activations.offloaded() if self.activations else nullcontext():
                 inputs = self.routers.watch(self.inputs(micro), micro, want)
-                found = self.network(inputs, want - EXPERT_COLUMNS)
+                choices = forwards.choices_of(micro, inputs, want)
+                found = self.network(inputs, want - EXPERT_COLUMNS, choices)
                 outputs = forwards.outputs_of(found, inputs, micro, want, self.routers, self.sequence)
             yield micro, outputs
         if not torch.is_grad_enabled():

@@ -9,13 +9,21 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
+from paddock.config.distillation import Teacher
 from paddock.config.plugins import import_plugin
 from paddock.config.refusals import megatron_beside_other_keys
 from paddock.config.schema import Config
 from paddock.core.device import device_of
 from paddock.engines.train.base import Backend, TrainEngine
 from paddock.engines.train.engine import Engine
-from paddock.engines.train.settings import Settings, actor_settings, critic_settings, model_source, reference_settings
+from paddock.engines.train.settings import (
+    Settings,
+    actor_settings,
+    critic_settings,
+    model_source,
+    reference_settings,
+    teacher_settings,
+)
 from paddock.engines.train.single import SingleBackend
 from paddock.models.adapters import Lora, attach
 from paddock.models.load import load_backbone, load_causal_lm, load_config, load_tokenizer, model_folder
@@ -64,6 +72,20 @@ def reference_engine(config: Config, backend: Kind = SingleBackend) -> TrainEngi
     settings = reference_settings(config, device)
     source = model_source(config.actor_rollout_ref.model, POLICY)
     model = loaded(load_causal_lm, source, settings, device, backend, None)
+    return Engine(backend.place(model, settings, config, "ref"))
+
+
+def teacher_engine(config: Config, teacher: Teacher, backend: Kind = SingleBackend) -> TrainEngine:
+    """Loads a teacher as the reference is loaded. Tokens that the student has not are cut off: they are padding of the
+    embedding, for both have one tokenizer (see `check_tokenizers`)."""
+    device, policy = device_of(config.trainer.device), config.actor_rollout_ref.model
+    settings = teacher_settings(config, device)
+    trusted = {"trust_remote_code": policy.trust_remote_code}
+    source = {"path": teacher.path, "key": teacher.setting, "override_config": {}, **trusted}
+    model = loaded(load_causal_lm, source, settings, device, backend, None)
+    student = load_config(**model_source(policy, POLICY)).get_text_config().vocab_size
+    if model.config.get_text_config().vocab_size > student:
+        model.resize_token_embeddings(student)
     return Engine(backend.place(model, settings, config, "ref"))
 
 

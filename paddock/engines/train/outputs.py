@@ -9,8 +9,10 @@ from torch import Tensor
 from paddock.core.batch import PerToken
 from paddock.models.experts import Routing
 
-Want = frozenset[str]  # any of: log_probs, entropy, sum_pi_squared, values, and the columns of experts
+Want = frozenset[str]  # names of columns of `Outputs`
 EXPERT_COLUMNS = frozenset({"prompt_experts", "response_experts"})
+TOPK_COLUMNS = frozenset({"topk_tokens", "topk_log_probs"})
+CHOICE_COLUMNS = frozenset({"choice_log_probs", "kth_log_probs"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +23,13 @@ class Outputs:
     entropy: PerToken | None = None
     sum_pi_squared: PerToken | None = None
     values: PerToken | None = None
+    topk_tokens: Tensor | None = None
+    """``[B, R, k]``: the likeliest tokens at each position, k by `Settings.topk`."""
+    topk_log_probs: Tensor | None = None
+    choice_log_probs: Tensor | None = None
+    """``[B, R, k]``: log-probs of the tokens in the batch's `teacher_tokens`."""
+    kth_log_probs: PerToken | None = None
+    """Log-prob of the k-th likeliest token, without gradient."""
     prompt_experts: Tensor | None = None
     response_experts: Tensor | None = None
     routing: Routing | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -80,6 +80,8 @@ class Settings:
     total_steps: int | None = None
     """Optimizer steps of the run, for schedules that end with it."""
     temperature: float = 1.0
+    topk: int = 0
+    """Number of tokens of the columns `topk_tokens` and `topk_log_probs`."""
     packed: bool = True
     share_prompts: bool | None = None
     """Compute a group's prompt once. None: where that is possible."""
@@ -145,6 +147,14 @@ def reference_settings(config: Config, device: torch.device) -> Settings:
         share_prompts=config.actor_rollout_ref.actor.use_prefix_grouper,
         **engine_settings(ref.fsdp_config, device, f"{_REF}.fsdp_config"),
     )
+
+
+def teacher_settings(config: Config, device: torch.device) -> Settings:
+    """Returns the reference's settings, for the loss's number of tokens.
+
+    A teacher has the temperature of the student's samples: student and teacher then agree where their logits do.
+    """
+    return replace(reference_settings(config, device), topk=config.distillation.distillation_loss.topk)
 
 
 def critic_settings(config: Config, device: torch.device, total_steps: int | None = None) -> Settings:

@@ -70,11 +70,11 @@ class SingleBackend:
         inputs = self.routers.watch(self.inputs(batch), batch, want)
         said = want - EXPERT_COLUMNS
         if len(inputs.states) == 0:
-            zeros: dict[str, Any] = {name: torch.zeros(inputs.shape, device=self.device) for name in said}
-            return Outputs(**zeros, **self.routers.columns(inputs, batch, want))
-        return forwards.outputs_of(
-            forwards.per_state(self.model, inputs, said, self.settings.temperature), inputs, batch, want, self.routers
-        )
+            shape, settings = inputs.shape, self.settings
+            none: dict[str, Any] = {name: forwards.zeros(name, shape, batch, settings, self.device) for name in said}
+            return Outputs(**none, **self.routers.columns(inputs, batch, want))
+        found = forwards.per_state(self.model, inputs, said, self.settings, forwards.choices_of(batch, inputs, want))
+        return forwards.outputs_of(found, inputs, batch, want, self.routers)
 
     def backward(self, share: Tensor) -> None:
         share.backward()

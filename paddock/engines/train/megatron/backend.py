@@ -147,7 +147,8 @@ class MegatronBackend:
         if self.critic:
             found = {"values": self.decoder.values(hidden)}
         else:
-            found = forwards.token_columns(hidden, self.decoder.head(), inputs, want, self.settings.temperature)
+            choices = forwards.choices_of(micro, inputs, want)
+            found = forwards.token_columns(hidden, self.decoder.head(), inputs, want, self.settings, choices)
         slices = self.ranks.context if self.layout.context > 1 else None
         return forwards.outputs_of(found, inputs, micro, want, self.routers, slices)
 
@@ -156,9 +157,10 @@ class MegatronBackend:
         rows = [len(micro) for micro in micro_batches]
         columns: dict[str, Any] = {}
         for name in sorted(want) if rows else ():
-            whole = torch.zeros(sum(rows), micro_batches[0].need("responses").shape[1], device=self.device)
+            shape = sum(rows), micro_batches[0].need("responses").shape[1]
+            whole = forwards.zeros(name, shape, micro_batches[0], self.settings, self.device)
             if self.ranks.last:
-                torch.cat([getattr(outputs, name).float() for outputs in found], out=whole)
+                torch.cat([getattr(outputs, name).to(whole.dtype) for outputs in found], out=whole)
             columns[name] = self.broadcast(whole).split(rows)
         for number in range(len(rows)):
             yield Outputs(**{name: parts[number] for name, parts in columns.items()})
