@@ -14,6 +14,8 @@ from paddock.door import PLAN_ONLY, guarded
 
 RANK = "RANK"
 """torchrun's number of a process: rank 0 starts the run's own processes, and the others have nothing to do."""
+OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+"""Beginnings of the variables that torchrun sets: the run's own processes must not meet in its group."""
 
 
 def fsdp_sft_trainer() -> int:
@@ -46,6 +48,7 @@ def supervise(surface: str, arguments: list[str]) -> int:
     planned = bool(os.environ.get(PLAN_ONLY))
     loaded = verl_commands.load_supervised(getattr(verl_commands, surface), arguments, os.environ, here=not planned)
     if not planned:
+        leave_torchrun()
         return main_sft.train(loaded)
     from paddock.plan.supervised import make_supervised
     from paddock.plan.tables import render_supervised
@@ -54,6 +57,12 @@ def supervise(surface: str, arguments: list[str]) -> int:
     shown = replace(loaded, origins={key: origin for key, origin in loaded.origins.items() if SFT.is_read(key)})
     render_supervised(make_supervised(shown, strict=False))
     return 0
+
+
+def leave_torchrun() -> None:
+    """Forgets torchrun's variables, if it started this process."""
+    for name in [name for name in os.environ if name.startswith(OF_TORCHRUN)] if RANK in os.environ else ():
+        del os.environ[name]
 
 
 def generate(surface: str, arguments: list[str]) -> int:

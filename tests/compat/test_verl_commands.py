@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +17,7 @@ from tiny_models import save_tiny
 from paddock.door import PLAN_ONLY
 from paddock.errors import UserError
 from paddock.trainer.commands import SFT
-from paddock.trainer.main_verl import generate, score, supervise
+from paddock.trainer.main_verl import generate, leave_torchrun, score, supervise
 from paddock.trainer.verl_commands import ENGINE_SFT, FSDP_SFT, load_supervised
 
 A, M = "actor_rollout_ref.actor", "actor_rollout_ref.model"
@@ -151,6 +152,18 @@ def test_a_row_beyond_max_length_stops_is_cut_or_is_left_out(tiny):
 def test_ranks_of_torchrun_above_the_first_have_nothing_to_do(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     assert supervise("FSDP_SFT", ["no such argument"]) == 0
+
+
+def test_the_runs_own_processes_do_not_meet_in_the_group_of_torchrun(monkeypatch):
+    for name, value in {
+        **FOUR,
+        "MASTER_ADDR": "a",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "PATH_OF_MINE": "p",
+    }.items():
+        monkeypatch.setenv(name, value)
+    leave_torchrun()
+    assert not {*FOUR, "MASTER_ADDR", "TORCHELASTIC_RUN_ID"} & {*os.environ} and "PATH_OF_MINE" in os.environ
 
 
 def test_a_plan_of_sft_says_model_rows_steps_and_memory_and_trains_nothing(monkeypatch, capsys):
