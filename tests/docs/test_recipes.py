@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sys
+from functools import cache
 
 import pytest
 import transformers
@@ -96,6 +97,11 @@ def test_a_family_is_proved_by_a_tiny_model_alone(tmp_path, monkeypatch):
         assert [outcome(name, gear, tmp_path) for gear in ("embedded", "packed", "update")] == ["works"] * 3
 
 
+@cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 def test_a_key_without_a_reader_is_found_and_one_with_a_reader_is_listed(tmp_path, monkeypatch):
     """By the walk over the source that `make test` and `make keys-reference` do, on a copy of the package."""
     (block,) = blocks("key", "python")
@@ -110,7 +116,7 @@ def test_a_key_without_a_reader_is_found_and_one_with_a_reader_is_listed(tmp_pat
 
     def readers() -> list[str]:
         texts = {path: path.read_text() for path in (tmp_path / "paddock").rglob("*.py")}
-        sources = {path: ast.parse(text) for path, text in texts.items()}
+        sources = {path: parsed(text) for path, text in texts.items()}
         program = Program([*sources.values()])
         named = [path for path in sources if "greeting" in texts[path]]  # no other file can read it
         return [path.name for path in named

@@ -18,7 +18,7 @@ OPTIM = "actor_rollout_ref.actor.optim"
 
 def test_the_embedded_model_learns_the_built_in_pairs_and_leaves_a_reward_model(tmp_path, capsys):
     folder = tmp_path / "run"
-    steps = ("trainer.total_training_steps=30", "trainer.test_freq=30", "data.val_max_samples=200")
+    steps = ("trainer.total_training_steps=16", "trainer.test_freq=16", "data.val_max_samples=200")
     assert main(["rm", "train", *steps, "trainer.logger=file", f"trainer.default_local_dir={folder}"]) == 0
     out = capsys.readouterr()
     assert f"paddock train reward_model.enable=True reward_model.model.path={folder}/huggingface" in out.out
@@ -27,7 +27,7 @@ def test_the_embedded_model_learns_the_built_in_pairs_and_leaves_a_reward_model(
     assert lines[0]["val/loss"] == pytest.approx(0.6931, abs=1e-4)
     assert lines[-1]["val/loss"] < lines[0]["val/loss"] and lines[-1]["val/accuracy"] > 0.55
     left = [
-        "global_step_30",
+        "global_step_16",
         "huggingface",
         "latest_checkpointed_iteration.txt",
         "metrics.jsonl",
