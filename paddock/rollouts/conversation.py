@@ -205,7 +205,7 @@ class Conversation:
         self.spans.append(Span(completion.tokens, completion.log_probs, self.version))
         answer = self.read(completion)
         self.counts.turns += 1
-        if answer.stopped:
+        if answer.calls or answer.malformed:
             answer = replace(answer, results=(yield from self.results(answer)))
         self.answers.append(answer)
         self.messages.append({"role": "assistant", "content": answer.text})
