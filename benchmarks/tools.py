@@ -5,7 +5,8 @@ python benchmarks/tools.py --hidden 512                               # random w
 python benchmarks/tools.py --model FOLDER --conversations 64,256,1024 --seconds 0.1,1
 
 Every turn of the policy is followed by a tool of so many seconds. The bound is the larger of two times: that of the
-same work with tools of 0 seconds, and that of the slowest conversation alone, whose turns and tools follow each other.
+same work with tools of 0 seconds, and that of one conversation alone, whose turns and tools follow each other; where
+turns differ in length, the longest conversation takes more than that.
 `--hidden` gives the model's layers that width and random weights; tokens that those draw often end its turns.
 `idle` is the share of the time in which the engine did nothing although a request could have run.
 """
