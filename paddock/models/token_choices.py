@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
-from paddock.models.token_stats import Head, find, logits_at
+from paddock.models.token_stats import Head, HeadGradients, find, logits_at
 
 
 class Likeliest(NamedTuple):
@@ -113,21 +113,12 @@ class Choices(torch.autograd.Function):
         by_choice = grads[0] * (head.scale / temperature)
         by_all = by_choice.sum(-1, keepdim=True)
         tokens = tokens - head.first
-        d_hidden = torch.zeros_like(hidden, dtype=normaliser.dtype)
-        d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None  # None: the head is frozen
-        d_bias = None if bias is None else torch.empty_like(bias)
+        found = HeadGradients.empty(hidden, weight, bias, normaliser.dtype, ctx.needs_input_grad[1])
         for part, piece in head.chunks():
             z = logits_at(piece, hidden, temperature)
             bend = None if head.softcap is None else 1 - (z * (temperature / head.softcap)).square_()
             dz = z.sub_(normaliser.unsqueeze(-1)).exp_().mul_(-by_all)
             place, inside = find(tokens, part)
             dz.scatter_add_(1, place, by_choice * inside)
-            if bend is not None:
-                dz.mul_(bend)
-            if d_bias is not None:
-                d_bias[part] = dz.sum(0)
-            narrow = dz.to(weight.dtype)
-            d_hidden += narrow @ piece.weight
-            if d_weight is not None:
-                torch.mm(narrow.t(), hidden, out=d_weight[part])
-        return d_hidden.to(hidden.dtype), d_weight, d_bias, None, None, None
+            found.add_logits(part, piece, dz if bend is None else dz.mul_(bend))
+        return *found.tensors(), None, None, None

@@ -200,18 +200,14 @@ class Statistics(torch.autograd.Function):
         inner = scale / temperature
         outer = torch.zeros_like(normaliser) if by_log_prob is None else by_log_prob * inner
         slope = None if by_entropy is None else (by_entropy * inner).unsqueeze(-1)
-        d_hidden = torch.zeros_like(hidden, dtype=normaliser.dtype)
-        d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None  # None: the head is frozen
-        d_bias = None if bias is None else torch.empty_like(bias)
+        found = HeadGradients.empty(hidden, weight, bias, normaliser.dtype, ctx.needs_input_grad[1])
         kernels = kernels_for(weight) if normaliser.dtype == torch.float32 and bias is None else None
         for part, head in Head(weight, bias, scale, softcap, exact, never).chunks():
             if kernels:
                 by_slope = None if by_entropy is None else by_entropy * inner
                 narrow = kernels.gradient(head.logits(hidden), tokens, part.start, temperature, normaliser, entropy,
                                           outer, by_slope, softcap, weight.dtype)  # fmt: skip
-                d_hidden += narrow @ head.weight
-                if d_weight is not None:
-                    torch.mm(narrow.t(), hidden, out=d_weight[part])
+                found.add(part, head, narrow)
                 continue
             z = logits_at(head, hidden, temperature)
             bend = None if softcap is None else 1 - (z * (temperature / softcap)).square_()
@@ -223,15 +219,44 @@ class Statistics(torch.autograd.Function):
                 dz = z.exp().neg_().mul_(z.mul_(slope).add_(base))
             place, inside = find(tokens, part)
             dz.scatter_add_(1, place.unsqueeze(-1), (outer * inside).unsqueeze(-1))
-            if bend is not None:
-                dz.mul_(bend)
-            if d_bias is not None:
-                d_bias[part] = dz.sum(0)
-            narrow = dz.to(weight.dtype)
-            d_hidden += narrow @ head.weight
-            if d_weight is not None:
-                torch.mm(narrow.t(), hidden, out=d_weight[part])
-        return d_hidden.to(hidden.dtype), d_weight, d_bias, *([None] * 9)
+            found.add_logits(part, head, dz if bend is None else dz.mul_(bend))
+        return *found.tensors(), *([None] * 9)
+
+
+@dataclass(eq=False)
+class HeadGradients:
+    """Adds up the gradients of hidden states and head over the chunks of the vocabulary."""
+
+    hidden: Tensor
+    d_hidden: Tensor
+    d_weight: Tensor | None
+    d_bias: Tensor | None
+
+    @classmethod
+    def empty(
+        cls, hidden: Tensor, weight: Tensor, bias: Tensor | None, wide: torch.dtype, trained: bool
+    ) -> HeadGradients:
+        """`wide` is the type of sums; a head that is not `trained` gets no gradient."""
+        d_weight, d_bias = (
+            torch.empty_like(weight) if trained else None,
+            None if bias is None else torch.empty_like(bias),
+        )
+        return cls(hidden, torch.zeros_like(hidden, dtype=wide), d_weight, d_bias)
+
+    def add_logits(self, part: slice, head: Head, dz: Tensor) -> None:
+        """Adds a chunk by the gradient of its logits, of the products of head and hidden states."""
+        if self.d_bias is not None:
+            self.d_bias[part] = dz.sum(0)
+        self.add(part, head, dz.to(head.weight.dtype))
+
+    def add(self, part: slice, head: Head, narrow: Tensor) -> None:
+        """Adds a chunk by that gradient in the type of the weights; a bias gets none."""
+        self.d_hidden += narrow @ head.weight
+        if self.d_weight is not None:
+            torch.mm(narrow.t(), self.hidden, out=self.d_weight[part])
+
+    def tensors(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return self.d_hidden.to(self.hidden.dtype), self.d_weight, self.d_bias
 
 
 def of_all_parts(
