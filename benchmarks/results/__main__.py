@@ -42,7 +42,7 @@ class Run:
         self.more, self.shared = options.set, options.shared
         name = f"{experiment.name}-{options.seed}"
         self.file, self.folder = options.out / f"{name}.json", options.out / "runs" / name
-        self.start = options.out / f"start-{experiment.model.rpartition('/')[2].lower()}-{experiment.data}.json"
+        self.start = options.out / f"start-{experiment.start}.json"
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def train(self) -> None:
@@ -100,6 +100,7 @@ class Run:
         return {
             **{"experiment": self.experiment.name, "title": self.experiment.title, "seed": self.seed},
             **{"model": self.experiment.model, "steps": self.experiment.steps, "shared_device": self.shared},
+            **({"warm_up": self.experiment.warm_up} if self.experiment.warm_up else {}),
             "weights": json.loads(source.read_text()) if source.is_file() else None,
             **{**conditions(), "device": device(), "commit": commit()},
             "command": " ".join([f"paddock {command}", *arguments]),

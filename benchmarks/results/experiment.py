@@ -30,6 +30,13 @@ class Experiment:
     """Keys of `paddock train`."""
     evaluation: dict[str, Any]
     """Keys of `paddock eval`, which samples several answers to each held-out prompt."""
+    warm_up: str = ""
+    """Command of supervised training, if the run starts from the model that it leaves: `--model` names that folder."""
+
+    @property
+    def start(self) -> str:
+        """Returns a name of the model before training: experiments that start from the same model share it."""
+        return self.name if self.warm_up else f"{self.model.rpartition('/')[2].lower()}-{self.data}"
 
     def training(self) -> list[str]:
         return words(self.settings)

@@ -27,6 +27,7 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg, ast.UAdd: operator.pos,
 }  # fmt: skip
+DIGITS = 12  # of a result that is not whole
 LARGEST = 1e15  # of a power's result: larger ones take time and memory, and are nobody's question
 
 
@@ -99,11 +100,17 @@ def calculator(expression: str) -> float | int:
         value = computed(ast.parse(expression.replace(",", "").replace("^", "**"), mode="eval").body)
         if abs(value) == float("inf"):
             raise OverflowError("the number is too large")
-        return value
+        return shown(value)
     except (SyntaxError, RecursionError, MemoryError, ValueError):
         raise ToolError(f"cannot read {expression!r:.80}: numbers, + - * / // % ** and parentheses") from None
     except (ZeroDivisionError, OverflowError) as error:
         raise ToolError(str(error)) from None
+
+
+def shown(value: float | int) -> float | int:
+    """Returns a number as a calculator shows it: 48 / 2 is 24, and 0.1 + 0.2 is 0.3."""
+    rounded = float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    return int(rounded) if rounded == int(rounded) and abs(rounded) < LARGEST else rounded
 
 
 def computed(node: ast.AST) -> Any:

@@ -36,7 +36,10 @@ class KnownDataset:
 TABLE = (
     *(
         KnownDataset(name, "openai/gsm8k", {"train": 7473, "test": 1319}, preparer=name)
-        for name in ("gsm8k", "gsm8k_tool_agent_loop", "gsm8k_multiturn_w_tool", "gsm8k_calculator")
+        for name in (
+            *("gsm8k", "gsm8k_sft", "gsm8k_calculator", "gsm8k_calculator_sft"),
+            *("gsm8k_tool_agent_loop", "gsm8k_multiturn_w_tool"),
+        )
     ),
     KnownDataset("math", "DigitalLearningGmbH/MATH-lighteval", {"train": 7500, "test": 5000}, preparer="math"),
     KnownDataset("math-500", "HuggingFaceH4/MATH-500", {"test": 500}, aliases=("math500",)),

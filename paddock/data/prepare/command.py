@@ -11,14 +11,15 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from paddock.core.options import Options
-from paddock.data.prepare import from_jsonl, geometry3k, gsm8k, gsm8k_tools, hh_rlhf, humaneval, math, mbpp
+from paddock.data.prepare import from_jsonl, geometry3k, gsm8k, gsm8k_sft, gsm8k_tools, hh_rlhf, humaneval, math, mbpp
 from paddock.data.prepare.preparer import Preparer, Row
 from paddock.data.prepare.records import FLAG, SUFFIXES, Splits, from_hub, from_path, read_file, split_files
 from paddock.data.prepare.write import summary, write_splits
 from paddock.errors import EXIT_CODE, UserError
 
 MODULES = (gsm8k, math, humaneval, mbpp, geometry3k, hh_rlhf)
-PREPARERS = {one.name: one for one in (*(module.PREPARER for module in MODULES), *gsm8k_tools.PREPARERS)}
+SINGLE = tuple(module.PREPARER for module in MODULES)
+PREPARERS = {one.name: one for one in (*SINGLE, *gsm8k_tools.PREPARERS, *gsm8k_sft.PREPARERS)}
 ALIASES = {"geometry3k": "geo3k", "hh_rlhf": "full_hh_rlhf"}
 NAMES = (*PREPARERS, from_jsonl.NAME)
 

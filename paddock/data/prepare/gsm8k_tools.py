@@ -36,7 +36,7 @@ EXAMPLE = (
     ("assistant", f"In 5 days he earns 15 * 6 * 5 dollars.\n{CALL % '15 * 6 * 5'}"),
     ("tool", "450"),
     ("assistant", f"He spends a fifth of the 450 dollars and keeps the rest.\n{CALL % '450 - 450 / 5'}"),
-    ("tool", "360.0"),
+    ("tool", "360"),
     ("assistant", "He keeps 360 dollars.\n#### 360"),
 )  # fmt: skip
 """A conversation before the question: models copy the form of a call better than they follow a description of it."""

@@ -1,0 +1,104 @@
+"""GSM8K's own answers for supervised training: as they read, or as conversations with a calculator.
+
+The authors wrote every computation between `<<` and `>>`, as in `48/2 = <<48/2=24>>24 clips`. In the conversations each
+of them is a call of the tool `calculator`: the assistant's turn ends there, and the next one begins with the result.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from paddock.data.prepare import gsm8k
+from paddock.data.prepare.preparer import Preparer, Row
+from paddock.data.prepare.records import Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COMPUTATION = re.compile(r"<<([^<>]*)=([^<>=]*)>>")
+CALCULATOR = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Computes an arithmetic expression.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "expression": {
+                    "type": "string",
+                    "description": "numbers, + - * / // % ** and parentheses, such as (3 + 4) * 2",
+                }
+            },
+            "required": ["expression"],
+        },
+    },
+}
+"""Schema of the tool that comes with the package, as a run shows it to the policy."""
+
+
+def plain_row(record: Record, split: str, index: int) -> Row:
+    question, answer = asked_and_answered(record, split, index)
+    return {"messages": [question, {"role": "assistant", "content": COMPUTATION.sub("", answer)}]}
+
+
+def calculator_row(record: Record, split: str, index: int) -> Row:
+    question, answer = asked_and_answered(record, split, index)
+    *steps, last = pieces(answer)
+    messages = [question]
+    for text, expression, result in steps:
+        call = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
+        said = {"role": "assistant", "content": text.rstrip(), "tool_calls": [{"type": "function", "function": call}]}
+        messages += [said, {"role": "tool", "content": result}]
+    messages.append({"role": "assistant", "content": last[0]})
+    return {"messages": messages, "tools": json.dumps([CALCULATOR])}
+
+
+def asked_and_answered(record: Record, split: str, index: int) -> tuple[Row, str]:
+    """Returns the question as `paddock data gsm8k` asks it, and the authors' answer."""
+    row = gsm8k.row(record, split, index)
+    return dict(row["prompt"][0]), str(row["extra_info"]["answer"])
+
+
+def pieces(answer: str) -> list[tuple[str, str, str]]:
+    """Returns the texts of an answer, each with the expression and the result behind it; the last has neither."""
+    parts = COMPUTATION.split(answer)
+    return list(zip(parts[::3], [*parts[1::3], ""], [*map(number, parts[2::3]), ""], strict=True))
+
+
+def number(text: str) -> str:
+    """Returns a result as the calculator writes it: `.5` -> `0.5`, `1,200` -> `1200`"""
+    plain = text.replace(",", "").strip()
+    try:
+        return plain if plain.isdecimal() else f"{float(plain):.12g}"
+    except ValueError:
+        return plain
+
+
+def schema(**columns: Any) -> pa.Schema:
+    import pyarrow as pa
+
+    call = pa.struct(
+        [("type", pa.string()), ("function", pa.struct([("name", pa.string()), ("arguments", pa.string())]))]
+    )
+    message = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.list_(call))])
+    return pa.schema(
+        [("messages", pa.list_(message)), *((name, pa.type_for_alias(one)) for name, one in columns.items())]
+    )
+
+
+def calculator_schema() -> pa.Schema:
+    return schema(tools="string")
+
+
+PREPARERS = (
+    Preparer(
+        name="gsm8k_sft", title="GSM8K for supervised training", hub=gsm8k.SOURCE, config="main",
+        row=plain_row, schema=schema, next_command="sft",
+    ),
+    Preparer(
+        name="gsm8k_calculator_sft", title="GSM8K with a calculator, for supervised training", hub=gsm8k.SOURCE,
+        config="main", row=calculator_row, schema=calculator_schema, next_command="sft",
+    ),
+)  # fmt: skip
