@@ -9,10 +9,11 @@ import pytest
 from pyarrow import parquet
 
 from paddock.data.prepare import main
+from paddock.data.prepare.gsm8k_sft import CALCULATOR, pieces
 from paddock.data.prepare.gsm8k_tools import CALCULATING, CALL_FORMAT, EXAMPLE, SCORING_TOOL
 from paddock.environments.calls import FORMATS
 from paddock.environments.tool_environment import calculator
-from paddock.environments.tools import written
+from paddock.environments.tools import tool_of, written
 from paddock.rewards.rules import compute_score
 
 QUESTION = "Two pens cost 4 coins. What do 600 pens cost?"
@@ -87,3 +88,47 @@ def test_a_record_without_an_answer_is_named(tmp_path, capsys, name):
     with pytest.raises(AssertionError):
         prepared(tmp_path, name, {"question": "?", "answer": "four"})
     assert "train.jsonl line 1, column 'answer'" in capsys.readouterr().err
+
+
+NOTED = "Half of them: 4/2 = <<4/2=2>>2 coins.\nAll cost $<<600*2=1200>>1,200, or <<.5*1=.5>>half.\n#### 1,200"
+
+
+def test_supervised_rows_have_the_authors_answer_without_their_computations(tmp_path):
+    row = prepared(tmp_path, "gsm8k_sft", {"question": QUESTION, "answer": NOTED})
+    asked, answered = row.pop("messages")
+    assert row == {} and asked["content"] == f"{QUESTION} {INSTRUCTION}", "asked as `paddock data gsm8k` asks"
+    assert answered["content"] == "Half of them: 4/2 = 2 coins.\nAll cost $1,200, or half.\n#### 1,200"
+
+
+def test_computations_become_calls_whose_results_begin_the_next_turn(tmp_path):
+    row = prepared(tmp_path, "gsm8k_calculator_sft", {"question": QUESTION, "answer": NOTED})
+    assert json.loads(row["tools"]) == [CALCULATOR]
+    said = [(message["role"], message["content"]) for message in row["messages"][1:]]
+    assert said == [
+        ("assistant", "Half of them: 4/2 ="),
+        ("tool", "2"),
+        ("assistant", "2 coins.\nAll cost $"),
+        ("tool", "1200"),
+        ("assistant", "1,200, or"),
+        ("tool", "0.5"),
+        ("assistant", "half.\n#### 1,200"),
+    ]
+    calls = [call["function"] for message in row["messages"] for call in message["tool_calls"] or ()]
+    assert [call["name"] for call in calls] == ["calculator"] * 3
+    expressions = [json.loads(call["arguments"])["expression"] for call in calls]
+    assert expressions == ["4/2", "600*2", ".5*1"]
+    assert [written(calculator(expression)) for expression in expressions] == ["2", "1200", "0.5"]
+
+
+def test_the_tool_of_supervised_rows_is_the_one_that_a_run_shows_to_the_policy():
+    assert tool_of(calculator).schema() == CALCULATOR
+
+
+def test_the_calculator_gives_what_gsm8ks_authors_noted():
+    file = SHARED / "data/gsm8k/train.jsonl"
+    if not file.is_file():
+        pytest.skip("needs GSM8K's train.jsonl, which is not part of the project")
+    answers = [json.loads(line)["answer"] for line in file.read_text().splitlines()]
+    noted = [(expression, result) for answer in answers for _, expression, result in pieces(answer)[:-1]]
+    assert len(noted) > 20_000
+    assert [pair for pair in noted if written(calculator(pair[0])) != pair[1]] == []

@@ -98,6 +98,12 @@ def test_the_calculator_computes(said, value):
     assert calculator(said) == value
 
 
+@pytest.mark.parametrize(("said", "shown"), [("48 / 2", "24"), ("0.1 + 0.2", "0.3"), ("1 / 3", "0.333333333333"),
+                                             ("-6 * .5", "-3"), ("2 ** 60", "1.15292150461e+18")])  # fmt: skip
+def test_the_calculator_shows_a_result_as_people_write_it(said, shown):
+    assert written(calculator(said)) == shown
+
+
 @pytest.mark.parametrize(
     "said",
     ["", "1/0", "9**9**9", "2**-99999", "abs(1)", "a+1", "1 if 1 else 2", "'a'*9", "(" * 999, "10**99", "1e400*9"],
