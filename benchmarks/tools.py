@@ -8,7 +8,8 @@ Every turn of the policy is followed by a tool of so many seconds. The bound is 
 same work with tools of 0 seconds, and that of one conversation alone, whose turns and tools follow each other; where
 turns differ in length, the longest conversation takes more than that.
 `--hidden` gives the model's layers that width and random weights; tokens that those draw often end its turns.
-`idle` is the share of the time in which the engine did nothing although a request could have run.
+`idle` is the share of the time in which the engine did nothing although a request could have run; on a GPU the device
+itself tells, by events around all that is launched there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import argparse
 import asyncio
 import copy
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +66,53 @@ class Result:
     idle: float
 
 
+class Timed(EmbeddedEngine):
+    """An engine that records, on its GPU, when each launch of prompts or decode steps begins and ends.
+
+    The device's time between two of them is idle, unless all conversations were waiting for tools. Small kernels that
+    move finished sequences run in these gaps, so the sum is an upper bound.
+    """
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self.pauses: set[int] = set()
+        """Numbers of the launches before which nothing could run."""
+
+    def prefill(self, sequences: Any, requests: Any) -> None:
+        with self.marked():
+            super().prefill(sequences, requests)
+
+    def decode(self, sequences: Any, beside: Any = None) -> None:
+        with self.marked():
+            super().decode(sequences, beside)
+
+    def advance(self, seconds: float | None = None) -> Any:
+        found = super().advance(seconds)
+        if not (self.turns or self.waiting or (self.session and self.session.live)):
+            self.pauses.add(len(self.marks))
+        return found
+
+    @contextmanager
+    def marked(self) -> Iterator[None]:
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun.record()
+        yield
+        ended.record()
+        self.marks.append((begun, ended))
+
+    def idle(self) -> float:
+        """Returns the seconds between launches so far, and forgets those."""
+        torch.cuda.synchronize()
+        gaps = [
+            self.marks[number - 1][1].elapsed_time(self.marks[number][0]) / 1000
+            for number in range(1, len(self.marks))
+            if number not in self.pauses
+        ]
+        self.marks, self.pauses = [], set()
+        return sum(gaps)
+
+
 class Bench:
     """A model, its engine and rows, as a run has them."""
 
@@ -87,18 +137,19 @@ class Bench:
             f"actor_rollout_ref.rollout.max_num_seqs={max(2, conversations)}",
         ]).config  # fmt: skip
         rows = PromptDataset.train(config.data, self.tokenizer).rows(range(conversations))
-        engine = EmbeddedEngine(self.net, max_num_seqs=max(2, conversations))
+        engine = (EmbeddedEngine if args.device == "cpu" else Timed)(self.net, max_num_seqs=max(2, conversations))
         own = RowEnvironments(config, {"waits": waiting(seconds, args.turns)})
         environments = Environments(config, self.tokenizer, self.stops, own)
         sampling = Sampling(args.length, self.stops, 1, 0)
         found = []
-        for step in range(args.rounds + 1):
+        for step in range(args.warm_up + args.rounds):
             environments.clock = Clock()
             episodes = environments.run(engine, 0, rows, 1, sampling)
             tokens = sum(len(span.tokens) for one in episodes for span in one.spans if span.log_probs)
             clock = environments.clock
-            if step:
-                found.append(Result(clock.total, tokens, clock.idle / clock.total))
+            idle = engine.idle() if isinstance(engine, Timed) else clock.idle
+            if step >= args.warm_up:
+                found.append(Result(clock.total, tokens, idle / clock.total))
         environments.close()
         return Result(
             *(statistics.median(column) for column in zip(*(vars(one).values() for one in found), strict=True))
@@ -132,6 +183,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=0, help="width of layers with random weights")
     parser.add_argument("--turn-tokens", type=int, default=64, help="about so many tokens a turn, with --hidden")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm-up", type=int, default=1, help="rounds before those: a GPU records its graphs")
     bench = Bench(parser.parse_args())
     print(
         "| tool, s | conversations | seconds | tokens/s | bound, s | of the bound | idle |",

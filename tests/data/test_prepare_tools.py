@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
+from conftest import ROOT
 from pyarrow import parquet
 
 from paddock.data.prepare import main
@@ -125,7 +126,7 @@ def test_the_tool_of_supervised_rows_is_the_one_that_a_run_shows_to_the_policy()
 
 
 def test_the_calculator_gives_what_gsm8ks_authors_noted():
-    file = SHARED / "data/gsm8k/train.jsonl"
+    file = ROOT.parent / "shared/data/gsm8k/train.jsonl"
     if not file.is_file():
         pytest.skip("needs GSM8K's train.jsonl, which is not part of the project")
     answers = [json.loads(line)["answer"] for line in file.read_text().splitlines()]
