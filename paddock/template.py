@@ -20,14 +20,17 @@ def run(argv: Sequence[str]) -> int:
     options = parser().parse_args(list(argv))
     from paddock.data.chat import PromptEncoder
     from paddock.data.dialogue import Dialogue
-    from paddock.data.proof import prove
+    from paddock.data.proof import prove, untrained_marks
     from paddock.environments.calls import format_of
     from paddock.models.load import load_tokenizer, model_folder
+    from paddock.models.untrained import untrained
 
-    tokenizer = load_tokenizer(options.model, key=MODEL)
-    stops = end_tokens(model_folder(options.model, MODEL)) | {tokenizer.eos_token_id}
+    tokenizer, folder = load_tokenizer(options.model, key=MODEL), model_folder(options.model, MODEL)
+    stops = end_tokens(folder) | {tokenizer.eos_token_id}
     dialogue = Dialogue(PromptEncoder(tokenizer), frozenset(stops))
     proof = prove(dialogue, format_of(options.format, dialogue.template))
+    if unknown := untrained(folder, proof.marks):
+        proof.notes.append(untrained_marks(tokenizer.convert_ids_to_tokens(unknown)))
     print(table([*proof.rows, *(("note", note) for note in proof.notes)]))
     for problem in proof.problems:
         print(f"refused: {problem.error()}")

@@ -60,6 +60,8 @@ class Proof:
     """Reasons to refuse."""
     notes: list[str] = field(default_factory=list)
     """What a user may want to know."""
+    marks: list[int] = field(default_factory=list)
+    """Tokens of their own that calls are written with, such as <tool_call>."""
 
 
 def require_proof(
@@ -220,15 +222,19 @@ class Look:
             self.hinder_tools(error.reason, error.key or TEMPLATE_KEY, error.fix or f"set {TEMPLATE_KEY}")
             return
         try:
-            written = dialogue.text(dialogue.spans([*ASKED, CALL], known)[1][0][:-1])
+            tokens = dialogue.spans([*ASKED, CALL], known)[1][0][:-1]
         except UserError:
-            written = ""
+            tokens = []
+        written = dialogue.text(tokens)
         if ARGUMENT not in written:
             self.row("a call", "the template writes none")
             self.note(f"the template writes no calls; they are read in the format {name}")
         else:
             self.row("a call", repr(written))
+            added = dialogue.tokenizer.added_tokens_decoder
+            self.proof.marks = [token for token in dict.fromkeys(tokens) if token in added]
             if self.form and not self.reads(written):
+                self.proof.marks = []
                 reason = f"the format {name} does not read a call as the template writes it: {written!r}"
                 if self.shown():
                     self.note(f"{reason}; the prompt shows calls as they are read")
@@ -296,6 +302,17 @@ class Look:
     def named(self, tokens: Sequence[int]) -> str:
         """Returns tokens as text and ids."""
         return f"{self.dialogue.text(tokens)!r} ({', '.join(map(str, tokens))})"
+
+
+def untrained_marks(marks: Sequence[str]) -> str:
+    """Returns the warning that calls are written with tokens that the model was never trained on."""
+    several = len(marks) > 1
+    return (
+        f"calls are written with {' and '.join(marks)}, {'tokens' if several else 'a token'} that the model was never "
+        f"trained on: {'their rows' if several else 'its row'} of the head cannot be told from those of unused tokens, "
+        "so samples miss them even after a warm start. Show calls in plain text in turns of the prompt "
+        f"({FORMAT_KEY}=mistral), as `paddock data gsm8k_calculator` does, or start from a model that knows them"
+    )
 
 
 def conversation(turns: int, thought: str = "") -> list[Message]:

@@ -17,7 +17,7 @@ from paddock.core.registry import suggest
 from paddock.data.chat import PromptEncoder
 from paddock.data.dataset import PromptRow
 from paddock.data.dialogue import Dialogue
-from paddock.data.proof import HIDDEN, require_proof
+from paddock.data.proof import HIDDEN, require_proof, untrained_marks
 from paddock.engines.rollout.base import RolloutEngine, Sampling
 from paddock.environments.calls import format_of
 from paddock.environments.catalogue import Factory, environment_of
@@ -29,6 +29,8 @@ from paddock.environments.verl_tools import VerlEnvironment, load_interactions, 
 from paddock.environments.workers import Workers
 from paddock.errors import UserError
 from paddock.facts.compat import importable
+from paddock.models.load import model_folder
+from paddock.models.untrained import untrained
 from paddock.rewards.sandbox.program import settings_of
 from paddock.rollouts.agent_loop import LoopConversation
 from paddock.rollouts.conversation import Conversation, Setting, prompts_are_texts
@@ -199,6 +201,8 @@ class Environments:
             for note in proof.notes if tools else ():
                 if note.startswith(HIDDEN):
                     log.warning(note)
+            if tools and (unknown := untrained(model_folder(self.config.actor_rollout_ref.model.path), proof.marks)):
+                log.warning(untrained_marks(self.setting.tokenizer.convert_ids_to_tokens(unknown)))
 
     def run(
         self, engine: RolloutEngine, version: int, rows: Sequence[PromptRow], samples: int, sampling: Sampling,
