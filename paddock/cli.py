@@ -20,7 +20,7 @@ paddock trains language models with reinforcement learning.
   paddock verl on|off|status          give the name `verl` to Paddock: python3 -m verl.trainer.main_ppo starts it
   paddock data NAME [options]         prepare a data set: gsm8k, math, humaneval, mbpp, geo3k, full_hh_rlhf, from-jsonl;
                                       with tools: gsm8k_calculator, gsm8k_tool_agent_loop, gsm8k_multiturn_w_tool;
-                                      for sft: gsm8k_sft, gsm8k_calculator_sft
+                                      for sft: gsm8k_sft, gsm8k_calculator_sft, gsm8k_calculator_text_sft
   paddock sft [key=value ...]         warm start: learn the answers of prompt/answer rows
   paddock rm train [key=value ...]    a reward model from preference pairs: prompt, chosen, rejected
   paddock generate output=FILE [key=value ...]

@@ -37,7 +37,7 @@ TABLE = (
     *(
         KnownDataset(name, "openai/gsm8k", {"train": 7473, "test": 1319}, preparer=name)
         for name in (
-            *("gsm8k", "gsm8k_sft", "gsm8k_calculator", "gsm8k_calculator_sft"),
+            *("gsm8k", "gsm8k_sft", "gsm8k_calculator", "gsm8k_calculator_sft", "gsm8k_calculator_text_sft"),
             *("gsm8k_tool_agent_loop", "gsm8k_multiturn_w_tool"),
         )
     ),

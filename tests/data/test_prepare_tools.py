@@ -121,6 +121,19 @@ def test_computations_become_calls_whose_results_begin_the_next_turn(tmp_path):
     assert [written(calculator(expression)) for expression in expressions] == ["2", "1200", "0.5"]
 
 
+def test_calls_in_plain_text_follow_the_prompt_that_shows_them_and_are_read_as_they_are_written(tmp_path):
+    record = {"question": QUESTION, "answer": NOTED}
+    asked = prepared(tmp_path, "gsm8k_calculator", record)["prompt"]
+    row = prepared(tmp_path, "gsm8k_calculator_text_sft", record)
+    messages = [{"role": message["role"], "content": message["content"]} for message in row["messages"]]
+    assert messages[: len(asked)] == asked and json.loads(row["tools"]) == [CALCULATOR]
+    turns = [message["content"] for message in messages[len(asked) :] if message["role"] == "assistant"]
+    read = [FORMATS[CALL_FORMAT].parse(turn) for turn in turns]
+    assert [malformed for _, malformed in read] == [[]] * 4
+    assert [call.arguments["expression"] for calls, _ in read for call in calls] == ["4/2", "600*2", ".5*1"]
+    assert turns[0].startswith("Half of them: 4/2 =\n") and turns[-1] == "half.\n#### 1,200"
+
+
 def test_the_tool_of_supervised_rows_is_the_one_that_a_run_shows_to_the_policy():
     assert tool_of(calculator).schema() == CALCULATOR
 

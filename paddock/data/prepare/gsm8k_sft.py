@@ -1,16 +1,18 @@
 """GSM8K's own answers for supervised training: as they read, or as conversations with a calculator.
 
 The authors wrote every computation between `<<` and `>>`, as in `48/2 = <<48/2=24>>24 clips`. In the conversations each
-of them is a call of the tool `calculator`: the assistant's turn ends there, and the next one begins with the result.
+is a call of the tool `calculator`: the assistant's turn ends there, and the next one begins with the result. Calls are
+`tool_calls`, which the model's template writes, or plain text behind the prompt of `gsm8k_calculator`.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paddock.data.prepare import gsm8k
+from paddock.data.prepare import gsm8k, gsm8k_tools
 from paddock.data.prepare.preparer import Preparer, Row
 from paddock.data.prepare.records import Record
 
@@ -45,12 +47,29 @@ def plain_row(record: Record, split: str, index: int) -> Row:
 
 def calculator_row(record: Record, split: str, index: int) -> Row:
     question, answer = asked_and_answered(record, split, index)
-    *steps, last = pieces(answer)
-    messages = [question]
-    for text, expression, result in steps:
+
+    def turn(text: str, expression: str) -> Row:
         call = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
-        said = {"role": "assistant", "content": text.rstrip(), "tool_calls": [{"type": "function", "function": call}]}
-        messages += [said, {"role": "tool", "content": result}]
+        return {"role": "assistant", "content": text, "tool_calls": [{"type": "function", "function": call}]}
+
+    return conversation([question], answer, turn)
+
+
+def text_row(record: Record, split: str, index: int) -> Row:
+    asked = gsm8k_tools.calculator_row(record, split, index)
+
+    def turn(text: str, expression: str) -> Row:
+        return {"role": "assistant", "content": f"{text}\n{gsm8k_tools.CALL % expression}"}
+
+    return conversation(asked["prompt"], asked["extra_info"]["answer"], turn)
+
+
+def conversation(asked: Sequence[Mapping[str, Any]], answer: str, turn: Callable[[str, str], Row]) -> Row:
+    """Returns the messages of a row; `turn` writes one that ends with a call."""
+    *steps, last = pieces(answer)
+    messages = [*asked]
+    for text, expression, result in steps:
+        messages += [turn(text.rstrip(), expression), {"role": "tool", "content": result}]
     messages.append({"role": "assistant", "content": last[0]})
     return {"messages": messages, "tools": json.dumps([CALCULATOR])}
 
@@ -100,5 +119,9 @@ PREPARERS = (
     Preparer(
         name="gsm8k_calculator_sft", title="GSM8K with a calculator, for supervised training", hub=gsm8k.SOURCE,
         config="main", row=calculator_row, schema=calculator_schema, next_command="sft",
+    ),
+    Preparer(
+        name="gsm8k_calculator_text_sft", title="GSM8K with a calculator called in plain text, for supervised training",
+        hub=gsm8k.SOURCE, config="main", row=text_row, schema=calculator_schema, next_command="sft",
     ),
 )  # fmt: skip
