@@ -174,7 +174,8 @@ class Run:
     ) -> list[Any]:
         """Returns `n` responses to a prompt (a text, or messages), or a list of such lists to a list of prompts.
 
-        `temperature` and `response_length` replace the run's own.
+        `temperature` and `response_length` replace the run's own. In an environment a response is the conversation:
+        what others than the policy said stands in brackets.
 
         >>> len(run.generate("2+2=", n=3))
         3

@@ -27,6 +27,7 @@ from paddock.rollouts.batch import with_prompts, with_responses
 from paddock.rollouts.collect import episodes
 from paddock.rollouts.episode import Episode
 from paddock.trainer.checkpoint import Checkpoint
+from paddock.trainer.generation import PROMPT, told
 from paddock.trainer.interruption import Interruption
 from paddock.trainer.launch import Launch
 from paddock.trainer.lifecycle import Listeners, Metrics
@@ -83,7 +84,7 @@ class Session:
         self, prompts: Sequence[Any], n: int, temperature: float | None, response_length: int | None
     ) -> list[list[str]]:
         with self.trainer() as trainer:
-            collector, data = trainer.collector, self.config.data
+            collector, data = trainer.collector, trainer.config.data
             templated = collector.tokenizer.chat_template or "chat_template" in data.apply_chat_template_kwargs
             asked = [
                 [{"role": "user", "content": prompt}] if isinstance(prompt, str) and templated else prompt
@@ -102,6 +103,16 @@ class Session:
                 sampling = replace(sampling, temperature=temperature)
             if response_length is not None:
                 sampling = replace(sampling, max_tokens=response_length)
+            if collector.converses:
+                drawn = [
+                    PromptRow(
+                        0, next(self.asked), own, one, PROMPT, None, {}, f"prompt {number}", written_prompt=prompt
+                    )
+                    for number, (own, one, prompt) in enumerate(zip(tokens, asked, prompts, strict=True))
+                ]
+                with trainer.roles.rollout.awake(Timer()):
+                    told_of = iter(collector.engine.converse(drawn, n, sampling))
+                return [[told(one.extras["conversation"]) for one in itertools.islice(told_of, n)] for _ in tokens]
             rows = [[next(self.asked) for _ in range(n)] for _ in tokens]
             with trainer.roles.rollout.awake(Timer()):
                 found = trainer.roles.rollout.generate(

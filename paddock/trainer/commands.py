@@ -16,6 +16,7 @@ _A, _M, _RO = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollo
 MACHINE = ("trainer.device", "trainer.n_gpus_per_node", "trainer.nnodes", "trainer.seed")
 PROMPTS = ("data.max_*", "data.filter_*", "data.truncation", "data.*_key", "data.seed", "data.tokenizer",
            "data.trust_remote_code", "data.apply_chat_template_kwargs")  # fmt: skip
+ENVIRONMENT = ("environment", "environment_kwargs", "environment_kwargs.*")
 NO_ESTIMATOR = {"algorithm.adv_estimator": "reinforce_plus_plus"}
 """The one that needs nothing: no critic, no groups."""
 
@@ -149,6 +150,7 @@ EVAL = Command(
         *MACHINE,
         *("data.val_*", "data.validation_shuffle", f"{_M}.*", f"{_RO}.*", "trainer.validation_data_dir"),
         *("reward_model.*", "custom_reward_function.*", "reward", "reward_kwargs", "reward_weights"),
+        *ENVIRONMENT,
     ),
     names={"model": f"{_M}.path", "model.": f"{_M}.", "data": "data.val_files", "rollout.": f"{_RO}."},
     defaults=NO_ESTIMATOR,
@@ -156,7 +158,7 @@ EVAL = Command(
 
 GENERATE = Command(
     name="generate",
-    reads=(*PROMPTS, *MACHINE, "data.val_*", f"{_M}.*", f"{_RO}.*"),
+    reads=(*PROMPTS, *MACHINE, *ENVIRONMENT, "data.val_*", f"{_M}.*", f"{_RO}.*"),
     names={
         "model": f"{_M}.path",
         "model.": f"{_M}.",

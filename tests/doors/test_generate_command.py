@@ -11,7 +11,7 @@ from tiny_models import byte_tokenizer, save_tiny
 
 from paddock.cli import main
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
-from paddock.trainer.commands import GENERATE
+from paddock.trainer.commands import EVAL, GENERATE
 
 SMALL = ["rollout.dtype=float32", "data.max_response_length=6"]
 
@@ -130,3 +130,13 @@ def test_settings_without_effect_are_reported():
     assert GENERATE.load(["trainer.save_freq=3", "rollout.top_p=0.9"]).warnings == [
         "trainer.save_freq has no effect on `paddock generate`"
     ]
+
+
+def test_an_environment_has_effect_and_nothing_else_is_said(capsys):
+    keys = ["model=builtin:tiny-tools", "environment=builtin:calculator", "data.max_response_length=40", "n=8"]
+    assert main(["generate", *keys, "prompt=37*48="]) == 0
+    said = capsys.readouterr()
+    assert "[tool: 1776=]" in said.out and "no effect" not in said.err
+    for command in (GENERATE, EVAL):
+        asked = command.load([*keys[:3], "data=builtin:products/test", "environment_kwargs={a: 1}"])
+        assert [warning for warning in asked.warnings if "no effect" in warning] == []

@@ -285,6 +285,16 @@ def test_what_is_trained_is_evaluated_asked_exported_and_reported(tmp_path):
             run.evaluate()
 
 
+def test_in_an_environment_a_prompt_is_answered_by_a_conversation(tmp_path):
+    with paddock.Run(
+        "builtin:tiny-tools", environment="builtin:calculator", folder=tmp_path, n=2, batch=2, steps=1,
+        response_length=40, config={"trainer.val_before_train": False},
+    ) as run:  # fmt: skip
+        told = run.generate(["37*48=", "12*34="], n=8)
+        assert [len(responses) for responses in told] == [8, 8]
+        assert any("[tool: 1776=]" in text for text in told[0]) and any("[tool: 408=]" in text for text in told[1])
+
+
 def test_memory_comes_back_when_a_run_is_closed(tmp_path):
     import gc
     import weakref
