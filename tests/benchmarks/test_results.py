@@ -229,18 +229,18 @@ def test_what_the_page_says_of_the_kin_of_grpo_is_so():
 
 def test_what_the_page_says_of_the_calculator_after_supervised_training_is_so():
     text = " ".join(PAGES[0].read_text().split())
-    helped, alone = (
+    with_tool, without = (
         [[f"{100 * share:.1f}" for share in run["held_out"]["strict"]] for run in runs]
         for runs in (WITH_TOOL, WITHOUT_TOOL)
     )
-    (before,) = {strict[0] for strict in helped}
-    first, other, same = (strict[0] for strict in alone)
+    (before,) = {strict[0] for strict in with_tool}
+    first, other, same = (strict[0] for strict in without)
     assert other == same, "seeds 2 and 3 start from one model"
     assert (
         f"conversations are right in {before} %, answers without a tool in {other} %, or {first} % after another"
         in text
     )
-    ends = ["{}, {} and {} %".format(*(strict[-1] for strict in arm)) for arm in (helped, alone)]
+    ends = ["{}, {} and {} %".format(*(strict[-1] for strict in arm)) for arm in (with_tool, without)]
     assert "Accuracy ends at {}, and without a tool at {}".format(*ends) in text
     worst, best = (
         pick(run["held_out"]["strict"][-1] for run in runs) for pick, runs in ((min, WITHOUT_TOOL), (max, WITH_TOOL))
