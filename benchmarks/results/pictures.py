@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from benchmarks.learning_curves import (
     smooth,
     text,
 )
+from benchmarks.results.experiment import load
 
 CURVES, IMAGES = ROOT / "docs/curves/results", ROOT / "docs/images"
 TOP = 0.5  # of both panels, as a share
@@ -57,8 +59,8 @@ PICTURES = (
     ),
     Picture(
         "results_gsm8k_calculator.svg",
-        "GRPO with a calculator",
-        {"grpo-0.5b": COLOUR["grpo"], "grpo-calculator-0.5b": "#d98324", "grpo-calculator-used-0.5b": "#7b4fa6"},
+        "GRPO with and without a tool",
+        {"grpo-sft-0.5b": COLOUR["grpo"], "grpo-sft-calculator-0.5b": "#d98324"},
     ),
 )
 
@@ -83,9 +85,7 @@ def draw(picture: Picture, runs: dict[str, list[Run]]) -> str | None:
     right = Panel(540, 940, steps, "Accuracy on the 1,319 test problems, greedy", TOP)
     parts = [
         text(20, 34, picture.title, size=19, weight=600),
-        text(
-            20, 57, "Qwen2.5-Coder-0.5B-Instruct, one H200, 1,024 answers a step; bands span seeds.", size=13, fill=GREY
-        ),
+        text(20, 57, subtitle(shown), size=13, fill=GREY),
         *legend(picture, shown),
         *left.axes(),
         *right.axes(),
@@ -94,6 +94,13 @@ def draw(picture: Picture, runs: dict[str, list[Run]]) -> str | None:
         colour = picture.colours[name]
         parts += [*reward(left, found, colour), *held_out(right, found, colour)]
     return page(parts)
+
+
+def subtitle(names: Iterable[str]) -> str:
+    """Experiments of one picture have the same number of answers a step."""
+    loaded = (load(name).settings for name in names)
+    (answers,) = {one["data.train_batch_size"] * one["actor_rollout_ref.rollout.n"] for one in loaded}
+    return f"Qwen2.5-Coder-0.5B-Instruct, one H200, {answers:,} answers a step; bands span seeds."
 
 
 def legend(picture: Picture, shown: dict[str, list[Run]]) -> list[str]:

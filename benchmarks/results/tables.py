@@ -26,10 +26,11 @@ WINDOW = 10  # steps over which the reward at the end is averaged
 
 
 def greedy(runs: list[Run]) -> list[str]:
-    """Title, seeds, strict accuracy after each number of steps, and lenient accuracy at the first and the last."""
+    """Title, seeds, strict accuracy after each number of steps, and lenient accuracy at step 0 and a run's last one."""
     strict = (cell(held_out(run, "strict", step) for run in runs) for step in STEPS)
-    lenient = (cell(held_out(run, "lenient", step) for run in runs) for step in (STEPS[0], STEPS[-1]))
-    return [runs[0]["title"], seeds(runs), *strict, *lenient]
+    first = cell(held_out(run, "lenient", 0) for run in runs)
+    last = cell(held_out(run, "lenient", run["steps"]) for run in runs)
+    return [runs[0]["title"], seeds(runs), *strict, first, last]
 
 
 def held_out(run: Run, method: str, step: int) -> float | None:

@@ -23,8 +23,13 @@ from paddock.trainer.samples import Sample, dump_samples
 
 PAGES = [ROOT / "docs" / language / "results.md" for language in ("en", "zh")]
 RUNS = pictures.read()
-FINISHED = [run for runs in RUNS.values() for run in runs if run["finished"]]
+ALL = [run for runs in RUNS.values() for run in runs]
+FINISHED = [run for run in ALL if run["finished"]]
+EVALUATED = [run for run in FINISHED if "sampled" in run]
+"""Runs from the model as it ships. Those after supervised training know the format, and have no eight samples."""
 GRPO = RUNS["grpo-0.5b"]
+WITHOUT_TOOL, WITH_TOOL = (RUNS[f"grpo-sft{name}-0.5b"] for name in ("", "-calculator"))
+"""Runs after supervised training, without a tool and with the calculator."""
 
 
 @pytest.mark.parametrize("name", experiment.names())
@@ -94,7 +99,18 @@ def test_a_cell_has_mean_and_range_of_the_seeds_and_a_dash_for_what_was_not_reac
     assert tables.cell([None]) == "-"
 
 
-@pytest.mark.parametrize("run", FINISHED, ids=lambda run: f"{run['experiment']}-{run['seed']}")
+def test_a_row_ends_with_the_lenient_accuracy_of_the_runs_own_last_step():
+    run = {
+        "title": "A",
+        "seed": 1,
+        "steps": 60,
+        "held_out": {"step": [0, 60], "strict": [0.1, 0.3], "lenient": [0.2, 0.4]},
+    }
+    assert tables.greedy([run]) == ["A", "1", "10.0", "-", "-", "30.0", "-", "20.0", "40.0"]
+    assert tables.greedy([{**run, "steps": 80}])[-1] == "-"
+
+
+@pytest.mark.parametrize("run", EVALUATED, ids=lambda run: f"{run['experiment']}-{run['seed']}")
 def test_a_committed_run_learnt_more_than_the_format(run):
     """By far more than chance: five standard errors of the difference of two accuracies over 1,319 problems."""
     noise = 5 * sqrt(2 * 0.25 / 1319)
@@ -102,14 +118,24 @@ def test_a_committed_run_learnt_more_than_the_format(run):
     for name in records.METHODS:
         assert greedy[name][-1] - greedy[name][0] > noise
         assert sampled["after"][name]["pass@8"] - sampled["before"][name]["pass@8"] > noise
-    assert len(run["curves"]["reward"]) == run["steps"]
 
 
-def test_the_committed_runs_of_grpo_are_its_experiment_with_every_seed():
-    found = experiment.load("grpo-0.5b")
-    assert tuple(run["seed"] for run in GRPO) == found.seeds
-    for run in GRPO:
+@pytest.mark.parametrize("run", FINISHED, ids=lambda run: f"{run['experiment']}-{run['seed']}")
+def test_a_finished_run_has_every_step_and_was_validated_after_the_last(run):
+    assert len(run["curves"]["reward"]) == run["steps"] == run["held_out"]["step"][-1]
+
+
+def test_runs_without_eight_samples_are_those_after_supervised_training():
+    assert [run for run in FINISHED if "sampled" not in run] == [run for run in ALL if "warm_up" in run]
+
+
+@pytest.mark.parametrize("runs", (GRPO, WITHOUT_TOOL, WITH_TOOL), ids=lambda runs: runs[0]["experiment"])
+def test_the_committed_runs_are_their_experiment_with_every_seed(runs):
+    found = experiment.load(runs[0]["experiment"])
+    assert tuple(run["seed"] for run in runs) == found.seeds
+    for run in runs:
         assert set(found.training()) <= set(run["command"].split())
+        assert run.get("warm_up", "") == found.warm_up
 
 
 @pytest.mark.parametrize("picture", pictures.PICTURES, ids=lambda picture: picture.file)
@@ -133,9 +159,11 @@ def test_the_tables_of_the_page_are_those_of_the_runs(page):
 def test_the_page_names_command_date_versions_and_weights_of_the_runs(page):
     text = re.sub(r"\s*\\\n\s*", " ", page.read_text())
     assert GRPO[0]["command"].replace("DATA/", "$HOME/data/gsm8k/") in text
-    for run in (run for runs in RUNS.values() for run in runs):
+    for run in ALL:
         versions = {name: run["versions"][name] for name in ("torch", "transformers", "python")}
-        for fact in (run["date"], run["device"], run["weights"]["sha256"], *versions.values()):
+        assert (run["weights"] is None) == ("warm_up" in run), "supervised training leaves no record of the file"
+        start = run["warm_up"].replace(" data=", " data=$HOME/data/") if "warm_up" in run else run["weights"]["sha256"]
+        for fact in (run["date"], run["device"], start, *versions.values()):
             assert fact in text, fact
 
 
@@ -199,7 +227,34 @@ def test_what_the_page_says_of_the_kin_of_grpo_is_so():
     assert words.format(*alone) in text
 
 
-def test_what_the_page_says_of_the_calculator_is_so():
+def test_what_the_page_says_of_the_calculator_after_supervised_training_is_so():
+    text = " ".join(PAGES[0].read_text().split())
+    with_tool, without = (
+        [[f"{100 * share:.1f}" for share in run["held_out"]["strict"]] for run in runs]
+        for runs in (WITH_TOOL, WITHOUT_TOOL)
+    )
+    (before,) = {strict[0] for strict in with_tool}
+    first, other, same = (strict[0] for strict in without)
+    assert other == same, "seeds 2 and 3 start from one model"
+    assert (
+        f"conversations are right in {before} %, answers without a tool in {other} %, or {first} % after another"
+        in text
+    )
+    ends = ["{}, {} and {} %".format(*(strict[-1] for strict in arm)) for arm in (with_tool, without)]
+    assert "Accuracy ends at {}, and without a tool at {}".format(*ends) in text
+    worst, best = (
+        pick(run["held_out"]["strict"][-1] for run in runs) for pick, runs in ((min, WITHOUT_TOOL), (max, WITH_TOOL))
+    )
+    assert f"the worst seed without one is {100 * (worst - best):.1f} points above the best with one" in text
+    calls, lost = ([run["curves"][name][0] for run in WITH_TOOL] for name in ("calls", "malformed"))
+    assert f"has {min(calls):.2f} to {max(calls):.2f} calls that can be read" in text
+    assert f"and {min(lost):.2f} to {max(lost):.2f} that cannot" in text
+    rewards = [100 * mean(run["curves"]["reward"][0] for run in runs) for runs in (WITH_TOOL, WITHOUT_TOOL)]
+    assert "its reward is {:.1f} % where answers without a tool have {:.1f}".format(*rewards) in text
+    assert all(run["shared_device"] for run in (*WITHOUT_TOOL, *WITH_TOOL)) and "All runs shared the device" in text
+
+
+def test_what_the_page_says_of_the_calculator_by_an_example_is_so():
     text = " ".join(PAGES[0].read_text().split())
     (free,), (paid,) = (RUNS[f"grpo-calculator{name}-0.5b"] for name in ("", "-used"))
     assert not free["finished"] and not paid["finished"]
