@@ -41,7 +41,7 @@ def untrained(folder: Path, tokens: Iterable[int]) -> list[int]:
 
 def heads(folder: Path) -> list[tuple[Path, str]]:
     """Returns the matrices that logits come from and their files: the head, else the embedding that it is tied to."""
-    names = {}
+    names: dict[str, Path] = {}
     for file in folder.glob(f"*{Path(WEIGHTS).suffix}"):
         with safe_open(file, "pt") as opened:
             names |= dict.fromkeys(opened.keys(), file)

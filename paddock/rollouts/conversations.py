@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from paddock.rollouts.episode import Episode
 
 TICK = 0.01  # seconds of decode between two looks at tools that run
 FIRST = 0.1  # seconds that the first prompts wait for each other
+AT_ONCE = 32
+"""Conversations that go on before the next launch, where the engine launches ahead: its device is not to run dry."""
 OnEpisodes = Callable[[list[Episode]], None]
 
 
@@ -56,6 +59,8 @@ class Conversations:
         """Turns that the engine computes."""
         self.parked: set[int] = set()
         """Conversations whose keys and values the engine keeps."""
+        self.served: deque[tuple[int, Any, BaseException | None]] = deque()
+        """Conversations that have what they waited for, and are to go on."""
         self.over: list[int] = []
         """Parked conversations that have ended: the engine may free what it keeps of them."""
         self.episodes: dict[int, Episode] = {}
@@ -74,7 +79,9 @@ class Conversations:
             self.engine.resume(self.sampling, self.limits())
             try:
                 while self.generators:
-                    self.take_ready(block=not self.flying and not self.wanted)
+                    may_wait = not self.flying and not self.served
+                    self.take_ready(block=may_wait and (self.deterministic or not self.wanted))
+                    self.go_on_next(AT_ONCE if self.engine.launches_ahead and not self.deterministic else None)
                     self.submit()
                     self.advance()
                     if on_done and self.generators and len(self.episodes) > told:
@@ -88,6 +95,11 @@ class Conversations:
             self.cancel()
         self.clock.total += time.perf_counter() - begun
         return [self.episodes[key] for key in range(len(self.conversations))]
+
+    def go_on_next(self, most: int | None = None) -> None:
+        """Resumes the conversations that have what they waited for; `most`: so many of them."""
+        for _ in range(len(self.served) if most is None else min(most, len(self.served))):
+            self.go_on(*self.served.popleft())
 
     def go_on(self, key: int, value: Any = None, error: BaseException | None = None) -> None:
         """Resumes a conversation with what it waited for, and notes what it waits for next."""
@@ -111,6 +123,7 @@ class Conversations:
         until = time.monotonic() + FIRST
         while self.waiting and (self.deterministic or not self.wanted or time.monotonic() < until):
             self.take_ready(block=True, most=None if self.deterministic or not self.wanted else FIRST)
+            self.go_on_next()
 
     def limits(self) -> Limits:
         """Returns room for all prompts; for one whose conversation is computed anew, if there are more than slots or
@@ -138,7 +151,7 @@ class Conversations:
         return found
 
     def take_ready(self, block: bool, most: float | None = None) -> None:
-        """Resumes conversations whose calls have returned, or took too long; waits for one, if it is to."""
+        """Takes note of calls that have returned, or took too long; waits for one, if it is to."""
         if block and self.waiting:
             left = min(deadline for _, deadline in self.waiting.values()) - time.monotonic()
             seconds = max(0.0, left if most is None else min(left, most))
@@ -155,18 +168,18 @@ class Conversations:
         for key in [key for key, (_, deadline) in self.waiting.items() if deadline <= now]:
             future, _ = self.waiting.pop(key)
             future.cancel()
-            self.go_on(key, error=TimeLimit())
+            self.served.append((key, None, TimeLimit()))
 
     def returned(self, key: int, future: Future[Any]) -> None:
         if self.waiting.get(key, (None,))[0] is not future:
             return  # its time was up
         del self.waiting[key]
         error = future.exception()
-        self.go_on(key, None if error else future.result(), error)
+        self.served.append((key, None if error else future.result(), error))
 
     def submit(self) -> None:
         """Hands the engine the turns that are wanted, and tells it which conversations are over."""
-        if self.deterministic and (self.flying or self.waiting):
+        if self.deterministic and (self.flying or self.waiting or self.served):
             return
         self.over += [key for key, one in self.wanted.items() if one.anew and key in self.parked]
         self.forget_over()
@@ -183,12 +196,13 @@ class Conversations:
         return len(over)
 
     def advance(self) -> None:
-        """Lets the engine work until a turn is finished, or for a moment if tools are running."""
+        """Lets the engine work until a turn is finished; for a moment if tools are running, and for one launch if
+        conversations are to go on."""
         if not self.flying:
             return
         begun = time.perf_counter()
         self.clock.idle += begun - self.runnable_since if self.clock.working else 0.0
-        seconds = TICK if self.waiting and not self.deterministic else None
+        seconds = None if self.deterministic else 0.0 if self.served else TICK if self.waiting else None
         found = self.engine.advance(seconds)
         self.runnable_since = time.perf_counter()
         self.clock.working += self.runnable_since - begun
@@ -201,13 +215,14 @@ class Conversations:
     def completed(self, completion: Completion) -> None:
         if self.flying.pop(completion.key).keep:
             self.parked.add(completion.key)
-        self.go_on(completion.key, completion)
+        self.served.append((completion.key, completion, None))
 
     def make_room(self) -> None:
         """Frees what the engine keeps of conversations that wait for a tool, so that others begin; their next turn is
         computed from its first token on."""
         while self.deterministic and self.waiting:
             self.take_ready(block=True)
+            self.go_on_next()
         if self.forget_over():
             return
         keys = sorted(self.parked)[: len(self.flying)]

@@ -201,7 +201,8 @@ class Environments:
             for note in proof.notes if tools else ():
                 if note.startswith(HIDDEN):
                     log.warning(note)
-            if tools and (unknown := untrained(model_folder(self.config.actor_rollout_ref.model.path), proof.marks)):
+            model = self.config.actor_rollout_ref.model.path
+            if tools and model and (unknown := untrained(model_folder(model), proof.marks)):
                 log.warning(untrained_marks(self.setting.tokenizer.convert_ids_to_tokens(unknown)))
 
     def run(

@@ -15,7 +15,9 @@ import paddock
 from paddock.core.batch import NOBODY
 from paddock.data.loader import prompt_batch
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
+from paddock.rollouts import conversations
 from paddock.rollouts.batch import with_prompts, with_responses
+from paddock.rollouts.conversations import Conversations
 
 ENOUGH = 3
 """Turns after which the environments of these tests end."""
@@ -88,6 +90,29 @@ def test_bits_do_not_depend_on_how_fast_tools_are_if_the_run_is_deterministic():
     keys = ("actor_rollout_ref.rollout.deterministic=True",)
     first, second = (talk(Dice, *keys, count=6, samples=2) for _ in range(2))
     assert [one.spans for one in first] == [one.spans for one in second]
+
+
+@pytest.mark.parametrize("environment", [Echo, Dice])
+def test_an_engine_that_launches_ahead_gets_its_next_launch_between_a_few_conversations(environment, monkeypatch):
+    """Many turns that end at once would leave its device without work; the tokens are the same."""
+    whole = talk(environment, count=6, samples=4)
+    resumed = [0]
+    go_on, advance = Conversations.go_on, EmbeddedEngine.advance
+
+    def counted(self, *args):
+        resumed[-1] += len(self.flying) > 0
+        go_on(self, *args)
+
+    def noted(self, seconds=None):
+        resumed.append(0)
+        return advance(self, seconds)
+
+    monkeypatch.setattr(conversations, "AT_ONCE", 2)
+    monkeypatch.setattr(Conversations, "go_on", counted)
+    monkeypatch.setattr(EmbeddedEngine, "advance", noted)
+    monkeypatch.setattr(EmbeddedEngine, "launches_ahead", property(lambda self: True, lambda self, on: None))
+    assert texts(talk(environment, count=6, samples=4)) == texts(whole)
+    assert max(resumed) == 2
 
 
 def test_a_conversation_that_waits_holds_nobody_up():

@@ -145,6 +145,9 @@ class RolloutEngine(Protocol):
     """An engine works in sessions: between `resume` and `pause` it answers requests, all under one `Sampling`, and the
     model's weights do not change."""
 
+    launches_ahead: bool = False
+    """True: its device works on while the host does something else between two calls of `advance`, for a moment."""
+
     def resume(self, sampling: Sampling, limits: Limits) -> None:
         """Opens a session with room for `limits`."""
         ...

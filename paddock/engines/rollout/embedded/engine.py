@@ -71,6 +71,7 @@ class EmbeddedEngine(RolloutEngine):
         self.autocast = autocast
         self.dtype = autocast or model.dtype
         self.on_gpu = can_launch(next(model.parameters())) and autocast is None
+        self.launches_ahead = self.on_gpu
         self.records = self.on_gpu and can_record(model.device) and not enforce_eager
         self.keeps = self.on_gpu and not free_cache
         self.record_experts = record_experts
@@ -309,10 +310,11 @@ class EmbeddedEngine(RolloutEngine):
 
     def columns(self, slots: KeyValues, sampling: Sampling) -> Sequences:
         """Returns the columns; on a GPU those of an earlier call with the same length, which graphs read and write."""
+        made = partial(Sequences, slots, sampling.max_tokens, self.model.device, ahead=self.launches_ahead)
         if not self.on_gpu:
-            return Sequences(slots, sampling.max_tokens, self.model.device, ahead=False)
+            return made()
         if sampling.max_tokens not in self.sequences:
-            self.sequences[sampling.max_tokens] = Sequences(slots, sampling.max_tokens, self.model.device, ahead=True)
+            self.sequences[sampling.max_tokens] = made()
         return self.sequences[sampling.max_tokens]
 
     def drop_old_graphs(self) -> None:
