@@ -77,7 +77,7 @@ test-megatron: ## megatron-core, in a venv of its own
 # has tasksets only, takes the place of 0.3 at the end.
 test-environments: ## environments of other packages, in a venv of its own
 	@test -x .venv-environments/bin/python || $(PYTHON) -m venv .venv-environments
-	@.venv-environments/bin/pip install -q -c constraints.txt torch==2.13.0 pytest openenv==0.10.0 -e ".[environments]"
+	@.venv-environments/bin/pip install -q -c constraints.txt torch==2.13.0 pytest hypothesis openenv==0.10.0 -e ".[environments]"
 	@.venv-environments/bin/pip install -q --no-deps gem-llm==0.1.0
 	.venv-environments/bin/python -m pytest tests/environments tests/rollouts/test_adapted.py
 	@.venv-environments/bin/pip install -q -c constraints.txt verifiers==0.4.0
