@@ -1,4 +1,4 @@
-"""Commands in processes of their own that begin with torch imported: forked from the process of the tests."""
+"""Processes that begin with torch imported: forked from the process of the tests."""
 
 from __future__ import annotations
 
@@ -17,24 +17,21 @@ FAILED = 99
 """Exit code of a command that raised."""
 
 
-class Forked:
-    """A `paddock` command in a forked process, with the signals of a fresh one and the leader of its own group.
+class ForkedCall:
+    """A function in a forked process, with the signals of a fresh one and the leader of its own group.
 
-    A real start of Python and its imports take seconds, of which tests of what a run leaves learn nothing.
+    A real start of Python and its imports take seconds, of which most tests learn nothing.
     """
 
-    def __init__(
-        self, arguments: Sequence[str], output: Path | None = None, folder: Path | None = None,
-        before: Callable[[], None] = lambda: None,
-    ):  # fmt: skip
-        """`output`: the file to which it writes; `folder`: where it works; `before`: what it does first."""
+    def __init__(self, function: Callable[[], int | None], output: Path | None = None, folder: Path | None = None):
+        """`function`: returns the exit code; `output`: the file to which it writes; `folder`: where it works."""
         self.file = output.open("ab+") if output else TemporaryFile()  # noqa: SIM115  closed with the process of the tests
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
-            self._run(arguments, folder, before)
+            self._run(function, folder)
 
-    def _run(self, arguments: Sequence[str], folder: Path | None, before: Callable[[], None]) -> None:
+    def _run(self, function: Callable[[], int | None], folder: Path | None) -> None:
         code = FAILED
         try:
             os.setpgid(0, 0)
@@ -46,10 +43,7 @@ class Forked:
             sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))  # noqa: SIM115
             if folder:
                 os.chdir(folder)
-            before()
-            from paddock.cli import main
-
-            code = main(list(arguments))
+            code = function() or 0
         except BaseException:
             traceback.print_exc()
         finally:
@@ -82,3 +76,21 @@ class Forked:
     def said(self) -> str:
         """Returns what it has written so far."""
         return os.pread(self.file.fileno(), 1 << 24, 0).decode()
+
+
+class Forked(ForkedCall):
+    """A `paddock` command in a forked process."""
+
+    def __init__(
+        self, arguments: Sequence[str], output: Path | None = None, folder: Path | None = None,
+        before: Callable[[], None] = lambda: None,
+    ):  # fmt: skip
+        """`before`: what the process does first."""
+
+        def command() -> int | None:
+            from paddock.cli import main
+
+            before()
+            return main(list(arguments))
+
+        super().__init__(command, output, folder)
