@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import IO, Any
 
 from paddock.trainer import loop, rm, run, sft  # noqa: F401  imported once, here, for all processes
 
@@ -94,3 +97,50 @@ class Forked(ForkedCall):
             return main(list(arguments))
 
         super().__init__(command, output, folder)
+
+
+class ForkedModule:
+    """`python -m module` as `subprocess.Popen` would run it in a session of its own, with its input in a pipe."""
+
+    def __init__(self, command: Sequence[str], *, stdout: IO[bytes], env: dict[str, str], **_: Any):
+        module = command[-1]
+        reading, writing = os.pipe()
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(writing)
+            self._run(module, (reading, stdout.fileno(), stdout.fileno()), env)
+        os.close(reading)
+        self.stdin = open(writing, "wb")  # noqa: SIM115  closed by who ends the process
+
+    def _run(self, module: str, streams: Sequence[int], env: dict[str, str]) -> None:
+        code = 1
+        try:
+            os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+            sys.stdin = open(0, closefd=False)  # noqa: SIM115
+            sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))  # noqa: SIM115
+            os.environ.update(env)
+            sys.path[:0] = env["PYTHONPATH"].split(os.pathsep)
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if done else None
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a forked module", timeout)
+            time.sleep(0.01)
+        return code
