@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -24,6 +27,27 @@ def _one_thread() -> None:
 
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interpreted_kernels() -> None:
+    """Has triton's interpreter exchange the builtins of its language once for each launch. By itself it looks for them
+    at each call of one function by another, which is a third of the time of kernels' tests."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    @cache
+    def languages(function: Callable[..., object]) -> list[ModuleType]:
+        return [module for module in function.__globals__.values() if module is tl or module is tl.core]
+
+    def call(function: interpreter.InterpretedFunction, *args: object, **kwargs: object) -> object:
+        if any(tl.core.is_builtin(language.load) for language in languages(function.fn)):
+            interpreter._patch_lang(function.fn)
+        return function.rewrite()(*args, **kwargs)
+
+    interpreter.InterpretedFunction.__call__ = call
 
 
 @pytest.fixture(params=["compiled", "torch"])

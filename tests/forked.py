@@ -1,15 +1,18 @@
-"""Commands in processes of their own that begin with torch imported: forked from the process of the tests."""
+"""Processes that begin with torch imported: forked from the process of the tests."""
 
 from __future__ import annotations
 
 import os
+import runpy
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import IO, Any
 
 from paddock.trainer import loop, rm, run, sft  # noqa: F401  imported once, here, for all processes
 
@@ -17,24 +20,21 @@ FAILED = 99
 """Exit code of a command that raised."""
 
 
-class Forked:
-    """A `paddock` command in a forked process, with the signals of a fresh one and the leader of its own group.
+class ForkedCall:
+    """A function in a forked process, with the signals of a fresh one and the leader of its own group.
 
-    A real start of Python and its imports take seconds, of which tests of what a run leaves learn nothing.
+    A real start of Python and its imports take seconds, of which most tests learn nothing.
     """
 
-    def __init__(
-        self, arguments: Sequence[str], output: Path | None = None, folder: Path | None = None,
-        before: Callable[[], None] = lambda: None,
-    ):  # fmt: skip
-        """`output`: the file to which it writes; `folder`: where it works; `before`: what it does first."""
+    def __init__(self, function: Callable[[], int | None], output: Path | None = None, folder: Path | None = None):
+        """`function`: returns the exit code; `output`: the file to which it writes; `folder`: where it works."""
         self.file = output.open("ab+") if output else TemporaryFile()  # noqa: SIM115  closed with the process of the tests
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
-            self._run(arguments, folder, before)
+            self._run(function, folder)
 
-    def _run(self, arguments: Sequence[str], folder: Path | None, before: Callable[[], None]) -> None:
+    def _run(self, function: Callable[[], int | None], folder: Path | None) -> None:
         code = FAILED
         try:
             os.setpgid(0, 0)
@@ -46,10 +46,7 @@ class Forked:
             sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))  # noqa: SIM115
             if folder:
                 os.chdir(folder)
-            before()
-            from paddock.cli import main
-
-            code = main(list(arguments))
+            code = function() or 0
         except BaseException:
             traceback.print_exc()
         finally:
@@ -82,3 +79,68 @@ class Forked:
     def said(self) -> str:
         """Returns what it has written so far."""
         return os.pread(self.file.fileno(), 1 << 24, 0).decode()
+
+
+class Forked(ForkedCall):
+    """A `paddock` command in a forked process."""
+
+    def __init__(
+        self, arguments: Sequence[str], output: Path | None = None, folder: Path | None = None,
+        before: Callable[[], None] = lambda: None,
+    ):  # fmt: skip
+        """`before`: what the process does first."""
+
+        def command() -> int | None:
+            from paddock.cli import main
+
+            before()
+            return main(list(arguments))
+
+        super().__init__(command, output, folder)
+
+
+class ForkedModule:
+    """`python -m module` as `subprocess.Popen` would run it in a session of its own, with its input in a pipe."""
+
+    def __init__(self, command: Sequence[str], *, stdout: IO[bytes], env: dict[str, str], **_: Any):
+        module = command[-1]
+        reading, writing = os.pipe()
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(writing)
+            self._run(module, (reading, stdout.fileno(), stdout.fileno()), env)
+        os.close(reading)
+        self.stdin = open(writing, "wb")  # noqa: SIM115  closed by who ends the process
+
+    def _run(self, module: str, streams: Sequence[int], env: dict[str, str]) -> None:
+        code = 1
+        try:
+            os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+            sys.stdin = open(0, closefd=False)  # noqa: SIM115
+            sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))  # noqa: SIM115
+            os.environ.update(env)
+            sys.path[:0] = env["PYTHONPATH"].split(os.pathsep)
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if done else None
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a forked module", timeout)
+            time.sleep(0.01)
+        return code

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
+import pickle
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, reduce
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -22,7 +22,7 @@ from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.facts.machine import Machine, this_machine
 
-_INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
+FOLLOWS = re.compile(r"\$\{([\w.]+)\}")
 
 
 @dataclass
@@ -52,7 +52,8 @@ def load(
     line = parse(arguments)
     settings, warnings = _known([*line.settings, *given(values or {})])
     warnings = [*line.warnings, *warnings]
-    tree_of_keys = copy.deepcopy(_defaults())
+    defaults, following = _schema()
+    tree_of_keys = pickle.loads(defaults)
     origins: dict[str, str] = {}
     chosen = {setting.key: setting.value for setting in settings}
     own = own_data.choices(chosen, machine) if own_data.applies(chosen) else []
@@ -61,7 +62,7 @@ def load(
             _assign(tree_of_keys, Setting(key, value, source), origins)
     for setting in settings:
         _assign(tree_of_keys, setting, origins)
-    _follow(tree_of_keys, origins)
+    _follow(tree_of_keys, following, origins)
     config = _to_object(tree_of_keys)
     _expand_paths(config)
     origins |= {choice.key: f"{own_data.ORIGIN}: {choice.why}" for choice in own}
@@ -81,9 +82,19 @@ PLUGIN = "actor_rollout_ref.model.external_lib"
 
 
 @cache
-def _defaults() -> DictConfig:
-    """The schema as OmegaConf holds it. A copy takes a tenth of the time that making it takes."""
-    return OmegaConf.structured(Config)
+def _schema() -> tuple[bytes, dict[str, str]]:
+    """Returns the schema as OmegaConf holds it, with a value in place of each interpolation, and the interpolations.
+
+    The tree is pickled: copying it node by node and parsing interpolations would take most of the time of `load`.
+    """
+    node = OmegaConf.structured(Config)
+    written: Any = OmegaConf.to_container(node, resolve=False)
+    values = {key: reduce(lambda inner, part: inner[part], key.split("."), written) for key in tree.leaves()}
+    following = {key: value for key, value in values.items() if isinstance(value, str) and FOLLOWS.search(value)}
+    for key in following:
+        if not tree.leaves()[key].open:  # a key that is added to a mapping is added to the one that it follows
+            OmegaConf.update(node, key, OmegaConf.select(node, key))
+    return pickle.dumps(node), following
 
 
 def _known(settings: list[Setting]) -> tuple[list[Setting], list[str]]:
@@ -211,20 +222,22 @@ def _wrong_type(leaf: tree.Leaf, setting: Setting, error: Exception) -> UserErro
     return UserError(reason, key=setting.key, value=setting.value, fix=fix)
 
 
-def _follow(node: DictConfig, origins: dict[str, str]) -> None:
-    """Name the key that each unset key follows."""
-    raw = OmegaConf.to_container(node, resolve=False)
-    for key in tree.leaves().keys() - origins.keys():
-        value: Any = raw
-        for part in key.split("."):
-            value = value[part]
-        if isinstance(value, str) and (followed := _INTERPOLATION.search(value)):
-            origins[key] = f"follows {followed[1]}"
+def _follow(node: DictConfig, following: dict[str, str], origins: dict[str, str]) -> None:
+    """Has unset keys follow those that the schema names, and names these. Where they were not set either, the default
+    is there already."""
+    given = set(origins)
+
+    def moved(key: str) -> bool:
+        return key in given or any(map(moved, FOLLOWS.findall(following.get(key, ""))))
+
+    for key in following.keys() - given:
+        if moved(key):
+            OmegaConf.update(node, key, following[key], merge=False)
+        origins[key] = f"follows {FOLLOWS.findall(following[key])[0]}"
 
 
 def _to_object(node: DictConfig) -> Config:
     try:
-        OmegaConf.resolve(node)
         return cast(Config, OmegaConf.to_object(node))
     except (OmegaConfBaseException, RecursionError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or ["refers to itself"])[0]

@@ -18,7 +18,7 @@ from paddock.core.rng import permutation
 from paddock.data.chat import Messages, PromptEncoder, truncated
 from paddock.data.columns import AGENT, WRITTEN, scored, wanted_columns
 from paddock.data.images import Asked, ImagePrompts, ImageReader
-from paddock.data.kept import kept_arrays
+from paddock.data.kept import Arrays, kept_arrays
 from paddock.data.labels import Labels
 from paddock.data.lengths import prompt_lengths
 from paddock.data.plugins import tables_of
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 STYLES = (RULE, MODEL)
 BOTH = "both"
+FEW = 16
+"""Tables whose checks this process remembers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,10 @@ class PromptDataset:
         return self.reading.find(index)
 
 
+_checked: dict[bytes, Arrays] = {}
+"""What `_labels` found in the last small tables of this process, by their content: runs often share their data."""
+
+
 def _labels(table: Table, source: str) -> tuple[Labels, Labels]:
     """Returns the data source and the style of each row. Of a large table they are kept on disk, by its content."""
 
@@ -269,5 +275,10 @@ def _labels(table: Table, source: str) -> tuple[Labels, Labels]:
 
     work = Scorers(table, source)
     identity = hashlib.sha256(b"scorers 1" + table.digest() + source.encode()).digest()
-    found = kept_arrays("rows", identity, make) if table.count >= MANY else make()
+    if table.count >= MANY:
+        found = kept_arrays("rows", identity, make)
+    else:
+        found = _checked[identity] = _checked.get(identity) or make()
+        while len(_checked) > FEW:
+            del _checked[next(iter(_checked))]
     return Labels(list(found["names"]), found["codes"]), Labels(STYLES, found["styles"])

@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -94,18 +96,25 @@ def differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def environment(device: str) -> dict[str, str]:
     """Returns versions and hardware: what another machine must have to compare with this one. No names, no paths."""
     machine = this_machine()
-    found = {"paddock": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found | {
+    return {
+        "paddock": __version__,
+        "python": platform.python_version(),
+        **versions(),
         "device": device,
         "cpu": f"{machine.cores} cores, {cpu_name()}",
         "memory": f"{machine.memory / GIB:.0f} GiB",
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Returns the versions of the packages that matter and are here."""
+    found = {}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def cpu_name() -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import runpy
 import sys
 
 import pytest
 from conftest import ROOT
+
+from tests.forked import ForkedCall
 
 
 @pytest.mark.parametrize(
@@ -24,11 +25,15 @@ from conftest import ROOT
 )
 def test_the_script_prints_its_table(arguments, rows):
     script, *rest = arguments
-    done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / script, *rest, "--steps", "1", "--warmup", "1"],
-        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    table = [line for line in done.stdout.splitlines() if line.startswith("|")]
-    assert len(table) == rows, done.stdout
-    assert "nan" not in done.stdout
+
+    def run() -> None:
+        sys.argv = [script, *rest, "--steps", "1", "--warmup", "1"]
+        sys.path.insert(0, str(ROOT / "benchmarks"))
+        runpy.run_path(str(ROOT / "benchmarks" / script), run_name="__main__")
+
+    process = ForkedCall(run, folder=ROOT)
+    code, said = process.wait(600), process.said()
+    assert code == 0, said[-2000:]
+    table = [line for line in said.splitlines() if line.startswith("|")]
+    assert len(table) == rows, said
+    assert "nan" not in said

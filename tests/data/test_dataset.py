@@ -14,6 +14,7 @@ from pyarrow import parquet
 from paddock.config.schema import DataConfig
 from paddock.data import lengths, processes
 from paddock.data.dataset import PromptDataset
+from paddock.data.reading import Scorers
 from paddock.errors import UserError
 
 TOKENIZER = byte_tokenizer()
@@ -280,6 +281,25 @@ def test_a_parquet_column_of_the_wrong_type_is_named(tmp_path):
     file = write(tmp_path / "a.parquet", [record("x", prompt=5)])
     with pytest.raises(UserError, match="row 0, column 'prompt': is 5, not a prompt"):
         dataset(file)
+
+
+def test_rows_are_checked_once_in_a_process_and_again_if_they_or_their_column_change(tmp_path, monkeypatch):
+    asked: list[str] = []
+    check = Scorers.__call__
+    monkeypatch.setattr(Scorers, "__call__", lambda self, rows: asked.append(self.column) or check(self, rows))
+    name = f"sums of {tmp_path}"  # nobody else's
+    file = write(tmp_path / "rows.jsonl", [record("a", name), record("b", "others", topic=name)])
+    for _ in range(2):
+        assert list(dataset(file).row_sources) == [name, "others"]
+    assert asked == ["data_source"]
+    write(tmp_path / "rows.jsonl", [record("a", "others", topic=name), record("b", name, topic=name)])
+    assert list(dataset(file).row_sources) == ["others", name]
+    assert list(dataset(file, reward_fn_key="topic").row_sources) == [name, name]
+    assert asked == ["data_source", "data_source", "topic"]
+    write(tmp_path / "rows.jsonl", [record("a", name), record("b", name, reward_model={"style": "rule"})])
+    for _ in range(2):
+        with pytest.raises(UserError, match="has no ground_truth"):
+            dataset(file)
 
 
 def test_a_row_that_a_reward_model_scores_needs_no_truth(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import traceback
 from collections.abc import Callable
@@ -12,8 +11,7 @@ import torch
 import torch.multiprocessing as mp
 
 
-def serve(rank: int, size: int, address: str, pipe: Any, environment: dict[str, str]) -> None:
-    os.environ.update(environment)  # of the test that made the ranks, not of the first one that forked any
+def serve(rank: int, size: int, address: str, pipe: Any) -> None:
     torch.set_num_threads(1)
     from paddock.core.processes import Rendezvous, joined
 
@@ -31,12 +29,11 @@ class Ranks:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
-        context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "transformers", "paddock.engines.train.fsdp"])  # once a worker
+        context = mp.get_context("fork")  # of the process of the tests, which has imported torch
         pairs = [context.Pipe() for _ in range(size)]
         self.pipes = [ours for ours, _ in pairs]
         self.processes = [
-            context.Process(target=serve, args=(rank, size, address, theirs, dict(os.environ)), daemon=True)
+            context.Process(target=serve, args=(rank, size, address, theirs), daemon=True)
             for rank, (_, theirs) in enumerate(pairs)
         ]
         for process in self.processes:

@@ -9,17 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from conftest import ROOT
 from tiny_models import EOS, save_tiny, tiny_model
 
 from paddock.config.roles import RolloutConfig
+from paddock.engines.rollout import served
 from paddock.engines.rollout.base import Completion, CopyEngine, Prompt, Sampling
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.models.load import load_causal_lm
 from paddock.workers.probe import sync
+from tests.forked import ForkedModule
 
 SAMPLED = Sampling(max_tokens=10, stop_tokens=frozenset({EOS}), seed=1, step=0)
 PROMPTS = [Prompt([30 + i + j for j in range(length)], [2 * i, 2 * i + 1]) for i, length in enumerate((4, 11, 2))]
@@ -84,9 +87,11 @@ def open_sglang(path: str, device: str, arguments: dict[str, Any]) -> Any:
         "enable_deterministic_inference": True,
         **arguments,
     }
-    return SGLangEngine(
-        path, dtype=torch.float32, device=device, arguments=arguments, staged_wake=staged, bucket_bytes=BUCKET
-    )
+    with pytest.MonkeyPatch.context() as patch:  # tests of how it starts and ends start it really
+        patch.setattr(served.subprocess, "Popen", ForkedModule)
+        return SGLangEngine(
+            path, dtype=torch.float32, device=device, arguments=arguments, staged_wake=staged, bucket_bytes=BUCKET
+        )
 
 
 @torch.no_grad()

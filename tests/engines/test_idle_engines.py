@@ -30,6 +30,7 @@ from paddock.workers.role import Role
 CPU = torch.device("cpu")
 WANT = frozenset({"log_probs", "entropy"})
 BOTH = {"offload_params": True, "offload_optimizer": True}
+BATCH = tiny_batch(4, prompt_len=4, response_len=5)  # few tokens: many a CPU multiplies bf16 slowly
 
 
 def engine_of(away: bool = True, lora: bool = False, **changes: Any) -> Engine:
@@ -51,16 +52,15 @@ def loss(micro: Any, outputs: Any) -> Any:
 
 
 def update(engine: Engine, steps: int = 1) -> list[dict[str, float]]:
-    batch = tiny_batch(6)
     engine.move("device")
-    found = [engine.train_step(engine.micro_batches(batch), loss, WANT) for _ in range(steps)]
+    found = [engine.train_step(engine.micro_batches(BATCH), loss, WANT) for _ in range(steps)]
     engine.move("host")
     return found
 
 
 def log_probs(engine: Engine) -> Tensor:
     engine.move("device")
-    found = engine.forward(tiny_batch(6), WANT).log_probs
+    found = engine.forward(BATCH, WANT).log_probs
     engine.move("host")
     return found
 
@@ -204,7 +204,7 @@ def test_the_optimizer_comes_while_gradients_are_computed_and_the_step_waits_for
     step = engine.updater.optimizer.step
     monkeypatch.setattr(engine.updater.optimizer, "step", lambda: (told.append("step"), step())[1])
     update(engine)
-    micro_batches = len(engine.micro_batches(tiny_batch(6)))
+    micro_batches = len(engine.micro_batches(BATCH))
     assert told == ["launched", *["outputs"] * micro_batches, "_numbers", "waited", "step"]
 
 

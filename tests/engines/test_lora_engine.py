@@ -60,7 +60,8 @@ def loss(micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
     return (values * signs * micro.need("mask")).sum() / 20 + (outputs.values is not None) * values.sum() / 20, {}
 
 
-def trained(engine: Engine, role: str = "actor", steps: int = 4, first: int = 0) -> Engine:
+def trained(engine: Engine, role: str = "actor", steps: int = 2, first: int = 0) -> Engine:
+    """Two steps change all of an adapter: in the first its second matrix, which was zero, in the second the other."""
     chosen: LossFn = loss
     for step in range(first, first + steps):
         engine.train_step(engine.micro_batches(tiny_batch(seed=step)), chosen, WANT[role])
@@ -78,7 +79,7 @@ def log_probs(engine: Engine, batch: Batch) -> Tensor:
 def test_only_adapters_and_a_critics_head_change(role, compute):
     engine = engine_of(role, compute=compute)
     before = {name: tensor.clone() for name, tensor in engine.backend.tensors()}
-    trained(engine, role)
+    trained(engine, role, steps=3 if role == "critic" else 2)  # the critic's head is zero too
     changed = {name for name, tensor in engine.backend.tensors() if not torch.equal(tensor, before[name])}
     head = {"value_head.weight", "value_head.bias"} if role == "critic" else set()
     assert changed == {name for name in before if is_adapter(name)} | head
@@ -138,10 +139,11 @@ def test_weights_put_in_order_for_decoding_keep_their_adapter():
     shape = {"hidden_size": 128, "intermediate_size": 256}
     model = tiny_model("qwen3", **shape).to(torch.bfloat16)
     model.set_attn_implementation("paddock")
-    engine = trained(Engine(SingleBackend(attach(model, LORA), settings(compute=torch.bfloat16))))
+    engine = Engine(SingleBackend(attach(model, LORA), settings(compute=torch.bfloat16)))
     linear = [module for module in engine.model.modules() if type(module) is torch.nn.Linear]
     if not any(pays(module.weight.data) for module in linear):
         pytest.skip("this CPU multiplies bf16 without putting weights in order")
+    trained(engine, steps=4)
     sampling = Sampling(max_tokens=20, stop_tokens=frozenset(), seed=3, step=1, ignore_eos=True)
     batch = answered(EmbeddedEngine(engine.model).generate(PROMPTS, sampling))
     gap = (log_probs(engine, batch) - batch.need("rollout_log_probs")).abs().mean()
@@ -152,8 +154,8 @@ def test_weights_put_in_order_for_decoding_keep_their_adapter():
 @pytest.mark.parametrize("role", ["actor", "critic"])
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_a_checkpoint_is_the_adapter_alone_and_training_goes_on_bit_for_bit(role, compute, tmp_path):
-    whole = trained(engine_of(role, compute=compute), role, steps=5)
-    half = trained(engine_of(role, compute=compute), role, steps=3)
+    whole = trained(engine_of(role, compute=compute), role, steps=3)
+    half = trained(engine_of(role, compute=compute), role, steps=2)
     half.save(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     head = {HEAD_FILE} if role == "critic" else set()
@@ -163,7 +165,7 @@ def test_a_checkpoint_is_the_adapter_alone_and_training_goes_on_bit_for_bit(role
     assert all(name.startswith("base_model.model.") for name in stored)
     again = engine_of(role, compute=compute)
     again.load(tmp_path)
-    trained(again, role, steps=2, first=3)
+    trained(again, role, steps=1, first=2)
     for (name, one), (_, other) in zip(whole.backend.tensors(), again.backend.tensors(), strict=True):
         assert torch.equal(one, other), name
 

@@ -26,8 +26,8 @@ PROMPTS = [
     for i, (length, limit) in enumerate(((3, None), (7, 4), (1, 1), (5, 99)))
 ]
 
-FEW = PROMPTS[:2]
-"""Triton's interpreter takes about a second for each token of each row."""
+FEW, SHORT = PROMPTS[:2], replace(SAMPLING, max_tokens=5)
+"""Triton's interpreter takes about half a second for each token of each row."""
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -49,22 +49,22 @@ def test_few_rows_through_thin_products_draw_the_same(monkeypatch, family):
     wide = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
     model = tiny_model(family, **wide, head_dim=32)
     model.set_attn_implementation("paddock")
-    wanted = HFEngine(model).generate(FEW, SAMPLING)
+    wanted = HFEngine(model).generate(FEW, SHORT)
     assert fuse(model) is None
     monkeypatch.setattr(joined, "is_thin", lambda x, weight: True)  # in float32 too, which alone runs here
-    found = EmbeddedEngine(model, max_num_seqs=4, max_num_batched_tokens=8).generate(FEW, SAMPLING)
+    found = EmbeddedEngine(model, max_num_seqs=4, max_num_batched_tokens=8).generate(FEW, SHORT)
     assert [one.tokens for one in found] == [one.tokens for one in wanted]
 
 
 def test_memory_that_was_dropped_comes_back_and_changes_no_answer():
     model = tiny_model("llama")
     engine = EmbeddedEngine(model, max_num_seqs=4, free_cache=False)
-    expected = engine.generate(FEW, SAMPLING)
+    expected = engine.generate(FEW, SHORT)
     pool = engine.slots
     assert pool is not None
     held = pool.bytes()
     pool.drop()
     assert pool.bytes() == 0
-    assert engine.generate(FEW, SAMPLING) == expected
+    assert engine.generate(FEW, SHORT) == expected
     assert engine.slots is pool and pool.bytes() == held
-    assert engine.generate(FEW, replace(SAMPLING, step=3)) != expected
+    assert engine.generate(FEW, replace(SHORT, step=3)) != expected

@@ -7,9 +7,9 @@ import logging
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 
 from paddock.config.load import load
 from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.trainer import state as trainer_state
 from paddock.trainer.checkpoint import LATEST, MANIFEST, CheckpointStore, checkpoint_store, find_damage, resume_point
+from tests.forked import ForkedCall
 
 
 def save(store: CheckpointStore, step: int, size: int = 1000) -> Path:
@@ -367,31 +367,27 @@ def test_killed_at_every_single_file_operation_the_store_still_loads(tmp_path, m
     assert killed > 40
 
 
-WRITER = """
-import sys
-from pathlib import Path
-from paddock.trainer.checkpoint import CheckpointStore
-store = CheckpointStore(sys.argv[1], keep=2)
-start = store.newest()
-for step in range(start.step + 1 if start else 1, 10**6):
-    with store.write(step) as folder:
-        for part in range(8):
-            (folder / f"part{part}").write_bytes(bytes([step % 256]) * 200_000)
-    print(step, flush=True)
-"""
+def write_on(root: Path) -> None:
+    store = CheckpointStore(root, keep=2)
+    start = store.newest()
+    for step in range(start.step + 1 if start else 1, 10**6):
+        with store.write(step) as folder:
+            for part in range(8):
+                (folder / f"part{part}").write_bytes(bytes([step % 256]) * 200_000)
+        print(step, flush=True)
 
 
 def test_killed_at_random_moments_a_run_always_goes_on(tmp_path):
     moments, done = random.Random(0), 0
     for _ in range(6):
-        child = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
-        assert int(child.stdout.readline()) == done + 1
+        child = ForkedCall(lambda: write_on(tmp_path))
+        while "\n" not in child.said():
+            assert child.poll() is None, child.said()
+            time.sleep(0.001)
+        assert int(child.said().split()[0]) == done + 1
         time.sleep(moments.uniform(0, 0.15))
-        child.kill()
-        child.wait()
-        child.stdout.close()
+        child.send_signal(signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL
         found = CheckpointStore(tmp_path).newest()
         assert found.step > done
         assert all((found.folder / f"part{p}").read_bytes() == bytes([found.step % 256]) * 200_000 for p in range(8))
@@ -404,27 +400,26 @@ def test_killed_at_random_moments_a_run_always_goes_on(tmp_path):
 @pytest.mark.parametrize("how", ["python", "torch"])
 def test_a_full_disk_is_a_user_error_and_leaves_the_store_as_it_was(tmp_path, how):
     """A limit on file sizes stands in for the end of the disk: the same refusal in the middle of a write."""
-    script = f"""
-import resource, signal, sys, torch
-from paddock.trainer.checkpoint import CheckpointStore
-from paddock.errors import UserError
-store = CheckpointStore({str(tmp_path)!r})
-with store.write(1) as folder:
-    (folder / "small").write_text("fits")
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    with store.write(2) as folder:
-        if {how!r} == "torch":
-            torch.save(torch.zeros(10**6), folder / "large.pt")
-        else:
-            (folder / "large").write_bytes(bytes(10**6))
-except UserError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60)
-    assert f"trainer.default_local_dir={tmp_path}: cannot be written" in done.stdout, done.stderr
-    assert "free space on its disk" in done.stdout and "or set trainer.default_local_dir" in done.stdout
+    store = CheckpointStore(tmp_path)
+    with store.write(1) as folder:
+        (folder / "small").write_text("fits")
+
+    def write_much() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            with store.write(2) as folder:
+                if how == "torch":
+                    torch.save(torch.zeros(10**6), folder / "large.pt")
+                else:
+                    (folder / "large").write_bytes(bytes(10**6))
+        except UserError as error:
+            print(error)
+
+    process = ForkedCall(write_much)
+    code, said = process.wait(), process.said()
+    assert code == 0 and f"trainer.default_local_dir={tmp_path}: cannot be written" in said, said
+    assert "free space on its disk" in said and "or set trainer.default_local_dir" in said
     assert sorted(os.listdir(tmp_path)) == ["global_step_1", LATEST]
     assert CheckpointStore(tmp_path).newest().step == 1
 

@@ -141,26 +141,34 @@ FEW = ("data", "engine", "dump", "log")
 """Points of the default tests; the others are slow."""
 
 
+def four_steps(folder: Path) -> list[str]:
+    """Arguments of a run that validates once and dumps every step."""
+    return arguments(folder, GRPO, "trainer.total_training_steps=4", "trainer.save_freq=-1", "trainer.test_freq=3",
+                     f"trainer.rollout_data_dir={folder / 'rollouts'}")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """The folder of a run of `four_steps` that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert train(load(four_steps(folder)).config).finished
+    return folder
+
+
 @pytest.mark.parametrize(
     "point", [pytest.param(point, marks=() if point in FEW else pytest.mark.slow) for point in POINTS]
 )
-def test_an_error_outside_an_update_leaves_the_last_finished_step(point, tmp_path, monkeypatch, caplog):
+def test_an_error_outside_an_update_leaves_the_last_finished_step(point, whole, tmp_path, monkeypatch, caplog):
     name, kept = POINTS[point]
-    common = [GRPO, "trainer.total_training_steps=4", "trainer.save_freq=-1", "trainer.test_freq=3"]
-
-    def dumps(folder: Path) -> str:
-        return f"trainer.rollout_data_dir={folder / 'rollouts'}"
-
-    whole, folder = tmp_path / "whole", tmp_path / "failed"
-    assert train(load(arguments(whole, *common, dumps(whole))).config).finished
+    folder = tmp_path / "failed"
     with monkeypatch.context() as patch:
         failing = break_when_step_is(3, name, patch)
         with pytest.raises(RuntimeError, match="a bug of ours"):
-            train(load(arguments(folder, *common, dumps(folder))).config)
+            train(load(four_steps(folder)).config)
         assert failing.reached
     assert steps(folder) == [kept]
     assert f"goes on after step {kept}" in caplog.text
-    assert train(load(arguments(folder, *common, dumps(folder))).config).finished
+    assert train(load(four_steps(folder)).config).finished
     assert same_weights(folder, whole, 4)
     assert ledger(folder) == ledger(whole)
     files = sorted(path.name for path in (whole / "rollouts").iterdir())
@@ -205,7 +213,9 @@ def break_when_step_is(number: int, name: str, patch: pytest.MonkeyPatch) -> Fai
     return failing
 
 
-def test_an_error_inside_an_update_saves_nothing_and_says_from_where_the_run_goes_on(tmp_path, monkeypatch, caplog):
+def test_an_error_inside_an_update_saves_nothing_and_says_from_where_the_run_goes_on(
+    whole, tmp_path, monkeypatch, caplog
+):
     common = [GRPO, "trainer.total_training_steps=4", "trainer.save_freq=1"]
     with monkeypatch.context() as patch:
         break_when_step_is(3, "paddock.engines.train.engine.Engine.train_step", patch)
@@ -214,8 +224,7 @@ def test_an_error_inside_an_update_saves_nothing_and_says_from_where_the_run_goe
     assert steps(tmp_path / "cut") == [1, 2]
     assert "inside an update" in caplog.text and "goes on after step 2" in caplog.text
     assert train(load(arguments(tmp_path / "cut", *common)).config).finished
-    assert train(load(arguments(tmp_path / "whole", *common)).config).finished
-    assert same_weights(tmp_path / "cut", tmp_path / "whole", 4)
+    assert same_weights(tmp_path / "cut", whole, 4)
 
 
 def test_an_error_hides_no_other_when_its_checkpoint_cannot_be_written(tmp_path, monkeypatch, caplog):

@@ -54,12 +54,18 @@ def dumped(folder: Path) -> dict[int, list[tuple[int, str]]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """The folder of a run that nobody killed."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert started(folder).wait() == 0
+    return folder
+
+
 @pytest.mark.parametrize("step", [0, 2])
-def test_a_run_killed_while_a_tool_runs_goes_on_as_if_nothing_had_happened(step, tmp_path):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    for folder in (whole, cut):
-        folder.mkdir()
-    assert started(whole).wait() == 0
+def test_a_run_killed_while_a_tool_runs_goes_on_as_if_nothing_had_happened(step, whole, tmp_path):
+    cut = tmp_path / "cut"
+    cut.mkdir()
     process = started(cut)
     if step:
         wait_for(cut / f"run/global_step_{step}", process)

@@ -29,6 +29,7 @@ SMALL = [
     "trainer.logger=[file]",
     "data.dataloader_num_workers=0",
 ]
+ONE_STEP = "trainer.total_training_steps=1"
 
 
 def arguments(folder: Path, *overrides: str) -> list[str]:
@@ -93,9 +94,8 @@ def test_every_algorithm_trains(overrides, tmp_path):
 
 
 def test_roles_are_built_only_where_they_are_needed(tmp_path):
-    grpo = run(tmp_path / "a", "algorithm.adv_estimator=grpo")[0]
-    rloo = run(tmp_path / "b", "algorithm.adv_estimator=rloo")[0]
-    ppo = run(tmp_path / "c", "algorithm.adv_estimator=gae")[0]
+    grpo, rloo, ppo = (run(tmp_path / name, f"algorithm.adv_estimator={name}", ONE_STEP)[0]
+                       for name in ("grpo", "rloo", "gae"))  # fmt: skip
     assert "timing_s/ref" not in grpo and "timing_s/values" not in grpo
     assert "timing_s/ref" in rloo and "timing_s/values" not in rloo
     assert "timing_s/values" in ppo and "timing_s/ref" not in ppo
@@ -103,13 +103,14 @@ def test_roles_are_built_only_where_they_are_needed(tmp_path):
 
 def test_rollout_and_trainer_agree_on_log_probs(tmp_path):
     """Two mini-batches: the old log-probs are computed again, and compared with those of the rollout."""
-    row = run(tmp_path, "algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.ppo_mini_batch_size=4")[0]
+    keys = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.ppo_mini_batch_size=4", ONE_STEP)
+    (row,) = run(tmp_path, *keys)
     assert row["training/rollout_probs_diff_max"] < 1e-5
 
 
 def test_the_batch_may_be_cut_anyhow(tmp_path):
     """Token budgets, row counts and the size of the rollout engine never change what is learnt."""
-    common = ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.optim.lr=1e-3"]
+    common = ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.optim.lr=1e-3", ONE_STEP]
     run(tmp_path / "a", *common)
     run(
         tmp_path / "b",
@@ -237,7 +238,7 @@ def test_updates_that_are_not_finite_are_skipped_and_end_the_run_with_their_rows
 
 
 def test_rollouts_are_kept_as_jsonl(tmp_path):
-    run(tmp_path, "algorithm.adv_estimator=grpo", f"trainer.rollout_data_dir={tmp_path / 'rollouts'}")
+    run(tmp_path, "algorithm.adv_estimator=grpo", f"trainer.rollout_data_dir={tmp_path / 'rollouts'}", ONE_STEP)
     lines = (tmp_path / "rollouts" / "1.jsonl").read_text().splitlines()
     assert len(lines) == 32
     assert {"prompt", "answer", "score", "advantage", "length"} <= json.loads(lines[0]).keys()
@@ -245,7 +246,7 @@ def test_rollouts_are_kept_as_jsonl(tmp_path):
 
 def test_a_step_logs_the_spread_of_rewards_and_the_gap_between_trainer_and_rollout(tmp_path):
     """One update per step: the trainer's probabilities are known only inside the update."""
-    keys = ["algorithm.adv_estimator=grpo", "trainer.total_training_steps=1"]
+    keys = ["algorithm.adv_estimator=grpo", ONE_STEP]
     (one,) = run(tmp_path / "one", *keys)
     small = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
     (many,) = run(tmp_path / "many", *keys, small)

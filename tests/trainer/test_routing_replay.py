@@ -142,16 +142,18 @@ def test_in_bf16_replay_closes_the_gap_that_other_experts_make(family, monkeypat
     drawn = torch.randint(4, 260, (16, 24), generator=torch.Generator().manual_seed(1))
     asked = [Prompt(row, [4 * i + j for j in range(4)]) for i, row in enumerate(drawn.tolist())]
     rows = Batch(torch.arange(64), torch.arange(64) // 4, drawn.repeat_interleave(4, 0))
-    gaps = []
+    engines = []
     for replay in (False, True):
         model = tiny(family)
         model.set_attn_implementation(NAME)
         bf16 = Settings(compute=torch.bfloat16, optim=OptimConfig(), routers=RouterSettings(replay=replay))
-        engine = Engine(SingleBackend(model, bf16))
-        with monkeypatch.context() as apart:
-            apart.setattr(native, "can_run", lambda *_: False)
-            found = EmbeddedEngine(model, record_experts=True).generate(asked, replace(sampling(), max_tokens=24))
-        batch = with_responses(rows, one_turn_each(found, asked, range(16), version=0), 0)
+        engines.append(Engine(SingleBackend(model, bf16)))
+    with monkeypatch.context() as apart:
+        apart.setattr(native, "can_run", lambda *_: False)
+        found = EmbeddedEngine(model, record_experts=True).generate(asked, replace(sampling(), max_tokens=24))
+    batch = with_responses(rows, one_turn_each(found, asked, range(16), version=0), 0)
+    gaps = []
+    for engine in engines:
         log_probs = engine.forward(batch, frozenset({"log_probs"})).log_probs
         gaps.append(((log_probs - batch.rollout_log_probs) * batch.mask).abs().max().item())
     assert gaps[1] < 0.15 and gaps[0] > 3 * gaps[1]

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from paddock.trainer.tracking.console import ConsoleLog, StepLines, highlights, 
 from paddock.trainer.tracking.jsonl import MetricsFile, SamplesFile, worth_keeping
 from paddock.trainer.tracking.run import LoggedRun
 from paddock.trainer.tracking.tracker import Tracker
+from tests.forked import ForkedCall
 
 STEP = {
     "actor/pg_loss": 0.234, "actor/ppo_kl": 0.5, "actor/kl_loss": 0.0123, "critic/score/mean": 0.456,
@@ -100,21 +102,20 @@ def test_a_new_run_moves_the_metrics_of_an_older_one_aside(tmp_path):
 
 
 def test_a_killed_run_loses_no_more_than_the_line_it_was_writing(tmp_path):
-    script = f"""
-from pathlib import Path
-from paddock.trainer.tracking.jsonl import MetricsFile, SamplesFile, worth_keeping
-file = MetricsFile(Path({str(tmp_path)!r}))
-for step in range(10**9):
-    file.log(step, {{f"m{{i}}": i / 7 for i in range(100)}})
-    file.log(step, {{"again": 1.0}})
-    if step == 20:
-        print("running", flush=True)
-"""
-    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT)
-    assert child.stdout.readline() == b"running\n"
+    def log_on() -> None:
+        file = MetricsFile(tmp_path)
+        for step in range(10**9):
+            file.log(step, {f"m{i}": i / 7 for i in range(100)})
+            file.log(step, {"again": 1.0})
+            if step == 20:
+                print("running", flush=True)
+
+    child = ForkedCall(log_on)
+    while child.said() != "running\n":
+        assert child.poll() is None, child.said()
+        time.sleep(0.001)
     child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
+    assert child.wait() == -signal.SIGKILL
     MetricsFile(tmp_path, resumed=10**9).close()
     found = lines(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in found] == list(range(len(found))) and len(found) > 20
