@@ -148,6 +148,27 @@ def test_a_processor_is_measured_and_a_run_on_it_has_a_time_by_its_threads(monke
     assert threads(small, eight) == threads(large, eight) == 3
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to a core")
+def test_a_busy_core_is_measured_as_an_idle_one() -> None:
+    def crowded(neighbours: int) -> float:
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(cores)})  # children inherit it
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(neighbours)]
+        processor.measured.cache_clear()
+        try:
+            found = processor.measured()
+        finally:
+            os.sched_setaffinity(0, cores)
+            processor.measured.cache_clear()
+            for process in busy:
+                process.kill()
+                process.wait()
+        assert found is not None
+        return found.flops
+
+    assert crowded(4) > 0.6 * crowded(0)
+
+
 @pytest.mark.parametrize(
     ("flags", "rate"), [({"avx512f", "avx512_bf16", "amx_bf16"}, 8.0), ({"avx512_bf16"}, 1.5), ({"avx512f"}, 1.0)]
 )

@@ -185,7 +185,7 @@ CLASHES = [
           says=("reward_model.rule_weight", "the model's weight is not set")),
     clash(GRPO, f"{A}.checkpoint.async_save=True", "trainer.total_training_steps=1",
           says=(f"{A}.checkpoint.async_save=True",)),
-    clash(GRPO, f"{A}.checkpoint.save_contents=[model]", says=(f"{A}.checkpoint.save_contents",)),
+    clash(GRPO, f"{A}.checkpoint.save_contents=[weights]", says=(f"{A}.checkpoint.save_contents", "no such part")),
     clash(GRPO, "actor_rollout_ref.hybrid_engine=False", f"{RO}.name=embedded",
           says=("actor_rollout_ref.hybrid_engine=False",)),
     clash(GRPO, f"{M}.lora.rank=8", says=(f"{M}.lora.rank=8", "Megatron")),
@@ -198,7 +198,7 @@ CLASHES = [
     clash(GRPO, "trainer.device=npu", says=("trainer.device=npu", "torch_npu")),
     clash(GRPO, "trainer.device=cuda", "trainer.n_gpus_per_node=64", "data.train_files=builtin:addition/train",
           f"{M}.path=builtin:tiny", f"{RO}.name=embedded", says=("trainer.n_gpus_per_node=64",)),
-    clash(GRPO, f"{RO}.multi_turn.enable=True", says=(f"{RO}.multi_turn.enable=True", "is not built yet")),
+    clash(GRPO, f"{RO}.multi_turn.enable=True", says=(f"{RO}.multi_turn.enable=True", "no tool is named")),
     clash(GRPO, "global_profiler.tool=nsys", says=("global_profiler.tool=nsys", "is not built yet")),
 ]  # fmt: skip
 
@@ -227,7 +227,7 @@ GRAMMAR = [
     typed("overrides that cannot be read", "--multirun", says=("--multirun", "one command is one run")),
     typed("overrides that cannot be read", "--cfg", "job", says=("--cfg", "is not taken here")),
     typed("overrides that cannot be read", "", says=("''",)),
-    typed("overrides that cannot be read", " ", says=("' '",)),
+    typed("overrides that cannot be read", " =5", says=(" =5",)),
 ]
 
 LOOPS = [
