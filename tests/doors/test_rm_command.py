@@ -19,7 +19,8 @@ OPTIM = "actor_rollout_ref.actor.optim"
 def test_the_embedded_model_learns_the_built_in_pairs_and_leaves_a_reward_model(tmp_path, capsys):
     folder = tmp_path / "run"
     steps = ("trainer.total_training_steps=16", "trainer.test_freq=16", "data.val_max_samples=200")
-    assert main(["rm", "train", *steps, "trainer.logger=file", f"trainer.default_local_dir={folder}"]) == 0
+    large = ("data.train_batch_size=128", "optim.lr=1e-3")  # what so few steps need
+    assert main(["rm", "train", *steps, *large, "trainer.logger=file", f"trainer.default_local_dir={folder}"]) == 0
     out = capsys.readouterr()
     assert f"paddock train reward_model.enable=True reward_model.model.path={folder}/huggingface" in out.out
     assert "no effect" not in out.err
