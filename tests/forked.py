@@ -20,7 +20,36 @@ FAILED = 99
 """Exit code of a command that raised."""
 
 
-class ForkedCall:
+class Child:
+    """A forked process, which ends with the exit code of a function."""
+
+    def __init__(self, function: Callable[[], int | None]):
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = FAILED
+            try:
+                code = function() or 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if done else None
+        return self.returncode
+
+
+def write_to(file: int) -> None:
+    """Has this process write its output and its errors to a file."""
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))  # noqa: SIM115
+
+
+class ForkedCall(Child):
     """A function in a forked process, with the signals of a fresh one and the leader of its own group.
 
     A real start of Python and its imports take seconds, of which most tests learn nothing.
@@ -29,34 +58,18 @@ class ForkedCall:
     def __init__(self, function: Callable[[], int | None], output: Path | None = None, folder: Path | None = None):
         """`function`: returns the exit code; `output`: the file to which it writes; `folder`: where it works."""
         self.file = output.open("ab+") if output else TemporaryFile()  # noqa: SIM115  closed with the process of the tests
-        self.returncode: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._run(function, folder)
 
-    def _run(self, function: Callable[[], int | None], folder: Path | None) -> None:
-        code = FAILED
-        try:
+        def begun() -> int | None:
             os.setpgid(0, 0)
             for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL),
                                     (signal.SIGHUP, signal.SIG_DFL)):  # fmt: skip
                 signal.signal(number, handler)
-            for stream in (1, 2):
-                os.dup2(self.file.fileno(), stream)
-            sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))  # noqa: SIM115
+            write_to(self.file.fileno())
             if folder:
                 os.chdir(folder)
-            code = function() or 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
+            return function()
 
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            done, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if done else None
-        return self.returncode
+        super().__init__(begun)
 
     def wait(self, timeout: float = 120.0, kill_at: float | None = None) -> int:
         """Returns the exit code, -9 of a killed process; kills one that still runs after `kill_at` seconds."""
@@ -99,43 +112,26 @@ class Forked(ForkedCall):
         super().__init__(command, output, folder)
 
 
-class ForkedModule:
+class ForkedModule(Child):
     """`python -m module` as `subprocess.Popen` would run it in a session of its own, with its input in a pipe."""
 
     def __init__(self, command: Sequence[str], *, stdout: IO[bytes], env: dict[str, str], **_: Any):
-        module = command[-1]
         reading, writing = os.pipe()
-        self.returncode: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.close(writing)
-            self._run(module, (reading, stdout.fileno(), stdout.fileno()), env)
-        os.close(reading)
-        self.stdin = open(writing, "wb")  # noqa: SIM115  closed by who ends the process
 
-    def _run(self, module: str, streams: Sequence[int], env: dict[str, str]) -> None:
-        code = 1
-        try:
+        def begun() -> None:
+            os.close(writing)
             os.setsid()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            for number, stream in enumerate(streams):
-                os.dup2(stream, number)
+            os.dup2(reading, 0)
             sys.stdin = open(0, closefd=False)  # noqa: SIM115
-            sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))  # noqa: SIM115
+            write_to(stdout.fileno())
             os.environ.update(env)
             sys.path[:0] = env["PYTHONPATH"].split(os.pathsep)
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
+            runpy.run_module(command[-1], run_name="__main__", alter_sys=True)
 
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            done, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if done else None
-        return self.returncode
+        super().__init__(begun)
+        os.close(reading)
+        self.stdin = open(writing, "wb")  # noqa: SIM115  closed by who ends the process
 
     def wait(self, timeout: float) -> int:
         deadline = time.monotonic() + timeout

@@ -7,7 +7,7 @@ them it teaches of all: the one that is meant may be the likeliest, and a sample
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import safe_open
@@ -21,10 +21,10 @@ LOOK_ALIKES = 16  # rows that make a token one of many
 CLOSE = 0.1  # distance of two rows that are alike, as a share of their length
 
 
-def untrained(folder: Path, tokens: Iterable[int]) -> list[int]:
+def untrained(folder: Path, tokens: Sequence[int]) -> list[int]:
     """Returns those tokens whose rows of the head are those of unused tokens; none where the folder has no
     safetensors, or a head of another name."""
-    for file, name in heads(folder):
+    for file, name in heads(folder) if tokens else ():
         with safe_open(file, "pt") as opened:
             rows = opened.get_slice(name)
             count = rows.get_shape()[0]
