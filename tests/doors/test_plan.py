@@ -120,7 +120,7 @@ def test_the_example_script_plans_what_the_guide_says(tmp_path):
             ["train", "trainer.n_gpus_per_node=8", "algorithm.adv_estimator=rloo", "data.train_batch_size=10"],
             "use a multiple of 8",
         ),
-        (["train", "data.train_files=/nowhere/train.parquet", "trainer.device=cpu"], "no such file"),
+        (["train", "data.train_files=/nowhere/train.parquet", "trainer.device=cpu"], "\n  fix: check the path\n"),
         (["plan", "data.train_files=/nowhere/train.parquet"], "add --rows N"),
         (["plan", "algorithm.adv_estimator=rlooo"], "did you mean rloo?"),
         (["plan", "algorithm.adv_estimator=rloo", "actor_rollout_ref.rollout.n=1"], "actor_rollout_ref.rollout.n=5"),
