@@ -19,7 +19,7 @@ def pytest_collection_finish() -> None:
     """Takes thousands of tests and imported modules out of garbage collection, which training asks for after a step."""
     gc.collect()
     gc.freeze()
-    os.register_at_fork(after_in_child=gc.freeze)  # a child cannot free what waits for a thread of its parent: a TCPStore
+    os.register_at_fork(after_in_child=gc.freeze)  # freeing a TCPStore joins a thread of the parent's
 
 
 @pytest.fixture(autouse=True)

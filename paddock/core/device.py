@@ -108,13 +108,28 @@ def synchronize(device: torch.device) -> None:
         vendor(device.type).synchronize(device)
 
 
-def launched(device: torch.device) -> Callable[[], None]:
-    """Returns a function that waits for all work that was launched before now, and not for later work."""
-    if device.type == "cpu":
-        return lambda: None
-    event = vendor(device.type).Event()
-    event.record()
-    return event.synchronize
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copies a tensor of the host without waiting for the device, however large it is: from pinned memory."""
+    pinned = tensor.pin_memory() if device.type != "cpu" and tensor.device.type == "cpu" else tensor
+    return pinned.to(device, non_blocking=True)
+
+
+class Launched:
+    """All work that was launched on a device before now, and no later work. On a CPU nothing is ever under way."""
+
+    def __init__(self, device: torch.device):
+        self.event: Any = None
+        if device.type != "cpu":
+            self.event = vendor(device.type).Event()
+            self.event.record()
+
+    def wait(self) -> None:
+        """Waits until it is done."""
+        if self.event is not None:
+            self.event.synchronize()
+
+    def done(self) -> bool:
+        return self.event is None or self.event.query()
 
 
 def can_record(device: torch.device) -> bool:

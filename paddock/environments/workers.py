@@ -8,6 +8,7 @@ import inspect
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 SECONDS = 10.0  # for environments to be closed at the end of a run
+GATHER = 0.002  # seconds in which coroutines that are begun wait for others
 MOST_THREADS = 1024  # calls that wait at the same time: a conversation has one, and a thread costs some KiB
 
 
@@ -28,6 +30,9 @@ class Workers:
         self.threads = self.busy = 0
         self.lock = threading.Lock()
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.begun: deque[tuple[Coroutine[Any, Any, Any], Future[Any]]] = deque()
+        """Coroutines that the event loop has not seen yet."""
+        self.woken = False
         self.closed = False
         self.ending: set[Future[Any]] = set()
         """Calls that free something."""
@@ -62,7 +67,21 @@ class Workers:
         if self.loop is None:
             self.loop = asyncio.new_event_loop()
             threading.Thread(target=self.turn, args=(self.loop,), name="environments", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        future: Future[Any] = Future()
+        self.begun.append((coroutine, future))
+        if not self.woken:  # once for many: waking the loop's thread takes longer than all else that is done here
+            self.woken = True
+            self.loop.call_soon_threadsafe(self.loop.call_later, GATHER, self.take_begun, self.loop)
+        return future
+
+    def take_begun(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Makes tasks of the coroutines that were begun; runs in the event loop."""
+        self.woken = False  # before the look: what is begun from now on wakes the loop again
+        while self.begun:
+            coroutine, future = self.begun.popleft()
+            task = loop.create_task(coroutine)
+            task.add_done_callback(partial(told, future))
+            future.add_done_callback(partial(cancelled, loop, task))
 
     @staticmethod
     def turn(loop: asyncio.AbstractEventLoop) -> None:
@@ -102,7 +121,27 @@ class Workers:
             self.jobs.put(None)
         if self.loop is not None:
             loop = self.loop
+            loop.call_soon_threadsafe(self.take_begun, loop)
             asyncio.run_coroutine_threadsafe(cancel_all(loop), loop)
+
+
+def told(future: Future[Any], task: asyncio.Task[Any]) -> None:
+    """Hands what a task returned or raised to the future that others wait for."""
+    if task.cancelled():
+        future.cancel()
+    if not future.set_running_or_notify_cancel():
+        return
+    error = task.exception()
+    if error is None:
+        future.set_result(task.result())
+    else:
+        future.set_exception(error)
+
+
+def cancelled(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], future: Future[Any]) -> None:
+    """Cancels the task of a future that was cancelled."""
+    if future.cancelled() and not task.done():
+        loop.call_soon_threadsafe(task.cancel)
 
 
 async def cancel_all(loop: asyncio.AbstractEventLoop) -> None:

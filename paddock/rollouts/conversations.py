@@ -17,7 +17,7 @@ from paddock.rollouts.episode import Episode
 TICK = 0.01  # seconds of decode between two looks at tools that run
 FIRST = 0.1  # seconds that the first prompts wait for each other
 AT_ONCE = 32
-"""Conversations that go on before the next launch, where the engine launches ahead: its device is not to run dry."""
+"""Conversations that go on before the next launch even if the engine's device runs dry meanwhile."""
 OnEpisodes = Callable[[list[Episode]], None]
 
 
@@ -52,7 +52,8 @@ class Conversations:
         self.generators: dict[int, Generator[Wanted | Future[Any], Any, Episode]] = {}
         self.ready: queue.SimpleQueue[tuple[int, Future[Any], float]] = queue.SimpleQueue()
         self.waiting: dict[int, tuple[Future[Any], float]] = {}
-        """What runs beside the decode for a conversation, and when its time is up."""
+        """What runs beside the decode for a conversation, and when its time is up: in this order, for all have the same
+        time."""
         self.wanted: dict[int, Wanted] = {}
         """Turns that are to be submitted."""
         self.flying: dict[int, Wanted] = {}
@@ -81,7 +82,7 @@ class Conversations:
                 while self.generators:
                     may_wait = not self.flying and not self.served
                     self.take_ready(block=may_wait and (self.deterministic or not self.wanted))
-                    self.go_on_next(AT_ONCE if self.engine.launches_ahead and not self.deterministic else None)
+                    self.go_on_next()
                     self.submit()
                     self.advance()
                     if on_done and self.generators and len(self.episodes) > told:
@@ -96,9 +97,12 @@ class Conversations:
         self.clock.total += time.perf_counter() - begun
         return [self.episodes[key] for key in range(len(self.conversations))]
 
-    def go_on_next(self, most: int | None = None) -> None:
-        """Resumes the conversations that have what they waited for; `most`: so many of them."""
-        for _ in range(len(self.served) if most is None else min(most, len(self.served))):
+    def go_on_next(self) -> None:
+        """Resumes the conversations that have what they waited for, as many as there is time for until the engine needs
+        its next launch."""
+        for resumed in range(len(self.served)):
+            if resumed >= AT_ONCE and not self.deterministic and not self.engine.can_wait():
+                return
             self.go_on(*self.served.popleft())
 
     def go_on(self, key: int, value: Any = None, error: BaseException | None = None) -> None:
@@ -123,7 +127,8 @@ class Conversations:
         until = time.monotonic() + FIRST
         while self.waiting and (self.deterministic or not self.wanted or time.monotonic() < until):
             self.take_ready(block=True, most=None if self.deterministic or not self.wanted else FIRST)
-            self.go_on_next()
+            while self.served:
+                self.go_on(*self.served.popleft())
 
     def limits(self) -> Limits:
         """Returns room for all prompts; for one whose conversation is computed anew, if there are more than slots or
@@ -153,7 +158,7 @@ class Conversations:
     def take_ready(self, block: bool, most: float | None = None) -> None:
         """Takes note of calls that have returned, or took too long; waits for one, if it is to."""
         if block and self.waiting:
-            left = min(deadline for _, deadline in self.waiting.values()) - time.monotonic()
+            left = next(iter(self.waiting.values()))[1] - time.monotonic()
             seconds = max(0.0, left if most is None else min(left, most))
             try:
                 first = self.ready.get(timeout=seconds)
@@ -164,9 +169,11 @@ class Conversations:
                 self.returned(*first[:2])
         while not self.ready.empty():
             self.returned(*self.ready.get()[:2])
-        now = time.monotonic()
-        for key in [key for key, (_, deadline) in self.waiting.items() if deadline <= now]:
-            future, _ = self.waiting.pop(key)
+        while self.waiting:
+            key, (future, deadline) = next(iter(self.waiting.items()))
+            if deadline > time.monotonic():
+                return
+            del self.waiting[key]
             future.cancel()
             self.served.append((key, None, TimeLimit()))
 

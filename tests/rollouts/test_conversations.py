@@ -93,7 +93,7 @@ def test_bits_do_not_depend_on_how_fast_tools_are_if_the_run_is_deterministic():
 
 
 @pytest.mark.parametrize("environment", [Echo, Dice])
-def test_an_engine_that_launches_ahead_gets_its_next_launch_between_a_few_conversations(environment, monkeypatch):
+def test_an_engine_that_cannot_wait_gets_its_next_launch_between_a_few_conversations(environment, monkeypatch):
     """Many turns that end at once would leave its device without work; the tokens are the same."""
     whole = talk(environment, count=6, samples=4)
     resumed = [0]
@@ -110,7 +110,7 @@ def test_an_engine_that_launches_ahead_gets_its_next_launch_between_a_few_conver
     monkeypatch.setattr(conversations, "AT_ONCE", 2)
     monkeypatch.setattr(Conversations, "go_on", counted)
     monkeypatch.setattr(EmbeddedEngine, "advance", noted)
-    monkeypatch.setattr(EmbeddedEngine, "launches_ahead", property(lambda self: True, lambda self, on: None))
+    monkeypatch.setattr(EmbeddedEngine, "can_wait", lambda self: False)
     assert texts(talk(environment, count=6, samples=4)) == texts(whole)
     assert max(resumed) == 2
 

@@ -145,9 +145,6 @@ class RolloutEngine(Protocol):
     """An engine works in sessions: between `resume` and `pause` it answers requests, all under one `Sampling`, and the
     model's weights do not change."""
 
-    launches_ahead: bool = False
-    """True: its device works on while the host does something else between two calls of `advance`, for a moment."""
-
     def resume(self, sampling: Sampling, limits: Limits) -> None:
         """Opens a session with room for `limits`."""
         ...
@@ -162,6 +159,11 @@ class RolloutEngine(Protocol):
         Returns nothing if nothing is in flight. An engine may finish more than that before it returns.
         """
         ...
+
+    def can_wait(self) -> bool:
+        """True if nothing is lost while the host does something else before the next `advance`: the device still
+        computes what was launched ahead, or computes nothing without the host."""
+        return True
 
     def forget(self, keys: Iterable[int]) -> None:
         """Frees what is kept of these parked responses: their conversations have ended."""

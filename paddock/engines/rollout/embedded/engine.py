@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from paddock.config.schema import Config
-from paddock.core.device import can_record, empty_cache
+from paddock.core.device import Launched, can_record, empty_cache
 from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.graphs import STEPS, TURN_STEPS, Graphs, bucket
 from paddock.engines.rollout.embedded.pool import TokenPool
@@ -71,7 +71,6 @@ class EmbeddedEngine(RolloutEngine):
         self.autocast = autocast
         self.dtype = autocast or model.dtype
         self.on_gpu = can_launch(next(model.parameters())) and autocast is None
-        self.launches_ahead = self.on_gpu
         self.records = self.on_gpu and can_record(model.device) and not enforce_eager
         self.keeps = self.on_gpu and not free_cache
         self.record_experts = record_experts
@@ -85,6 +84,8 @@ class EmbeddedEngine(RolloutEngine):
         self.waiting: deque[Request] = deque()
         self.turns: deque[Request] = deque()
         self.contexts = ExitStack()
+        self.last_step: Launched | None = None
+        """What runs before the last decode step that was launched."""
 
     def resume(self, sampling: Sampling, limits: Limits) -> None:
         """Opens a session: keys and values have room for its limits, and the module is in evaluation mode until its
@@ -157,6 +158,10 @@ class EmbeddedEngine(RolloutEngine):
             budget -= new
         return found
 
+    def can_wait(self) -> bool:
+        """True until a GPU begins the last step: while it computes that one, the next ones are to be launched."""
+        return self.last_step is None or not self.last_step.done()
+
     def forget(self, keys: Iterable[int]) -> None:
         assert self.session is not None
         self.session.forget(keys)
@@ -175,7 +180,7 @@ class EmbeddedEngine(RolloutEngine):
         self.free()
 
     def end_session(self) -> None:
-        self.session = None
+        self.session = self.last_step = None
         self.waiting.clear()
         self.turns.clear()
         self.contexts.close()
@@ -220,7 +225,10 @@ class EmbeddedEngine(RolloutEngine):
             return
         if beside is not None:
             self.repeat(sequences, sequences.slots.count, 1, beside)  # of all slots: fewer sizes, fewer graphs
-        self.repeat(sequences, bucket(sequences.live, sequences.slots.count), times - (beside is not None))
+        rows, left = bucket(sequences.live, sequences.slots.count), times - (beside is not None)
+        self.repeat(sequences, rows, left - 1)
+        self.last_step = Launched(self.model.device)
+        self.repeat(sequences, rows, min(left, 1))
         sequences.aged(times)
 
     def repeat(self, sequences: Sequences, rows: int, times: int, beside: Extension | None = None) -> None:
@@ -310,7 +318,7 @@ class EmbeddedEngine(RolloutEngine):
 
     def columns(self, slots: KeyValues, sampling: Sampling) -> Sequences:
         """Returns the columns; on a GPU those of an earlier call with the same length, which graphs read and write."""
-        made = partial(Sequences, slots, sampling.max_tokens, self.model.device, ahead=self.launches_ahead)
+        made = partial(Sequences, slots, sampling.max_tokens, self.model.device, ahead=self.on_gpu)
         if not self.on_gpu:
             return made()
         if sampling.max_tokens not in self.sequences:

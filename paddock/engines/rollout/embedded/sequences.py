@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from paddock.core.device import CopyStream, launched
+from paddock.core.device import CopyStream, Launched, to_device
 from paddock.engines.rollout.base import Completion, Request, Sampling
 from paddock.engines.rollout.embedded.routes import Routes, chosen
 from paddock.engines.rollout.embedded.sampling import filters, require_finite, sample, uniforms
@@ -114,10 +114,10 @@ class Parked:
 
 @dataclass(frozen=True)
 class DoneFlags:
-    """Flags of the live slots that are finished, on the host once `arrived` returns."""
+    """Flags of the live slots that are finished, on the host once the copy has been waited for."""
 
     done: Tensor
-    arrived: Callable[[], None]
+    copied: Launched
 
 
 class Sequences:
@@ -217,7 +217,7 @@ class Sequences:
         near = "cpu" if most * len(counters) <= FEW else device
         rows, steps, starts = torch.tensor(counters).t().contiguous().to(near, non_blocking=True)
         numbers = uniforms(rows, steps, starts, most, self.sampling.seed)
-        self.numbers[start : self.live, :most] = numbers.to(device, non_blocking=True)
+        self.numbers[start : self.live, :most] = to_device(numbers, device)
         self.drawn[start : self.live] = 0
         self.done[start : self.live] = False
         return targets
@@ -255,7 +255,7 @@ class Sequences:
             self.seen = self.copy_done_flags()
         found = []
         if self.seen:
-            self.seen.arrived()
+            self.seen.copied.wait()
             found = self.finish(self.seen.done.nonzero()[:, 0].tolist())
         if self.ahead:
             self.seen = self.copy_done_flags()
@@ -263,12 +263,12 @@ class Sequences:
 
     def copy_done_flags(self) -> DoneFlags:
         """Starts the copy of the flags to the host."""
-        return DoneFlags(self.done[: self.live].to("cpu", non_blocking=True), launched(self.done.device))
+        return DoneFlags(self.done[: self.live].to("cpu", non_blocking=True), Launched(self.done.device))
 
     def interrupt(self) -> list[Completion]:
         """Frees all slots; returns what their sequences have drawn."""
         flags = self.copy_done_flags()
-        flags.arrived()
+        flags.copied.wait()
         return self.finish(list(range(self.live)), [not done for done in flags.done.tolist()])
 
     def finish(self, slots: list[int], interrupted: list[bool] | None = None) -> list[Completion]:

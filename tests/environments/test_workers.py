@@ -1,0 +1,74 @@
+"""Calls beside the decode: what a function or a coroutine returns or raises arrives, and cancelling reaches it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import CancelledError, wait
+
+import pytest
+
+from paddock.environments.workers import Workers
+
+
+@pytest.fixture
+def workers():
+    found = Workers()
+    yield found
+    found.close()
+
+
+async def squared(number):
+    await asyncio.sleep(0.001)
+    return number * number
+
+
+def test_coroutines_that_are_begun_together_return_each_its_own(workers):
+    futures = [workers.start(squared, number) for number in range(500)]
+    assert [future.result(10) for future in futures] == [number * number for number in range(500)]
+    assert workers.start(squared, 7).result(10) == 49  # the loop is woken again
+
+
+def test_what_a_coroutine_raises_arrives(workers):
+    async def fails():
+        raise ValueError("no such file")
+
+    with pytest.raises(ValueError, match="no such file"):
+        workers.start(fails).result(10)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_cancelling_a_future_cancels_its_coroutine(workers, running):
+    begun, ended = threading.Event(), threading.Event()
+
+    async def waits():
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    future = workers.start(waits)
+    if running:
+        assert begun.wait(10)
+    assert future.cancel()
+    with pytest.raises(CancelledError):
+        future.result(10)
+    assert workers.start(squared, 2).result(10) == 4
+    assert ended.wait(10) or not begun.is_set()
+
+
+def test_close_cancels_coroutines_seen_by_the_loop_or_not():
+    workers = Workers()
+    begun = threading.Event()
+
+    async def waits():
+        begun.set()
+        await asyncio.sleep(60)
+
+    first = workers.start(waits)
+    assert begun.wait(10)
+    others = [workers.start(waits) for _ in range(10)]
+    workers.close()
+    done, left = wait([first, *others], 10)
+    assert not left and all(future.cancelled() for future in done)
