@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from dataclasses import replace
 
@@ -48,6 +49,20 @@ def test_a_response_goes_on_from_any_of_its_tokens(kind):
             both = joined(part, rest[part.key])
             assert both.tokens == expected[part.key].tokens
             close(both.log_probs, expected[part.key].log_probs)
+
+
+@pytest.mark.parametrize("end", [EmbeddedEngine.pause, EmbeddedEngine.abandon])
+def test_what_was_there_before_a_session_is_not_searched_for_garbage_while_it_lasts(end):
+    """A full collection of all that a run has loaded takes some tenths of a second, in which a GPU runs dry."""
+    engine = EmbeddedEngine(tiny_model())
+    gc.unfreeze()  # what the tests took out of it for themselves
+    try:
+        engine.resume(SAMPLED, ROOM)
+        assert gc.get_freeze_count() > 100_000
+        end(engine)
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()
 
 
 @pytest.mark.parametrize("kind", [EmbeddedEngine, HFEngine])

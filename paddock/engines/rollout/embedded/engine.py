@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -101,6 +102,7 @@ class EmbeddedEngine(RolloutEngine):
         if self.record_experts:
             sequences.routes = Routes(recordable(self.experts), slots.count, sampling.max_tokens, self.model.device)
         with ExitStack() as contexts:
+            contexts.enter_context(collecting_new_objects())
             contexts.enter_context(borrowed(self.model, NAME, self.autocast))
             if sampling.max_tokens >= PACK_FROM:
                 contexts.enter_context(prepacked(self.model, slots.count))
@@ -379,6 +381,22 @@ class EmbeddedEngine(RolloutEngine):
 
 def rounded(tokens: int) -> int:
     return -(-tokens // ROUND) * ROUND
+
+
+@contextmanager
+def collecting_new_objects() -> Iterator[None]:
+    """Garbage collection looks at objects that are made in the block alone.
+
+    A look at all that was imported and loaded before takes some tenths of a second, in which a GPU runs dry.
+    """
+    others = gc.get_freeze_count() > 0
+    if not others:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if not others:
+            gc.unfreeze()
 
 
 @contextmanager
