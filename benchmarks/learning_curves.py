@@ -223,9 +223,9 @@ def draw(document: dict[str, Any]) -> str:
     return page(parts)
 
 
-def page(parts: list[str]) -> str:
-    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
-    paper = f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="{PAPER}"/>'
+def page(parts: list[str], height: int = HEIGHT) -> str:
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+    paper = f'<rect width="{WIDTH}" height="{height}" rx="8" fill="{PAPER}"/>'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}">'
     return "\n".join([head, paper, *parts, "</svg>", ""])
 

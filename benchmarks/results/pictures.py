@@ -19,6 +19,7 @@ from benchmarks.learning_curves import (
     COLOUR,
     DOTTED,
     GREY,
+    HEIGHT,
     ROOT,
     WIDTH,
     Panel,
@@ -33,6 +34,7 @@ from benchmarks.results.experiment import load
 
 CURVES, IMAGES = ROOT / "docs/curves/results", ROOT / "docs/images"
 TOP = 0.5  # of both panels, as a share
+LEGEND = 26  # height of the row that names the lines
 
 Run = dict[str, Any]
 
@@ -55,12 +57,23 @@ PICTURES = (
     Picture(
         "results_gsm8k_kin.svg",
         "GRPO and its kin on GSM8K",
-        {"grpo-0.5b": COLOUR["grpo"], "dr-grpo-0.5b": "#d98324", "gspo-0.5b": "#7b4fa6", "cispo-0.5b": "#1b998b"},
+        {
+            "grpo-0.5b": COLOUR["grpo"],
+            "dr-grpo-0.5b": "#d98324",
+            "gspo-0.5b": "#7b4fa6",
+            "cispo-0.5b": "#1b998b",
+            "reinforce-plus-plus-0.5b": "#c2255c",
+            "rloo-no-kl-0.5b": COLOUR["rloo"],
+        },
     ),
     Picture(
         "results_gsm8k_calculator.svg",
         "GRPO with and without a tool",
-        {"grpo-sft-0.5b": COLOUR["grpo"], "grpo-sft-calculator-0.5b": "#d98324"},
+        {
+            "grpo-sft-0.5b": COLOUR["grpo"],
+            "grpo-sft-calculator-0.5b": "#d98324",
+            "grpo-sft-calculator-text-0.5b": "#1b998b",
+        },
     ),
 )
 
@@ -87,13 +100,14 @@ def draw(picture: Picture, runs: dict[str, list[Run]]) -> str | None:
         text(20, 34, picture.title, size=19, weight=600),
         text(20, 57, subtitle(shown), size=13, fill=GREY),
         *legend(picture, shown),
+        f'<g transform="translate(0 {LEGEND})">',
         *left.axes(),
         *right.axes(),
     ]
     for name, found in shown.items():
         colour = picture.colours[name]
         parts += [*reward(left, found, colour), *held_out(right, found, colour)]
-    return page(parts)
+    return page([*parts, "</g>"], HEIGHT + LEGEND)
 
 
 def subtitle(names: Iterable[str]) -> str:
@@ -104,14 +118,13 @@ def subtitle(names: Iterable[str]) -> str:
 
 
 def legend(picture: Picture, shown: dict[str, list[Run]]) -> list[str]:
-    parts = []
-    labels = [found[0]["title"] + (f", {len(found)} seeds" if len(found) > 1 else "") for found in shown.values()]
-    width = max(139, *(34 + 7 * len(label) for label in labels))
-    for place, (name, label) in enumerate(zip(shown, labels, strict=True)):
-        x = WIDTH - 2 - width * (len(shown) - place)
-        parts.append(line(x, 30, x + 26, 30, picture.colours[name], 'stroke-width="3" stroke-linecap="round"'))
-        parts.append(text(x + 34, 34.5, label, size=12, weight=600))
-    for x, hollow, label in ((WIDTH - 269, False, "strict"), (WIDTH - 177, True, "lenient")):
+    parts, x = [], 20.0
+    for name, found in shown.items():
+        label = found[0]["title"] + (f", {len(found)} seeds" if len(found) > 1 else "")
+        parts.append(line(x, 80, x + 26, 80, picture.colours[name], 'stroke-width="3" stroke-linecap="round"'))
+        parts.append(text(x + 34, 84.5, label, size=12, weight=600))
+        x += 54 + 7.5 * len(label)
+    for x, hollow, label in ((WIDTH - 180, False, "strict"), (WIDTH - 88, True, "lenient")):
         parts += [dot(x, 53, GREY, hollow), text(x + 13, 57, label, fill=GREY)]
     return parts
 

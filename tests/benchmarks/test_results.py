@@ -28,8 +28,8 @@ FINISHED = [run for run in ALL if run["finished"]]
 EVALUATED = [run for run in FINISHED if "sampled" in run]
 """Runs from the model as it ships. Those after supervised training know the format, and have no eight samples."""
 GRPO = RUNS["grpo-0.5b"]
-WITHOUT_TOOL, WITH_TOOL = (RUNS[f"grpo-sft{name}-0.5b"] for name in ("", "-calculator"))
-"""Runs after supervised training, without a tool and with the calculator."""
+WITHOUT_TOOL, WITH_TOOL, TEXT_CALLS = (RUNS[f"grpo-sft{name}-0.5b"] for name in ("", "-calculator", "-calculator-text"))
+"""Runs after supervised training: without a tool, with the calculator, and with calls to it in plain text."""
 
 
 @pytest.mark.parametrize("name", experiment.names())
@@ -126,10 +126,10 @@ def test_a_finished_run_has_every_step_and_was_validated_after_the_last(run):
 
 
 def test_runs_without_eight_samples_are_those_after_supervised_training():
-    assert [run for run in FINISHED if "sampled" not in run] == [run for run in ALL if "warm_up" in run]
+    assert [run for run in FINISHED if "sampled" not in run] == [run for run in FINISHED if "warm_up" in run]
 
 
-@pytest.mark.parametrize("runs", (GRPO, WITHOUT_TOOL, WITH_TOOL), ids=lambda runs: runs[0]["experiment"])
+@pytest.mark.parametrize("runs", (GRPO, WITHOUT_TOOL, WITH_TOOL, TEXT_CALLS), ids=lambda runs: runs[0]["experiment"])
 def test_the_committed_runs_are_their_experiment_with_every_seed(runs):
     found = experiment.load(runs[0]["experiment"])
     assert tuple(run["seed"] for run in runs) == found.seeds
@@ -205,9 +205,13 @@ def test_what_the_page_says_of_the_kin_of_grpo_is_so():
         run["title"]: [f"{100 * share:.1f}" for share in run["held_out"]["strict"]] for run in (doctor, gspo, cispo)
     }
     best = [f"{100 * max(run['held_out']['strict'][place] for run in GRPO):.1f}" for place in (1, -1)]
-    assert {strict["Dr.GRPO"][-1], strict["GSPO"][-1]} == {
-        "40.1"
-    } and f"40.1 %, and GRPO's best seed at {best[1]}" in text
+    (plus,), (without_kl,) = (RUNS[f"{name}-0.5b"] for name in ("reinforce-plus-plus", "rloo-no-kl"))
+    last = [f"{100 * run['held_out']['strict'][-1]:.1f}" for run in (doctor, gspo, plus, without_kl)]
+    assert last[0] == last[1] == "40.1"
+    ends = "end at 40.1 %, REINFORCE++ at {}, RLOO without KL at {}, and GRPO's best seed at {}"
+    assert ends.format(*last[2:], best[1]) in text
+    assert (late(plus), late(without_kl)) == ("+3.7", "+0.5")
+    assert "REINFORCE++ gained 3.7, and RLOO without KL 0.5" in text
     assert (
         f"GSPO has {strict['GSPO'][1]} % and CISPO {strict['CISPO'][1]}, where GRPO's best seed has {best[0]}" in text
     )
@@ -252,6 +256,21 @@ def test_what_the_page_says_of_the_calculator_after_supervised_training_is_so():
     rewards = [100 * mean(run["curves"]["reward"][0] for run in runs) for runs in (WITH_TOOL, WITHOUT_TOOL)]
     assert "its reward is {:.1f} % where answers without a tool have {:.1f}".format(*rewards) in text
     assert all(run["shared_device"] for run in (*WITHOUT_TOOL, *WITH_TOOL)) and "All runs shared the device" in text
+
+
+def test_what_the_page_says_of_calls_in_plain_text_is_so():
+    text = " ".join(PAGES[0].read_text().split())
+    assert {(run["finished"], run["curves"]["step"][-1]) for run in TEXT_CALLS} == {(False, 30)}
+    calls = [[run["curves"]["calls"][place] for run in TEXT_CALLS] for place in (0, -1)]
+    (low, high), (least, most) = ((f"{min(part):.2f}", f"{max(part):.2f}") for part in calls)
+    assert f"has {low} to {high} calls at the first step and {least} to {most} at step 30" in text
+    curves = [run["curves"] for run in TEXT_CALLS]
+    lost = max(map(sum, (pair for one in curves for pair in zip(one["failed"], one["malformed"], strict=True))))
+    assert 0.04 < lost < 0.05 and "at no step more than 0.05 without a result" in text
+    with_tool, without = ([run["held_out"]["strict"][1] for run in runs] for runs in (TEXT_CALLS, WITHOUT_TOOL))
+    shown = [f"{100 * share:.1f}" for share in (*with_tool, *without)]
+    assert "{}, {} and {} %, and those without a tool {}, {} and {}".format(*shown) in text
+    assert f"is {100 * (min(with_tool) - max(without)):.1f} points above the best without a tool" in text
 
 
 def test_what_the_page_says_of_the_calculator_by_an_example_is_so():
