@@ -7,13 +7,13 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from paddock.config import rollout_correction
 from paddock.config.distillation import teachers_of
 from paddock.config.engine import FrozenConfig, FrozenMegatronConfig, FSDPConfig, MegatronConfig, ShardedConfig
 from paddock.config.resolve import MICRO_BATCHES
 from paddock.config.roles import ActorConfig, CriticConfig, CriticModelConfig, ModelConfig, RefConfig
 from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import (
+    copies_rollout_log_probs,
     data_parallel_size,
     engine_size,
     estimator_needs,
@@ -32,7 +32,8 @@ from paddock.facts.models import ModelShape, shape_of
 from paddock.facts.processor import processor_speed
 from paddock.plan.advice import Facts
 from paddock.plan.arithmetic import BatchPlan
-from paddock.plan.duration import Duration, Work, duration
+from paddock.plan.counts import Work
+from paddock.plan.duration import Duration, duration
 from paddock.plan.memory import Hardware, Job, Role, Rollout
 from paddock.plan.splits import Fsdp, Megatron
 
@@ -87,9 +88,17 @@ def seconds(config: Config, work: Job, gpu: str | None = None, machine: Machine 
         prompt_tokens=config.data.max_prompt_length,
         response_tokens=config.data.max_response_length,
         epochs=config.actor_rollout_ref.actor.ppo_epochs,
-        own_log_probs=not rollout_correction.parse(config.algorithm.rollout_correction).bypass,
+        own_log_probs=not copies_rollout_log_probs(config),
+        shares_prompts=_shares_prompts(config),
     )
     return duration(work, rows, speed)
+
+
+def _shares_prompts(config: Config) -> bool:
+    """True if a group's prompt is computed once in training, by the keys alone; a role's ranks may still forbid it."""
+    group = config.actor_rollout_ref
+    packed, exact = group.model.use_remove_padding, group.numerics == "exact"
+    return packed and not exact and group.actor.use_prefix_grouper is not False
 
 
 def speed_of(config: Config, work: Job, gpu: str | None, machine: Machine) -> Speed | None:
