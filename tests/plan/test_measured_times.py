@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 import pytest
+from conftest import ROOT
 
 from paddock.config.load import load
 from paddock.facts.machine import GPU_SPEED
@@ -33,12 +34,16 @@ class Measured:
     work: Work
     seconds: float
     budget: int = 32768
+    """Tokens of a micro-batch; 0: not written down, and enough to keep the device busy."""
     checkpointing: bool = False
     rank: int = 0
 
     def __str__(self) -> str:
-        way = f"rank {self.rank}" if self.rank else "all weights"
-        return f"{self.model}, {self.work.rows} x {self.work.response_tokens}, {way}, {self.budget}"
+        work = self.work
+        way = f", LoRA of rank {self.rank}" if self.rank else ""
+        recomputed = ", gradient checkpointing" if self.checkpointing else ""
+        sizes = f"{work.prompts} x {work.responses}, {work.prompt_tokens} -> {work.response_tokens:,}"
+        return f"{self.model.partition('/')[2]}, {sizes}{way}{recomputed}"
 
 
 # One H200, torch 2.11.0, transformers 5.17.0, 2026-11-16.
@@ -67,9 +72,9 @@ UPDATES = [
     Measured(SMOL, SHORT, 1.88, budget=16384),
     Measured(f"{QWEN}3-0.6B", PACKED, 0.697, budget=16384),
     Measured(f"{QWEN}3-0.6B", QUARTER, 0.92, checkpointing=True),
-    Measured(f"{QWEN}2.5-1.5B", SHORT, 5.1, budget=16384),
-    Measured(f"{QWEN}2.5-7B", Work(64, 8, 120, 256), 12.9, budget=16384, checkpointing=True),
-    Measured(f"{QWEN}3-1.7B", LONG, 11.7, budget=16384, checkpointing=True),
+    Measured(f"{QWEN}2.5-1.5B", SHORT, 5.1, budget=0),
+    Measured(f"{QWEN}2.5-7B", Work(64, 8, 120, 256), 12.9, budget=0, checkpointing=True),
+    Measured(f"{QWEN}3-1.7B", LONG, 11.7, budget=0, checkpointing=True),
     Measured(SMOL, SHORT, 1.39, rank=32),
     Measured(f"{QWEN}3-0.6B", QUARTER, 0.95, checkpointing=True, rank=32),
 ]
@@ -94,15 +99,32 @@ def near(measured: float) -> object:
     return pytest.approx(measured, rel=WITHIN)
 
 
+def rollout_of(case: Measured) -> float:
+    return rollout_seconds(job(case), case.work, H200)
+
+
+def update_of(case: Measured) -> float:
+    planned = job(case)
+    return update_seconds(planned, planned.actor, case.work, H200)
+
+
 @pytest.mark.parametrize("case", ROLLOUTS, ids=str)
 def test_a_rollout_takes_what_was_measured(case: Measured) -> None:
-    assert rollout_seconds(job(case), case.work, H200) == near(case.seconds)
+    assert rollout_of(case) == near(case.seconds)
 
 
 @pytest.mark.parametrize("case", UPDATES, ids=str)
 def test_an_update_takes_what_was_measured(case: Measured) -> None:
-    planned = job(case)
-    assert update_seconds(planned, planned.actor, case.work, H200) == near(case.seconds)
+    assert update_of(case) == near(case.seconds)
+
+
+def test_the_page_shows_these_times() -> None:
+    page = (ROOT / "docs/performance.md").read_text()
+    lines = [f"| {case} | rollout | | {case.seconds:.2f} | {rollout_of(case):.2f} |" for case in ROLLOUTS]
+    for case in UPDATES:
+        budget = f" {case.budget:,}" if case.budget else ""
+        lines.append(f"| {case} | update |{budget} | {case.seconds:.2f} | {update_of(case):.2f} |")
+    assert [line for line in lines if line not in page] == []
 
 
 def test_a_rollout_of_many_lengths_takes_what_was_measured() -> None:
