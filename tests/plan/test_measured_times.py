@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass
+from statistics import median
 
 import pytest
 from conftest import ROOT
@@ -15,7 +17,7 @@ from paddock.plan.counts import Work
 from paddock.plan.duration import forward_seconds, rollout_seconds, update_seconds
 from paddock.plan.from_config import job as job_of
 from paddock.plan.from_config import seconds
-from paddock.plan.memory import GIB, Hardware, Job, Role, Rollout
+from paddock.plan.memory import GIB, Hardware, Job, Role, Rollout, scalar
 
 WITHIN = 0.25
 H200 = GPU_SPEED["h200"]
@@ -139,6 +141,27 @@ def test_a_reference_takes_what_was_measured() -> None:
     """gpu_step.py --parts algorithms, 2026-11-16: a step of GRPO with a KL in the reward has 2.16 s, without 1.85."""
     planned = job(Measured(SMOL, SHORT, 0))
     assert forward_seconds(planned, planned.actor, SHORT, H200) == near(0.31)
+
+
+@pytest.mark.parametrize("name", ["grpo-0.5b-1", "rloo-0.5b-1", "ppo-0.5b-1"])
+def test_runs_to_which_nothing_was_fitted_took_what_is_planned(name: str) -> None:
+    """GSM8K on one H200, 128 x 8, up to 320 tokens behind about 120, micro-batches of 32,768: medians of 80 steps."""
+    curves = json.loads((ROOT / "docs/curves/results" / f"{name}.json").read_text())["curves"]
+    middle = {curve: median(values) for curve, values in curves.items()}
+    cut = round(1024 * middle["cut"])
+    rest = round((1024 * middle["length"] - 320 * cut) / (1024 - cut))
+    work = Work(128, 8, 120, 320, (320,) * cut + (rest,) * (1024 - cut))
+    planned = job(Measured(f"{QWEN}2.5-0.5B", work, 0))
+    actor, critic = planned.actor, scalar(planned.actor)
+    told = {
+        "rollout_seconds": rollout_seconds(planned, work, H200),
+        "update_seconds": update_seconds(planned, actor, work, H200),
+        "reference_seconds": forward_seconds(planned, actor, work, H200),
+        "values_seconds": forward_seconds(planned, critic, work, H200),
+        "critic_seconds": update_seconds(planned, critic, work, H200),
+    }
+    measured = {phase: near(middle[phase]) for phase in told if phase in middle}
+    assert {phase: told[phase] for phase in measured} == measured and len(measured) >= 2
 
 
 M, A = "actor_rollout_ref.model", "actor_rollout_ref.actor"
