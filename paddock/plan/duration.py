@@ -18,9 +18,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from paddock.config.memory.model import (
+    FORWARD_PHASES,
+    UPDATE_PHASES,
+    Job,
+    Role,
+    estimate,
+    kv_bytes_per_token,
+    shares_weights,
+)
 from paddock.facts.machine import Speed
 from paddock.facts.models import ModelShape
-from paddock.plan.memory import FORWARD_PHASES, UPDATE_PHASES, Job, Role, estimate, kv_bytes_per_token, shares_weights
 
 COMPUTE_SHARE = 0.4
 EXPERTS_COMPUTE_SHARE = 0.2

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from paddock.config.load import load
+from paddock.config.memory.model import GIB, Hardware, Job, Role, Rollout, estimate
+from paddock.config.memory.splits import Fsdp, Megatron
 from paddock.facts.models import shape_of
 from paddock.plan.advice import Advice, Facts, advise, is_tuned, recommended_n
-from paddock.plan.memory import GIB, Hardware, Job, Role, Rollout, estimate
 from paddock.plan.plan import make
-from paddock.plan.splits import Fsdp, Megatron
 
 # The guide's first example, with a warm-up and a validation frequency that count steps knowingly.
 RIGHT = Facts(

@@ -12,14 +12,14 @@ import pytest
 from conftest import ROOT
 
 from paddock.config.load import load
+from paddock.config.memory.job import job as job_of
+from paddock.config.memory.model import GIB, Hardware, Job, Role, Rollout
+from paddock.config.memory.splits import Fsdp
 from paddock.facts import processor
 from paddock.facts.machine import GPU_MEMORY_GIB, GPU_SPEED, Machine, Speed
 from paddock.facts.models import ModelShape, shape_of
 from paddock.plan.duration import Work, duration, multiplied_weights, token_operations
-from paddock.plan.from_config import job as job_of
 from paddock.plan.from_config import seconds, speed_of, threads
-from paddock.plan.memory import GIB, Hardware, Job, Role, Rollout
-from paddock.plan.splits import Fsdp
 from paddock.plan.tables import clock
 
 H200 = GPU_SPEED["h200"]
