@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import paddock
 from paddock.cli import main
 from paddock.config import tree
 from paddock.config.load import Loaded, load
@@ -195,3 +197,11 @@ def test_prefill_by_hand() -> None:
     assert work.rollout.prefill_tokens == 32768 == 128 * 256
     assert estimate(few).phases["rollout"]["activations"] == 32768 * 2 * (3 * 4864 + 4 * 896)
     assert estimate(work).phases["rollout"]["logits"] == 8 * 151936 * 1024
+
+
+def test_a_programs_plan_for_a_named_device_chooses_by_its_memory(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(8)]
+    keys = {"trainer.device": "cuda", "trainer.n_gpus_per_node": 1}
+    run = paddock.Run(SMALL, rows, "exact_match", n=4, batch=8, folder=tmp_path, config=keys)
+    found = [run.plan(gpu).loaded.origins.get(TOKENS) for gpu in ("H200", "4090")]
+    assert found == [f"from {gib} GiB of device memory" for gib in (141, 24)]
