@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from paddock.config.memory.model import Role
 from paddock.facts.machine import GPU_SPEED, Speed
 from paddock.facts.processor import processor_speed
 from paddock.plan.counts import Work, cache_reads, forward_operations, prompt_operations, response_operations
 from paddock.plan.counts import update_forwards as forwards_of
-from paddock.plan.memory import Role
 
 BF16 = 2
 """Bytes of a weight, a key or a value."""

@@ -15,6 +15,7 @@ import torch
 from bound import bound, speed_of
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedModel, Qwen2Config
 
+from paddock.config.memory.model import Role
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
@@ -22,7 +23,6 @@ from paddock.facts.models import from_config
 from paddock.models.attention import NAME
 from paddock.models.fused import fuse
 from paddock.plan.counts import Work
-from paddock.plan.memory import Role
 
 SHAPES: dict[str, Any] = {
     "tiny": Qwen2Config(

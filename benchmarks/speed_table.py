@@ -41,11 +41,11 @@ from cpu_step import build_model, write_prompts
 from gpu_step import SHAPES, config_of
 
 import paddock
+from paddock.config.memory.job import job
 from paddock.core.device import peak_memory, reset_peak_memory
 from paddock.engines.rollout.base import Completion, Prompt
 from paddock.plan.counts import Work
 from paddock.plan.duration import duration
-from paddock.plan.from_config import job
 from paddock.trainer.run import train
 from paddock.workers.rollout import Rollout
 

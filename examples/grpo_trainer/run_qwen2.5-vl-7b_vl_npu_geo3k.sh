@@ -2,7 +2,7 @@
 # GRPO on Geometry3K with Qwen2.5-VL-7B-Instruct on Ascend NPUs.
 #
 # hardware: 1 node x 16 910b (64 GiB each)
-# memory:   32 GiB of 64 GiB a device, 108 GiB of each host (paddock plan)
+# memory:   33 GiB of 64 GiB a device, 108 GiB of each host (paddock plan)
 # time:     about 4.8 min a step, 4.8 h for 60 steps (paddock plan, every response of full length)
 # data:     paddock data geo3k --local_save_dir $HOME/data/geo3k
 # plan:     paddock run --plan run_qwen2.5-vl-7b_vl_npu_geo3k.sh

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paddock.config.memory.model import Role
+from paddock.config.memory.splits import Megatron
 from paddock.facts.models import ModelShape
-from paddock.plan.memory import Role
-from paddock.plan.splits import Megatron
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from paddock.config.memory.model import (
+    FORWARD_PHASES,
+    UPDATE_PHASES,
+    Job,
+    Role,
+    estimate,
+    kv_bytes_per_token,
+    layer_elements,
+    shares_weights,
+)
 from paddock.facts.machine import Speed
 from paddock.facts.models import ModelShape
 from paddock.plan.counts import (
@@ -31,16 +41,6 @@ from paddock.plan.counts import (
     multiplied_weights,
     prompt_operations,
     update_forwards,
-)
-from paddock.plan.memory import (
-    FORWARD_PHASES,
-    UPDATE_PHASES,
-    Job,
-    Role,
-    estimate,
-    kv_bytes_per_token,
-    layer_elements,
-    shares_weights,
 )
 
 COMPUTE_SHARE = 0.7

@@ -7,10 +7,10 @@ import json
 import pytest
 from conftest import ROOT
 
+from paddock.config.memory.model import Role
 from paddock.facts.machine import GPU_SPEED
 from paddock.facts.models import shape_of
 from paddock.plan.counts import Work
-from paddock.plan.memory import Role
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "benchmarks")  # scripts import their neighbours

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from paddock.config.load import load
+from paddock.config.memory.model import GIB, Hardware, Job, Role, Rollout, estimate
+from paddock.config.memory.splits import Fsdp, Megatron
 from paddock.facts.models import shape_of
 from paddock.plan.advice import Advice, Facts, advise, is_tuned, recommended_n
-from paddock.plan.memory import GIB, Hardware, Job, Role, Rollout, estimate
 from paddock.plan.plan import make
-from paddock.plan.splits import Fsdp, Megatron
 
 # The guide's first example, with a warm-up and a validation frequency that count steps knowingly.
 RIGHT = Facts(
@@ -304,12 +304,12 @@ SEVEN_BILLION = [
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "gae"])
 def test_a_7b_model_on_one_24_gb_card_is_told_lora_settings_that_fit_and_no_nodes(card: str, estimator: str) -> None:
     asked = [*SEVEN_BILLION, f"algorithm.adv_estimator={estimator}"]
-    before = make(load(asked), card, assumed_rows=7473)
+    before = make(load(asked, gpu=card), card, assumed_rows=7473)
     assert before.memory is not None and not before.memory.fits
     told = [advice for advice in before.advice if advice.key != "data.train_batch_size"]
     assert any("LoRA" in advice.message for advice in told)
     assert not any("nnodes" in advice.suggestion for advice in told)
     start = next(i for i, advice in enumerate(told) if "lora_rank" in advice.suggestion)
     taken = [setting for advice in told[start:-1] for setting in advice.suggestion.split()]
-    after = make(load([*asked, *taken]), card, assumed_rows=7473)
+    after = make(load([*asked, *taken], gpu=card), card, assumed_rows=7473)
     assert after.memory is not None and after.memory.fits

@@ -12,6 +12,9 @@ import pytest
 from conftest import ROOT
 
 from paddock.config.load import load
+from paddock.config.memory.job import job as job_of
+from paddock.config.memory.model import GIB, Hardware, Job, Role, Rollout
+from paddock.config.memory.splits import Fsdp, Megatron
 from paddock.config.topology import copies_rollout_log_probs
 from paddock.facts import processor
 from paddock.facts.machine import GPU_MEMORY_GIB, GPU_SPEED, Machine, Speed
@@ -27,10 +30,7 @@ from paddock.plan.counts import (
     update_forwards,
 )
 from paddock.plan.duration import duration, rollout_seconds
-from paddock.plan.from_config import job as job_of
 from paddock.plan.from_config import seconds, speed_of, threads
-from paddock.plan.memory import GIB, Hardware, Job, Role, Rollout
-from paddock.plan.splits import Fsdp, Megatron
 from paddock.plan.tables import clock
 
 H200 = GPU_SPEED["h200"]

@@ -11,13 +11,13 @@ import pytest
 from conftest import ROOT
 
 from paddock.config.load import load
+from paddock.config.memory.job import job as job_of
+from paddock.config.memory.model import GIB, Hardware, Job, Role, Rollout, scalar
 from paddock.facts.machine import GPU_SPEED
 from paddock.facts.models import ModelShape, shape_of
 from paddock.plan.counts import Work
 from paddock.plan.duration import forward_seconds, rollout_seconds, update_seconds
-from paddock.plan.from_config import job as job_of
 from paddock.plan.from_config import seconds
-from paddock.plan.memory import GIB, Hardware, Job, Role, Rollout, scalar
 
 WITHIN = 0.25
 H200 = GPU_SPEED["h200"]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paddock.config.memory.model import GIB, Hardware, Job, Role, Rollout, estimate, layer_elements
+from paddock.config.memory.splits import Fsdp, Megatron
 from paddock.facts.models import ModelShape, shape_of
-from paddock.plan.memory import GIB, Hardware, Job, Role, Rollout, estimate, layer_elements
-from paddock.plan.splits import Fsdp, Megatron
 
 
 def shape(name: str) -> ModelShape:
