@@ -3,7 +3,7 @@
 #
 # hardware: 1 node x 2 a100 (80 GiB each)
 # memory:   50 GiB of 80 GiB a device (paddock plan)
-# time:     about 25 min a step, 50 h for 120 steps (paddock plan, every response of full length)
+# time:     about 25 min a step, 49 h for 120 steps (paddock plan, every response of full length)
 # data:     paddock data geo3k --local_save_dir $HOME/data/geo3k
 # plan:     paddock run --plan run_qwen2.5-vl-7b_vl_lora_geo3k.sh
 # run:      bash run_qwen2.5-vl-7b_vl_lora_geo3k.sh [key=value ...]    (these win over the ones below)
