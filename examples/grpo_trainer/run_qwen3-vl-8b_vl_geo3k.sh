@@ -3,7 +3,7 @@
 #
 # hardware: 1 node x 8 h100 (80 GiB each)
 # memory:   49 GiB of 80 GiB a device, 114 GiB of each host (paddock plan)
-# time:     about 5.3 min a step, 5.3 h for 60 steps (paddock plan, every response of full length)
+# time:     about 5.0 min a step, 5.0 h for 60 steps (paddock plan, every response of full length)
 # data:     paddock data geo3k --local_save_dir $HOME/data/geo3k
 # plan:     paddock run --plan run_qwen3-vl-8b_vl_geo3k.sh
 # run:      bash run_qwen3-vl-8b_vl_geo3k.sh [key=value ...]    (these win over the ones below)

@@ -18,6 +18,7 @@ LR_KEY = f"{ACTOR}.optim.lr"
 KL_KEY = "algorithm.kl_ctrl.kl_coef"
 TEST_KEY = "trainer.test_freq"
 FRACTION_KEY = f"{ROLLOUT}.gpu_memory_utilization"
+SEQUENCES_KEY = f"{ROLLOUT}.max_num_seqs"
 TENSOR_KEY = f"{ROLLOUT}.tensor_model_parallel_size"
 
 FEWEST = 4
@@ -289,9 +290,12 @@ def effect(before: MemoryPlan, after: MemoryPlan) -> str:
 
 
 def fraction(job: Job) -> Change | None:
-    """The largest share of memory, in steps of 0.05, with which the rollout fits beside what rests on the GPU."""
+    """The largest share of memory, in steps of 0.05, with which the rollout fits beside what rests on the GPU. An
+    engine that takes no share gets fewer sequences."""
     if "rollout" not in estimate(job).overfull:
         return None
+    if not job.rollout.external:
+        return sequences(job)
     for twentieths in range(18, 1, -1):
         share = twentieths / 20
         changed = replace(job, rollout=replace(job.rollout, memory_fraction=share))
@@ -302,6 +306,17 @@ def fraction(job: Job) -> Change | None:
             )
             return Change(changed, FRACTION_KEY, what, f"{FRACTION_KEY}={share:g}")
     return None
+
+
+def sequences(job: Job) -> Change | None:
+    """Half the sequences at a time until the rollout fits, or one is left."""
+    before = count = min(job.rollout.rows, job.rollout.max_sequences)
+    changed = job
+    while count > 1 and "rollout" in estimate(changed).overfull:
+        count //= 2
+        changed = replace(job, rollout=replace(job.rollout, max_sequences=count))
+    what = f"with {count} sequences at a time, not {before}"
+    return None if count == before else Change(changed, SEQUENCES_KEY, what, f"{SEQUENCES_KEY}={count}")
 
 
 def offload(name: str, job: Job) -> Change | None:

@@ -222,6 +222,13 @@ def test_a_pool_too_large_beside_training_is_lowered_to_what_fits() -> None:
     assert not estimate(job(memory_fraction=0.75)).fits
 
 
+def test_an_engine_without_a_pool_gets_fewer_sequences() -> None:
+    """It reads no gpu_memory_utilization: 1280 rows of 0.5B beside its states on 24 GiB."""
+    work = job(memory=24, name="Qwen/Qwen2.5-0.5B", gpus=1, tokens=4096, engine="embedded", tensor=1)
+    assert estimate(work).overfull == ("rollout",)
+    assert told(work) == ["actor_rollout_ref.rollout.max_num_seqs=512"]
+
+
 def test_micro_batches_too_large_are_halved_in_the_users_unit() -> None:
     key = "actor_rollout_ref.actor.ppo"
     assert told(job(tokens=80 * 1536), cut_by_rows=True) == [f"{key}_micro_batch_size_per_gpu=40"]

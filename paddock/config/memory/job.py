@@ -12,6 +12,7 @@ from paddock.config.memory.model import Hardware, Job, Role, Rollout
 from paddock.config.memory.splits import Fsdp, Megatron
 from paddock.config.micro_batches import PHASES
 from paddock.config.roles import ActorConfig, CriticConfig, CriticModelConfig, ModelConfig, RefConfig
+from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import (
     data_parallel_size,
@@ -83,7 +84,6 @@ def _trained(config: Config, role: ActorConfig | CriticConfig, shape: ModelShape
         lora_rank=rank,
         checkpointing=model.enable_gradient_checkpointing,
         activation_offload=model.enable_activation_offload,
-        wide_stream=role.strategy != "megatron" and pool_size(config, role) == 1,
         param_offload=offload.param_offload,
         optimizer_offload=offload.optimizer_offload,
         frozen_vision=config.actor_rollout_ref.actor.freeze_vision_tower,
@@ -162,6 +162,7 @@ def _split(config: Config, role: ActorConfig | RefConfig | CriticConfig, fsdp: S
         sequence=role.ulysses_sequence_parallel_size,
         on_host=fsdp.offload_policy,
         frozen_bytes=_bytes(fsdp.dtype),
+        alone=world == 1 and config.trainer.device != "cpu",
     )
 
 
@@ -179,6 +180,7 @@ def _host_optimizer(role: ActorConfig | RefConfig | CriticConfig) -> float:
 
 def _rollout(config: Config) -> Rollout:
     rollout, size, data = config.actor_rollout_ref.rollout, engine_size(config), config.data
+    shares_prompts = engine_kind(rollout.name).trainer_log_probs and config.trainer.device != "cpu"
     return Rollout(
         engine=rollout.name or "embedded",
         rows=-(-config.data.train_batch_size * rollout.n * size // rollout_devices(config)),
@@ -188,6 +190,8 @@ def _rollout(config: Config) -> Rollout:
         memory_fraction=rollout.gpu_memory_utilization,
         sleeps=rollout.free_cache_engine,
         apart=rolls_out_apart(config),
+        shared_tokens=data.max_prompt_length if shares_prompts else 0,
+        sharing=rollout.n,
         prefill_tokens=min(rollout.max_num_batched_tokens, data.train_batch_size * data.max_prompt_length),
     )
 

@@ -6,8 +6,10 @@ The formulas, with P parameters of which T are trained, held by s ranks, h hidde
                                   under LoRA c P + d T, one rank alone another c T: the copies that compute
     gradients    d T / s
     optimizer    2 d T / s        AdamW's two moments; fused, so that a step makes no temporary copy
+    alone        c P, d T, 3 d T  one rank without FSDP, c < d: weights that compute, gradients, masters and moments
     gathered     c (2 root + 3 layer)   FSDP in an update: the root's weights and gradients, this layer's and the
                                   next one's weights, one layer's gradients, at c = 2 bytes; forward: c (root + 2 layer)
+                                  alone c (root + layer): gradients before they are added to those of the masters
     kept         c h L            a token's input to every layer, when layers are recomputed; else L whole layers;
                                   4 h L by the fused forward of one rank alone, whose stream is float32
     layer        c (8h + 2 (q + k) + 4f)   a token's tensors in one layer; q, k: query and key width
@@ -71,8 +73,6 @@ class Role:
     checkpointing: bool = True
     activation_offload: bool = False
     """Inputs of layers wait on the host; two of them at a time are on the device."""
-    wide_stream: bool = False
-    """True if the stream between layers is float32 whatever type the layers compute in: in the fused forward."""
     param_offload: bool = False
     optimizer_offload: bool = False
     borrowed: bool = False
@@ -118,6 +118,9 @@ class Rollout:
     """True if the rollout has devices of its own."""
     prefill_tokens: int = 0
     """Tokens of prompts that are computed at a time."""
+    shared_tokens: int = 0
+    """Tokens of a row that are cached once for `sharing` rows: the prompt's, in the embedded engine on a GPU."""
+    sharing: int = 1
 
     @property
     def external(self) -> bool:
@@ -271,7 +274,8 @@ def rollout_parts(job: Job) -> tuple[dict[str, int], int]:
 
     weights    c P / tp; none when the embedded engine shares the actor's
     pool       memory fraction x memory, of which the weights are a part
-    KV cache   external engines take the whole pool; the others what full-length responses ask for, within the pool
+    KV cache   external engines take the whole pool; the others what full-length responses ask for, within the pool,
+               and a group's prompt once if it is shared
     then       embedded and hf: the larger of a prefill (`forward` for each of its tokens) and a decode step's logits,
                8 V bytes a sequence; external engines have them in their pool
     """
@@ -281,8 +285,9 @@ def rollout_parts(job: Job) -> tuple[dict[str, int], int]:
     per_token = kv_bytes_per_token(job)
     if rollout.external:
         return {"rollout_weights": weights, "kv_cache": pool}, pool // per_token
-    sequences = min(rollout.rows, rollout.max_sequences, pool // (rollout.row_tokens * per_token))
-    cache = sequences * rollout.row_tokens * per_token
+    own_tokens = rollout.row_tokens - rollout.shared_tokens + share(rollout.shared_tokens, rollout.sharing)
+    sequences = min(rollout.rows, rollout.max_sequences, pool // (own_tokens * per_token))
+    cache = sequences * own_tokens * per_token
     work = larger(
         layer=rollout.prefill_tokens * forward_bytes(shape, job.compute_bytes),
         head=0,
@@ -330,8 +335,8 @@ def update_work(job: Job, role: Role) -> dict[str, int]:
 
 
 def input_bytes(role: Role, compute_bytes: int) -> int:
-    """Returns the bytes of one token's input to a layer, as checkpointing keeps it."""
-    return (4 if role.wide_stream else compute_bytes) * role.shape.hidden
+    """Returns the bytes of one token's input to a layer, as checkpointing keeps it; the fused forward's is float32."""
+    return (4 if role.split.alone else compute_bytes) * role.shape.hidden
 
 
 def kept_layers(role: Role) -> int:
