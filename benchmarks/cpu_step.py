@@ -45,6 +45,8 @@ class Case:
     micro_rows: int
     family: str
     shape: dict[str, int]
+    tied: bool = True
+    """One matrix embeds tokens and is the head."""
 
 
 CASES = {
@@ -81,7 +83,7 @@ def build_model(case: Case, folder: Path, device: Any = "cpu") -> None:
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     words = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
     config = getattr(transformers, case.family)(
-        **case.shape, **words, tie_word_embeddings=True, max_position_embeddings=2048
+        **case.shape, **words, tie_word_embeddings=case.tied, max_position_embeddings=8192
     )
     torch.manual_seed(0)
     with torch.device(device):

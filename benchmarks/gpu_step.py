@@ -7,8 +7,8 @@ python benchmarks/gpu_step.py --parts algorithms                  # PPO, GRPO an
 python benchmarks/gpu_step.py --shape qwen3-0.6b --prompts 32 --weights fp32 --parts algorithms
 python benchmarks/gpu_step.py --parts step --set actor_rollout_ref.numerics=exact
 
-Every response has the full length that its prompt asks for. The roofline is the bytes that a decode step must
-read (weights, keys and values) at the device's measured copy bandwidth; a prompt's count for each of its responses.
+Every response has the full length that its prompt asks for. Bounds are by bytes and arithmetic, at the device's data
+sheet (bound.py); `copy` is the bandwidth of a large copy. speed_table.py measures the same over many shapes.
 """
 
 from __future__ import annotations
@@ -34,17 +34,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `paddock train` does
 import paddock_step
 import torch
 import transformers
+from bound import Bound, bound, speed_of
 from cpu_step import CASES, Case, build_model, write_prompts
 from step_work import Work
 
 import paddock
 from paddock.config.load import load
+from paddock.config.memory.job import job
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import peak_memory, reset_peak_memory, synchronize
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.open import actor_engine
+from paddock.plan.counts import Work as Counted
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import one_turn_each
 from paddock.trainer.run import train
@@ -64,6 +67,28 @@ SHAPES = {
         128, 8, 256, (120, 120), 64, "Qwen3Config",
         {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
          "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
+    ),
+    "qwen2.5-1.5b": Case(
+        128, 8, 256, (120, 120), 64, "Qwen2Config",
+        {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+         "num_attention_heads": 12, "num_key_value_heads": 2},
+    ),
+    "qwen3-1.7b": Case(
+        128, 8, 256, (120, 120), 64, "Qwen3Config",
+        {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
+         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
+    ),
+    "qwen2.5-7b": Case(
+        64, 8, 256, (120, 120), 64, "Qwen2Config",
+        {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+         "num_attention_heads": 28, "num_key_value_heads": 4},
+        tied=False,
+    ),
+    "qwen3-8b": Case(
+        64, 8, 256, (120, 120), 64, "Qwen3Config",
+        {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
+        tied=False,
     ),
 }  # fmt: skip
 MIXED = 256, 100, 1024  # sequences, and the least and most tokens of prompts and of answers
@@ -91,15 +116,10 @@ def bandwidth(device: torch.device) -> float:
     return 2 * size / min(seconds)
 
 
-def decode_bytes(model: Any, prompts: list[Prompt], new_tokens: list[int]) -> float:
-    """What all decode steps of these answers must read, at most `new_tokens` of the longest."""
-    config = model.config
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    token = 2 * config.num_hidden_layers * config.num_key_value_heads * dim * 2
-    rows = [len(prompt.tokens) for prompt in prompts for _ in prompt.rows]
-    read = sum((n + (new - 1) / 2 + 1) * (new - 1) * token for n, new in zip(rows, new_tokens, strict=True))
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    return read + (max(new_tokens) - 1) * weights
+def counted(prompts: list[Prompt], new_tokens: list[int]) -> Counted:
+    """Returns these answers as `paddock plan` counts them, with prompts of the mean length."""
+    tokens = round(statistics.mean(len(prompt.tokens) for prompt in prompts))
+    return Counted(len(prompts), len(prompts[0].rows), tokens, max(new_tokens), tuple(new_tokens))
 
 
 def learn(worker: Policy, config: Config, batch: Batch, step: int) -> None:
@@ -140,13 +160,18 @@ class Bench:
         seconds, found = sorted(runs, key=lambda run: run[0])[1]
         lengths = [len(completion.tokens) for completion in found]
         tokens = sum(lengths)
-        floor = decode_bytes(engine.model, prompts, lengths) / self.bandwidth
+        floor = self.bound(config, counted(prompts, lengths)).rollout
         gap = self.gap(config, engine, prompts, found)
         self.row(
             name, f"{tokens / seconds:,.0f} tok/s", f"{seconds:.3f} s", f"first call {first:.1f} s",
-            f"roofline {floor:.3f} s ({floor / seconds:.0%})", f"log-prob gap mean {gap[0]:.2g} max {gap[1]:.2g}",
+            f"bound {floor:.3f} s ({floor / seconds:.0%})", f"log-prob gap mean {gap[0]:.2g} max {gap[1]:.2g}",
             f"peak {peak_memory(self.device) / 2**30:.1f} GiB",
         )  # fmt: skip
+
+    def bound(self, config: Config, work: Counted) -> Bound:
+        planned = job(config)
+        assert planned is not None
+        return bound(planned.actor, work, speed_of(self.device))
 
     def gap(self, config: Config, engine: Engine, prompts: list[Prompt], found: list[Any]) -> tuple[float, float]:
         """|log-prob of the rollout - log-prob of the trainer|, over at most 256 responses."""
@@ -176,13 +201,17 @@ class Bench:
     def step(self, estimator: str = "grpo") -> dict[str, float]:
         run = self.folder / estimator
         extra = [f"trainer.default_local_dir={run}", "trainer.resume_mode=disable", *self.args.set]
-        train(config_of(self.work, self.device.type, estimator, extra))
+        config = config_of(self.work, self.device.type, estimator, extra)
+        train(config)
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][self.args.warmup :]
         names = ("step", "gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
         found = {n: statistics.median(line.get(f"timing_s/{n}", 0.0) for line in lines) for n in names}
         found["peak GiB"] = peak_memory(self.device) / 2**30
         gaps = [line.get("training/rollout_probs_diff_mean", float("nan")) for line in lines]
         shown = [f"{name} {value:.3f}" for name, value in found.items() if value]
+        case = self.case
+        least = self.bound(config, Counted(case.prompts, case.n, self.work.prompt_tokens, case.new_tokens))
+        shown += [f"bound of gen {least.rollout:.3f}, of update_actor {least.update:.3f}"]
         self.row(f"step {estimator}", *shown, f"prob gap {statistics.median(gaps):.5f}")
         return found
 

@@ -12,13 +12,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from bound import bound, speed_of
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedModel, Qwen2Config
 
+from paddock.config.memory.model import Role
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
+from paddock.facts.models import from_config
 from paddock.models.attention import NAME
 from paddock.models.fused import fuse
+from paddock.plan.counts import Work
 
 SHAPES: dict[str, Any] = {
     "tiny": Qwen2Config(
@@ -98,6 +102,13 @@ def contestants(model: PreTrainedModel, args: argparse.Namespace) -> dict[str, C
     return found | {"transformers generate()": transformers_generate(model, args)}
 
 
+def least(args: argparse.Namespace) -> float:
+    """Returns the bound of full-length responses by bytes and arithmetic, in seconds."""
+    shape = from_config(SHAPES[args.shape].to_dict())
+    work = Work(args.prompts, args.n, args.prompt_length, args.new_tokens)
+    return bound(Role(shape), work, speed_of(torch.device(args.device), args.threads)).rollout
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
@@ -121,7 +132,7 @@ def main() -> None:
     model, prompts = make_model(args), make_prompts(args)
     engines = {name: run for name, run in contestants(model, args).items() if args.only in (None, name)}
     work = f"{args.prompts} prompts x {args.n} x {args.new_tokens} tokens"
-    print(f"{args.shape} {args.dtype}, {work}, {args.threads} threads")
+    print(f"{args.shape} {args.dtype}, {work}, {args.threads} threads, bound {least(args):.2f} s")
     best = dict.fromkeys(engines, (float("inf"), float("inf"), 0))
     for _ in range(args.repeats):  # in turns, so that a busy machine is busy for all; the best of each counts
         for name, run in engines.items():

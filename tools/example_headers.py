@@ -69,8 +69,9 @@ def arguments(script: Path, *more: str) -> list[str]:
 
 
 def plan_of(script: Path) -> dict[str, Any]:
-    device = hardware(script)
-    return as_json(make(load(arguments(script)), device and device.device))
+    target = hardware(script)
+    gpu = target and target.device
+    return as_json(make(load(arguments(script), gpu=gpu), gpu))
 
 
 def memory_line(plan: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@
 #
 # hardware: 32 nodes x 8 h100 (80 GiB each)
 # memory:   56 GiB of 80 GiB a device, 354 GiB of each host (paddock plan)
-# time:     about 9.4 min a step, 68 h for 435 steps (paddock plan, every response of full length)
+# time:     about 7.8 min a step, 57 h for 435 steps (paddock plan, every response of full length)
 # data:     paddock data math --local_save_dir $HOME/data/math
 # plan:     paddock run --plan run_deepseek-v3-671b_megatron_moe_math.sh
 # run:      bash run_deepseek-v3-671b_megatron_moe_math.sh [key=value ...]    (these win over the ones below)

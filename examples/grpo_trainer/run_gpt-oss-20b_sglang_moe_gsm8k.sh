@@ -4,7 +4,7 @@
 #
 # hardware: 2 nodes x 8 h100 (80 GiB each)
 # memory:   48 GiB of 80 GiB a device, 136 GiB of each host (paddock plan)
-# time:     about 73 s a step, 8.8 h for 435 steps (paddock plan, every response of full length)
+# time:     about 53 s a step, 6.4 h for 435 steps (paddock plan, every response of full length)
 # data:     paddock data gsm8k --local_save_dir $HOME/data/gsm8k
 # plan:     paddock run --plan run_gpt-oss-20b_sglang_moe_gsm8k.sh
 # run:      bash run_gpt-oss-20b_sglang_moe_gsm8k.sh [key=value ...]    (these win over the ones below)

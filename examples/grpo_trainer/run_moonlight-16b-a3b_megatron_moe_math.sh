@@ -3,7 +3,7 @@
 #
 # hardware: 1 node x 8 h100 (80 GiB each)
 # memory:   48 GiB of 80 GiB a device, 244 GiB of each host (paddock plan)
-# time:     about 2.2 min a step, 16 h for 435 steps (paddock plan, every response of full length)
+# time:     about 99 s a step, 12 h for 435 steps (paddock plan, every response of full length)
 # data:     paddock data math --local_save_dir $HOME/data/math
 # plan:     paddock run --plan run_moonlight-16b-a3b_megatron_moe_math.sh
 # run:      bash run_moonlight-16b-a3b_megatron_moe_math.sh [key=value ...]    (these win over the ones below)

@@ -4,7 +4,7 @@
 #
 # hardware: 1 node x 8 h100 (80 GiB each)
 # memory:   59 GiB of 80 GiB a device, 14 GiB of each host (paddock plan)
-# time:     about 4.1 min a step, 7.1 h for 105 steps (paddock plan, every response of full length)
+# time:     about 3.1 min a step, 5.4 h for 105 steps (paddock plan, every response of full length)
 # data:     paddock data gsm8k --local_save_dir $HOME/data/gsm8k
 # plan:     paddock run --plan run_qwen2-7b_seq_balance_gsm8k.sh
 # run:      bash run_qwen2-7b_seq_balance_gsm8k.sh [key=value ...]    (these win over the ones below)

@@ -2,8 +2,8 @@
 # GRPO on Geometry3K with Qwen2.5-VL-7B-Instruct and LoRA on the language model; the image tower gets no adapter.
 #
 # hardware: 1 node x 2 a100 (80 GiB each)
-# memory:   49 GiB of 80 GiB a device (paddock plan)
-# time:     about 25 min a step, 50 h for 120 steps (paddock plan, every response of full length)
+# memory:   50 GiB of 80 GiB a device (paddock plan)
+# time:     about 16 min a step, 32 h for 120 steps (paddock plan, every response of full length)
 # data:     paddock data geo3k --local_save_dir $HOME/data/geo3k
 # plan:     paddock run --plan run_qwen2.5-vl-7b_vl_lora_geo3k.sh
 # run:      bash run_qwen2.5-vl-7b_vl_lora_geo3k.sh [key=value ...]    (these win over the ones below)

@@ -3,7 +3,7 @@
 #
 # hardware: 16 nodes x 8 h100 (80 GiB each)
 # memory:   68 GiB of 80 GiB a device, 235 GiB of each host (paddock plan)
-# time:     about 3.1 min a step, 45 h for 870 steps (paddock plan, every response of full length)
+# time:     about 2.6 min a step, 38 h for 870 steps (paddock plan, every response of full length)
 # data:     paddock data math --local_save_dir $HOME/data/math
 # plan:     paddock run --plan run_qwen3-235b-a22b_megatron_moe_math.sh
 # run:      bash run_qwen3-235b-a22b_megatron_moe_math.sh [key=value ...]    (these win over the ones below)

@@ -3,7 +3,7 @@
 #
 # hardware: 1 node x 8 h200 (141 GiB each)
 # memory:   85 GiB of 141 GiB a device, 461 GiB of each host (paddock plan)
-# time:     about 4.5 min a step, 16 h for 210 steps (paddock plan, every response of full length)
+# time:     about 3.4 min a step, 12 h for 210 steps (paddock plan, every response of full length)
 # data:     paddock data math --local_save_dir $HOME/data/math
 # plan:     paddock run --plan run_qwen3-30b-a3b_megatron_moe_math.sh
 # run:      bash run_qwen3-30b-a3b_megatron_moe_math.sh [key=value ...]    (these win over the ones below)

@@ -4,7 +4,7 @@
 #
 # hardware: 2 nodes x 8 h100 (80 GiB each)
 # memory:   48 GiB of 80 GiB a device, 199 GiB of each host (paddock plan)
-# time:     about 64 s a step, 3.8 h for 210 steps (paddock plan, every response of full length)
+# time:     about 54 s a step, 3.1 h for 210 steps (paddock plan, every response of full length)
 # data:     paddock data gsm8k --local_save_dir $HOME/data/gsm8k
 # plan:     paddock run --plan run_qwen3-30b-a3b_moe_gsm8k.sh
 # run:      bash run_qwen3-30b-a3b_moe_gsm8k.sh [key=value ...]    (these win over the ones below)

@@ -4,7 +4,7 @@
 #
 # hardware: 1 node x 8 h100 (80 GiB each)
 # memory:   56 GiB of 80 GiB a device, 107 GiB of each host (paddock plan)
-# time:     about 67 min a step, 11 days for 234 steps (paddock plan, every response of full length)
+# time:     about 54 min a step, 8.8 days for 234 steps (paddock plan, every response of full length)
 # data:     paddock data math --local_save_dir $HOME/data/math
 # plan:     paddock run --plan run_qwen3-8b_32k_math.sh
 # run:      bash run_qwen3-8b_32k_math.sh [key=value ...]    (these win over the ones below)

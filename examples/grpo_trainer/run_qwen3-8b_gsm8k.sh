@@ -3,7 +3,7 @@
 #
 # hardware: 1 node x 8 h100 (80 GiB each)
 # memory:   59 GiB of 80 GiB a device, 15 GiB of each host (paddock plan)
-# time:     about 4.8 min a step, 8.4 h for 105 steps (paddock plan, every response of full length)
+# time:     about 3.8 min a step, 6.6 h for 105 steps (paddock plan, every response of full length)
 # data:     paddock data gsm8k --local_save_dir $HOME/data/gsm8k
 # plan:     paddock run --plan run_qwen3-8b_gsm8k.sh
 # run:      bash run_qwen3-8b_gsm8k.sh [key=value ...]    (these win over the ones below)

@@ -3,7 +3,7 @@
 #
 # hardware: 1 node x 16 910b (64 GiB each)
 # memory:   31 GiB of 64 GiB a device, 15 GiB of each host (paddock plan)
-# time:     about 6.1 min a step, 11 h for 105 steps (paddock plan, every response of full length)
+# time:     about 4.6 min a step, 8.1 h for 105 steps (paddock plan, every response of full length)
 # data:     paddock data gsm8k --local_save_dir $HOME/data/gsm8k
 # plan:     paddock run --plan run_qwen3-8b_npu_gsm8k.sh
 # run:      bash run_qwen3-8b_npu_gsm8k.sh [key=value ...]    (these win over the ones below)

@@ -3,7 +3,7 @@
 #
 # hardware: 1 node x 16 910b (64 GiB each)
 # memory:   32 GiB of 64 GiB a device, 107 GiB of each host (paddock plan)
-# time:     about 18 min a step, 5.8 days for 468 steps (paddock plan, every response of full length)
+# time:     about 14 min a step, 4.6 days for 468 steps (paddock plan, every response of full length)
 # data:     paddock data math --local_save_dir $HOME/data/math
 # plan:     paddock run --plan run_qwen3-8b_sglang_npu_32k_math.sh
 # run:      bash run_qwen3-8b_sglang_npu_32k_math.sh [key=value ...]    (these win over the ones below)

@@ -3,7 +3,7 @@
 #
 # hardware: 4 nodes x 8 h100 (80 GiB each)
 # memory:   48 GiB of 80 GiB a device, 118 GiB of each host (paddock plan)
-# time:     about 5.8 min a step, 20 h for 210 steps (paddock plan, every response of full length)
+# time:     about 4.2 min a step, 15 h for 210 steps (paddock plan, every response of full length)
 # data:     paddock data math --local_save_dir $HOME/data/math
 # plan:     paddock run --plan run_seed-oss-36b_math.sh
 # run:      bash run_seed-oss-36b_math.sh [key=value ...]    (these win over the ones below)

@@ -3,7 +3,7 @@
 #
 # hardware: 1 node x 8 h100 (80 GiB each)
 # memory:   51 GiB of 80 GiB a device (paddock plan)
-# time:     about 57 s a step, 1.7 h for 105 steps (paddock plan, every response of full length)
+# time:     about 43 s a step, 75 min for 105 steps (paddock plan, every response of full length)
 # data:     paddock data gsm8k --local_save_dir $HOME/data/gsm8k
 # plan:     paddock run --plan run_deepseek-llm-7b_gsm8k.sh
 # run:      bash run_deepseek-llm-7b_gsm8k.sh [key=value ...]    (these win over the ones below)

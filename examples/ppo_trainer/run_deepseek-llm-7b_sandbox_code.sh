@@ -4,7 +4,7 @@
 #
 # hardware: 1 node x 8 h100 (80 GiB each)
 # memory:   51 GiB of 80 GiB a device (paddock plan)
-# time:     about 69 s a step, 35 min for 30 steps (paddock plan, every response of full length)
+# time:     about 52 s a step, 26 min for 30 steps (paddock plan, every response of full length)
 # data:     paddock data mbpp --local_save_dir $HOME/data/mbpp
 #           paddock data humaneval --local_save_dir $HOME/data/humaneval
 # plan:     paddock run --plan run_deepseek-llm-7b_sandbox_code.sh

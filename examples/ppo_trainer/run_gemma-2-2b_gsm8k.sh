@@ -3,7 +3,7 @@
 #
 # hardware: 1 node x 2 a100 (80 GiB each)
 # memory:   61 GiB of 80 GiB a device (paddock plan)
-# time:     about 1.9 min a step, 6.7 h for 210 steps (paddock plan, every response of full length)
+# time:     about 84 s a step, 4.9 h for 210 steps (paddock plan, every response of full length)
 # data:     paddock data gsm8k --local_save_dir $HOME/data/gsm8k
 # plan:     paddock run --plan run_gemma-2-2b_gsm8k.sh
 # run:      bash run_gemma-2-2b_gsm8k.sh [key=value ...]    (these win over the ones below)

@@ -3,7 +3,7 @@
 #
 # hardware: 1 node x 4 a100 (80 GiB each)
 # memory:   58 GiB of 80 GiB a device (paddock plan)
-# time:     about 75 s a step, 4.4 h for 210 steps (paddock plan, every response of full length)
+# time:     about 52 s a step, 3.0 h for 210 steps (paddock plan, every response of full length)
 # data:     paddock data gsm8k --local_save_dir $HOME/data/gsm8k
 # plan:     paddock run --plan run_llama-3.2-3b_gsm8k.sh
 # run:      bash run_llama-3.2-3b_gsm8k.sh [key=value ...]    (these win over the ones below)

@@ -4,7 +4,7 @@
 #
 # hardware: 1 node x 8 h100 (80 GiB each)
 # memory:   61 GiB of 80 GiB a device (paddock plan)
-# time:     about 8.8 min a step, 31 h for 210 steps (paddock plan, every response of full length)
+# time:     about 6.5 min a step, 23 h for 210 steps (paddock plan, every response of full length)
 # data:     paddock data gsm8k --local_save_dir $HOME/data/gsm8k
 #           paddock data math  --local_save_dir $HOME/data/math
 # plan:     paddock run --plan run_qwen2-7b_seq_balance_math.sh

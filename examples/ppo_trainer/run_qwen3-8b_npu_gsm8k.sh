@@ -3,7 +3,7 @@
 #
 # hardware: 1 node x 16 910b (64 GiB each)
 # memory:   26 GiB of 64 GiB a device, 176 GiB of each host (paddock plan)
-# time:     about 73 s a step, 2.1 h for 105 steps (paddock plan, every response of full length)
+# time:     about 54 s a step, 94 min for 105 steps (paddock plan, every response of full length)
 # data:     paddock data gsm8k --local_save_dir $HOME/data/gsm8k
 # plan:     paddock run --plan run_qwen3-8b_npu_gsm8k.sh
 # run:      bash run_qwen3-8b_npu_gsm8k.sh [key=value ...]    (these win over the ones below)

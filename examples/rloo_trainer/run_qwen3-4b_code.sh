@@ -3,7 +3,7 @@
 #
 # hardware: 1 node x 8 h100 (80 GiB each)
 # memory:   54 GiB of 80 GiB a device, 7 GiB of each host (paddock plan)
-# time:     about 51 s a step, 25 min for 30 steps (paddock plan, every response of full length)
+# time:     about 42 s a step, 21 min for 30 steps (paddock plan, every response of full length)
 # data:     paddock data mbpp --local_save_dir $HOME/data/mbpp
 #           paddock data humaneval --local_save_dir $HOME/data/humaneval
 # plan:     paddock run --plan run_qwen3-4b_code.sh

@@ -5,7 +5,7 @@
 #
 # hardware: 1 node x 8 h100 (80 GiB each)
 # memory:   53 GiB of 80 GiB a device (paddock plan)
-# time:     about 33 s a step, 17 min for 30 steps (paddock plan, every response of full length)
+# time:     about 27 s a step, 14 min for 30 steps (paddock plan, every response of full length)
 # data:     paddock data mbpp      --local_save_dir $HOME/data/mbpp
 #           paddock data humaneval --local_save_dir $HOME/data/humaneval
 # plan:     paddock run --plan run_qwen2.5-3b_sandbox.sh

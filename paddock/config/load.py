@@ -42,11 +42,13 @@ def load(
     machine: Machine | None = None,
     values: Mapping[str, Any] | None = None,
     here: bool = True,
+    gpu: str | None = None,
 ) -> Loaded:
     """Everything a run is made of, checked. Raises UserError for what the user can mend; imports no torch.
 
     `values`: keys and their values from a Python program, which win over the arguments. `here`: False if files that
-    the config names may be on another machine, as those of a planned script.
+    the config names may be on another machine, as those of a planned script. `gpu`: the name of the device to plan
+    for, whose memory decides in place of this machine's.
     """
     machine = machine or this_machine()
     line = parse(arguments)
@@ -67,7 +69,8 @@ def load(
     _expand_paths(config)
     origins |= {choice.key: f"{own_data.ORIGIN}: {choice.why}" for choice in own}
     warnings = [*(str(choice) for choice in own if choice.said), *warnings]
-    warnings += resolve.resolve(config, origins, machine)
+    rules.check_limits(config)
+    warnings += resolve.resolve(config, origins, machine, gpu)
     warnings += rules.check(config, origins, here)
     return Loaded(config, origins, warnings)
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from paddock.config import recipes, tree
+from paddock.config.memory import budgets
+from paddock.config.micro_batches import SWITCHED, TOKEN_BUDGETS
 from paddock.config.paths import files_of
 from paddock.config.rewards import reward_parts
 from paddock.config.rollout_engines import engine_kind
@@ -16,28 +18,11 @@ from paddock.facts.files import held_out_split
 from paddock.facts.machine import Machine
 from paddock.facts.models import shape_of
 
-# role section, key of the row count, key of the switch
-MICRO_BATCHES = (
-    ("actor_rollout_ref.actor", "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz"),
-    ("actor_rollout_ref.ref", "log_prob_micro_batch_size_per_gpu", "log_prob_use_dynamic_bsz"),
-    ("actor_rollout_ref.rollout", "log_prob_micro_batch_size_per_gpu", "log_prob_use_dynamic_bsz"),
-    ("critic", "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz"),
-    ("reward_model", "micro_batch_size_per_gpu", "use_dynamic_bsz"),
-)
-# token budgets, each before those that follow it
-TOKEN_BUDGETS = (
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
-    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
-    "critic.ppo_max_token_len_per_gpu",
-    "critic.forward_max_token_len_per_gpu",
-    "reward_model.forward_max_token_len_per_gpu",
-)
 CPU_BUDGET = 1280
 
 
-def resolve(config: Config, origins: dict[str, str], machine: Machine) -> list[str]:
-    """Fill every key that is still unset and has an answer; returns warnings."""
+def resolve(config: Config, origins: dict[str, str], machine: Machine, gpu: str | None = None) -> list[str]:
+    """Fill every key that is still unset and has an answer; returns warnings. `gpu`: the device to plan for."""
     fill = _Filler(config, origins)
     _hardware(config, fill, machine)
     _ascend(config, origins)
@@ -47,7 +32,8 @@ def resolve(config: Config, origins: dict[str, str], machine: Machine) -> list[s
     _roles(config, fill)
     _reward_components(config, origins)
     _seeds_and_loggers(config, fill, machine)
-    return _validation_files(config, fill) + _unused_row_counts(config)
+    chosen = [str(choice) for choice in budgets.decide(config, origins, machine, gpu)]
+    return chosen + _validation_files(config, fill) + _unused_row_counts(config)
 
 
 class _Filler:
@@ -136,9 +122,9 @@ def _batches(config: Config, fill: _Filler, origins: dict[str, str]) -> None:
         if config.critic.ppo_mini_batch_size == actor.ppo_mini_batch_size:
             config.critic.ppo_mini_batch_size = data.train_batch_size
         actor.ppo_mini_batch_size, origins[mini] = data.train_batch_size, "follows data.train_batch_size"
-    for section, rows, switch in MICRO_BATCHES:
-        counted = tree.get(config, f"{section}.{rows}") is not None
-        fill(f"{section}.{switch}", not counted, f"{rows} is set" if counted else "a token budget: no row count is set")
+    for cut in SWITCHED:
+        counted = tree.get(config, cut.rows_key) is not None
+        fill(cut.switch_key, not counted, f"{cut.rows} is set" if counted else "a token budget: no row count is set")
     fill(
         "actor_rollout_ref.actor.loss_scale_factor", float(data.max_response_length), "follows data.max_response_length"
     )
@@ -192,7 +178,7 @@ def _validation_files(config: Config, fill: _Filler) -> list[str]:
 
 def _unused_row_counts(config: Config) -> list[str]:
     return [
-        f"{section}.{rows}={tree.get(config, f'{section}.{rows}')} is not used: {section}.{switch}=True packs by tokens"
-        for section, rows, switch in MICRO_BATCHES
-        if tree.get(config, f"{section}.{switch}") and tree.get(config, f"{section}.{rows}") is not None
+        f"{cut.rows_key}={tree.get(config, cut.rows_key)} is not used: {cut.switch_key}=True packs by tokens"
+        for cut in SWITCHED
+        if tree.get(config, cut.switch_key) and tree.get(config, cut.rows_key) is not None
     ]

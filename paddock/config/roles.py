@@ -71,7 +71,9 @@ class ModelConfig:
     custom_chat_template: str | None = key(None, "Jinja chat template instead of the tokenizer's")
     external_lib: str | None = key(None, "module imported first: registers estimators, losses, models")
     override_config: dict[str, Any] = key({}, "fields of the model's own config.json")
-    enable_gradient_checkpointing: bool = key(True, "recompute activations in backward")
+    enable_gradient_checkpointing: bool = key(
+        True, "recompute activations in backward; unset, on one GPU: only if its memory needs it"
+    )
     enable_activation_offload: bool = key(False, "keep checkpointed activations in host memory")
     use_remove_padding: bool = key(True, "pack sequences instead of padding them")
     lora_rank: int = key(0, "rank of LoRA adapters; 0: train all weights", low=0)
@@ -99,7 +101,9 @@ class ActorConfig:
     ppo_mini_batch_size: int = key(256, "prompts per optimizer step", low=1)
     ppo_micro_batch_size_per_gpu: int | None = key(None, "rows per forward; unset: a token budget", low=1)
     use_dynamic_bsz: bool | None = key(None, "micro-batches by token budget; unset: unless a row count is set")
-    ppo_max_token_len_per_gpu: int = key(16384, "token budget of a micro-batch", low=1)
+    ppo_max_token_len_per_gpu: int = key(
+        16384, "token budget of a micro-batch; unset, on one GPU: by its memory, at most 49152", low=1
+    )
     ppo_epochs: int = key(1, "passes over each batch of rollouts", low=1)
     shuffle: bool = key(False, "shuffle rows between the mini-batches of a step")
     data_loader_seed: int = key(42, "seed of that shuffle")
@@ -254,7 +258,9 @@ class RolloutConfig:
     expert_parallel_size: int = key(1, "ranks that share the experts", low=1)
     pipeline_model_parallel_size: int = key(1, "ranks that share the layers", low=1)
     max_num_seqs: int | None = key(None, "sequences at a time, per engine; unset: 256 on a CPU, else 1024", low=1)
-    max_num_batched_tokens: int = key(8192, "tokens per engine step", low=1)
+    max_num_batched_tokens: int = key(
+        8192, "tokens per engine step; unset, on one GPU: by its memory, at most 32768", low=1
+    )
     max_model_len: int | None = key(None, "longest sequence; unset: prompt + response", low=1)
     enable_chunked_prefill: bool = key(True, "mix prefill into decode steps")
     enable_prefix_caching: bool = key(True, "compute a shared prefix once")
@@ -310,7 +316,9 @@ class CriticModelConfig:
     external_lib: str | None = follows(f"{_MODEL}.external_lib", "module imported first")
     trust_remote_code: bool = follows(f"{_MODEL}.trust_remote_code", "run model code that comes with the weights")
     override_config: dict[str, Any] = key({}, "fields of the model's own config.json")
-    enable_gradient_checkpointing: bool = key(True, "recompute activations in backward")
+    enable_gradient_checkpointing: bool = key(
+        True, "recompute activations in backward; unset, on one GPU: only if its memory needs it"
+    )
     enable_activation_offload: bool = key(False, "keep checkpointed activations in host memory")
     use_remove_padding: bool = follows(f"{_MODEL}.use_remove_padding", "pack sequences instead of padding them")
     lora_rank: int = key(0, "rank of LoRA adapters; 0: train all weights", low=0)
@@ -336,7 +344,9 @@ class CriticConfig:
         "critic.ppo_micro_batch_size_per_gpu", "rows per forward without gradient", low=1
     )
     use_dynamic_bsz: bool | None = key(None, "by token budget; unset: unless a row count is set")
-    ppo_max_token_len_per_gpu: int = key(32768, "token budget of a micro-batch", low=1)
+    ppo_max_token_len_per_gpu: int = key(
+        32768, "token budget of a micro-batch; unset, on one GPU: by its memory, at most 49152", low=1
+    )
     forward_max_token_len_per_gpu: int = follows("critic.ppo_max_token_len_per_gpu", "the same without gradient", low=1)
     ppo_epochs: int = follows(f"{_ACTOR}.ppo_epochs", "passes over each batch of rollouts", low=1)
     shuffle: bool = follows(f"{_ACTOR}.shuffle", "shuffle rows between the mini-batches of a step")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paddock.config import rollout_correction
 from paddock.config.recipes import needs_of
 from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
 from paddock.config.rollout_engines import engine_kind
@@ -160,3 +161,18 @@ def learns_from_rewards(config: Config) -> bool:
 def estimator_needs(config: Config) -> frozenset[str]:
     """Returns what the run's estimator needs beside rewards; nothing if no loss reads its advantages."""
     return needs_of(config.algorithm.adv_estimator) if learns_from_rewards(config) else frozenset()
+
+
+def trusts_rollout(config: Config) -> bool:
+    """True if the rollout's log-probs are the trainer's: one optimizer step, and the actor's own modules sampled."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    one_update = actor.ppo_mini_batch_size == config.data.train_batch_size and actor.ppo_epochs == 1
+    same_numbers = engine_kind(rollout.name).trainer_log_probs and "sum_pi_squared" not in estimator_needs(config)
+    corrects = rollout_correction.parse(config.algorithm.rollout_correction).active
+    return one_update and same_numbers and not corrects and actor.router_replay.mode != "R2"
+
+
+def copies_rollout_log_probs(config: Config) -> bool:
+    """True if `old_log_probs` are those of the rollout, in bypass mode or as the same numbers; False: a forward pass
+    computes them."""
+    return rollout_correction.parse(config.algorithm.rollout_correction).bypass or trusts_rollout(config)

@@ -79,6 +79,12 @@ class ModelShape:
         return self.parameters - self.moe_layers * idle * self.expert_parameters
 
     @property
+    def multiplied_parameters(self) -> int:
+        """The active parameters that one token is multiplied with: not the embedding, unless the head shares it."""
+        looked_up = 0 if self.tied_embeddings and not self.scalar_head else self.vocab * self.hidden
+        return self.active_parameters - looked_up
+
+    @property
     def billions(self) -> float:
         return self.parameters / 1e9
 

@@ -96,17 +96,17 @@ class Run:
         self.own_folder = FOLDER not in values
         if self.own_folder:
             values[FOLDER] = str(Path(RUNS) / f"{algorithm}-{identity(values, texts)}")
-        self.loaded = self.load(values)
+        self.values, self.loaded = values, self.load(values)
         self.session: Session | None = None
 
-    def load(self, values: Mapping[str, Any]) -> Loaded:
-        """Returns the config as the command of this algorithm loads it."""
+    def load(self, values: Mapping[str, Any], gpu: str | None = None) -> Loaded:
+        """Returns the config as the command of this algorithm loads it. `gpu`: the device to plan for."""
         if self.algorithm not in (SFT, REWARD_MODEL):
-            return load(values=values)
+            return load(values=values, gpu=gpu)
         from paddock.trainer.commands import RM as RM_COMMAND
         from paddock.trainer.commands import SFT as SFT_COMMAND
 
-        return (SFT_COMMAND if self.algorithm == SFT else RM_COMMAND).load(values=values)
+        return (SFT_COMMAND if self.algorithm == SFT else RM_COMMAND).load(values=values, gpu=gpu)
 
     @property
     def config(self) -> Config:
@@ -137,7 +137,8 @@ class Run:
         from paddock.plan.plan import make
         from paddock.plan.tables import PrintedPlan
 
-        return PrintedPlan(**vars(make(self.loaded, gpu)))
+        loaded = self.loaded if gpu is None else self.load(self.values, gpu)
+        return PrintedPlan(**vars(make(loaded, gpu)))
 
     def train(self) -> Outcome:
         """Trains all steps that are left. Ctrl-C ends it after the step, with a checkpoint; the next call goes on.

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from paddock.plan.memory import GIB, TRAINED, Job, MemoryPlan, Role, estimate
-from paddock.plan.splits import Fsdp, Megatron
+from paddock.config.memory.model import GIB, TRAINED, Job, MemoryPlan, Role, estimate
+from paddock.config.memory.splits import Fsdp, Megatron
+from paddock.config.micro_batches import PHASES
 
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 N_KEY = f"{ROLLOUT}.n"
@@ -17,6 +18,7 @@ LR_KEY = f"{ACTOR}.optim.lr"
 KL_KEY = "algorithm.kl_ctrl.kl_coef"
 TEST_KEY = "trainer.test_freq"
 FRACTION_KEY = f"{ROLLOUT}.gpu_memory_utilization"
+SEQUENCES_KEY = f"{ROLLOUT}.max_num_seqs"
 TENSOR_KEY = f"{ROLLOUT}.tensor_model_parallel_size"
 
 FEWEST = 4
@@ -29,7 +31,6 @@ WARMUP_RATIO = 0.03
 MOST_NODES = 1024
 LORA_KEY = "actor_rollout_ref.model.lora_rank"
 LORA_RANK = 64
-LOG_PROB_KEYS = ("log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
 FSDP_SECTIONS = {
     "actor": f"{ACTOR}.fsdp_config",
     "reference": f"{REF}.fsdp_config",
@@ -43,29 +44,6 @@ MEGATRON_SECTIONS = {
     "teacher": f"{REF}.megatron",
     "critic": "critic.megatron",
 }
-# phase: role, field, section, key that counts rows, key that counts tokens
-MICRO_BATCHES = {
-    "update_actor": ("actor", "update_tokens", ACTOR, "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu"),
-    "log_probs": ("actor", "forward_tokens", ROLLOUT, *LOG_PROB_KEYS),
-    "ref_log_probs": ("reference", "forward_tokens", REF, *LOG_PROB_KEYS),
-    "teacher_log_probs": ("teacher", "forward_tokens", REF, *LOG_PROB_KEYS),
-    "update_critic": ("critic", "update_tokens", "critic", "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu"),
-    "values": (
-        "critic",
-        "forward_tokens",
-        "critic",
-        "forward_micro_batch_size_per_gpu",
-        "forward_max_token_len_per_gpu",
-    ),
-    "reward": (
-        "reward_model",
-        "forward_tokens",
-        "reward_model",
-        "micro_batch_size_per_gpu",
-        "forward_max_token_len_per_gpu",
-    ),
-}
-
 TUNED = {"instruct", "chat", "it", "sft", "dpo", "rlhf", "thinking", "distill"}
 RAW = {"base", "pt"}
 RAW_UNLESS_TUNED = re.compile(r"(qwen1\.5|qwen2|qwen2\.5|meta|llama|mistral|gemma|smollm2|glm|moonlight)-")
@@ -276,7 +254,7 @@ def adapters_that_fit(job: Job, cut_by_rows: bool) -> list[Change]:
 def needed_steps(job: Job, cut_by_rows: bool) -> list[Step]:
     """The steps, less the slow ones (host transfers, tensor parallel) that the others make unnecessary."""
     offloads = [partial(offload, name) for name in job.roles]
-    micro_batches = [partial(micro_batch, phase, cut_by_rows) for phase in MICRO_BATCHES]
+    micro_batches = [partial(micro_batch, phase, cut_by_rows) for phase in PHASES]
     steps: list[Step] = [fraction, *offloads, checkpointing, *micro_batches, tensor_parallel, fraction]
     for slow in (*offloads, tensor_parallel):
         fewer = [step for step in steps if step is not slow]
@@ -312,9 +290,12 @@ def effect(before: MemoryPlan, after: MemoryPlan) -> str:
 
 
 def fraction(job: Job) -> Change | None:
-    """The largest share of memory, in steps of 0.05, with which the rollout fits beside what rests on the GPU."""
+    """The largest share of memory, in steps of 0.05, with which the rollout fits beside what rests on the GPU. An
+    engine that takes no share gets fewer sequences."""
     if "rollout" not in estimate(job).overfull:
         return None
+    if not job.rollout.external:
+        return sequences(job)
     for twentieths in range(18, 1, -1):
         share = twentieths / 20
         changed = replace(job, rollout=replace(job.rollout, memory_fraction=share))
@@ -325,6 +306,17 @@ def fraction(job: Job) -> Change | None:
             )
             return Change(changed, FRACTION_KEY, what, f"{FRACTION_KEY}={share:g}")
     return None
+
+
+def sequences(job: Job) -> Change | None:
+    """Half the sequences at a time until the rollout fits, or one is left."""
+    before = count = min(job.rollout.rows, job.rollout.max_sequences)
+    changed = job
+    while count > 1 and "rollout" in estimate(changed).overfull:
+        count //= 2
+        changed = replace(job, rollout=replace(job.rollout, max_sequences=count))
+    what = f"with {count} sequences at a time, not {before}"
+    return None if count == before else Change(changed, SEQUENCES_KEY, what, f"{SEQUENCES_KEY}={count}")
 
 
 def offload(name: str, job: Job) -> Change | None:
@@ -360,17 +352,17 @@ def checkpointing(job: Job) -> Change | None:
 
 def micro_batch(phase: str, cut_by_rows: bool, job: Job) -> Change | None:
     """Half the rows or tokens until the phase fits or one row is left: halves go on dividing the mini-batch."""
-    name, field, section, rows_key, budget_key = MICRO_BATCHES[phase]
+    cut = PHASES[phase]
     if phase not in estimate(job).overfull:
         return None
     row = job.rollout.row_tokens
-    unit, key = (row, f"{section}.{rows_key}") if cut_by_rows else (1, f"{section}.{budget_key}")
-    before = getattr(job.roles[name], field) // unit
+    unit, key = (row, cut.rows_key) if cut_by_rows else (1, cut.tokens_key)
+    before = getattr(job.roles[cut.role], cut.field) // unit
     size, changed = before, job
     while size * unit >= 2 * row and phase in estimate(changed).overfull:
         size //= 2
-        tokens: dict[str, Any] = {field: size * unit}
-        changed = with_roles(job, {name: replace(job.roles[name], **tokens)})
+        tokens: dict[str, Any] = {cut.field: size * unit}
+        changed = with_roles(job, {cut.role: replace(job.roles[cut.role], **tokens)})
     counted = f"rows of {row} tokens" if cut_by_rows else "tokens"
     return Change(changed, key, f"with {size} {counted} a micro-batch, not {before}", f"{key}={size}")
 

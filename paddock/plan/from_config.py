@@ -1,79 +1,26 @@
-"""The numbers that memory and advice ask for, read off a config."""
+"""The numbers that duration and advice ask for, read off a config."""
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import replace
-from pathlib import Path
 
-from paddock.config import rollout_correction
-from paddock.config.distillation import teachers_of
-from paddock.config.engine import FrozenConfig, FrozenMegatronConfig, FSDPConfig, MegatronConfig, ShardedConfig
-from paddock.config.resolve import MICRO_BATCHES
-from paddock.config.roles import ActorConfig, CriticConfig, CriticModelConfig, ModelConfig, RefConfig
-from paddock.config.schema import Config, row_tokens
+from paddock.config.memory.job import planned_device
+from paddock.config.memory.model import Job
+from paddock.config.schema import Config
 from paddock.config.topology import (
-    data_parallel_size,
-    engine_size,
+    copies_rollout_log_probs,
     estimator_needs,
-    needs_reference,
-    pool_size,
-    rollout_devices,
-    rolls_out_apart,
     trains_adapters,
     wants_one_thread,
     world_size,
 )
-from paddock.config.tree import get
-from paddock.errors import UserError
-from paddock.facts.machine import GIB, GPU_MEMORY_GIB, GPU_SPEED, Machine, Speed, this_machine
-from paddock.facts.models import ModelShape, shape_of
+from paddock.facts.machine import GPU_SPEED, Machine, Speed, this_machine
+from paddock.facts.models import shape_of
 from paddock.facts.processor import processor_speed
 from paddock.plan.advice import Facts
 from paddock.plan.arithmetic import BatchPlan
-from paddock.plan.duration import Duration, Work, duration
-from paddock.plan.memory import Hardware, Job, Role, Rollout
-from paddock.plan.splits import Fsdp, Megatron
-
-GUIDE_GPU = {"cuda": "h100", "npu": "910b"}  # planned for where no such device is here and none is named
-
-
-def job(config: Config, gpu: str | None = None, machine: Machine | None = None) -> Job | None:
-    """Returns the job; None if the actor's shape is not known."""
-    group = config.actor_rollout_ref
-    shape = shape_of(group.model.path or "")
-    if shape is None:
-        return None
-    critic_shape = shape_of(config.critic.model.path or "") or shape
-    reward_shape = shape_of(config.reward_model.model.path or "") if config.reward_model.enable else None
-    return Job(
-        hardware=hardware(config, gpu, machine or this_machine()),
-        actor=_trained(config, "actor_rollout_ref.actor", group.actor, shape),
-        rollout=_rollout(config),
-        reference=_reference(config, shape) if needs_reference(config) else None,
-        teacher=_teacher(config),
-        critic=_trained(config, "critic", config.critic, critic_shape) if config.critic.enable else None,
-        reward_model=_reward_model(config, reward_shape) if reward_shape else None,
-        compute_bytes=_bytes(group.actor.fsdp_config.dtype),
-    )
-
-
-def hardware(config: Config, gpu: str | None, machine: Machine) -> Hardware:
-    trainer = config.trainer
-    if trainer.device == "cpu":
-        return Hardware(gpus=0, gpus_per_node=0, memory_bytes=machine.memory)
-    name = planned_device(config, gpu, machine)
-    memory = GPU_MEMORY_GIB[name] * GIB if name else machine.device_memory
-    return Hardware(gpus=world_size(config), gpus_per_node=trainer.n_gpus_per_node or 1, memory_bytes=memory or 0)
-
-
-def planned_device(config: Config, gpu: str | None, machine: Machine) -> str | None:
-    """Returns the named device, else the guide's; None: the one that is here, of which only the memory is known."""
-    if gpu is not None:
-        return gpu.lower()
-    here = machine.device == config.trainer.device and machine.device_memory
-    return None if here else GUIDE_GPU[config.trainer.device or "cuda"]
+from paddock.plan.counts import Work
+from paddock.plan.duration import Duration, duration
 
 
 def seconds(config: Config, work: Job, gpu: str | None = None, machine: Machine | None = None) -> Duration | None:
@@ -87,9 +34,17 @@ def seconds(config: Config, work: Job, gpu: str | None = None, machine: Machine 
         prompt_tokens=config.data.max_prompt_length,
         response_tokens=config.data.max_response_length,
         epochs=config.actor_rollout_ref.actor.ppo_epochs,
-        own_log_probs=not rollout_correction.parse(config.algorithm.rollout_correction).bypass,
+        own_log_probs=not copies_rollout_log_probs(config),
+        shares_prompts=_shares_prompts(config),
     )
     return duration(work, rows, speed)
+
+
+def _shares_prompts(config: Config) -> bool:
+    """True if a group's prompt is computed once in training, by the keys alone; a role's ranks may still forbid it."""
+    group = config.actor_rollout_ref
+    packed, exact = group.model.use_remove_padding, group.numerics == "exact"
+    return packed and not exact and group.actor.use_prefix_grouper is not False
 
 
 def speed_of(config: Config, work: Job, gpu: str | None, machine: Machine) -> Speed | None:
@@ -109,152 +64,6 @@ def threads(config: Config, machine: Machine) -> int:
     if own.isdecimal() and int(own):
         return int(own)
     return 1 if wants_one_thread(config) else machine.cores
-
-
-def micro_tokens(config: Config, section: str) -> int:
-    """Tokens of one micro-batch at most: the budget, or full rows."""
-    rows, switch = next((rows, switch) for name, rows, switch in MICRO_BATCHES if name == section)
-    if get(config, f"{section}.{switch}"):
-        budget = {
-            "actor_rollout_ref.actor": "ppo_max_token_len_per_gpu",
-            "actor_rollout_ref.ref": "log_prob_max_token_len_per_gpu",
-            "actor_rollout_ref.rollout": "log_prob_max_token_len_per_gpu",
-            "critic": "ppo_max_token_len_per_gpu",
-            "reward_model": "forward_max_token_len_per_gpu",
-        }[section]
-        return int(get(config, f"{section}.{budget}"))
-    return int(get(config, f"{section}.{rows}")) * _row_tokens(config)
-
-
-def _row_tokens(config: Config) -> int:
-    return row_tokens(config.data)
-
-
-def _trained(config: Config, section: str, role: ActorConfig | CriticConfig, shape: ModelShape) -> Role:
-    model = config.actor_rollout_ref.model if isinstance(role, ActorConfig) else role.model
-    fsdp = role.fsdp_config if isinstance(role, ActorConfig) else role.model.fsdp_config
-    forward = "actor_rollout_ref.rollout" if isinstance(role, ActorConfig) else section
-    offload: FSDPConfig | MegatronConfig = role.megatron if role.strategy == "megatron" else fsdp
-    most = _rows_of_a_step(config, role) * _row_tokens(config)
-    rank = model.lora.rank if role.strategy == "megatron" else lora_rank(model)
-    return Role(
-        shape=shape,
-        split=_split(config, role, fsdp),
-        update_tokens=min(micro_tokens(config, section), most),
-        forward_tokens=min(micro_tokens(config, forward), most),
-        dtype_bytes=4 if rank else _bytes(fsdp.model_dtype),  # adapters have float32 masters
-        lora_rank=rank,
-        checkpointing=model.enable_gradient_checkpointing,
-        activation_offload=model.enable_activation_offload,
-        param_offload=offload.param_offload,
-        optimizer_offload=offload.optimizer_offload,
-        frozen_vision=config.actor_rollout_ref.actor.freeze_vision_tower,
-        image_share=config.data.max_prompt_length / _row_tokens(config),
-    )
-
-
-def lora_rank(model: ModelConfig | CriticModelConfig) -> int:
-    """The config's, or that of the adapter to start from, where it can be read."""
-    start = getattr(model, "lora_adapter_path", None)
-    if model.lora_rank or not start:
-        return model.lora_rank
-    try:
-        return int(json.loads((Path(start).expanduser() / "adapter_config.json").read_text())["r"])
-    except (OSError, ValueError, KeyError):
-        return 0
-
-
-def _teacher(config: Config) -> Role | None:
-    """Returns the teachers as one role, by the keys of the reference: the largest works, and all rest on the device."""
-    shapes = [shape for one in teachers_of(config.distillation) if (shape := shape_of(one.path)) is not None]
-    if not shapes:
-        return None
-    largest, *others = sorted(shapes, key=lambda shape: -shape.parameters)
-    return replace(_reference(config, largest), borrowed=False, others=tuple(others))
-
-
-def _reference(config: Config, shape: ModelShape) -> Role:
-    ref = config.actor_rollout_ref.ref
-    offload: FrozenConfig | FrozenMegatronConfig = ref.megatron if ref.strategy == "megatron" else ref.fsdp_config
-    most = _rows_of_a_step(config, ref) * _row_tokens(config)
-    return Role(
-        borrowed=trains_adapters(config),
-        shape=shape,
-        split=_split(config, ref, ref.fsdp_config),
-        forward_tokens=min(micro_tokens(config, "actor_rollout_ref.ref"), most),
-        dtype_bytes=_bytes(ref.fsdp_config.dtype),
-        param_offload=offload.param_offload,
-    )
-
-
-def _reward_model(config: Config, shape: ModelShape) -> Role:
-    reward = config.reward_model
-    return Role(
-        shape=shape,
-        split=Fsdp(degree=world_size(config)),
-        forward_tokens=micro_tokens(config, "reward_model"),
-        dtype_bytes=2,
-        param_offload=reward.model.fsdp_config.param_offload,
-    )
-
-
-def _rows_of_a_step(config: Config, role: ActorConfig | RefConfig | CriticConfig) -> int:
-    """Returns the rows of one device in a step: a micro-batch is never larger."""
-    rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-    return -(-rows // data_parallel_size(config, role))
-
-
-def _split(config: Config, role: ActorConfig | RefConfig | CriticConfig, fsdp: ShardedConfig) -> Fsdp | Megatron:
-    world = pool_size(config, role)
-    if role.strategy == "megatron":
-        m = role.megatron
-        return Megatron(
-            world=world,
-            tensor=m.tensor_model_parallel_size,
-            pipeline=m.pipeline_model_parallel_size,
-            context=m.context_parallel_size,
-            expert=m.expert_model_parallel_size,
-            expert_tensor=m.expert_tensor_parallel_size,
-            distributed_optimizer=not isinstance(m, MegatronConfig) or m.use_distributed_optimizer,
-            host_optimizer=_host_optimizer(role),
-        )
-    degree = world if fsdp.fsdp_size < 1 else min(fsdp.fsdp_size, world)
-    return Fsdp(
-        degree=degree,
-        sequence=role.ulysses_sequence_parallel_size,
-        on_host=fsdp.offload_policy,
-        frozen_bytes=_bytes(fsdp.dtype),
-    )
-
-
-def _host_optimizer(role: ActorConfig | RefConfig | CriticConfig) -> float:
-    """Megatron's own names: optimizer_cpu_offload, and the fraction of it that goes."""
-    if isinstance(role, RefConfig):
-        return 0.0
-    options = role.optim.override_optimizer_config
-    fraction = options.get("optimizer_offload_fraction", 1.0)
-    if not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
-        key = "optim.override_optimizer_config.optimizer_offload_fraction"
-        raise UserError("is a share from 0 to 1", key=key, value=fraction, fix=f"{key}=1.0")
-    return float(fraction) if options.get("optimizer_cpu_offload") else 0.0
-
-
-def _rollout(config: Config) -> Rollout:
-    rollout, size = config.actor_rollout_ref.rollout, engine_size(config)
-    return Rollout(
-        engine=rollout.name or "embedded",
-        rows=-(-config.data.train_batch_size * rollout.n * size // rollout_devices(config)),
-        row_tokens=_row_tokens(config),
-        max_sequences=rollout.max_num_seqs or 1,
-        tensor=size,
-        memory_fraction=rollout.gpu_memory_utilization,
-        sleeps=rollout.free_cache_engine,
-        apart=rolls_out_apart(config),
-    )
-
-
-def _bytes(dtype: str) -> int:
-    return 4 if dtype in ("float32", "fp32") else 2
 
 
 def advice_facts(config: Config, batch: BatchPlan, work: Job | None) -> Facts:

@@ -7,6 +7,8 @@ from typing import Any
 
 from paddock.config.distillation import TOPK, teachers_of
 from paddock.config.load import Loaded
+from paddock.config.memory.job import job
+from paddock.config.memory.model import Job, MemoryPlan, estimate
 from paddock.config.paths import BUILTIN
 from paddock.config.recipes import recipe_of
 from paddock.config.refusals import refused
@@ -16,8 +18,7 @@ from paddock.errors import FIX
 from paddock.plan.advice import Advice, advise
 from paddock.plan.arithmetic import BatchPlan, DataFile, batch_plan, data_files
 from paddock.plan.duration import Duration
-from paddock.plan.from_config import advice_facts, job, seconds
-from paddock.plan.memory import Job, MemoryPlan, estimate
+from paddock.plan.from_config import advice_facts, seconds
 from paddock.preflight import stops_here
 
 

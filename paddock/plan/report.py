@@ -17,7 +17,7 @@ from paddock.plan.plan import Plan, algorithm, make
 def run(arguments: list[str], strict: bool = True) -> int:
     """The command: its own flags may stand anywhere among the overrides."""
     flags, overrides = _flags(arguments)
-    plan = make(load(overrides, here=strict), flags["gpu"], flags["rows"], strict)
+    plan = make(load(overrides, here=strict, gpu=flags["gpu"]), flags["gpu"], flags["rows"], strict)
     if flags["json"]:
         print(json.dumps(as_json(plan), indent=2))
     else:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paddock.config.load import Loaded
+from paddock.config.memory.model import MemoryPlan
 from paddock.config.refusals import megatron_does_not_supervise
 from paddock.errors import FIX, UserError
 from paddock.plan.duration import Duration
-from paddock.plan.memory import MemoryPlan
 from paddock.plan.plan import Plan, make
 
 UPDATE = "update_actor"

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from paddock.config import tree
 from paddock.config.conversations import converses, paths_of
+from paddock.config.memory.model import MemoryPlan
 from paddock.config.overrides import LINE, PROGRAM
 from paddock.config.schema import Config, DataConfig, row_tokens
 from paddock.config.topology import pools
 from paddock.plan.arithmetic import BatchPlan, roles
-from paddock.plan.memory import MemoryPlan
 from paddock.plan.plan import Plan, algorithm
 
 GIB = 1024**3

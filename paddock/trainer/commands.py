@@ -36,16 +36,23 @@ class Command:
     origin: str | None = None
     """Where defaults of this command come from, as a plan tells it; unset: the command's name."""
 
-    def load(self, arguments: Sequence[str] = (), values: Mapping[str, Any] | None = None, here: bool = True) -> Loaded:
+    def load(
+        self,
+        arguments: Sequence[str] = (),
+        values: Mapping[str, Any] | None = None,
+        here: bool = True,
+        gpu: str | None = None,
+    ) -> Loaded:
         """A config as `train` would load it, under this command's names and defaults. The user's settings win.
 
-        `values`: keys and their values from a Python program. `here`: False if files may be on another machine.
+        `values`: keys and their values from a Python program. `here`: False if files may be on another machine. `gpu`:
+        the device to plan for.
         """
         overrides = [self.translate(argument) for argument in arguments]
         given = {setting.key: setting.value for setting in parse(overrides).settings} | dict(values or {})
         defaults = {**self.situation(given), **self.defaults}
         own = [f"{key}={text(value)}" for key, value in defaults.items() if key not in given]
-        loaded = load([*own, *overrides], values=values, here=here)
+        loaded = load([*own, *overrides], values=values, here=here, gpu=gpu)
         unset = defaults.keys() - given.keys()
         loaded.origins |= dict.fromkeys(unset, self.origin or f"paddock {self.name}")
         loaded.warnings = [warning for warning in loaded.warnings if warning.split()[0] not in unset]

@@ -14,9 +14,8 @@ from paddock.algorithms.correction import correct
 from paddock.algorithms.kl import kl_controller, penalise
 from paddock.algorithms.selection import resample
 from paddock.config import rollout_correction
-from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
-from paddock.config.topology import estimator_needs, learns_from_rewards
+from paddock.config.topology import copies_rollout_log_probs, estimator_needs, learns_from_rewards, trusts_rollout
 from paddock.core.batch import Batch
 from paddock.engines.train.base import EXPERT_COLUMNS
 from paddock.models.adapters import MERGED
@@ -55,8 +54,8 @@ class Trainer(TrainingRun):
         self.correction = rollout_correction.parse(config.algorithm.rollout_correction)
         self.replays = config.actor_rollout_ref.actor.router_replay.mode
         self.needs = estimator_needs(config)
-        self.trusts_rollout = self.can_trust_rollout()
-        if self.trusts_rollout:
+        self.copies_log_probs = copies_rollout_log_probs(config)
+        if trusts_rollout(config):
             log.info("one update a step, and the actor samples: old log-probs are those of the rollout")
 
     def step(self) -> tuple[Metrics, Batch]:
@@ -115,7 +114,7 @@ class Trainer(TrainingRun):
 
     def with_old_log_probs(self, batch: Batch) -> Batch:
         """Fills `old_log_probs`: copies those of the rollout in bypass mode or if they are the same, else computes."""
-        if self.correction.bypass or self.trusts_rollout:
+        if self.copies_log_probs:
             return batch.with_(old_log_probs=batch.need("rollout_log_probs"))
         want = {"log_probs", "sum_pi_squared"} if "sum_pi_squared" in self.needs else {"log_probs"}
         if self.replays == "R2":
@@ -125,14 +124,6 @@ class Trainer(TrainingRun):
         others = {name: getattr(outputs, name) for name in want - {"log_probs"}}
         return batch.with_(old_log_probs=outputs.log_probs, **others)
 
-    def can_trust_rollout(self) -> bool:
-        """True if the rollout's log-probs are the trainer's: one optimizer step, and the actor's own modules
-        sampled."""
-        group, data = self.config.actor_rollout_ref, self.config.data
-        one_update = group.actor.ppo_mini_batch_size == data.train_batch_size and group.actor.ppo_epochs == 1
-        same_numbers = engine_kind(group.rollout.name).trainer_log_probs and "sum_pi_squared" not in self.needs
-        return one_update and same_numbers and not self.correction.active and self.replays != "R2"
-
     def reward(self, batch: Batch) -> tuple[Batch, Metrics]:
         """rewards = scores - beta KL(policy | reference), where that has a weight."""
         if self.config.algorithm.use_kl_in_reward and self.roles.reference:
@@ -141,14 +132,14 @@ class Trainer(TrainingRun):
 
     def correct(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Adds importance weights and rejects samples that another policy drew; in bypass mode the loss does it."""
-        if self.correction.bypass or self.trusts_rollout:
+        if self.copies_log_probs:
             return batch, {}
         return correct(batch, self.correction)
 
     def describe(self, batch: Batch) -> Metrics:
         """Returns the batch metrics; without the trainer-rollout gap if `old_log_probs` was copied from the rollout."""
         data = self.config.data
-        if self.correction.bypass or self.trusts_rollout:
+        if self.copies_log_probs:
             batch = batch.with_(old_log_probs=None)
         epoch = {"training/global_step": float(self.step_no), "training/epoch": float(self.loader.epoch)}
         use_critic = self.roles.critic is not None

@@ -142,8 +142,7 @@ def model_flops(shape: ModelShape, lengths: Iterable[int], backward: bool = True
     N counts the parameters in matrix products: the input embedding is a table, unless the head shares it.
     """
     lengths = list(lengths)
-    table = 0 if shape.tied_embeddings and not shape.scalar_head else shape.vocab * shape.hidden
-    products = 2 * (shape.active_parameters - table) * sum(lengths)
+    products = 2 * shape.multiplied_parameters * sum(lengths)
     attention = 2 * shape.layers * shape.heads * shape.head_dim * sum(length**2 for length in lengths)
     return float((products + attention) * (3 if backward else 1))
 

@@ -15,13 +15,17 @@ from tests.forked import ForkedCall
     "arguments,rows",
     [
         (["gpu_step.py", "--shape", "smallest", "--parts", "rollout,step,training", "--device", "cpu"], 3),
+        (["speed_table.py", "smallest/*/full", "--device", "cpu"], 4),
+        pytest.param(
+            ["speed_table.py", "smallest/*/lora", "--device", "cpu", "--rank", "4"], 4, marks=pytest.mark.slow
+        ),
         pytest.param(["cpu_step.py", "--case", "smallest"], 3, marks=pytest.mark.slow),
         pytest.param(["lora.py", "--shape", "smallest", "--device", "cpu", "--rank", "4"], 3, marks=pytest.mark.slow),
         pytest.param(
             ["offload.py", "--shape", "smallest", "--device", "cpu", "--tokens", "64"], 5, marks=pytest.mark.slow
         ),
     ],
-    ids=["gpu_step", "cpu_step", "lora", "offload"],
+    ids=["gpu_step", "speed_table", "speed_table_lora", "cpu_step", "lora", "offload"],
 )
 def test_the_script_prints_its_table(arguments, rows):
     script, *rest = arguments

@@ -17,10 +17,10 @@ from tiny_models import save_tiny
 
 from paddock import preflight
 from paddock.config.load import load
+from paddock.config.memory.job import hardware
 from paddock.core import device
 from paddock.errors import UserError
 from paddock.facts.machine import GIB, Machine
-from paddock.plan.from_config import hardware
 
 ASCEND = Path(__file__).parent / "ascend"
 BARE = Machine("npu", 16, 64 * GIB, 512 * GIB, 64, frozenset({"ray"}))

@@ -10,6 +10,8 @@ import torch
 from tiny_models import tiny_batch, tiny_model
 
 from paddock.config.load import load
+from paddock.config.memory.job import job
+from paddock.config.memory.model import estimate
 from paddock.config.topology import data_parallel_size, in_one_process, pools
 from paddock.core.masked import Denominators
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
@@ -21,8 +23,6 @@ from paddock.errors import UserError
 from paddock.facts.machine import this_machine
 from paddock.models.packing import sequence_lengths
 from paddock.plan.arithmetic import roles
-from paddock.plan.from_config import job
-from paddock.plan.memory import estimate
 from paddock.preflight import check
 from paddock.trainer.tracking.prometheus import allowed
 from paddock.workers.policy import Policy

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from paddock.config.load import load
+from paddock.config.memory.job import job
+from paddock.config.memory.model import offloaded as on_the_host
+from paddock.config.memory.model import update_work
 from paddock.facts.machine import GIB, Machine
-from paddock.plan.from_config import job
-from paddock.plan.memory import offloaded as on_the_host
-from paddock.plan.memory import update_work
 
 NODE = Machine("cuda", 8, 80 * GIB, 1024 * GIB, 64, frozenset({"ray"}))
 SETTINGS = [

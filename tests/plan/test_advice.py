@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from paddock.config.load import load
+from paddock.config.memory.model import GIB, Hardware, Job, Role, Rollout, estimate
+from paddock.config.memory.splits import Fsdp, Megatron
 from paddock.facts.models import shape_of
 from paddock.plan.advice import Advice, Facts, advise, is_tuned, recommended_n
-from paddock.plan.memory import GIB, Hardware, Job, Role, Rollout, estimate
 from paddock.plan.plan import make
-from paddock.plan.splits import Fsdp, Megatron
 
 # The guide's first example, with a warm-up and a validation frequency that count steps knowingly.
 RIGHT = Facts(
@@ -222,6 +222,13 @@ def test_a_pool_too_large_beside_training_is_lowered_to_what_fits() -> None:
     assert not estimate(job(memory_fraction=0.75)).fits
 
 
+def test_an_engine_without_a_pool_gets_fewer_sequences() -> None:
+    """It reads no gpu_memory_utilization: 1280 rows of 0.5B beside its states on 24 GiB."""
+    work = job(memory=24, name="Qwen/Qwen2.5-0.5B", gpus=1, tokens=4096, engine="embedded", tensor=1)
+    assert estimate(work).overfull == ("rollout",)
+    assert told(work) == ["actor_rollout_ref.rollout.max_num_seqs=512"]
+
+
 def test_micro_batches_too_large_are_halved_in_the_users_unit() -> None:
     key = "actor_rollout_ref.actor.ppo"
     assert told(job(tokens=80 * 1536), cut_by_rows=True) == [f"{key}_micro_batch_size_per_gpu=40"]
@@ -304,12 +311,12 @@ SEVEN_BILLION = [
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "gae"])
 def test_a_7b_model_on_one_24_gb_card_is_told_lora_settings_that_fit_and_no_nodes(card: str, estimator: str) -> None:
     asked = [*SEVEN_BILLION, f"algorithm.adv_estimator={estimator}"]
-    before = make(load(asked), card, assumed_rows=7473)
+    before = make(load(asked, gpu=card), card, assumed_rows=7473)
     assert before.memory is not None and not before.memory.fits
     told = [advice for advice in before.advice if advice.key != "data.train_batch_size"]
     assert any("LoRA" in advice.message for advice in told)
     assert not any("nnodes" in advice.suggestion for advice in told)
     start = next(i for i, advice in enumerate(told) if "lora_rank" in advice.suggestion)
     taken = [setting for advice in told[start:-1] for setting in advice.suggestion.split()]
-    after = make(load([*asked, *taken]), card, assumed_rows=7473)
+    after = make(load([*asked, *taken], gpu=card), card, assumed_rows=7473)
     assert after.memory is not None and after.memory.fits

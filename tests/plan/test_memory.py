@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paddock.config.memory.model import GIB, Hardware, Job, Role, Rollout, estimate, layer_elements
+from paddock.config.memory.splits import Fsdp, Megatron
 from paddock.facts.models import ModelShape, shape_of
-from paddock.plan.memory import GIB, Hardware, Job, Role, Rollout, estimate, layer_elements
-from paddock.plan.splits import Fsdp, Megatron
 
 
 def shape(name: str) -> ModelShape:
@@ -114,6 +114,32 @@ def test_peaks_agree_with_a_gpu(tokens: int, chunk: int, checkpointing: bool, fo
     plan = estimate(actor(made, checkpointing=checkpointing))
     assert plan.total("log_probs") == pytest.approx(forward, rel=0.01)
     assert plan.total("update_actor") == pytest.approx(update, rel=0.01)
+
+
+# Peaks of the same kind by Paddock's own step on one H200 (docs/performance.md): Qwen3-0.6B with float32 masters and
+# gradient checkpointing; roles beside the actor, tokens of the micro-batches that came, GiB
+STEPS = [((), 11_563, 13.2), (("critic",), 11_563, 21.0), (("reference",), 23_125, 16.8)]
+
+
+@pytest.mark.parametrize(("beside", "tokens", "gib"), STEPS)
+def test_one_rank_alone_agrees_with_steps_on_a_gpu(beside: tuple[str, ...], tokens: int, gib: float) -> None:
+    made = job(gpus=1, tokens=tokens, model=shape("Qwen/Qwen3-0.6B"), reference=None)
+    trained = replace(made.actor, split=Fsdp(alone=True))
+    frozen = replace(trained, dtype_bytes=2)
+    roles = {"critic": trained, "reference": frozen}
+    plan = estimate(replace(made, actor=trained, **{name: roles[name] for name in beside}))
+    assert plan.total("update_actor") / GIB == pytest.approx(gib, rel=0.08)
+
+
+def test_states_of_one_rank_alone_by_hand() -> None:
+    """0.5B in bf16 with float32 masters and moments, and a reference: 7.5 GiB at rest were measured."""
+    model = shape("Qwen/Qwen2.5-0.5B")
+    states = Role(model, Fsdp(alone=True)).states
+    weights = 494_032_768
+    assert (states.parameters, states.gradients, states.optimizer) == (2 * weights, 4 * weights, 12 * weights)
+    assert (states.parameters + states.optimizer + 2 * weights) / GIB == pytest.approx(7.5, rel=0.02)
+    narrow = Role(model, Fsdp(alone=True), dtype_bytes=2).states  # no masters where nothing is wider
+    assert (narrow.parameters, narrow.gradients, narrow.optimizer) == (2 * weights, 2 * weights, 4 * weights)
 
 
 @pytest.mark.parametrize(

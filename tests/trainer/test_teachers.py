@@ -14,11 +14,11 @@ from tiny_models import moved_copy
 
 from paddock.config.distillation import Teacher
 from paddock.config.load import load
+from paddock.config.memory.job import job
+from paddock.config.memory.model import estimate
 from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.plan.arithmetic import roles
-from paddock.plan.from_config import job
-from paddock.plan.memory import estimate
 from paddock.trainer.loop import Trainer
 from paddock.trainer.run import train
 from paddock.workers.teachers import require_sight

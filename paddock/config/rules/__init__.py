@@ -58,7 +58,7 @@ from paddock.config.rules.unread import (
 )
 from paddock.config.schema import Config
 
-__all__ = ["check", "set_by_user", "unknown", "within_limits"]
+__all__ = ["check", "check_limits", "set_by_user", "unknown", "within_limits"]
 
 
 RULES: tuple[Callable[[Config], None], ...] = (
@@ -95,13 +95,17 @@ RULES: tuple[Callable[[Config], None], ...] = (
 """The rules in the order in which they are checked: the first that is broken is reported."""
 
 
+def check_limits(config: Config) -> None:
+    """Raises for the first key whose value is outside the schema's limits."""
+    for leaf in tree.leaves().values():
+        within_limits(leaf, tree.get(config, leaf.key))
+
+
 def check(config: Config, origins: dict[str, str], here: bool = True) -> list[str]:
     """Raises the first broken rule; returns warnings for what is allowed but seldom meant.
 
     `here`: Python files that the run imports must be on this machine; a wrong path is the commonest mistake.
     """
-    for leaf in tree.leaves().values():
-        within_limits(leaf, tree.get(config, leaf.key))
     for rule in RULES:
         rule(config)
     absent = [*absent_plugins(config)]

@@ -40,6 +40,8 @@ class Fsdp:
     """FSDP2's offload policy: weights, gradients and moments stay on the host, and the optimizer runs there."""
     frozen_bytes: int = 2
     """Bytes of a weight that LoRA does not train: it is held in the type it computes in."""
+    alone: bool = False
+    """True if one rank trains without FSDP: nothing is gathered, and the optimizer keeps masters of narrow weights."""
 
     tensor: ClassVar[int] = 1
     keeps_gradients: ClassVar[bool] = False
@@ -51,6 +53,9 @@ class Fsdp:
 
     def states(self, shape: ModelShape, dtype_bytes: int, lora: int, frozen: int = 0) -> States:
         trained = lora or shape.parameters - frozen
+        if self.alone and self.frozen_bytes < dtype_bytes and not lora:
+            weights = self.frozen_bytes * shape.parameters
+            return States(weights, gradients=dtype_bytes * trained, optimizer=3 * dtype_bytes * trained)
         held = States(
             parameters=share(self._weights(shape, dtype_bytes, lora), self.degree),
             gradients=share(dtype_bytes * trained, self.degree),
@@ -68,6 +73,8 @@ class Fsdp:
         if self.degree == 1 and dtype_bytes == compute_bytes and not self.on_host:
             return 0
         root, layer = shape.embedding_parameters, shape.layer_parameters
+        if self.alone:
+            return compute_bytes * (root + layer) if updating else 0
         return compute_bytes * (2 * root + 3 * layer if updating else root + 2 * layer)
 
 
@@ -95,6 +102,7 @@ class Megatron:
     """Share of the optimizer that lives on the host and steps there (optimizer_cpu_offload)."""
 
     frozen_bytes: ClassVar[int] = 2
+    alone: ClassVar[bool] = False
     keeps_gradients: ClassVar[bool] = True
     """True if gradient buffers live as long as the weights do."""
 

@@ -6,9 +6,12 @@ The formulas, with P parameters of which T are trained, held by s ranks, h hidde
                                   under LoRA c P + d T, one rank alone another c T: the copies that compute
     gradients    d T / s
     optimizer    2 d T / s        AdamW's two moments; fused, so that a step makes no temporary copy
+    alone        c P, d T, 3 d T  one rank without FSDP, c < d: weights that compute, gradients, masters and moments
     gathered     c (2 root + 3 layer)   FSDP in an update: the root's weights and gradients, this layer's and the
                                   next one's weights, one layer's gradients, at c = 2 bytes; forward: c (root + 2 layer)
-    kept         c h L            a token's input to every layer, when layers are recomputed; else L whole layers
+                                  alone c (root + layer): gradients before they are added to those of the masters
+    kept         c h L            a token's input to every layer, when layers are recomputed; else L whole layers;
+                                  4 h L by the fused forward of one rank alone, whose stream is float32
     layer        c (8h + 2 (q + k) + 4f)   a token's tensors in one layer; q, k: query and key width
     backward     c (2f + 2h)      a token's gradients while one layer runs backward
     forward      c (3f + 4h)      a token's live tensors in a forward without gradients
@@ -24,9 +27,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from paddock.config.memory.splits import Fsdp, Megatron, States, share
 from paddock.config.rollout_engines import engine_kind
 from paddock.facts.models import ModelShape
-from paddock.plan.splits import Fsdp, Megatron, States, share
 
 GIB = 1024**3
 LOGITS_CHUNK = 1024
@@ -113,6 +116,11 @@ class Rollout:
     """Gives its memory back while the others work."""
     apart: bool = False
     """True if the rollout has devices of its own."""
+    prefill_tokens: int = 0
+    """Tokens of prompts that are computed at a time."""
+    shared_tokens: int = 0
+    """Tokens of a row that are cached once for `sharing` rows: the prompt's, in the embedded engine on a GPU."""
+    sharing: int = 1
 
     @property
     def external(self) -> bool:
@@ -251,7 +259,7 @@ def offloaded(job: Job) -> int:
     for name, role in job.roles.items():
         each += role.states.host + role.param_offload * role.states.parameters
         each += (role.optimizer_offload and name in TRAINED) * role.states.optimizer
-        inputs = share(role.update_tokens, role.split.tensor) * job.compute_bytes * role.shape.hidden
+        inputs = share(role.update_tokens, role.split.tensor) * input_bytes(role, job.compute_bytes)
         each += role.activation_offload * inputs * role.shape.layers
     return each * min(job.hardware.gpus, job.hardware.gpus_per_node)
 
@@ -266,8 +274,10 @@ def rollout_parts(job: Job) -> tuple[dict[str, int], int]:
 
     weights    c P / tp; none when the embedded engine shares the actor's
     pool       memory fraction x memory, of which the weights are a part
-    KV cache   external engines take the whole pool; the others what full-length responses ask for, within the pool
-    logits     embedded and hf: 8 V bytes a sequence at each decode step
+    KV cache   external engines take the whole pool; the others what full-length responses ask for, within the pool,
+               and a group's prompt once if it is shared
+    then       embedded and hf: the larger of a prefill (`forward` for each of its tokens) and a decode step's logits,
+               8 V bytes a sequence; external engines have them in their pool
     """
     rollout, shape = job.rollout, job.actor.shape
     weights = 0 if shares_weights(job) else share(job.compute_bytes * shape.parameters, rollout.tensor)
@@ -275,10 +285,15 @@ def rollout_parts(job: Job) -> tuple[dict[str, int], int]:
     per_token = kv_bytes_per_token(job)
     if rollout.external:
         return {"rollout_weights": weights, "kv_cache": pool}, pool // per_token
-    sequences = min(rollout.rows, rollout.max_sequences, pool // (rollout.row_tokens * per_token))
-    cache = sequences * rollout.row_tokens * per_token
-    logits = LOGIT_BYTES_FORWARD * shape.vocab * sequences
-    return {"rollout_weights": weights, "kv_cache": cache, "logits": logits}, sequences * rollout.row_tokens
+    own_tokens = rollout.row_tokens - rollout.shared_tokens + share(rollout.shared_tokens, rollout.sharing)
+    sequences = min(rollout.rows, rollout.max_sequences, pool // (own_tokens * per_token))
+    cache = sequences * own_tokens * per_token
+    work = larger(
+        layer=rollout.prefill_tokens * forward_bytes(shape, job.compute_bytes),
+        head=0,
+        logits=LOGIT_BYTES_FORWARD * shape.vocab * sequences,
+    )
+    return {"rollout_weights": weights, "kv_cache": cache} | work, sequences * rollout.row_tokens
 
 
 def kv_bytes_per_token(job: Job) -> int:
@@ -293,11 +308,16 @@ def forward_work(job: Job, role: Role) -> dict[str, int]:
     """Log-probs, values or scores: the larger of one layer's live tensors and the head's logits."""
     c, shape, split = job.compute_bytes, role.shape, role.split
     tokens = share(role.forward_tokens, split.tensor)
-    layer = tokens * c * (3 * mlp_width(shape) + 4 * shape.hidden)
+    layer = tokens * forward_bytes(shape, c)
     head = tokens * c * shape.hidden
     logits = logits_bytes(job, role, role.forward_tokens, LOGIT_BYTES_FORWARD)
     gathered = split.gathered(shape, role.held_bytes, c, updating=False)
     return {"gathered": gathered} | larger(layer, head, logits)
+
+
+def forward_bytes(shape: ModelShape, compute_bytes: int) -> int:
+    """Returns the bytes of one token's live tensors in a forward without gradients."""
+    return compute_bytes * (3 * mlp_width(shape) + 4 * shape.hidden)
 
 
 def update_work(job: Job, role: Role) -> dict[str, int]:
@@ -305,13 +325,18 @@ def update_work(job: Job, role: Role) -> dict[str, int]:
     c, shape, split = job.compute_bytes, role.shape, role.split
     tokens = share(role.update_tokens, split.tensor)
     one = c * layer_elements(shape)
-    kept = tokens * kept_layers(role) * (c * shape.hidden if role.checkpointing else one)
+    kept = tokens * kept_layers(role) * (input_bytes(role, c) if role.checkpointing else one)
     backward = tokens * ((one if role.checkpointing else 0) + c * 2 * (mlp_width(shape) + shape.hidden))
     head = tokens * c * 6 * shape.hidden
     logits = logits_bytes(job, role, role.update_tokens, LOGIT_BYTES_UPDATE)
     gathered = split.gathered(shape, role.held_bytes, c, updating=not role.lora_rank)  # frozen: without gradients
     images = image_bytes(role, c)
     return {"gathered": gathered, "images": images} | larger(kept + backward, kept + head, logits)
+
+
+def input_bytes(role: Role, compute_bytes: int) -> int:
+    """Returns the bytes of one token's input to a layer, as checkpointing keeps it; the fused forward's is float32."""
+    return (4 if role.split.alone else compute_bytes) * role.shape.hidden
 
 
 def kept_layers(role: Role) -> int:

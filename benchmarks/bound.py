@@ -1,0 +1,66 @@
+"""Bounds of the phases of a step, in seconds: bytes and operations, as `paddock plan` counts them
+(paddock/plan/counts.py), at the figures of the device's data sheet.
+
+    prefill    operations of the prompts, once each
+    decode     the larger of bytes (all weights in each step; keys and values, a prompt's for each of its responses) and
+               operations
+    update     operations of forward and backward, with those of the recomputed forward if layers are checkpointed
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import torch
+
+from paddock.config.memory.model import Role
+from paddock.facts.machine import GPU_SPEED, Speed
+from paddock.facts.processor import processor_speed
+from paddock.plan.counts import Work, cache_reads, forward_operations, prompt_operations, response_operations
+from paddock.plan.counts import update_forwards as forwards_of
+
+BF16 = 2
+"""Bytes of a weight, a key or a value."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Seconds."""
+
+    prefill: float
+    decode: float
+    update: float
+
+    @property
+    def rollout(self) -> float:
+        return self.prefill + self.decode
+
+    @property
+    def step(self) -> float:
+        return self.rollout + self.update
+
+
+def bound(role: Role, work: Work, speed: Speed) -> Bound:
+    """Returns the bound of one device that has all rows in flight at once. A prompt's forward draws the first token of
+    its responses; decode steps draw the others."""
+    others = replace(work, response_tokens=work.response_tokens - 1, lengths=tuple(n - 1 for n in work.lengths))
+    weights = others.response_tokens * BF16 * role.shape.parameters
+    read = weights + cache_reads(others, role.shape.kv_bytes_per_token(BF16))
+    return Bound(
+        prefill=prompt_operations(role, work) / speed.flops,
+        decode=max(read / speed.bandwidth, response_operations(role, others) / speed.flops),
+        update=forwards_of(role) * forward_operations(role, work) / speed.flops,
+    )
+
+
+def speed_of(device: torch.device, threads: int = 1) -> Speed:
+    """Returns a GPU's figures by its data sheet, those of a processor's threads as measured."""
+    if device.type == "cpu":
+        found = processor_speed(threads, bf16=True)
+    else:
+        words = re.split(r"[^a-z0-9]+", torch.cuda.get_device_name(device).lower())
+        found = next((GPU_SPEED[word] for word in words if word in GPU_SPEED), None)
+    if found is None:
+        raise SystemExit(f"the speed of this {device.type} is not known: add it to paddock/facts/machine.py")
+    return found

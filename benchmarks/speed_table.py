@@ -1,0 +1,224 @@
+r"""The table of speed: rollout, update and whole GRPO step on one device, random weights of public shapes, each beside
+its bound by bytes and arithmetic (bound.py) and what `paddock plan` says.
+
+python benchmarks/speed_table.py --list                          # names of all rows: SHAPE/WORK/WAY
+python benchmarks/speed_table.py 'smollm2-135m/*' --json speed.jsonl
+python benchmarks/speed_table.py '*/short/full' --steps 2 --warmup 1 \
+    --set actor_rollout_ref.actor.ppo_max_token_len_per_gpu=49152
+
+Rows of a shape share its model and run one after the other; each prints its line of markdown as soon as it is measured,
+and adds a line of JSON to the file that --json names. `short` work has responses of one length; in `long` work each
+prompt has its own, drawn from an exponential distribution: a long tail. Means over the steps behind the warm-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import os
+import platform
+import random
+import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from fnmatch import fnmatch
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `paddock train` does
+
+import step_work
+import torch
+import transformers
+from bound import bound, speed_of
+from cpu_step import build_model, write_prompts
+from gpu_step import SHAPES, config_of
+
+import paddock
+from paddock.config.memory.job import job
+from paddock.core.device import peak_memory, reset_peak_memory
+from paddock.engines.rollout.base import Completion, Prompt
+from paddock.plan.counts import Work
+from paddock.plan.duration import duration
+from paddock.trainer.run import train
+from paddock.workers.rollout import Rollout
+
+RANK = 32
+HEAD = """\
+| shape | work | trained | rollout, tok/s | rollout, s | bound | update, s | bound | step, s | bound | planned | GiB |
+|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: a shape, the work of a step, and what is trained."""
+
+    shape: str
+    work: str
+    way: str
+    prompts: int
+    n: int
+    prompt_tokens: int
+    response_tokens: int
+    mean_tokens: int | None
+    """Mean of the distribution of lengths; None: all responses are of full length."""
+    checkpointing: bool
+    weights: str
+    """Type of the weights that the optimizer changes; products are bf16."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape}/{self.work}/{self.way}"
+
+    def limits(self) -> list[int]:
+        """Returns the tokens of a response to each prompt: quantiles of the distribution, in a fixed order."""
+        if self.mean_tokens is None:
+            return [self.response_tokens] * self.prompts
+        spaced = [-self.mean_tokens * math.log(1 - (i + 0.5) / self.prompts) for i in range(self.prompts)]
+        lengths = [max(1, min(self.response_tokens, round(length))) for length in spaced]
+        return random.Random(0).sample(lengths, len(lengths))
+
+    def counted(self, prompt_tokens: int) -> Work:
+        """Returns the work as `paddock plan` counts it; one optimizer step reads the rollout's log-probs."""
+        lengths = tuple(length for length in self.limits() for _ in range(self.n))
+        return Work(self.prompts, self.n, prompt_tokens, max(lengths), lengths, own_log_probs=False)
+
+
+def rows() -> list[Row]:
+    """Full weights of 7 billion parameters and more fit one device in bf16 alone, and only if layers are recomputed."""
+    found = []
+    for shape in ("smallest", "smollm2-135m", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen3-1.7b", "qwen2.5-7b", "qwen3-8b"):
+        large, middle = shape in ("qwen2.5-7b", "qwen3-8b"), shape in ("qwen2.5-1.5b", "qwen3-1.7b")
+        works = {"short": (64 if large else 128, 8, 120, 256, None), "long": (16 if large else 32, 8, 256, 4096, 1000)}
+        if shape == "smallest":
+            works = {"short": (2, 2, 12, 4, None), "long": (2, 2, 12, 16, 6)}
+        for work, sizes in works.items():
+            recomputed = large or (middle and work == "long")
+            found += [Row(shape, work, "full", *sizes, recomputed, "bf16" if large else "fp32"),
+                      Row(shape, work, "lora", *sizes, recomputed, "fp32")]  # fmt: skip
+    return found
+
+
+@contextmanager
+def limited(limits: list[int]) -> Iterator[None]:
+    """Responses to the i-th prompt of a step end at `limits[i]` tokens."""
+    generate = Rollout.generate
+
+    def shortened(self: Rollout, prompts: list[Prompt], *args: Any, **kwargs: Any) -> list[Completion]:
+        own = [replace(prompt, max_tokens=limit) for prompt, limit in zip(prompts, limits, strict=True)]
+        return generate(self, own, *args, **kwargs)
+
+    Rollout.generate = shortened  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Rollout.generate = generate  # type: ignore[method-assign]
+
+
+def measure(row: Row, model: Path, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Trains a few steps in this process; returns the row's numbers."""
+    device, data, run = torch.device(args.device), folder / "prompts.jsonl", folder / row.name.replace("/", "-")
+    case = replace(SHAPES[row.shape], prompt_tokens=(row.prompt_tokens, row.prompt_tokens))
+    longest = write_prompts(case, model, row.prompts * (args.warmup + args.steps), data)
+    step = step_work.Work(
+        str(model), str(data), row.prompts, row.n, longest, row.response_tokens, args.steps, args.warmup, row.weights,
+        case.micro_rows, row.checkpointing, str(folder), [],
+    )  # fmt: skip
+    adapters = [f"actor_rollout_ref.model.lora_rank={args.rank}"] if row.way == "lora" else []
+    keys = [f"trainer.default_local_dir={run}", "trainer.resume_mode=disable", *adapters, *args.set]
+    config = config_of(step, device.type, "grpo", keys)
+    clear(device)
+    with limited(row.limits()):
+        train(config)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][args.warmup :]
+    times = {
+        name: statistics.mean(line[f"timing_s/{name}"] for line in lines) for name in ("gen", "update_actor", "step")
+    }
+    work, speed, planned = row.counted(longest), speed_of(device), job(config)
+    assert planned is not None
+    wrote = statistics.mean(line["response_length/mean"] for line in lines)
+    if round(wrote * work.rows) != work.written:
+        raise SystemExit(f"{row.name}: responses have {wrote} tokens on average, not {work.written / work.rows}")
+    least, told = bound(planned.actor, work, speed), duration(planned, work, speed)
+    return {
+        "name": row.name, **asdict(row), "rank": args.rank if row.way == "lora" else 0,
+        "written_tokens": work.written, "rollout_tokens_per_s": work.written / times["gen"],
+        "rollout_s": times["gen"], "rollout_bound_s": least.rollout, "rollout_planned_s": told.phases["rollout"],
+        "update_s": times["update_actor"], "update_bound_s": least.update,
+        "update_planned_s": told.phases["update_actor"],
+        "step_s": times["step"], "step_bound_s": least.step, "step_planned_s": told.step,
+        "peak_gib": peak_memory(device) / 2**30,
+        "budget": config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu, **circumstances(args),
+    }  # fmt: skip
+
+
+def clear(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    reset_peak_memory(device)
+
+
+def circumstances(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns on what, when and with what a row was measured."""
+    name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or "cpu"
+    versions = {"paddock": paddock.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    return {"device": name, "date": str(date.today()), "steps": args.steps, "warmup": args.warmup, "settings": args.set,
+            "versions": versions | {"python": platform.python_version()}}  # fmt: skip
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """Returns a measured row as a line of the table."""
+    length = f"{found['response_tokens']:,}" + (f", mean {found['written_tokens'] / found['prompts'] / found['n']:,.0f}"
+                                                if found["mean_tokens"] else "")  # fmt: skip
+    work = f"{found['prompts']} x {found['n']}, {found['prompt_tokens']} -> {length}"
+    recomputed = ", recomputed" if found["checkpointing"] else ""
+    trained = f"LoRA, rank {found['rank']}" if found["rank"] else f"all, {found['weights']}"
+    cells = [found["shape"], work, trained + recomputed, f"{found['rollout_tokens_per_s']:,.0f}"]
+    for phase in ("rollout", "update", "step"):
+        seconds, least = found[f"{phase}_s"], found[f"{phase}_bound_s"]
+        cells += [f"{seconds:.2f}", f"{least:.2f} ({least / seconds:.0%})"]
+    return f"| {' | '.join([*cells, format(found['step_planned_s'], '.2f'), format(found['peak_gib'], '.1f')])} |"
+
+
+def chosen(patterns: list[str]) -> list[Row]:
+    found = [row for row in rows() if any(fnmatch(row.name, pattern) for pattern in patterns)]
+    if not found:
+        raise SystemExit(f"no row is named {' or '.join(patterns)}; --list shows all names")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", help="names, or patterns of names")
+    parser.add_argument("--list", action="store_true", help="show all names and end")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file to which a line for each row is added")
+    parser.add_argument("--rank", type=int, default=RANK, help="of adapters")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--warmup", type=int, default=2, help="steps that do not count")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a further key of Paddock")
+    args = parser.parse_args()
+    if args.list:
+        print("\n".join(row.name for row in rows()))
+        return
+    print(HEAD, flush=True)
+    for shape, group in groupby(chosen(args.rows), key=lambda row: row.shape):
+        with tempfile.TemporaryDirectory() as folder:
+            build_model(SHAPES[shape], Path(folder) / "model", torch.device(args.device))
+            for row in group:
+                found = measure(row, Path(folder) / "model", Path(folder), args)
+                print(markdown(found), flush=True)
+                if args.json:
+                    with args.json.open("a") as file:
+                        print(json.dumps(found), file=file)
+
+
+if __name__ == "__main__":
+    main()
