@@ -31,9 +31,9 @@ from paddock.config.topology import in_one_process
 from paddock.facts.machine import Machine
 
 MOST_TOKENS = 49152
-"""Tokens of a micro-batch above which an H200 trains no model faster (docs/performance.md)."""
+"""Largest micro-batch: the fastest one measured for SmolLM2-135M on an H200. Larger models need fewer tokens."""
 BUSY_TOKENS = 8192
-"""Fewer tokens leave a device idle between micro-batches: then recomputing layers costs less."""
+"""Below it layers are recomputed, for the sake of larger micro-batches. Assumed, not measured."""
 MOST_PREFILL = 32768
 UNIT = 1024
 CHECKPOINTING = {
