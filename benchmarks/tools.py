@@ -183,8 +183,12 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=0, help="width of layers with random weights")
     parser.add_argument("--turn-tokens", type=int, default=64, help="about so many tokens a turn, with --hidden")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--warm-up", type=int, default=2, help="rounds before those: a GPU records its graphs, and again "
-                        "in the second, which has keys and values at another address")  # fmt: skip
+    parser.add_argument(
+        "--warm-up",
+        type=int,
+        default=2,
+        help="rounds before those: a GPU records its graphs, also in the second, with keys and values at another address",
+    )
     bench = Bench(parser.parse_args())
     print(
         "| tool, s | conversations | seconds | tokens/s | bound, s | of the bound | idle |",
