@@ -187,7 +187,7 @@ def main() -> None:
         "--warm-up",
         type=int,
         default=2,
-        help="rounds before those: a GPU records its graphs, also in the second, with keys and values at another address",
+        help="rounds before those: a GPU records graphs, also in the second, whose keys and values are elsewhere",
     )
     bench = Bench(parser.parse_args())
     print(
