@@ -85,9 +85,9 @@ class Row:
         return random.Random(0).sample(lengths, len(lengths))
 
     def counted(self, prompt_tokens: int) -> Work:
-        """Returns the work as `paddock plan` counts it; one optimizer step reads the rollout's log-probs."""
+        """Returns the work as `paddock plan` counts it."""
         lengths = tuple(length for length in self.limits() for _ in range(self.n))
-        return Work(self.prompts, self.n, prompt_tokens, max(lengths), lengths, own_log_probs=False)
+        return Work(self.prompts, self.n, prompt_tokens, max(lengths), lengths)
 
 
 def rows() -> list[Row]:

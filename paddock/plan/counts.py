@@ -34,8 +34,6 @@ class Work:
     lengths: tuple[int, ...] = ()
     """Tokens of each response; empty: all are as long as the longest."""
     epochs: int = 1
-    own_log_probs: bool = True
-    """True if the actor computes `old_log_probs` before the update."""
     shares_prompts: bool = True
     """True if a group's prompt is computed once where its rows are together."""
 

@@ -22,7 +22,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from paddock.config.memory.model import (
-    FORWARD_PHASES,
     UPDATE_PHASES,
     Job,
     Role,
@@ -75,15 +74,12 @@ class Duration:
 
 def duration(job: Job, work: Work, speed: Speed) -> Duration:
     phases = {"rollout": rollout_seconds(job, work, speed)}
-    for phase, name in FORWARD_PHASES.items():
-        role = job.roles.get(name)
-        if role is not None and (phase != "log_probs" or work.own_log_probs):
-            each = [replace(role, shape=shape) for shape in (role.shape, *role.others)]  # with like shares of the rows
-            phases[phase] = sum(forward_seconds(job, one, work, speed) for one in each) / len(each)
+    for phase, role in job.forward_phases.items():
+        each = [replace(role, shape=shape) for shape in (role.shape, *role.others)]  # with like shares of the rows
+        phases[phase] = sum(forward_seconds(job, one, work, speed) for one in each) / len(each)
     for phase, name in UPDATE_PHASES.items():
-        role = job.roles.get(name)
-        if role is not None:
-            phases[phase] = work.epochs * update_seconds(job, role, work, speed)
+        if name in job.roles:
+            phases[phase] = work.epochs * update_seconds(job, job.roles[name], work, speed)
     return Duration(phases)
 
 

@@ -8,7 +8,6 @@ from paddock.config.memory.job import planned_device
 from paddock.config.memory.model import Job
 from paddock.config.schema import Config
 from paddock.config.topology import (
-    copies_rollout_log_probs,
     estimator_needs,
     trains_adapters,
     wants_one_thread,
@@ -34,7 +33,6 @@ def seconds(config: Config, work: Job, gpu: str | None = None, machine: Machine 
         prompt_tokens=config.data.max_prompt_length,
         response_tokens=config.data.max_response_length,
         epochs=config.actor_rollout_ref.actor.ppo_epochs,
-        own_log_probs=not copies_rollout_log_probs(config),
         shares_prompts=_shares_prompts(config),
     )
     return duration(work, rows, speed)

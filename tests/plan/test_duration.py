@@ -13,7 +13,7 @@ from conftest import ROOT
 
 from paddock.config.load import load
 from paddock.config.memory.job import job as job_of
-from paddock.config.memory.model import GIB, Hardware, Job, Role, Rollout
+from paddock.config.memory.model import GIB, Hardware, Job, Role, Rollout, estimate
 from paddock.config.memory.splits import Fsdp, Megatron
 from paddock.config.topology import copies_rollout_log_probs
 from paddock.facts import processor
@@ -130,8 +130,9 @@ def test_small_micro_batches_take_as_long_as_the_host_launches_them() -> None:
 
 
 def test_log_probs_that_come_from_the_rollout_take_no_time() -> None:
-    model, work = shape("Qwen/Qwen2.5-0.5B"), Work(8, 4, 64, 64, own_log_probs=False)
-    assert "log_probs" not in duration(one_gpu(model, work), work, H200).phases
+    model, work = shape("Qwen/Qwen2.5-0.5B"), Work(8, 4, 64, 64)
+    job = replace(one_gpu(model, work), own_log_probs=False)
+    assert "log_probs" not in duration(job, work, H200).phases and "log_probs" not in estimate(job).phases
 
 
 @pytest.mark.parametrize(

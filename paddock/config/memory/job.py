@@ -15,6 +15,7 @@ from paddock.config.roles import ActorConfig, CriticConfig, CriticModelConfig, M
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import (
+    copies_rollout_log_probs,
     data_parallel_size,
     engine_size,
     needs_reference,
@@ -48,6 +49,7 @@ def job(config: Config, gpu: str | None = None, machine: Machine | None = None) 
         critic=_trained(config, config.critic, critic_shape) if config.critic.enable else None,
         reward_model=_reward_model(config, reward_shape) if reward_shape else None,
         compute_bytes=_bytes(group.actor.fsdp_config.dtype),
+        own_log_probs=not copies_rollout_log_probs(config),
     )
 
 

@@ -139,6 +139,15 @@ class Job:
     reward_model: Role | None = None
     compute_bytes: int = 2
     logits_chunk: int = LOGITS_CHUNK
+    own_log_probs: bool = True
+    """True if the actor computes `old_log_probs` before the update."""
+
+    @cached_property
+    def forward_phases(self) -> dict[str, Role]:
+        """Returns the phases without gradients, and the role that works in each."""
+        left_out = () if self.own_log_probs else ("log_probs",)
+        wanted = {phase: name for phase, name in FORWARD_PHASES.items() if phase not in left_out}
+        return {phase: self.roles[name] for phase, name in wanted.items() if name in self.roles}
 
     @cached_property
     def roles(self) -> dict[str, Role]:
@@ -206,10 +215,9 @@ def estimate(job: Job) -> MemoryPlan:
     engine, kv_tokens = rollout_parts(job)
     beside = {} if job.rollout.apart else rest(job, "actor" if shares_weights(job) else None)
     phases = {"rollout": beside | engine}
-    for phase, name in FORWARD_PHASES.items():
-        if name in job.roles:
-            holder = "actor" if job.roles[name].borrowed else name
-            phases[phase] = rest(job, holder, prefetched=PREFETCHED.get(phase)) | forward_work(job, job.roles[name])
+    for phase, role in job.forward_phases.items():
+        holder = "actor" if role.borrowed else FORWARD_PHASES[phase]
+        phases[phase] = rest(job, holder, prefetched=PREFETCHED.get(phase)) | forward_work(job, role)
     for phase, name in UPDATE_PHASES.items():
         if name in job.roles:
             phases[phase] = rest(job, name, updating=True) | update_work(job, job.roles[name])
