@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from paddock.data.tables import bad_row
@@ -50,14 +51,11 @@ class PromptEncoder:
         if chat is None:
             return [self.rendered(prompt, location, column) for prompt, location in asked]
         self._require_template(chat, column)
-        texts, location = [], chat[1]
-        try:
-            with Watch() as watch:
-                for prompt, location in asked:
-                    watch.next()
-                    texts.append(self.rendered(prompt, location, column))
-        except TimeLimit as error:
-            raise bad_row(location, column, TOO_LONG, REMEDY) from error
+        texts = []
+        with limited(chat[1], column) as begin:
+            for prompt, location in asked:
+                begin(location)
+                texts.append(self.rendered(prompt, location, column))
         return texts
 
     def _require_template(self, chat: tuple[Messages, str], column: str) -> None:
@@ -104,6 +102,23 @@ class PromptEncoder:
             "kwargs": repr(sorted(self.template_kwargs.items())),
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
+
+
+@contextmanager
+def limited(location: str, column: str) -> Iterator[Callable[[str], None]]:
+    """Limits the time of chat templates in the block, for each row that it begins by what it is given."""
+    here = location
+    try:
+        with Watch() as watch:
+
+            def begin(location: str) -> None:
+                nonlocal here
+                here = location
+                watch.next()
+
+            yield begin
+    except TimeLimit as error:
+        raise bad_row(here, column, TOO_LONG, REMEDY) from error
 
 
 def whole_text(text: str, location: str, column: str) -> str:

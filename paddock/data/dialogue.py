@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from paddock.data.chat import ONLY_TOKENS, Message, Messages, PromptEncoder
+from paddock.data.chat import ONLY_TOKENS, Message, Messages, PromptEncoder, limited
 from paddock.data.tails import Around, around, texts_read
 from paddock.data.transcript import closing
 from paddock.errors import UserError
@@ -76,8 +76,13 @@ class Dialogue:
     def prompt(self, messages: Messages, tools: Tools | None = None) -> list[int]:
         """Returns the tokens of a prompt: a plain text as it is, messages by the template with the tools and the
         generation prompt."""
-        encoder = self.encoder if isinstance(messages, str) else self._encoder(tools)
-        return encoder.encode([messages], ["an episode"], "prompt")[0]
+        return self.prompts([messages], None if isinstance(messages, str) else tools, ["an episode"], "prompt")[0]
+
+    def prompts(
+        self, many: Sequence[Messages], tools: Tools | None, locations: Sequence[str], column: str
+    ) -> list[list[int]]:
+        """Returns the tokens of prompts that have the same tools; `locations` and `column` name a bad one."""
+        return self._encoder(tools).encode(many, locations, column)
 
     def extension(
         self, messages: Sequence[Message], answer: Sequence[int], tools: Tools | None = None, plain: bool = False
@@ -104,11 +109,20 @@ class Dialogue:
         They are what a rollout would hold that drew the assistant's turns: contents as they are, each with its end of
         turn; turns with tool calls as the template writes them. What stands behind the last turn is left out.
         """
+        with limited("a conversation", "messages"):
+            first, turns = self.turns(messages, tools)
+        return [(self.prompt(list(messages[:first]), tools), False), *turns]
+
+    def turns(
+        self, messages: Sequence[Message], tools: Tools | None = None
+    ) -> tuple[int, list[tuple[list[int], bool]]]:
+        """Returns the index of the assistant's first message, and the stretches from there on; see `spans`. The caller
+        limits the time that templates take: a limit for each would take longer than they do."""
         turns = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
         if not turns or turns[0] == 0:
             reason = "there is no message of the assistant" if not turns else "it begins with the assistant"
             raise UserError(f"{reason}: nothing answers a question", key="messages", fix="user first, then assistant")
-        found = [(self.prompt(list(messages[: turns[0]]), tools), False)]
+        found: list[tuple[list[int], bool]] = []
         for index, following in zip(turns, [*turns[1:], None], strict=True):
             turn, behind = messages[index], messages[index + 1 : following]
             between = self.extension(behind, [], tools) if behind or following is not None else []
@@ -116,7 +130,7 @@ class Dialogue:
             found.append(([*self._written(turn, tools), end], True))
             if following is not None:
                 found.append((self._behind_drawn(between, [end]), False))
-        return found
+        return turns[0], found
 
     # What stands behind a turn
 
@@ -264,10 +278,11 @@ class Dialogue:
         calls = [call.get("function", call) for call in turn.get("tool_calls") or ()]
         needed = [thought, *(str(call.get("name")) for call in calls)]
         empty = {} if turn.get("content") else {"content": None}
-        before = self._rendered(self._encoder(tools), QUESTION)
+        before = self._encoder(tools).rendered(QUESTION, "a turn", "messages")
+        plain = self._encoder(tools, generation=False)
         for form in (with_arguments(turn, True), with_arguments(turn, False), with_arguments(turn, False) | empty):
             with suppress(UserError):
-                whole = self.without_generation_prompt([*QUESTION, form], tools)
+                whole = plain.rendered([*QUESTION, form], "a turn", "messages")
                 for start in (before, OPENED.sub("", before)):  # thinking that the prompt opens may be left out
                     text = whole[len(start) :]
                     if whole.startswith(start) and all(part in text for part in needed):

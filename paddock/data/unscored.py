@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paddock.config.schema import DataConfig, row_tokens
-from paddock.data.chat import Messages, messages_of, whole_text
+from paddock.data.chat import Messages, limited, messages_of, whole_text
 from paddock.data.columns import asked, top, value_at
 from paddock.data.dataset import STYLES, PromptDataset, PromptRow
 from paddock.data.dialogue import Dialogue
@@ -135,25 +135,53 @@ class AnswerDataset(UnscoredDataset):
         """Returns locations, prompts, and the tokens of prompts and of answers."""
         column, tokenizer = self.config.prompt_key, self.encoder.tokenizer
         locations, messages, records = self._prompts(indices)
-        pairs = [split(*parts, self.config) for parts in zip(messages, records, locations, strict=True)]
-        prompts = [prompt for prompt, _ in pairs]
-        texts = tokenizer([answer for _, answer in pairs], add_special_tokens=False, verbose=False)["input_ids"]
-        answers: list[list[int] | Turns] = [[*tokens, tokenizer.eos_token_id] for tokens in texts]
-        tokens = self.encoder.encode(prompts, locations, column)
-        for row, (conversation, record) in enumerate(zip(messages, records, strict=True)):
-            whole = MESSAGES in record and record[MESSAGES] is record[column] and not isinstance(conversation, str)
-            turns = sum(message["role"] == "assistant" for message in conversation) if whole else 0  # type: ignore[index]
-            if turns > 1 or (turns and record.get("tools")):
-                prompts[row], tokens[row], answers[row] = self._conversation(conversation, record)
-        return locations, prompts, tokens, answers
+        prompts: list[Messages] = []
+        answers: list[Any] = []
+        by_tools: dict[str, list[int]] = {}
+        with limited("the first row", column) as begin:
+            for row, (conversation, record, location) in enumerate(zip(messages, records, locations, strict=True)):
+                begin(location)
+                prompt, answer = split(conversation, record, location, self.config)
+                tools = self._tools(conversation, record)
+                if tools is not None:
+                    prompt, answer = self._conversation(conversation, tools, location)  # type: ignore[assignment]
+                prompts.append(prompt)
+                answers.append(answer)
+                by_tools.setdefault(tools or "", []).append(row)
+        single = [row for row, answer in enumerate(answers) if isinstance(answer, str)]
+        if single:
+            texts = tokenizer([answers[row] for row in single], add_special_tokens=False, verbose=False)["input_ids"]
+            for row, tokens in zip(single, texts, strict=True):
+                answers[row] = [*tokens, tokenizer.eos_token_id]
+        encoded: dict[int, list[int]] = {}
+        for tools, rows in by_tools.items():
+            asked, where = [prompts[row] for row in rows], [locations[row] for row in rows]
+            known = json.loads(tools) if tools else None
+            encoded.update(zip(rows, self.dialogue.prompts(asked, known, where, column), strict=True))
+        return locations, prompts, [encoded[row] for row in range(len(prompts))], answers
 
-    def _conversation(self, messages: Any, record: Record) -> tuple[Messages, list[int], Turns]:
-        """Returns the messages before the assistant's first turn, their tokens, and all that follows."""
+    def _tools(self, conversation: Messages, record: Record) -> str | None:
+        """Returns the tools of a conversation of which all the assistant's turns are learnt, as JSON; None for a row
+        with one answer."""
+        if (
+            isinstance(conversation, str)
+            or MESSAGES not in record
+            or record[MESSAGES] is not record[self.config.prompt_key]
+        ):
+            return None
+        turns = sum(message["role"] == "assistant" for message in conversation)
         tools = record.get("tools")
-        tools = json.loads(tools) if isinstance(tools, str) and tools else tools
-        (prompt, _), *rest = self.dialogue.spans(list(messages), tools or None)
-        first = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
-        return list(messages[:first]), prompt, Turns(tuple(rest))
+        if turns <= 1 and not (turns and tools):
+            return None
+        return tools if isinstance(tools, str) else json.dumps(tools) if tools else ""
+
+    def _conversation(self, messages: Messages, tools: str, location: str) -> tuple[Messages, Turns]:
+        """Returns the messages before the assistant's first turn, and all that follows."""
+        try:
+            first, turns = self.dialogue.turns(list(messages), json.loads(tools) if tools else None)  # type: ignore[arg-type]
+        except UserError as error:
+            raise bad_row(location, MESSAGES, error.reason, error.fix or "mend the row") from error
+        return list(messages[:first]), Turns(tuple(turns))  # type: ignore[arg-type]
 
     @cached_property
     def dialogue(self) -> Dialogue:

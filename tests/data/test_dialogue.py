@@ -341,3 +341,35 @@ def test_tools_of_a_row_are_told_to_a_conversation_of_one_turn_as_to_one_of_seve
     data = SFT.load([f"data={rows}", "model=x", "data.max_prompt_length=4096"]).config.data
     (row,) = AnswerDataset.train(data, tokenizer).rows([0])
     assert row.tokens == FAMILIES["qwen25"].dialogue().prompt(ASKED, TOOLS)
+
+
+def written(path, *conversations):
+    """Returns a data set of conversations and its tokenizer."""
+    tokenizer = FAMILIES["qwen25"].tokenizer()
+    path.write_text("".join(json.dumps({"messages": said}) + "\n" for said in conversations))
+    data = SFT.load([f"data={path}", "model=x", "data.max_prompt_length=4096", "data.filter_overlong_prompts=False"])
+    return AnswerDataset.train(data.config.data, tokenizer), tokenizer
+
+
+def test_only_what_stands_before_the_first_answer_is_rendered_as_a_prompt(tmp_path, monkeypatch):
+    """Not the history before the last answer as well, which is most of a long conversation."""
+    answer = {"role": "assistant", "content": "It is 46."}
+    rows, _ = written(tmp_path / "rows.jsonl", [*ASKED, answer, *ASKED, answer], [*ASKED, answer])
+    asked, encode = [], PromptEncoder.encode
+    monkeypatch.setattr(
+        PromptEncoder, "encode", lambda self, prompts, *where: [asked.extend(prompts), encode(self, prompts, *where)][1]
+    )
+    first, second = rows.rows([0, 1])
+    assert asked == [ASKED, ASKED] and first.tokens == second.tokens
+
+
+def test_a_conversation_that_the_template_refuses_is_named_by_its_row(tmp_path):
+    answer = {"role": "assistant", "content": "It is 46."}
+    strange = {"role": "referee", "content": "Stop."}
+    rows, tokenizer = written(tmp_path / "rows.jsonl", [*ASKED, answer], [*ASKED, answer, strange, answer])
+    refusing = "{{ raise_exception('no such role') if message.role == 'referee' }}"
+    tokenizer.chat_template = (
+        f"{{% for message in messages %}}{refusing}{{{{ message.content }}}}<|im_end|>{{% endfor %}}"
+    )
+    with pytest.raises(UserError, match=r"rows.jsonl.*row 1.*column 'messages'.*no such role"):
+        rows.rows([0, 1])
