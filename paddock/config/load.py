@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from paddock.config import legacy, own_data, recipes, resolve, rollout_correction, rules, tree
 from paddock.config.loggers import LOGGERS
+from paddock.config.memory import budgets
 from paddock.config.overrides import LINE, PROGRAM, Setting, parse
 from paddock.config.paths import expanded
 from paddock.config.plugins import import_plugin
@@ -43,12 +44,14 @@ def load(
     values: Mapping[str, Any] | None = None,
     here: bool = True,
     gpu: str | None = None,
+    trains: bool = True,
 ) -> Loaded:
     """Everything a run is made of, checked. Raises UserError for what the user can mend; imports no torch.
 
     `values`: keys and their values from a Python program, which win over the arguments. `here`: False if files that
     the config names may be on another machine, as those of a planned script. `gpu`: the name of the device to plan
-    for, whose memory decides in place of this machine's.
+    for, whose memory decides in place of this machine's. `trains`: False if weights are only read, so that nothing is
+    to be decided for updates.
     """
     machine = machine or this_machine()
     line = parse(arguments)
@@ -70,7 +73,9 @@ def load(
     origins |= {choice.key: f"{own_data.ORIGIN}: {choice.why}" for choice in own}
     warnings = [*(str(choice) for choice in own if choice.said), *warnings]
     rules.check_limits(config)
-    warnings += resolve.resolve(config, origins, machine, gpu)
+    warnings += resolve.resolve(config, origins, machine)
+    if trains:
+        warnings += [str(choice) for choice in budgets.decide(config, origins, machine, gpu)]
     warnings += rules.check(config, origins, here)
     return Loaded(config, origins, warnings)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from paddock.config import recipes, tree
-from paddock.config.memory import budgets
 from paddock.config.micro_batches import SWITCHED, TOKEN_BUDGETS
 from paddock.config.paths import files_of
 from paddock.config.rewards import reward_parts
@@ -21,8 +20,8 @@ from paddock.facts.models import shape_of
 CPU_BUDGET = 1280
 
 
-def resolve(config: Config, origins: dict[str, str], machine: Machine, gpu: str | None = None) -> list[str]:
-    """Fill every key that is still unset and has an answer; returns warnings. `gpu`: the device to plan for."""
+def resolve(config: Config, origins: dict[str, str], machine: Machine) -> list[str]:
+    """Fill every key that is still unset and has an answer; returns warnings."""
     fill = _Filler(config, origins)
     _hardware(config, fill, machine)
     _ascend(config, origins)
@@ -32,8 +31,7 @@ def resolve(config: Config, origins: dict[str, str], machine: Machine, gpu: str 
     _roles(config, fill)
     _reward_components(config, origins)
     _seeds_and_loggers(config, fill, machine)
-    chosen = [str(choice) for choice in budgets.decide(config, origins, machine, gpu)]
-    return chosen + _validation_files(config, fill) + _unused_row_counts(config)
+    return _validation_files(config, fill) + _unused_row_counts(config)
 
 
 class _Filler:

@@ -35,6 +35,7 @@ class Command:
     """Defaults in which the embedded default differs from training's."""
     origin: str | None = None
     """Where defaults of this command come from, as a plan tells it; unset: the command's name."""
+    trains: bool = True
 
     def load(
         self,
@@ -52,7 +53,7 @@ class Command:
         given = {setting.key: setting.value for setting in parse(overrides).settings} | dict(values or {})
         defaults = {**self.situation(given), **self.defaults}
         own = [f"{key}={text(value)}" for key, value in defaults.items() if key not in given]
-        loaded = load([*own, *overrides], values=values, here=here, gpu=gpu)
+        loaded = load([*own, *overrides], values=values, here=here, gpu=gpu, trains=self.trains)
         unset = defaults.keys() - given.keys()
         loaded.origins |= dict.fromkeys(unset, self.origin or f"paddock {self.name}")
         loaded.warnings = [warning for warning in loaded.warnings if warning.split()[0] not in unset]
@@ -161,6 +162,7 @@ EVAL = Command(
     ),
     names={"model": f"{_M}.path", "model.": f"{_M}.", "data": "data.val_files", "rollout.": f"{_RO}."},
     defaults=NO_ESTIMATOR,
+    trains=False,
 )
 
 GENERATE = Command(
@@ -177,4 +179,5 @@ GENERATE = Command(
         "rollout.": f"{_RO}.",
     },
     defaults={**NO_ESTIMATOR, f"{_RO}.n": 1, "data.filter_overlong_prompts": False},
+    trains=False,
 )

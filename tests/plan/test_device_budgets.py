@@ -16,6 +16,7 @@ from paddock.config.memory.job import job
 from paddock.config.memory.model import estimate
 from paddock.errors import UserError
 from paddock.facts.machine import GIB, Machine
+from paddock.trainer.commands import EVAL, GENERATE, Command
 
 A, M, RO = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 TOKENS, CHECKPOINTING, PREFILL = (
@@ -154,6 +155,13 @@ def test_rows_longer_than_the_largest_budget_find_room_for_a_pair() -> None:
 def test_defaults_stay_where_the_memory_model_does_not_decide(machine: Machine, more: list[str]) -> None:
     found = loaded(SMALL, None, *more, machine=machine)
     assert dict(zip(DEFAULTS, values(found, *DEFAULTS), strict=True)) == DEFAULTS
+    assert not any("device memory" in text for text in (*found.origins.values(), *found.warnings))
+
+
+@pytest.mark.parametrize("command", [EVAL, GENERATE], ids=lambda command: command.name)
+def test_nothing_is_decided_for_updates_where_weights_are_only_read(command: Command) -> None:
+    found = command.load([f"model={LARGE}", "data=rows.jsonl", "trainer.n_gpus_per_node=1"], here=False, gpu="h200")
+    assert values(found, TOKENS, CHECKPOINTING, PREFILL) == [16384, True, 8192]
     assert not any("device memory" in text for text in (*found.origins.values(), *found.warnings))
 
 
