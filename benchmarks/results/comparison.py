@@ -138,9 +138,9 @@ class Pair:
     def held_out(self) -> Iterator[list[str]]:
         """Label, then step and strict greedy accuracy in %: ours at the last validation until theirs, and theirs."""
         ours, theirs = self.ours["held_out"], self.theirs["held_out"]
-        if theirs["step"]:
-            place = max(place for place, step in enumerate(ours["step"]) if step <= theirs["step"][-1])
-            cells = ((ours["step"][place], ours["strict"][place]), (theirs["step"][-1], theirs["strict"][-1]))
+        until = [place for place, step in enumerate(ours["step"]) if theirs["step"] and step <= theirs["step"][-1]]
+        if until:
+            cells = ((ours["step"][until[-1]], ours["strict"][until[-1]]), (theirs["step"][-1], theirs["strict"][-1]))
             yield [self.label, *(word for step, share in cells for word in (str(step), f"{100 * share:.1f}"))]
 
     def cost(self) -> Iterator[list[str]]:
