@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests start hundreds of processes: without compiled files each of them would compile the package first.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron test-environments test-wheel models-table example-headers keys-reference api-reference docs lint format clean
+.PHONY: help quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron test-environments test-trl test-wheel models-table example-headers keys-reference api-reference docs lint format clean
 
 help: ## this list
 	@sed -nE 's/^([a-z][a-z-]*):.*## (.*)/\1\t\2/p' Makefile | expand -t 18
@@ -82,6 +82,11 @@ test-environments: ## environments of other packages, in a venv of its own
 	.venv-environments/bin/python -m pytest tests/environments tests/rollouts/test_adapted.py
 	@.venv-environments/bin/pip install -q -c constraints.txt verifiers==0.4.0
 	.venv-environments/bin/python -m pytest tests/environments/test_verifiers.py
+
+# A folder of its own on the path: TRL's other dependencies are those of the environment.
+test-trl: $(VENV)/.dev ## comparison with TRL, by the real TRL
+	@$(BIN)/python -m pip install --quiet --upgrade --no-deps --target $(VENV)/trl trl==1.16.0 accelerate==1.15.0
+	PYTHONPATH=$(CURDIR)/$(VENV)/trl $(BIN)/python -m pytest tests/benchmarks/test_against_trl.py -m "slow or not slow"
 
 # The wheel in a bare environment, from a folder that is not the checkout: WHEEL_PYTHONS="python3.11 python3.13".
 WHEEL_PYTHONS ?= $(PYTHON)

@@ -139,13 +139,14 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: steps to the right, a share from 0 to `top` upwards."""
+    """One pair of axes: steps, or what `unit` names, to the right, a share from 0 to `top` upwards."""
 
     left: float
     right: float
     steps: int
     title: str
     top: float = 1.0
+    unit: str = "step"
 
     def at(self, step: float, share: float) -> Point:
         across, up = step / self.steps, share / self.top
@@ -160,19 +161,19 @@ class Panel:
         for step in range(0, self.steps + 1, max(1, self.steps // 4)):
             x, y = self.at(step, 0)
             parts += [line(x, y, x, y + 5, GREY), text(x, y + 21, str(step), anchor="middle", fill=GREY)]
-        return [*parts, text((self.left + self.right) / 2, BOTTOM + 43, "step", anchor="middle", fill=GREY)]
+        return [*parts, text((self.left + self.right) / 2, BOTTOM + 43, self.unit, anchor="middle", fill=GREY)]
 
-    def band(self, steps: list[int], low: list[float], high: list[float], colour: str) -> str:
+    def band(self, steps: Sequence[float], low: list[float], high: list[float], colour: str) -> str:
         there = [self.at(step, share) for step, share in zip(steps, high, strict=True)]
         back = [self.at(step, share) for step, share in zip(steps, low, strict=True)]
         return f'<polygon points="{points(there + back[::-1])}" fill="{colour}" fill-opacity="0.18"/>'
 
-    def curve(self, steps: list[int], shares: list[float], colour: str, dashes: str = "none") -> str:
+    def curve(self, steps: Sequence[float], shares: list[float], colour: str, dashes: str = "none") -> str:
         path = points([self.at(step, share) for step, share in zip(steps, shares, strict=True)])
         style = f'stroke="{colour}" stroke-width="2" stroke-linejoin="round" stroke-linecap="round"'
         return f'<polyline points="{path}" fill="none" {style} stroke-dasharray="{dashes}"/>'
 
-    def dots(self, steps: list[int], shares: list[float], colour: str, hollow: bool) -> list[str]:
+    def dots(self, steps: Sequence[float], shares: list[float], colour: str, hollow: bool) -> list[str]:
         return [dot(*self.at(step, share), colour, hollow) for step, share in zip(steps, shares, strict=True)]
 
 

@@ -36,11 +36,14 @@ Document = dict[str, Any]
 class Run:
     """One experiment with one seed: its commands, its folder, and the document that grows."""
 
+    prefix = ""
+    """Beginning of the names of the document and the folder."""
+
     def __init__(self, experiment: Experiment, options: argparse.Namespace):
         self.experiment, self.seed, self.data = experiment, options.seed, options.data
         self.model = options.model or experiment.model
         self.more, self.shared = options.set, options.shared
-        name = f"{experiment.name}-{options.seed}"
+        name = f"{self.prefix}{experiment.name}-{options.seed}"
         self.file, self.folder = options.out / f"{name}.json", options.out / "runs" / name
         self.start = options.out / f"start-{experiment.start}.json"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +61,7 @@ class Run:
                     seen = len(found["step"])
                     document["command_seconds"] = round(time.monotonic() - began, 1)
                     document |= {"curves": found, "held_out": held_out.read()}
-                    document["finished"] = not running and process.returncode == 0
+                    document["finished"] = not running and process.returncode == 0 and seen == self.experiment.steps
                     write(document, self.file)
                 if not running:
                     break
@@ -118,9 +121,12 @@ class Run:
         return [*self.experiment.training(), *own, *self.more, *places]
 
     def launch(self, command: str, arguments: list[str], log: Any) -> subprocess.Popen[str]:
+        return self.start_module("paddock.cli", [command, *arguments], log)
+
+    def start_module(self, module: str, arguments: list[str], log: Any) -> subprocess.Popen[str]:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         return subprocess.Popen(
-            [sys.executable, "-u", "-m", "paddock.cli", command, *arguments],
+            [sys.executable, "-u", "-m", module, *arguments],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdout=log,
             stderr=subprocess.STDOUT,

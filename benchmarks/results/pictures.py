@@ -79,11 +79,11 @@ PICTURES = (
 
 
 def read(folder: Path = CURVES) -> dict[str, list[Run]]:
-    """Experiment -> its runs, by seed."""
+    """Experiment -> Paddock's runs, by seed. Those of another trainer are compared by comparison.py."""
     found: dict[str, list[Run]] = {}
     for path in sorted(folder.glob("*.json")):
         run = json.loads(path.read_text())
-        if "curves" in run:
+        if "curves" in run and "trainer" not in run:
             found.setdefault(run["experiment"], []).append(run)
     return found
 
