@@ -28,6 +28,7 @@ CURVES = {
     "explained": "critic/vf_explained_var",
     "step_seconds": "timing_s/step",
     "rollout_seconds": "timing_s/gen",
+    "reward_seconds": "timing_s/reward",
     "reference_seconds": "timing_s/ref",
     "values_seconds": "timing_s/values",
     "critic_seconds": "timing_s/update_critic",
@@ -37,10 +38,13 @@ CURVES = {
     "calls": "tool_call_counts/mean",
     "malformed": "environment/malformed_calls",
     "failed": "environment/failed_calls",
+    "late": "reward/sandbox/timeout/mean",
 }
 """Our name of a curve and the metric. `cut` is the share of answers that reached the longest length; `gap` the mean
 difference of a token's probability between rollout and trainer; `turns` counts the prompt too, and with the three below
-it is a mean over conversations. A run without a reference, a critic or conversations lacks their curves."""
+it is a mean over conversations; `late` is the share of programs that ran out of time; `reward_seconds` is the time that
+a step waits for scores after its rollout. A run without a reference, a critic, conversations or programs lacks their
+curves."""
 VALIDATION = "timing_s/testing"
 DIGITS = 5
 

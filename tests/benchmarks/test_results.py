@@ -9,7 +9,9 @@ import subprocess
 import sys
 from collections import Counter
 from math import sqrt
+from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -354,25 +356,48 @@ def test_every_link_of_the_page_leads_somewhere(page):
         assert not anchor or path or anchor in headings, link
 
 
+def run_two_steps(name: str, folder: Path, *more: str) -> dict[str, Any]:
+    """The document of two steps with a tiny model, of rows in folder/data."""
+    keys = ["trainer.device=cpu", "data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "actor_rollout_ref.rollout.n=2", "data.max_response_length=8", *more]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.results", name, "--seed", "1", "--steps", "2", "--data", folder / "data",
+         "--out", folder / "out", "--model", save_tiny(folder / "model"), "--set", *keys],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = json.loads((folder / "out" / f"{name}-1.json").read_text())
+    assert run["finished"] and run["curves"]["step"] == [1, 2] and run["held_out"]["step"] == [0, 2]
+    return run
+
+
 @pytest.mark.slow
 def test_the_runner_trains_evaluates_and_writes_one_document(tmp_path):
     from paddock.data.prepare.command import main as prepare
 
-    raw, data, out = tmp_path / "raw", tmp_path / "data", tmp_path / "out"
+    raw = tmp_path / "raw"
     raw.mkdir()
     problem = json.dumps({"question": "What is 70 + 2?", "answer": "It is 72.\n#### 72"}) + "\n"
     for split in ("train", "test"):
         (raw / f"{split}.jsonl").write_text(4 * problem)
-    prepare("gsm8k", ["--local_save_dir", str(data), "--local_dataset_path", str(raw)])
-    keys = ["trainer.device=cpu", "data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-            "actor_rollout_ref.rollout.n=2", "data.max_response_length=8"]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.results", "grpo-0.5b", "--seed", "1", "--steps", "2", "--data", data,
-         "--out", out, "--model", save_tiny(tmp_path / "model"), "--set", *keys],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    run = json.loads((out / "grpo-0.5b-1.json").read_text())
-    assert run["finished"] and run["curves"]["step"] == [1, 2] and run["held_out"]["step"] == [0, 2]
+    prepare("gsm8k", ["--local_save_dir", str(tmp_path / "data"), "--local_dataset_path", str(raw)])
+    run = run_two_steps("grpo-0.5b", tmp_path)
     assert run["sampled"]["after"].keys() == run["sampled"]["before"].keys() == records.METHODS.keys()
-    assert json.loads((out / "start-qwen2.5-coder-0.5b-instruct-gsm8k.json").read_text())["prompts"] == 4
+    assert json.loads((tmp_path / "out/start-qwen2.5-coder-0.5b-instruct-gsm8k.json").read_text())["prompts"] == 4
+
+
+@pytest.mark.slow
+def test_the_runner_trains_on_our_programs_and_validates_on_humaneval(tmp_path):
+    from benchmarks.results.programs.__main__ import FAMILIES, tasks_of
+    from paddock.data.prepare.write import write_splits
+
+    tasks = [next(tasks_of(name, FAMILIES[name], seed=1)) for name in ("chunks", "tank", "trees", "bits")]
+    rows = {split: [task.row(split, index) for index, task in enumerate(tasks)] for split in ("train", "test")}
+    rows["test"] = [{**row, "data_source": humaneval.SOURCE} for row in rows["test"]]
+    write_splits(tmp_path / "data", rows, humaneval.schema())
+    (tmp_path / "data" / "programs.json").write_text('{"train": 4}')
+    run = run_two_steps("grpo-code-0.5b", tmp_path, "data.max_prompt_length=2048")
+    assert run["programs"] == {"train": 4} and len(run["held_out"]["passed"]) == 2
+    assert run["sampled"]["after"].keys() == run["sampled"]["before"].keys() == {records.PASSED}
+    assert {"reward_seconds", "late"} <= run["curves"].keys()
+    assert json.loads((tmp_path / "out/start-qwen2.5-coder-0.5b-instruct-programs.json").read_text())["prompts"] == 4

@@ -106,53 +106,57 @@ def flattened(draw: Draw) -> Problem:
     )
 
 
+TREES = (
+    (
+        "the sum of the numbers of its leaves, which are nodes without children",
+        "0",
+        "node[0] if not node[1] and not node[2] else left + right",
+    ),
+    (
+        "the largest sum of numbers on a way from the top down to a node without children",
+        "0",
+        "node[0] + max(left, right)",
+    ),
+    ("the number of its nodes whose number is above $number", "0", "int(node[0] > $number) + left + right"),
+    (
+        "the number of its nodes that have exactly one child",
+        "0",
+        "int((node[1] is None) != (node[2] is None)) + left + right",
+    ),
+    (
+        "the sum of its numbers, where everything below a node with an even number is ignored",
+        "0",
+        "node[0] + (left + right if node[0] % 2 else 0)",
+    ),
+    (
+        "its value, which is $number for None, and for a tuple its number plus the distance of the values of "
+        "its two children",
+        "$number",
+        "node[0] + abs(left - right)",
+    ),
+    (
+        "the list of its numbers, each node after both of its children (left one first)",
+        "[]",
+        "left + right + [node[0]]",
+    ),
+    (
+        "the list of its numbers, first the right child, then the node, then the left child",
+        "[]",
+        "right + [node[0]] + left",
+    ),
+    (
+        "the list of its numbers on the way that always takes the left child and, if there is none, the right one",
+        "[]",
+        "[node[0]] + (left or right)",
+    ),
+)
+"""What is asked of a tree, its value for None, and that for a node."""
+
+
 @family
 def trees(draw: Draw) -> Problem:
     number = draw.randint(3, 6)
-    what, empty, value = draw.one(
-        (
-            "the sum of the numbers of its leaves, which are nodes without children",
-            "0",
-            "node[0] if not node[1] and not node[2] else left + right",
-        ),
-        (
-            "the largest sum of numbers on a way from the top down to a node without children",
-            "0",
-            "node[0] + max(left, right)",
-        ),
-        ("the number of its nodes whose number is above $number", "0", "int(node[0] > $number) + left + right"),
-        (
-            "the number of its nodes that have exactly one child",
-            "0",
-            "int((node[1] is None) != (node[2] is None)) + left + right",
-        ),
-        (
-            "the sum of its numbers, where everything below a node with an even number is ignored",
-            "0",
-            "node[0] + (left + right if node[0] % 2 else 0)",
-        ),
-        (
-            "its value, which is $number for None, and for a tuple its number plus the distance of the values of "
-            "its two children",
-            "$number",
-            "node[0] + abs(left - right)",
-        ),
-        (
-            "the list of its numbers, each node after both of its children (left one first)",
-            "[]",
-            "left + right + [node[0]]",
-        ),
-        (
-            "the list of its numbers, first the right child, then the node, then the left child",
-            "[]",
-            "right + [node[0]] + left",
-        ),
-        (
-            "the list of its numbers on the way that always takes the left child and, if there is none, the right one",
-            "[]",
-            "[node[0]] + (left or right)",
-        ),
-    )
+    what, empty, value = draw.one(*TREES)
     gives = "list[int]" if empty == "[]" else "int"
     return made(
         draw.one("tree_fact", "measure_tree", "evaluate_tree"),
