@@ -253,11 +253,10 @@ def thinned(draw: Draw) -> Problem:
 def buckets(draw: Draw) -> Problem:
     width, count = draw.one(5, 10, 20, 25), draw.randint(3, 5)
     outside, code = draw.one(
-        ("belong to the last bucket", "counts[min(n // $width, $count - 1)] += value"),
-        ("are ignored", "if n < $width * $count:\n        counts[n // $width] += value"),
+        ("belong to the last bucket", "counts[min(n // $width, $count - 1)] += $value"),
+        ("are ignored", "if n < $width * $count:\n        counts[n // $width] += $value"),
     )
     what, value = draw.one(("how many numbers it has", "1"), ("the sum of its numbers", "n"))
-    code = code.replace("value", value).replace("$width", str(width)).replace("$count", str(count))
     last = width - 1
     return made(
         draw.one("fill_buckets", "count_by_range", "bucket_totals"),
@@ -308,7 +307,6 @@ def resetting_total(draw: Draw) -> Problem:
         ("is a multiple of", "total % $limit == 0"),
         ("reaches or exceeds", "total >= $limit"),
     )
-    test = test.replace("$limit", str(limit))
     action, code = draw.one(
         ("it is set to 0", "total = 0"),
         (f"{limit} is subtracted from it once", f"total -= {limit}"),

@@ -51,7 +51,6 @@ def repeated_until_small(draw: Draw) -> Problem:
         ("the number without its last digit plus three times the last digit", "n // 10 + 3 * (n % 10)"),
         ("the number without its first digit plus that digit", "int(str(n)[1:] or '0') + int(str(n)[0])"),
     )
-    what, rule = what, rule
     wanted, result, gives = draw.one(
         ("the last value", "n", "int"),
         ("how many times this was done", "steps", "int"),

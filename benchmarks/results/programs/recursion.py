@@ -70,7 +70,7 @@ def nested_lists(draw: Draw) -> Problem:
 
 @family
 def flattened(draw: Draw) -> Problem:
-    depth, number = draw.randint(1, 2), draw.randint(2, 6)
+    number = draw.randint(2, 6)
     which, test = draw.one(
         ("", "True"),
         (" Numbers below $number are left out.", "item >= $number"),

@@ -71,7 +71,6 @@ def masked(draw: Draw) -> Problem:
     kind, test = draw.one(*CHARACTERS)
     sign, kept = draw.one(*SIGNS), draw.randint(1, 4)
     end, sliced = draw.one(("last", "i >= len(text) - $kept"), ("first", "i < $kept"))
-    sliced = sliced.replace("$kept", str(kept))
     return made(
         f"mask_{short(kind)}",
         TEXT,
@@ -344,16 +343,14 @@ def read_by_columns(draw: Draw) -> Problem:
     width, pad = draw.randint(2, 6), draw.one(".", "_", "x", "")
     direction, order = draw.one(("left to right", "range($width)"), ("right to left", "range($width - 1, -1, -1)"))
     padding = f"The last row is filled up with '{pad}'." if pad else "The last row may be shorter."
-    fill = f"text += '{pad}' * (-len(text) % {width})" if pad else "rows = -(-len(text) // $width)"
+    fill = "text += '$pad' * (-len(text) % $width)\n" if pad else ""
     return made(
         draw.one("read_columns", "transpose_text", "column_cipher"),
         TEXT,
         "str",
         "Write the text into rows of $width characters, one below the other. $padding Return what is read column by "
         "column, from $direction, each column from top to bottom.",
-        f"{fill}\nreturn ''.join(text[i::$width] for i in {order})"
-        if pad
-        else f"return ''.join(text[i::$width] for i in {order})",
+        "${fill}return ''.join(text[i::$width] for i in $order)",
         draw.some(lambda: (draw.letters("abcdefghijklm", 4, 15),)),
         [("",)],
         values=locals(),
@@ -365,7 +362,6 @@ def every_kth_of_kind(draw: Draw) -> Problem:
     kind, test = draw.one(*CHARACTERS)
     step, sign = draw.randint(2, 4), draw.one(*SIGNS)
     what, action = draw.one(("replaced by '$sign'", "'$sign'"), ("written twice", "c + c"), ("left out", "''"))
-    what, action = what.replace("$sign", sign), action.replace("$sign", sign)
     th = {2: "nd", 3: "rd", 4: "th"}[step]
     return made(
         f"change_some_{short(kind)}",
