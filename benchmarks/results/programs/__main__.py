@@ -25,6 +25,7 @@ from benchmarks.results.programs import (  # noqa: F401  each registers its fami
     mappings,
     numbers,
     parsing,
+    plain,
     recursion,
     simulation,
     spans,

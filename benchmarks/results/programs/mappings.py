@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.results.programs.problem import NAMES, WORDS, Draw, Problem, family, made
-
-GOODS = ("apples", "bolts", "coins", "disks", "eggs", "forks", "gears", "hats")
+from benchmarks.results.programs.problem import GOODS, NAMES, WORDS, Draw, Problem, family, made
 
 
 @family

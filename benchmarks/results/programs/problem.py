@@ -20,6 +20,7 @@ WORDS = (
     *("meadow", "needle", "orchid", "pepper", "quartz", "river", "saddle", "timber", "umber", "velvet", "willow"),
     *("xenon", "yellow", "zephyr", "ant", "bee", "cob", "dew", "elk", "fig", "gum", "hop", "ivy", "jam", "kit", "oak"),
 )
+GOODS = ("apples", "bolts", "coins", "disks", "eggs", "forks", "gears", "hats")
 NAMES = ("ada", "ben", "cleo", "dan", "eve", "finn", "gus", "hana")
 
 Arguments = tuple[Any, ...]
@@ -166,7 +167,7 @@ def made(
 ) -> Problem:
     """A problem whose texts have `$name` in place of the drawn `values`, which may have it too."""
     texts = [textwrap.dedent(text).strip("\n") for text in (name, gives, says, body)]
-    for _ in range(2):  # a value may name others
+    while any("$" in text for text in texts):
         texts = [Template(text).substitute(values) for text in texts]
     filled = dict(zip(("name", "gives", "says", "body"), texts, strict=True))
     return Problem(takes=takes, inputs=inputs, edges=edges, **filled)
