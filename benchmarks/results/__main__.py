@@ -99,12 +99,13 @@ class Run:
 
     def head(self, command: str, arguments: list[str]) -> Document:
         """What the numbers belong to. The command has the names that a user with a hub would type."""
-        source = Path(self.model) / "weights.json"
+        source, programs = Path(self.model) / "weights.json", self.data / "programs.json"
         return {
             **{"experiment": self.experiment.name, "title": self.experiment.title, "seed": self.seed},
             **{"model": self.experiment.model, "steps": self.experiment.steps, "shared_device": self.shared},
             **({"warm_up": self.experiment.warm_up} if self.experiment.warm_up else {}),
             "weights": json.loads(source.read_text()) if source.is_file() else None,
+            **({"programs": json.loads(programs.read_text())} if programs.is_file() else {}),
             **{**conditions(), "device": device(), "commit": commit()},
             "command": " ".join([f"paddock {command}", *arguments]),
         }

@@ -11,7 +11,7 @@ import yaml
 FOLDER = Path(__file__).with_name("experiments")
 MERGED = ("settings", "evaluation")
 """Sections in which an experiment adds to the one that it is `like`; every other entry replaces that one's."""
-SHARED = ("data.max_", "actor_rollout_ref.rollout.multi_turn.")
+SHARED = ("data.max_", "actor_rollout_ref.rollout.multi_turn.", "reward_model.sandbox.")
 """Beginnings of the keys of training that evaluation has too."""
 
 
@@ -23,7 +23,8 @@ class Experiment:
     model: str
     """Name on the hub; `--model` names a local folder of the same weights."""
     data: str
-    """Name of the data set: `paddock data NAME` writes its train.parquet and test.parquet."""
+    """Name of the data set, a folder with train.parquet and test.parquet: `paddock data NAME` writes it, and for
+    `programs` the two commands that benchmarks/results/programs names."""
     seeds: tuple[int, ...]
     steps: int
     settings: dict[str, Any]
@@ -42,7 +43,7 @@ class Experiment:
         return words(self.settings)
 
     def sampling(self) -> list[str]:
-        """Evaluation reads prompts and answers of the same lengths as training does, with the same tools."""
+        """Evaluation reads prompts and answers of the same lengths as training does, with the same tools and limits."""
         shared = {key: value for key, value in self.settings.items() if key.startswith(SHARED)}
         return words({**shared, **self.evaluation})
 

@@ -31,9 +31,10 @@ from benchmarks.learning_curves import (
     text,
 )
 from benchmarks.results.experiment import load
+from benchmarks.results.records import METHODS, PASSED
 
 CURVES, IMAGES = ROOT / "docs/curves/results", ROOT / "docs/images"
-TOP = 0.5  # of both panels, as a share
+TOP = 0.5  # of a panel, as a share
 LEGEND = 26  # height of the row that names the lines
 
 Run = dict[str, Any]
@@ -41,11 +42,13 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of the 0.5B model shows some of its experiments, each in its colour."""
+    """Shows some experiments, each in its colour."""
 
     file: str
     title: str
     colours: dict[str, str]
+    problems: str = "the 1,319 test problems"
+    top: float = TOP
 
 
 PICTURES = (
@@ -75,6 +78,13 @@ PICTURES = (
             "grpo-sft-calculator-text-0.5b": "#1b998b",
         },
     ),
+    Picture(
+        "results_programs.svg",
+        "GRPO on programs that the sandbox judges",
+        {"grpo-code-0.5b": COLOUR["grpo"], "grpo-code-1.5b": "#d98324"},
+        "the 164 problems of HumanEval",
+        top=1.0,
+    ),
 )
 
 
@@ -94,8 +104,8 @@ def draw(picture: Picture, runs: dict[str, list[Run]]) -> str | None:
     if not shown:
         return None
     steps = max(run["steps"] for found in shown.values() for run in found)
-    left = Panel(62, 462, steps, "Reward of the training samples, 5-step means", TOP)
-    right = Panel(540, 940, steps, "Accuracy on the 1,319 test problems, greedy", TOP)
+    left = Panel(62, 462, steps, "Reward of the training samples, 5-step means", picture.top)
+    right = Panel(540, 940, steps, f"Accuracy on {picture.problems}, greedy", picture.top)
     parts = [
         text(20, 34, picture.title, size=19, weight=600),
         text(20, 57, subtitle(shown), size=13, fill=GREY),
@@ -112,9 +122,11 @@ def draw(picture: Picture, runs: dict[str, list[Run]]) -> str | None:
 
 def subtitle(names: Iterable[str]) -> str:
     """Experiments of one picture have the same number of answers a step."""
-    loaded = (load(name).settings for name in names)
-    (answers,) = {one["data.train_batch_size"] * one["actor_rollout_ref.rollout.n"] for one in loaded}
-    return f"Qwen2.5-Coder-0.5B-Instruct, one H200, {answers:,} answers a step; bands span seeds."
+    loaded = [load(name) for name in names]
+    sizes = ((one.settings["data.train_batch_size"], one.settings["actor_rollout_ref.rollout.n"]) for one in loaded)
+    (answers,) = {prompts * samples for prompts, samples in sizes}
+    models = " and ".join(dict.fromkeys(one.model.rpartition("/")[2] for one in loaded))
+    return f"{models}, one H200, {answers:,} answers a step; bands span seeds."
 
 
 def legend(picture: Picture, shown: dict[str, list[Run]]) -> list[str]:
@@ -124,9 +136,15 @@ def legend(picture: Picture, shown: dict[str, list[Run]]) -> list[str]:
         parts.append(line(x, 80, x + 26, 80, picture.colours[name], 'stroke-width="3" stroke-linecap="round"'))
         parts.append(text(x + 34, 84.5, label, size=12, weight=600))
         x += 54 + 7.5 * len(label)
-    for x, hollow, label in ((WIDTH - 180, False, "strict"), (WIDTH - 88, True, "lenient")):
-        parts += [dot(x, 53, GREY, hollow), text(x + 13, 57, label, fill=GREY)]
+    if len(methods(found[0])) > 1:
+        for x, hollow, label in ((WIDTH - 180, False, "strict"), (WIDTH - 88, True, "lenient")):
+            parts += [dot(x, 53, GREY, hollow), text(x + 13, 57, label, fill=GREY)]
     return parts
+
+
+def methods(run: Run) -> list[str]:
+    """How the run's answers were counted: strictly and leniently, or as the reward did."""
+    return [name for name in (*METHODS, PASSED) if name in run["held_out"]]
 
 
 def reward(panel: Panel, runs: list[Run], colour: str) -> list[str]:
@@ -136,14 +154,15 @@ def reward(panel: Panel, runs: list[Run], colour: str) -> list[str]:
 
 
 def held_out(panel: Panel, runs: list[Run], colour: str) -> list[str]:
-    low, middle, high = over_seeds(cut([run["held_out"]["strict"] for run in runs]))
-    _, lenient, _ = over_seeds(cut([run["held_out"]["lenient"] for run in runs]))
+    first, *others = methods(runs[0])
+    low, middle, high = over_seeds(cut([run["held_out"][first] for run in runs]))
     steps = runs[0]["held_out"]["step"][: len(middle)]
+    means = [over_seeds(cut([run["held_out"][name] for run in runs]))[1] for name in others]
     return [
         panel.band(steps, low, high, colour),
-        panel.curve(steps, lenient, colour, DOTTED),
+        *(panel.curve(steps, lenient, colour, DOTTED) for lenient in means),
         panel.curve(steps, middle, colour),
-        *panel.dots(steps, lenient, colour, hollow=True),
+        *(part for lenient in means for part in panel.dots(steps, lenient, colour, hollow=True)),
         *panel.dots(steps, middle, colour, hollow=False),
     ]
 

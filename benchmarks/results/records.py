@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paddock.rewards.rules import compute_score
+from paddock.rewards.rules import compute_score, scorer_of
 from paddock.trainer.samples import Sample
 from paddock.trainer.validation_metrics import by_source, variable_metrics
 
 METHODS = {"strict": "strict", "lenient": "flexible"}
 """Our name and the rule's: the number after `####`, or the last number of the answer. Of a conversation both read the
 policy's last turn, as the reward does."""
+PASSED = "passed"
+"""Our name of the only count where the rule has no methods: the score that the reward gave, 1 if all tests pass."""
 CURVES = {
     "reward": "critic/score/mean",
     "length": "response_length/mean",
@@ -26,6 +28,7 @@ CURVES = {
     "explained": "critic/vf_explained_var",
     "step_seconds": "timing_s/step",
     "rollout_seconds": "timing_s/gen",
+    "reward_seconds": "timing_s/reward",
     "reference_seconds": "timing_s/ref",
     "values_seconds": "timing_s/values",
     "critic_seconds": "timing_s/update_critic",
@@ -35,10 +38,13 @@ CURVES = {
     "calls": "tool_call_counts/mean",
     "malformed": "environment/malformed_calls",
     "failed": "environment/failed_calls",
+    "late": "reward/sandbox/timeout/mean",
 }
 """Our name of a curve and the metric. `cut` is the share of answers that reached the longest length; `gap` the mean
 difference of a token's probability between rollout and trainer; `turns` counts the prompt too, and with the three below
-it is a mean over conversations. A run without a reference, a critic or conversations lacks their curves."""
+it is a mean over conversations; `late` is the share of programs that ran out of time; `reward_seconds` is the time that
+a step waits for scores after its rollout. A run without a reference, a critic, conversations or programs lacks their
+curves."""
 VALIDATION = "timing_s/testing"
 DIGITS = 5
 
@@ -87,7 +93,7 @@ class HeldOut:
                 length = sum(sample.length for sample in samples) / len(samples)
                 self.found[int(path.stem)] = {**greedy, "length": shortened(length)}
         steps = sorted(self.found)
-        names = (*METHODS, "length") if steps else ()
+        names = self.found[steps[0]] if steps else ()
         return {"step": list(steps), **{name: [self.found[step][name] for step in steps] for name in names}}
 
 
@@ -96,11 +102,11 @@ def samples_of(file: Path) -> list[Sample]:
     return [Sample(**{name: value for name, value in record.items() if name != "step"}) for record in records]
 
 
-def accuracies(samples: Iterable[Sample]) -> dict[str, dict[str, float]]:
+def accuracies(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
     """By method: mean@n of n answers per prompt, and pass@k for each k up to n if there are several."""
     found = {}
-    for name, method in METHODS.items():
-        scored = [replace(sample, score=score_of(sample, method)) for sample in samples]
+    for name in methods_of(samples[0].data_source):
+        scored = [replace(sample, score=score_of(sample, name)) for sample in samples]
         (prompts,) = by_source(scored).values()
         metrics = variable_metrics(prompts, "reward")
         wanted = (metric for metric in metrics if metric.startswith(("mean@", "pass@")) and metric != "pass@1")
@@ -108,9 +114,16 @@ def accuracies(samples: Iterable[Sample]) -> dict[str, dict[str, float]]:
     return found
 
 
-def score_of(sample: Sample, method: str) -> float:
+def methods_of(source: str) -> tuple[str, ...]:
+    return tuple(METHODS) if "method" in scorer_of(source).options else (PASSED,)
+
+
+def score_of(sample: Sample, name: str) -> float:
+    """Programs are not run again: their score is the one that the sandbox gave."""
+    if name == PASSED:
+        return sample.score
     last = (sample.extras.get("turns") or [sample.answer])[-1]
-    return float(compute_score(sample.data_source, last, sample.ground_truth, method=method))
+    return float(compute_score(sample.data_source, last, sample.ground_truth, method=METHODS[name]))
 
 
 def write(document: Mapping[str, Any], file: Path) -> None:

@@ -15,8 +15,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.results.pictures import CURVES, Run, read
-from benchmarks.results.records import METHODS
+from benchmarks.results.pictures import CURVES, Run, methods, read
 
 STEPS = (0, 20, 40, 60, 80)
 MISSING = "-"
@@ -26,11 +25,14 @@ WINDOW = 10  # steps over which the reward at the end is averaged
 
 
 def greedy(runs: list[Run]) -> list[str]:
-    """Title, seeds, strict accuracy after each number of steps, and lenient accuracy at step 0 and a run's last one."""
-    strict = (cell(held_out(run, "strict", step) for run in runs) for step in STEPS)
-    first = cell(held_out(run, "lenient", 0) for run in runs)
-    last = cell(held_out(run, "lenient", run["steps"]) for run in runs)
-    return [runs[0]["title"], seeds(runs), *strict, first, last]
+    """Title, seeds, accuracy after each number of steps, strict if there are two; and then lenient accuracy at step 0
+    and a run's last one."""
+    first, *others = methods(runs[0])
+    by_step = [cell(held_out(run, first, step) for run in runs) for step in STEPS]
+    for name in others:
+        by_step.append(cell(held_out(run, name, 0) for run in runs))
+        by_step.append(cell(held_out(run, name, run["steps"]) for run in runs))
+    return [runs[0]["title"], seeds(runs), *by_step]
 
 
 def held_out(run: Run, method: str, step: int) -> float | None:
@@ -40,11 +42,8 @@ def held_out(run: Run, method: str, step: int) -> float | None:
 
 def sampled(runs: list[Run]) -> list[str]:
     """Title, then mean@8 and pass@8 of each method after training."""
-    return [runs[0]["title"], *(cell(after(run, *kind) for run in runs) for kind in kinds())]
-
-
-def kinds() -> list[tuple[str, str]]:
-    return [(method, metric) for method in METHODS for metric in SAMPLED]
+    kinds = [(name, metric) for name in methods(runs[0]) for metric in SAMPLED]
+    return [runs[0]["title"], *(cell(after(run, *kind) for run in runs) for kind in kinds)]
 
 
 def after(run: Run, method: str, metric: str) -> float | None:
@@ -53,7 +52,7 @@ def after(run: Run, method: str, metric: str) -> float | None:
 
 def start(document: dict[str, Any]) -> list[str]:
     """The row of the model before training, as `sampled` has it."""
-    return [f"{100 * document['accuracy'][method][metric]:.1f}" for method, metric in kinds()]
+    return [f"{100 * found[metric]:.1f}" for found in document["accuracy"].values() for metric in SAMPLED]
 
 
 def cost(runs: list[Run]) -> list[str]:

@@ -189,7 +189,7 @@ SCORERS: dict[str, Scorer] = {
     "hiyouga/geometry3k": _mathematics("thought_and_boxed", options="format_score"),
     **{f"searchR1_{name}": _EXACT for name in _SEARCH},
     **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), _CONTEST),
-    "openai/openai_humaneval": _program("humaneval"),
+    **dict.fromkeys(("openai/openai_humaneval", "paddock/programs"), _program("humaneval")),
     "google-research-datasets/mbpp": _program("mbpp", options="continuous"),
 }
 """Scorers by source, a `*` standing for any text; the first that fits is used."""

@@ -9,7 +9,9 @@ import subprocess
 import sys
 from collections import Counter
 from math import sqrt
+from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -17,6 +19,7 @@ from tiny_models import save_tiny
 
 from benchmarks.results import experiment, pictures, records, tables
 from paddock.config.load import load
+from paddock.data.prepare import humaneval
 from paddock.data.prepare.gsm8k import SOURCE
 from paddock.trainer.commands import EVAL
 from paddock.trainer.samples import Sample, dump_samples
@@ -24,7 +27,8 @@ from paddock.trainer.samples import Sample, dump_samples
 PAGES = [ROOT / "docs" / language / "results.md" for language in ("en", "zh")]
 RUNS = pictures.read()
 ALL = [run for runs in RUNS.values() for run in runs]
-FINISHED = [run for run in ALL if run["finished"]]
+ON_GSM8K = [run for run in ALL if "strict" in run["held_out"]]
+FINISHED = [run for run in ON_GSM8K if run["finished"]]
 EVALUATED = [run for run in FINISHED if "sampled" in run]
 """Runs from the model as it ships. Those after supervised training know the format, and have no eight samples."""
 GRPO = RUNS["grpo-0.5b"]
@@ -76,6 +80,34 @@ def test_answers_are_counted_strictly_and_leniently():
     }
 
 
+def programs(*scores: float, group: int) -> list[Sample]:
+    return [Sample("?", "def f(): ...", score, 12, group, data_source=humaneval.SOURCE) for score in scores]
+
+
+def test_programs_are_counted_as_the_sandbox_scored_them():
+    samples = [*programs(1.0, 0.0, group=0), *programs(0.0, 0.0, group=1)]
+    assert records.accuracies(samples) == {"passed": {"mean@2": 0.25, "pass@2": 0.5}}
+
+
+def test_a_run_on_programs_has_one_accuracy_in_its_document_rows_and_picture(tmp_path):
+    held_out = records.HeldOut(tmp_path)
+    for step, scores in ((0, (1.0, 0.0)), (20, (1.0, 1.0))):
+        rows = [sample for group, score in enumerate(scores) for sample in programs(score, group=group)]
+        dump_samples(tmp_path, step, rows, "trainer.validation_data_dir")
+    assert held_out.read() == {"step": [0, 20], "passed": [0.5, 1.0], "length": [12.0, 12.0]}
+    run = {
+        **{"title": "P", "seed": 1, "steps": 20, "held_out": held_out.read(), "curves": {"reward": [0.25] * 20}},
+        "sampled": {"after": {"passed": {"mean@8": 0.5, "pass@8": 0.75}}},
+    }
+    assert tables.greedy([run]) == ["P", "1", "50.0", "100.0", "-", "-", "-"]
+    assert tables.sampled([run]) == ["P", "50.0", "75.0"]
+    assert tables.start({"accuracy": run["sampled"]["after"]}) == ["50.0", "75.0"]
+    (picture,) = (picture for picture in pictures.PICTURES if "grpo-code-1.5b" in picture.colours)
+    drawn = pictures.draw(picture, {"grpo-code-1.5b": [run]})
+    assert "Qwen2.5-Coder-1.5B-Instruct, one H200, 512 answers a step" in drawn
+    assert "HumanEval" in drawn and "lenient" not in drawn
+
+
 def test_each_validation_of_a_run_is_an_entry(tmp_path):
     held_out = records.HeldOut(tmp_path)
     assert held_out.read() == {"step": []}
@@ -120,7 +152,9 @@ def test_a_committed_run_learnt_more_than_the_format(run):
         assert sampled["after"][name]["pass@8"] - sampled["before"][name]["pass@8"] > noise
 
 
-@pytest.mark.parametrize("run", FINISHED, ids=lambda run: f"{run['experiment']}-{run['seed']}")
+@pytest.mark.parametrize(
+    "run", [run for run in ALL if run["finished"]], ids=lambda run: f"{run['experiment']}-{run['seed']}"
+)
 def test_a_finished_run_has_every_step_and_was_validated_after_the_last(run):
     assert len(run["curves"]["reward"]) == run["steps"] == run["held_out"]["step"][-1]
 
@@ -140,7 +174,8 @@ def test_the_committed_runs_are_their_experiment_with_every_seed(runs):
 
 @pytest.mark.parametrize("picture", pictures.PICTURES, ids=lambda picture: picture.file)
 def test_the_committed_picture_shows_the_committed_runs(picture):
-    assert (ROOT / "docs/images" / picture.file).read_text() == pictures.draw(picture, RUNS)
+    file = ROOT / "docs/images" / picture.file
+    assert (file.read_text() if file.is_file() else None) == pictures.draw(picture, RUNS)
 
 
 def test_a_picture_of_experiments_that_have_not_run_is_not_drawn():
@@ -321,25 +356,48 @@ def test_every_link_of_the_page_leads_somewhere(page):
         assert not anchor or path or anchor in headings, link
 
 
+def run_two_steps(name: str, folder: Path, *more: str) -> dict[str, Any]:
+    """The document of two steps with a tiny model, of rows in folder/data."""
+    keys = ["trainer.device=cpu", "data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "actor_rollout_ref.rollout.n=2", "data.max_response_length=8", *more]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.results", name, "--seed", "1", "--steps", "2", "--data", folder / "data",
+         "--out", folder / "out", "--model", save_tiny(folder / "model"), "--set", *keys],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = json.loads((folder / "out" / f"{name}-1.json").read_text())
+    assert run["finished"] and run["curves"]["step"] == [1, 2] and run["held_out"]["step"] == [0, 2]
+    return run
+
+
 @pytest.mark.slow
 def test_the_runner_trains_evaluates_and_writes_one_document(tmp_path):
     from paddock.data.prepare.command import main as prepare
 
-    raw, data, out = tmp_path / "raw", tmp_path / "data", tmp_path / "out"
+    raw = tmp_path / "raw"
     raw.mkdir()
     problem = json.dumps({"question": "What is 70 + 2?", "answer": "It is 72.\n#### 72"}) + "\n"
     for split in ("train", "test"):
         (raw / f"{split}.jsonl").write_text(4 * problem)
-    prepare("gsm8k", ["--local_save_dir", str(data), "--local_dataset_path", str(raw)])
-    keys = ["trainer.device=cpu", "data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-            "actor_rollout_ref.rollout.n=2", "data.max_response_length=8"]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.results", "grpo-0.5b", "--seed", "1", "--steps", "2", "--data", data,
-         "--out", out, "--model", save_tiny(tmp_path / "model"), "--set", *keys],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    run = json.loads((out / "grpo-0.5b-1.json").read_text())
-    assert run["finished"] and run["curves"]["step"] == [1, 2] and run["held_out"]["step"] == [0, 2]
+    prepare("gsm8k", ["--local_save_dir", str(tmp_path / "data"), "--local_dataset_path", str(raw)])
+    run = run_two_steps("grpo-0.5b", tmp_path)
     assert run["sampled"]["after"].keys() == run["sampled"]["before"].keys() == records.METHODS.keys()
-    assert json.loads((out / "start-qwen2.5-coder-0.5b-instruct-gsm8k.json").read_text())["prompts"] == 4
+    assert json.loads((tmp_path / "out/start-qwen2.5-coder-0.5b-instruct-gsm8k.json").read_text())["prompts"] == 4
+
+
+@pytest.mark.slow
+def test_the_runner_trains_on_our_programs_and_validates_on_humaneval(tmp_path):
+    from benchmarks.results.programs.__main__ import FAMILIES, tasks_of
+    from paddock.data.prepare.write import write_splits
+
+    tasks = [next(tasks_of(name, FAMILIES[name], seed=1)) for name in ("chunks", "tank", "trees", "bits")]
+    rows = {split: [task.row(split, index) for index, task in enumerate(tasks)] for split in ("train", "test")}
+    rows["test"] = [{**row, "data_source": humaneval.SOURCE} for row in rows["test"]]
+    write_splits(tmp_path / "data", rows, humaneval.schema())
+    (tmp_path / "data" / "programs.json").write_text('{"train": 4}')
+    run = run_two_steps("grpo-code-0.5b", tmp_path, "data.max_prompt_length=2048")
+    assert run["programs"] == {"train": 4} and len(run["held_out"]["passed"]) == 2
+    assert run["sampled"]["after"].keys() == run["sampled"]["before"].keys() == {records.PASSED}
+    assert {"reward_seconds", "late"} <= run["curves"].keys()
+    assert json.loads((tmp_path / "out/start-qwen2.5-coder-0.5b-instruct-programs.json").read_text())["prompts"] == 4

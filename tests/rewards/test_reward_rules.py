@@ -341,7 +341,7 @@ NAMES = {
     "thought_and_boxed": ["hiyouga/geometry3k"],
     "gsm8k": ["openai/gsm8k"],
     "contest": ["codecontests", "apps", "codeforces", "taco"],
-    "humaneval": ["openai/openai_humaneval"],
+    "humaneval": ["openai/openai_humaneval", "paddock/programs"],
     "mbpp": ["google-research-datasets/mbpp"],
 }
 
