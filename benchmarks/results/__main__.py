@@ -152,18 +152,24 @@ def commit() -> str | None:
     return os.environ.get("PADDOCK_COMMIT") or (done.stdout.strip() if done.returncode == 0 else None)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], prog="python -m benchmarks.results")
+def arguments(description: str, program: str, parts: tuple[str, ...]) -> argparse.ArgumentParser:
+    """Returns a parser of what names a run of an experiment; `parts` can be asked for alone."""
+    parser = argparse.ArgumentParser(description=description, prog=program)
     parser.add_argument("experiment", choices=names())
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--data", type=Path, required=True, help="folder with train.parquet and test.parquet")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", help="local folder of the model's weights; default: its name on the hub")
-    parser.add_argument("--part", choices=("train", "start", "evaluate"), help="default: all, one after the other")
+    parser.add_argument("--part", choices=parts, help="default: all, one after the other")
     parser.add_argument("--steps", type=int, help="instead of the experiment's own number")
     parser.add_argument("--shared", action="store_true", help="note that other work shares the device")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further keys of both commands")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    parts = ("train", "start", "evaluate")
+    options = arguments(__doc__.splitlines()[0], "python -m benchmarks.results", parts).parse_args()
     experiment = load(options.experiment)
     run = Run(replace(experiment, steps=options.steps or experiment.steps), options)
     if options.part in (None, "train"):

@@ -22,11 +22,10 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-from benchmarks.results.__main__ import Document, Run
-from benchmarks.results.experiment import Experiment, load, names
+from benchmarks.results.__main__ import Document, Run, arguments
+from benchmarks.results.experiment import Experiment, load
 from benchmarks.results.records import HeldOut, write
 
 SAMPLING = ("rollout.val_kwargs.", "data.max_response_length")
@@ -76,23 +75,12 @@ class TrlRun(Run):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], prog="python -m benchmarks.results.against_trl"
-    )
-    parser.add_argument("experiment", choices=names())
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--data", type=Path, required=True, help="folder with train.parquet and test.parquet")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", help="local folder of the model's weights; default: its name on the hub")
+    parser = arguments(__doc__.splitlines()[0], "python -m benchmarks.results.against_trl", ("train", "evaluate"))
     parser.add_argument(
         "--seconds", type=float, required=True, help="of training: it ends after the step that passes them"
     )
-    parser.add_argument("--steps", type=int, help="instead of the experiment's own number")
     parser.add_argument("--micro-batch", type=int, default=64, help="answers that go forward and backward at a time")
     parser.add_argument("--weights", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--part", choices=("train", "evaluate"), help="default: both, one after the other")
-    parser.add_argument("--shared", action="store_true", help="note that other work shares the device")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further keys of both commands")
     options = parser.parse_args()
     experiment = load(options.experiment)
     run = TrlRun(replace(experiment, steps=options.steps or experiment.steps), options)

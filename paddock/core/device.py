@@ -115,7 +115,8 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class Launched:
-    """All work that was launched on a device before now, and no later work. On a CPU nothing is ever under way."""
+    """Marks a place in the stream of a device: the work that was launched before it can be waited for, and asked about.
+    On a CPU all work is done when it was launched."""
 
     def __init__(self, device: torch.device):
         self.event: Any = None
@@ -124,7 +125,7 @@ class Launched:
             self.event.record()
 
     def wait(self) -> None:
-        """Waits until it is done."""
+        """Waits until that work is done."""
         if self.event is not None:
             self.event.synchronize()
 

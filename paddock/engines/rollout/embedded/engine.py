@@ -85,8 +85,8 @@ class EmbeddedEngine(RolloutEngine):
         self.waiting: deque[Request] = deque()
         self.turns: deque[Request] = deque()
         self.contexts = ExitStack()
-        self.last_step: Launched | None = None
-        """What runs before the last decode step that was launched."""
+        self.before_last_step: Launched | None = None
+        """Place in the stream before the last decode step that was launched."""
 
     def resume(self, sampling: Sampling, limits: Limits) -> None:
         """Opens a session: keys and values have room for its limits, and the module is in evaluation mode until its
@@ -162,7 +162,7 @@ class EmbeddedEngine(RolloutEngine):
 
     def can_wait(self) -> bool:
         """True until a GPU begins the last step: while it computes that one, the next ones are to be launched."""
-        return self.last_step is None or not self.last_step.done()
+        return self.before_last_step is None or not self.before_last_step.done()
 
     def forget(self, keys: Iterable[int]) -> None:
         assert self.session is not None
@@ -182,7 +182,7 @@ class EmbeddedEngine(RolloutEngine):
         self.free()
 
     def end_session(self) -> None:
-        self.session = self.last_step = None
+        self.session = self.before_last_step = None
         self.waiting.clear()
         self.turns.clear()
         self.contexts.close()
@@ -229,7 +229,7 @@ class EmbeddedEngine(RolloutEngine):
             self.repeat(sequences, sequences.slots.count, 1, beside)  # of all slots: fewer sizes, fewer graphs
         rows, left = bucket(sequences.live, sequences.slots.count), times - (beside is not None)
         self.repeat(sequences, rows, left - 1)
-        self.last_step = Launched(self.model.device)
+        self.before_last_step = Launched(self.model.device)
         self.repeat(sequences, rows, min(left, 1))
         sequences.aged(times)
 
