@@ -33,6 +33,7 @@ from paddock.core.device import device_of
 from paddock.data.dataset import PromptDataset
 from paddock.engines.rollout.base import Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
+from paddock.models.fused import fuse
 from paddock.models.load import load_causal_lm, load_tokenizer
 from paddock.rollouts.conversations import Clock
 from paddock.rollouts.environments import Environments, RowEnvironments
@@ -126,6 +127,9 @@ class Bench:
         self.stops = frozenset(named if isinstance(named, list) else [named]) | {self.tokenizer.eos_token_id}
         if args.hidden:
             self.net = widened(self.net, args.hidden).to(device, dtype)
+        if reason := fuse(self.net):  # as a run does
+            raise SystemExit(f"the forward of {args.model} would not be that of a run: {reason}")
+        if args.hidden:
             work = Work(64, 1, args.turn_tokens, 0, 32, self.net.config.vocab_size)
             self.stops = likeliest(EmbeddedEngine(self.net, max_num_seqs=64), work)
 
