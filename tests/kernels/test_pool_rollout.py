@@ -70,6 +70,15 @@ def test_rollouts_with_adapters_equal_the_plain_engine(family):
     assert fuse(model) is None
     found = EmbeddedEngine(model, max_num_seqs=4, max_num_batched_tokens=8).generate(FEW, SHORT)
     assert [one.tokens for one in found] == [one.tokens for one in wanted]
+    plain = tiny_model(family)
+    plain.load_state_dict(dict(adapters_of(model).merged(model.state_dict().items())))
+    plain.set_attn_implementation("paddock")
+    assert fuse(plain) is None
+    wanted_merged = EmbeddedEngine(plain, max_num_seqs=4, max_num_batched_tokens=8).generate(FEW, SHORT)
+    merging = EmbeddedEngine(model, max_num_seqs=4, max_num_batched_tokens=8, merge=True)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert merging.generate(FEW, SHORT) == wanted_merged
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     with adapters_of(model).off():
         assert [one.tokens for one in HFEngine(model).generate(FEW, SHORT)] != [one.tokens for one in wanted]
 
