@@ -56,7 +56,7 @@ class LoraConfig:
 
 @dataclass
 class PolicyLoraConfig(LoraConfig):
-    merge: bool = key(False, "hand merged weights to the rollout engine instead of the adapter")
+    merge: bool = key(False, "rollouts by merged weights, without the adapter beside them")
 
 
 @dataclass

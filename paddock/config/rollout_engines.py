@@ -22,6 +22,8 @@ class RolloutEngineKind:
     """The same modules compute the engine's log-probs and the trainer's: both are equal."""
     unfiltered_log_probs: bool = True
     """Reports log-probs after temperature and before top-k, top-p and min-p cut the distribution."""
+    merges_adapters: bool = False
+    """Can add adapters to the actor's own weights for a rollout. An engine that copies weights is sent merged ones."""
     priorities: bool = False
     """Can serve requests by priority."""
     splits_experts: bool = False
@@ -29,7 +31,9 @@ class RolloutEngineKind:
 
 
 ENGINES: dict[str, RolloutEngineKind] = {
-    "embedded": RolloutEngineKind("paddock.engines.rollout.embedded.engine", sees_images=True, trainer_log_probs=True),
+    "embedded": RolloutEngineKind(
+        "paddock.engines.rollout.embedded.engine", sees_images=True, trainer_log_probs=True, merges_adapters=True
+    ),
     "hf": RolloutEngineKind("paddock.engines.rollout.hf", sees_images=True),
     "vllm": RolloutEngineKind(
         "paddock.engines.rollout.vllm",

@@ -139,6 +139,14 @@ def trains_adapters(config: Config) -> bool:
     return bool(model.lora_rank or model.lora_adapter_path)
 
 
+def merges_adapters(config: Config) -> bool:
+    """True if rollouts run the actor's own weights with its adapters added to them. Megatron's are always handed over
+    merged."""
+    group = config.actor_rollout_ref
+    own = not engine_kind(group.rollout.name).copies_weights and group.actor.strategy != "megatron"
+    return own and group.model.lora.merge and trains_adapters(config)
+
+
 def needs_reference(config: Config) -> bool:
     """Only a KL term with a weight reads the reference, and only a run that learns from rewards has KL terms."""
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
@@ -164,10 +172,12 @@ def estimator_needs(config: Config) -> frozenset[str]:
 
 
 def trusts_rollout(config: Config) -> bool:
-    """True if the rollout's log-probs are the trainer's: one optimizer step, and the actor's own modules sampled."""
+    """True if the rollout's log-probs are the trainer's: one optimizer step, and the actor's own modules sampled, with
+    the same weights."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     one_update = actor.ppo_mini_batch_size == config.data.train_batch_size and actor.ppo_epochs == 1
-    same_numbers = engine_kind(rollout.name).trainer_log_probs and "sum_pi_squared" not in estimator_needs(config)
+    same_numbers = engine_kind(rollout.name).trainer_log_probs and not merges_adapters(config)
+    same_numbers = same_numbers and "sum_pi_squared" not in estimator_needs(config)
     corrects = rollout_correction.parse(config.algorithm.rollout_correction).active
     return one_update and same_numbers and not corrects and actor.router_replay.mode != "R2"
 

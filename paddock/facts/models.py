@@ -162,6 +162,13 @@ class ModelShape:
         sparse = mlp(self.shared_expert_intermediate) + gate
         return rank * (self.layers * attention + self.plain_layers * mlp(self.intermediate) + self.moe_layers * sparse)
 
+    @property
+    def adapted_parameters(self) -> int:
+        """Counts the weights of the linear layers that `lora_parameters` counts adapters of."""
+        attention = sum(inputs * outputs for inputs, outputs in self.attention_linears)
+        shared = 3 * self.hidden * self.shared_expert_intermediate + self.shared_expert_gate * self.hidden
+        return self.layers * attention + self.plain_layers * self.mlp_parameters + self.moe_layers * shared
+
     def kv_bytes_per_token(self, dtype_bytes: int = 2, *, latent: bool = True) -> int:
         """layers x (keys + values) of one token. Sliding windows are not deducted: this is the upper bound.
 

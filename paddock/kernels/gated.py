@@ -29,7 +29,7 @@ def activation(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def gate(BOTH, OUT, columns, KIND: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def gate(BOTH, OUT, columns, stride, KIND: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -37,44 +37,54 @@ def gate(BOTH, OUT, columns, KIND: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     narrow = OUT.dtype.element_ty
-    x = tl.load(BOTH + row * 2 * columns + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(BOTH + row * 2 * columns + columns + column, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(BOTH + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(BOTH + row * stride + columns + column, mask=inside, other=0.0).to(tl.float32)
     value, _ = activation(x, KIND)
     tl.store(OUT + row * columns + column, (value.to(narrow).to(tl.float32) * up).to(narrow), mask=inside)
 
 
 @triton.jit
-def gate_backward(DOUT, BOTH, DBOTH, OUT, columns, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def gate_backward(DOUT, BOTH, DBOTH, OUT, columns, stride, dstride, KIND: tl.constexpr, BLOCK: tl.constexpr):
     """The gradient, and the output once more: it is read for the next gradient, and need not be kept until then."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
-    at = row * 2 * columns + column
+    at, dat = row * stride + column, row * dstride + column
     x = tl.load(BOTH + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(BOTH + at + columns, mask=inside, other=0.0).to(tl.float32)
     dout = tl.load(DOUT + row * columns + column, mask=inside, other=0.0).to(tl.float32)
     value, slope = activation(x, KIND)
-    tl.store(DBOTH + at, (dout * up * slope).to(DBOTH.dtype.element_ty), mask=inside)
-    tl.store(DBOTH + at + columns, (dout * value).to(DBOTH.dtype.element_ty), mask=inside)
+    tl.store(DBOTH + dat, (dout * up * slope).to(DBOTH.dtype.element_ty), mask=inside)
+    tl.store(DBOTH + dat + columns, (dout * value).to(DBOTH.dtype.element_ty), mask=inside)
     narrow = OUT.dtype.element_ty
     tl.store(OUT + row * columns + column, (value.to(narrow).to(tl.float32) * up).to(narrow), mask=inside)
 
 
 def gated(both: Tensor, activation_name: str) -> Tensor:
-    """``[T, 2 I] -> [T, I]``"""
+    """``[T, 2 I] -> [T, I]``; there may be other numbers between the rows."""
     rows, columns = len(both), both.shape[1] // 2
     out, soon = both.new_empty(rows, columns), early(both.device)
     if rows:
         gate[(rows, triton.cdiv(columns, BLOCK))](
-            both, out, columns, ACTIVATIONS[activation_name], BLOCK, bool(soon), num_warps=4, **soon
+            both, out, columns, both.stride(0), ACTIVATIONS[activation_name], BLOCK, bool(soon), num_warps=4, **soon
         )
     return out
 
 
-def gated_backward(dout: Tensor, both: Tensor, activation_name: str) -> tuple[Tensor, Tensor]:
-    """The gradient of `both`, and ``gated(both)``."""
-    dboth, out, columns = torch.empty_like(both), torch.empty_like(dout), dout.shape[1]
+def gated_backward(dout: Tensor, both: Tensor, activation_name: str, room: int = 0) -> tuple[Tensor, Tensor]:
+    """The gradient of `both`, with `room` more columns that are left as they are, and ``gated(both)``."""
+    columns, out = dout.shape[1], torch.empty_like(dout)
+    dboth = both.new_empty(len(both), 2 * columns + room)
     gate_backward[(len(both), triton.cdiv(columns, BLOCK))](
-        dout, both, dboth, out, columns, ACTIVATIONS[activation_name], BLOCK, num_warps=4
+        dout,
+        both,
+        dboth,
+        out,
+        columns,
+        both.stride(0),
+        dboth.stride(0),
+        ACTIVATIONS[activation_name],
+        BLOCK,
+        num_warps=4,
     )
     return dboth, out

@@ -17,6 +17,7 @@ from paddock.kernels.compiler import library
 
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
 CHUNK = 64  # rows of a partial sum, as in cpu/layers.h
+NO_ROOM = "a CPU's kernels write rows without gaps"
 TYPES = {bool: ctypes.c_bool, int: ctypes.c_long, float: ctypes.c_float}
 
 
@@ -73,7 +74,8 @@ def gated(both: Tensor, activation: str) -> Tensor:
     return out
 
 
-def gated_backward(dout: Tensor, both: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+def gated_backward(dout: Tensor, both: Tensor, activation: str, room: int = 0) -> tuple[Tensor, Tensor]:
+    assert not room, NO_ROOM
     dboth, out = torch.empty_like(both), torch.empty_like(dout)
     call("gated_backward", both.dtype, dout, both, dboth, out, *dout.shape, ACTIVATIONS[activation])
     return dboth, out
@@ -114,8 +116,16 @@ def kind(norm: HeadNorm | None) -> tuple[float, bool]:
 
 
 def rotary_backward(
-    dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor | None, cos: Tensor, sin: Tensor, norm: HeadNorm | None
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    qkv: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    norm: HeadNorm | None,
+    room: int = 0,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    assert not room, NO_ROOM
     dq, dk, dv = dq.contiguous(), dk.contiguous(), dv.contiguous()
     (tokens, queries, dim), keys = dq.shape, dk.shape[1]
     dqkv = dq.new_empty(tokens, (queries + 2 * keys) * dim)

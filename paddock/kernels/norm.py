@@ -13,7 +13,7 @@ from paddock.kernels.launch import early, filling, power_of_two
 
 @triton.jit
 def norm_rows(
-    X, BRANCH, WEIGHT, Y, SUM, SCALE, rows, columns, eps,
+    X, BRANCH, WEIGHT, Y, SUM, SCALE, rows, columns, stride, branch_stride, eps,
     PARTS: tl.constexpr, UNIT: tl.constexpr, EARLY: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """SUM = X + BRANCH, Y = SUM / rms(SUM) * weight; rounded where transformers rounds."""
@@ -24,11 +24,11 @@ def norm_rows(
     column = tl.arange(0, WIDE)
     inside = column < columns
     narrow = Y.dtype.element_ty
-    x = tl.load(X + row * columns + column, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(X + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     if PARTS > 0:
-        branch = tl.load(BRANCH + row * columns + column, mask=inside, other=0.0).to(tl.float32)
+        branch = tl.load(BRANCH + row * branch_stride + column, mask=inside, other=0.0).to(tl.float32)
         for part in tl.static_range(1, PARTS):
-            branch += tl.load(BRANCH + (part * rows + row) * columns + column, mask=inside, other=0.0)
+            branch += tl.load(BRANCH + (part * rows + row) * branch_stride + column, mask=inside, other=0.0)
         if PARTS > 1:
             branch = branch.to(narrow).to(tl.float32)
         total = (x + branch).to(SUM.dtype.element_ty)
@@ -43,7 +43,7 @@ def norm_rows(
 
 @triton.jit
 def norm_rows_backward(
-    DY, DSUM, X, WEIGHT, SCALE, DX, DBRANCH, DWEIGHT, rows, columns,
+    DY, DSUM, X, WEIGHT, SCALE, DX, DBRANCH, DWEIGHT, rows, columns, stride,
     ADDS: tl.constexpr, TWO: tl.constexpr, UNIT: tl.constexpr, WEIGHS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """dx = (w dy - x^ mean(w dy x^)) / rms + dsum, with x^ = x / rms; dweight = sum over rows of dy x^, in parts."""
@@ -57,7 +57,7 @@ def norm_rows_backward(
         row = (turn * tl.num_programs(0) + program).to(tl.int64)
         at, inside = row * columns + column, (column < columns) & (row < rows)
         scale = tl.load(SCALE + row, mask=row < rows, other=0.0)
-        x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32) * scale
+        x = tl.load(X + row * stride + column, mask=inside, other=0.0).to(tl.float32) * scale
         dy = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
         if WEIGHS:
             by_weight += dy * x
@@ -78,7 +78,8 @@ def add_norm(
     """``norm(x + branch) * weight`` in `dtype`, ``x + branch`` in the type of x, and 1 / rms of each row ``[T, D]``.
 
     `unit`: the weight is kept as its difference from 1, and multiplied before rounding, as in Gemma. A branch may come
-    in parts ``[parts, T, D]`` that are yet to be added up (see thin.py).
+    in parts ``[parts, T, D]`` that are yet to be added up (see thin.py). Between the rows of x, and of a branch in one
+    part, there may be other numbers.
     """
     rows, columns = x.shape
     parts, soon = 0 if branch is None else len(branch) if branch.dim() == 3 else 1, early(x.device)
@@ -86,8 +87,9 @@ def add_norm(
     total = x if branch is None else torch.empty_like(x)
     if rows:
         norm_rows[(rows,)](
-            x, x if branch is None else branch, weight, y, total, scale, rows, columns, eps, parts, unit, bool(soon),
-            power_of_two(columns), num_warps=4 if columns <= 4096 else 8, **soon,
+            x, x if branch is None else branch, weight, y, total, scale, rows, columns, x.stride(0),
+            0 if branch is None else branch.stride(-2), eps, parts, unit, bool(soon), power_of_two(columns),
+            num_warps=4 if columns <= 4096 else 8, **soon,
         )  # fmt: skip
     return y, total, scale
 
@@ -103,7 +105,7 @@ def add_norm_backward(
     dbranch = torch.empty_like(total, dtype=branch_dtype) if two else dx
     parts = torch.empty(programs if weighs else 0, columns, dtype=torch.float32, device=total.device)
     norm_rows_backward[(programs,)](
-        dy, dy if dsum is None else dsum, total, weight, scale, dx, dbranch, parts, rows, columns, dsum is not None,
-        two, unit, weighs, power_of_two(columns), num_warps=4 if columns <= 4096 else 8,
+        dy, dy if dsum is None else dsum, total, weight, scale, dx, dbranch, parts, rows, columns, total.stride(0),
+        dsum is not None, two, unit, weighs, power_of_two(columns), num_warps=4 if columns <= 4096 else 8,
     )  # fmt: skip
     return dx, dbranch, parts.sum(0).to(weight.dtype) if weighs else None

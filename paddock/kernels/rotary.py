@@ -33,7 +33,7 @@ def head_weights(WQ, WK, column, half, is_query, UNIT: tl.constexpr):
 
 @triton.jit
 def rotate(
-    QKV, COS, SIN, WQ, WK, Q, K, V, PLACE, queries, keys, dim, eps, PLACED: tl.constexpr, NORMED: tl.constexpr,
+    QKV, COS, SIN, WQ, WK, Q, K, V, PLACE, stride, queries, keys, dim, eps, PLACED: tl.constexpr, NORMED: tl.constexpr,
     UNIT: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Rotates the q and k heads of one token by its angle; k and v go to their token's row."""
@@ -46,7 +46,7 @@ def rotate(
     is_query, turns = head < queries, head < queries + keys
     inside = (head < queries + 2 * keys) & (column < half)[None, :]
     narrow = Q.dtype.element_ty
-    x1, x2 = halves(QKV + (token * (queries + 2 * keys) + head) * dim, column[None, :], half, inside)
+    x1, x2 = halves(QKV + token * stride + head * dim, column[None, :], half, inside)
     n1, n2 = x1, x2
     if NORMED:
         scale = tl.rsqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / dim + eps)[:, None]
@@ -75,7 +75,7 @@ def rotate(
 
 @triton.jit
 def rotate_backward(
-    DQ, DK, DV, QKV, COS, SIN, WQ, WK, DQKV, DWQ, DWK, tokens, queries, keys, dim, eps,
+    DQ, DK, DV, QKV, COS, SIN, WQ, WK, DQKV, DWQ, DWK, stride, dstride, tokens, queries, keys, dim, eps,
     NORMED: tl.constexpr, UNIT: tl.constexpr, WEIGHS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The transposed rotation and the norm's gradient, back into one projection's; weights' gradients in parts."""
@@ -99,9 +99,8 @@ def rotate_backward(
         cos1, cos2 = halves(COS + token * dim, column[None, :], half, there)
         sin1, sin2 = halves(SIN + token * dim, column[None, :], half, there)
         d1, d2 = y1 * cos1 + y2 * sin2, y2 * cos2 - y1 * sin1
-        at = (token * (queries + 2 * keys) + head) * dim
         if NORMED:
-            x1, x2 = halves(QKV + at, column[None, :], half, inside)
+            x1, x2 = halves(QKV + token * stride + head * dim, column[None, :], half, inside)
             scale = tl.rsqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / dim + eps)[:, None]
             x1, x2 = x1 * scale, x2 * scale
             if WEIGHS:
@@ -113,7 +112,7 @@ def rotate_backward(
             d1, d2 = d1 * w1, d2 * w2
             mean = ((tl.sum(d1 * x1, 1) + tl.sum(d2 * x2, 1)) / dim)[:, None]
             d1, d2 = (d1 - x1 * mean) * scale, (d2 - x2 * mean) * scale
-        target = DQKV + at + column[None, :]
+        target = DQKV + token * dstride + head * dim + column[None, :]
         tl.store(target, tl.where(turns, d1, y1).to(DQKV.dtype.element_ty), mask=inside)
         tl.store(target + half, tl.where(turns, d2, y2).to(DQKV.dtype.element_ty), mask=inside)
     if WEIGHS:
@@ -127,7 +126,10 @@ def rotate_backward(
 def rotary(
     qkv: Tensor, cos: Tensor, sin: Tensor, norm: HeadNorm | None, keys: int, dim: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``qkv [T, (H + 2K) D], cos, sin [T, D] -> q [T, H, D], k [T, K, D], v [T, K, D]``."""
+    """``qkv [T, (H + 2K) D], cos, sin [T, D] -> q [T, H, D], k [T, K, D], v [T, K, D]``.
+
+    There may be other numbers between the rows of qkv, in `rotary_into` too.
+    """
     queries = qkv.shape[1] // dim - 2 * keys
     q, k, v = (qkv.new_empty(len(qkv), heads, dim) for heads in (queries, keys, keys))
     launch(qkv, cos, sin, norm, q, k, v, None)
@@ -145,20 +147,31 @@ def rotary_into(
 
 
 def rotary_backward(
-    dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor | None, cos: Tensor, sin: Tensor, norm: HeadNorm | None
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    qkv: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    norm: HeadNorm | None,
+    room: int = 0,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of the projection, which a norm of heads must see again, and of that norm's two weights if trained."""
+    """Gradients of the projection, which a norm of heads must see again, and of that norm's two weights if trained.
+
+    That of the projection has `room` more columns, which are left as they are.
+    """
     dq, dk, dv = dq.contiguous(), dk.contiguous(), dv.contiguous()
     tokens, queries, dim = dq.shape
     keys = dk.shape[1]
     heads = queries + 2 * keys
-    dqkv, blocks = dq.new_empty(tokens, heads * dim), triton.cdiv(heads, HEADS)
+    dqkv, blocks = dq.new_empty(tokens, heads * dim + room), triton.cdiv(heads, HEADS)
     programs = tokens if norm is None else min(tokens, filling(dq.device))
     weighs = norm is not None and (norm.queries.requires_grad or norm.keys.requires_grad)
     parts = dq.new_empty(2, programs * blocks if weighs else 1, dim, dtype=torch.float32)
     rotate_backward[(programs, blocks)](
         dq, dk, dv, dq if qkv is None else qkv, cos, sin, cos if norm is None else norm.queries,
-        cos if norm is None else norm.keys, dqkv, parts[0], parts[1], tokens, queries, keys, dim,
+        cos if norm is None else norm.keys, dqkv, parts[0], parts[1],
+        0 if qkv is None else qkv.stride(0), dqkv.stride(0), tokens, queries, keys, dim,
         0.0 if norm is None else norm.eps, norm is not None, norm is not None and norm.unit, weighs,
         power_of_two(dim // 2), HEADS, num_warps=2,
     )  # fmt: skip
@@ -177,7 +190,7 @@ def launch(
     if len(qkv):
         rotate[(len(qkv), triton.cdiv(queries + 2 * keys, HEADS))](
             qkv, cos, sin, cos if norm is None else norm.queries, cos if norm is None else norm.keys, q, k, v,
-            qkv if place is None else place, queries, keys, dim, 0.0 if norm is None else norm.eps, place is not None,
-            norm is not None, norm is not None and norm.unit, power_of_two(dim // 2), HEADS, bool(soon), num_warps=2,
-            **soon,
+            qkv if place is None else place, qkv.stride(0), queries, keys, dim, 0.0 if norm is None else norm.eps,
+            place is not None, norm is not None, norm is not None and norm.unit, power_of_two(dim // 2), HEADS,
+            bool(soon), num_warps=2, **soon,
         )  # fmt: skip

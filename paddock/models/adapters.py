@@ -109,6 +109,24 @@ class Adapters:
             for layer in self.layers.values():
                 layer._disable_adapters = False
 
+    @contextmanager
+    def in_weights(self) -> Iterator[None]:
+        """Adds the adapters to the weights themselves for the `with` block, in place, and switches them off; afterwards
+        the weights are what they were, bit for bit. Meanwhile the memory holds each weight twice."""
+        kept: list[tuple[Tensor, Tensor]] = []
+        try:
+            with torch.no_grad():
+                for layer in self.layers.values():
+                    weight = layer.base_layer.weight.data
+                    kept.append((weight, weight.clone()))
+                    a, b = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+                    weight.copy_(added(weight, a, b, layer.scaling[NAME]))
+            with self.off():
+                yield
+        finally:
+            for weight, before in kept:
+                weight.copy_(before)
+
     def merged(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """W + s B A under plain names, from the model's own tensors in their order, each pair after its matrix.
 
@@ -121,8 +139,7 @@ class Adapters:
             elif f".lora_A.{NAME}." in name:
                 narrow = tensor
             elif f".lora_B.{NAME}." in name:
-                change = self.layer_of(place).scaling[NAME] * (tensor.float() @ narrow.float())
-                yield place, (weight.float() + change).to(weight.dtype)
+                yield place, added(weight, narrow, tensor, self.layer_of(place).scaling[NAME])
             else:
                 yield plain, tensor
 
@@ -171,6 +188,11 @@ class Pair:
     def is_off(self) -> bool:
         """See `Adapters.off`, which asks it of all."""
         return bool(self.module.disable_adapters)
+
+
+def added(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """W + s B A, rounded once."""
+    return (weight.float() + scale * (b.float() @ a.float())).to(weight.dtype)
 
 
 def adapters_of(model: PreTrainedModel) -> Adapters | None:

@@ -123,7 +123,8 @@ def logit_traffic(shape: ModelShape) -> int:
 
 def rollout_seconds(job: Job, work: Work, speed: Speed) -> float:
     """Seconds of the fullest engine: its prompts, then its decode steps, as many as the cache's room asks for."""
-    rollout, actor = job.rollout, job.actor
+    rollout = job.rollout
+    actor = replace(job.actor, lora_rank=0) if rollout.merges else job.actor
     part = rollout.rows / work.rows  # of the step's rows
     ways = 1 if shares_weights(job) else rollout.tensor
     compute, bandwidth = ways * compute_rate(actor.shape, speed), speed.bandwidth * BANDWIDTH_SHARE

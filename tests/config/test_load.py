@@ -160,10 +160,12 @@ def test_keys_that_this_run_does_not_read_are_named():
             "algorithm.adv_estimator=rloo",
             "critic.optim.lr=1e-5",
             "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+            "actor_rollout_ref.model.lora.merge=True",
         ],
         LAPTOP,
     )
     assert any("critic.optim.lr has no effect" in warning for warning in loaded.warnings)
+    assert any("lora.merge has no effect: the actor has no adapters" in warning for warning in loaded.warnings)
     assert any("megatron.tensor_model_parallel_size has no effect" in warning for warning in loaded.warnings)
 
 

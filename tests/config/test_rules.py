@@ -84,6 +84,24 @@ GRPO = "algorithm.adv_estimator=grpo"
             "no such part",
         ),
         (["critic.checkpoint.load_contents=[model,extra]"], "critic.checkpoint.load_contents", "read whole"),
+        (
+            [
+                "actor_rollout_ref.model.lora_rank=4",
+                "actor_rollout_ref.model.lora.merge=True",
+                "actor_rollout_ref.rollout.name=hf",
+            ],
+            "actor_rollout_ref.model.lora.merge",
+            "actor_rollout_ref.rollout.name=embedded",
+        ),
+        (
+            [
+                "actor_rollout_ref.model.lora_rank=4",
+                "actor_rollout_ref.model.lora.merge=True",
+                "actor_rollout_ref.numerics=exact",
+            ],
+            "actor_rollout_ref.model.lora.merge",
+            "not equal bit for bit",
+        ),
         (["trainer.logger=[console,wandbb]"], "trainer.logger", "did you mean wandb"),
         (["trainer.resume_mode=resume_path"], "trainer.resume_from_path", "global_step_N"),
         (["reward_model.enable=True"], "reward_model.enable", "reward_model.model.path"),

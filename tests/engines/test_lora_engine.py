@@ -13,7 +13,7 @@ from torch import Tensor
 from paddock.config.engine import OptimConfig
 from paddock.config.load import load
 from paddock.core.batch import Batch
-from paddock.engines.rollout.base import Completion, Prompt, Sampling
+from paddock.engines.rollout.base import Completion, Limits, Prompt, Request, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.embedded.prepacked import pays
 from paddock.engines.rollout.hf import HFEngine
@@ -23,7 +23,9 @@ from paddock.engines.train.open import actor_engine, critic_engine
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
-from paddock.models.adapters import MERGED, WEIGHTS_FILE, Lora, attach, is_adapter
+from paddock.models.adapters import MERGED, WEIGHTS_FILE, Lora, adapters_on, attach, is_adapter
+from paddock.models.forward import FUSED
+from paddock.models.gathered import GatheredModel
 from paddock.models.load import model_folder
 from paddock.models.value_head import HEAD_FILE, ValueModel
 from paddock.rollouts.batch import with_responses
@@ -120,6 +122,87 @@ def test_rollouts_run_the_adapter(family, kind):
     gap = (log_probs(engine, batch) - batch.need("rollout_log_probs"))[mask].abs().max()
     base = log_probs(engine.without_adapters(Budget(64)), batch)
     assert gap < 1e-5 < 0.1 < (base - batch.need("rollout_log_probs"))[mask].abs().max()
+
+
+def merged_model(engine: Engine, family: str, dtype: torch.dtype) -> Any:
+    model = tiny_model(family).to(dtype)
+    model.set_attn_implementation("paddock")
+    model.load_state_dict(dict(engine.adapters.merged(engine.backend.tensors())), strict=False)
+    return SingleBackend(model, settings(optim=None, compute=dtype)).model
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+def test_merged_rollouts_are_those_of_the_merged_model_and_leave_the_weights_as_they_were(family, compute):
+    engine = trained(engine_of(family=family, compute=compute))
+    merged, batch = merged_model(engine, family, compute), tiny_batch(seed=9)
+    before, own = {name: tensor.clone() for name, tensor in engine.backend.tensors()}, log_probs(engine, batch)
+    rollout, wanted = (
+        EmbeddedEngine(engine.rollout_model, max_num_seqs=4, merge=True),
+        EmbeddedEngine(merged, max_num_seqs=4),
+    )
+    for step in (1, 2):
+        sampling = Sampling(max_tokens=20, stop_tokens=frozenset({EOS}), seed=3, step=step)
+        assert rollout.generate(PROMPTS, sampling) == wanted.generate(PROMPTS, sampling)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in engine.backend.tensors())
+    assert torch.equal(log_probs(engine, batch), own)
+    greedy = Sampling(max_tokens=6, stop_tokens=frozenset({EOS}), seed=3, step=1, temperature=0.0)
+    assert talk(rollout, greedy) == talk(wanted, greedy)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in engine.backend.tensors())
+    with engine.adapters.off():
+        base = EmbeddedEngine(engine.model, max_num_seqs=4).generate(PROMPTS, greedy)
+        assert rollout.generate(PROMPTS, greedy) == base, "adapters that are off are not merged"
+
+
+def talk(engine: EmbeddedEngine, sampling: Sampling) -> list[list[int]]:
+    """A conversation of two turns, whose first response is parked in between."""
+    first = Request(list(range(40, 49)), [0], [0], sampling.step, sampling.max_tokens, keep=True)
+    engine.resume(sampling, Limits([(64, 1)]))
+    engine.submit([first])
+    said = engine.advance()[0].tokens
+    second = Request([*first.tokens, *said, 50, 51], [0], [0], sampling.step, sampling.max_tokens)
+    engine.submit([second])
+    found = [said, engine.advance()[0].tokens]
+    engine.pause()
+    return found
+
+
+def test_weights_that_were_gathered_are_merged_too():
+    engine = trained(engine_of(compute=torch.bfloat16))
+    before = {name: tensor.clone() for name, tensor in engine.backend.tensors()}
+    gathered = GatheredModel.of(engine.model, torch.device("cpu"))
+    gathered.model.set_attn_implementation("paddock")
+    gathered.fill(engine.backend.tensors())
+    sampling = Sampling(max_tokens=20, stop_tokens=frozenset({EOS}), seed=3, step=1)
+    found = EmbeddedEngine(gathered.model, max_num_seqs=4, merge=True).generate(PROMPTS, sampling)
+    model = merged_model(engine, "qwen2", torch.bfloat16)
+    del vars(model.base_model)[FUSED]  # what is gathered runs by its modules
+    assert found == EmbeddedEngine(model, max_num_seqs=4).generate(PROMPTS, sampling)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in engine.backend.tensors())
+
+
+def test_a_merged_rollout_that_fails_leaves_the_weights_as_they_were(monkeypatch):
+    engine = trained(engine_of(compute=torch.bfloat16))
+    before = {name: tensor.clone() for name, tensor in engine.backend.tensors()}
+    rollout = EmbeddedEngine(engine.rollout_model, max_num_seqs=4, merge=True)
+    sampling = Sampling(max_tokens=20, stop_tokens=frozenset({EOS}), seed=3, step=1)
+
+    def fail(*_: Any, **__: Any) -> None:
+        now = dict(engine.backend.tensors())
+        assert any(not torch.equal(tensor, now[name]) for name, tensor in before.items()), "nothing is merged"
+        raise RuntimeError("lost")
+
+    for place in ("submit", "decode", "prefill"):
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="lost"):
+            patch.setattr(rollout, place, fail)
+            rollout.generate(PROMPTS, sampling)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in engine.backend.tensors()), place
+        assert adapters_on(engine.model)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="lost"):
+        patch.setattr("paddock.engines.rollout.embedded.engine.borrowed", fail)
+        rollout.generate(PROMPTS, sampling)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in engine.backend.tensors())
+    assert len(rollout.generate(PROMPTS, sampling)) == 6
 
 
 def answered(found: list[Completion]) -> Batch:

@@ -195,6 +195,26 @@ def test_graphs_of_adapters_that_are_on_do_not_serve_when_they_are_off():
     assert tokens(rollout.generate(PROMPTS, GREEDY)) == on
 
 
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=["float32", "bfloat16"])
+def test_merged_rollouts_are_those_of_the_merged_model_and_keep_their_graphs(dtype):
+    engine = engine_of("qwen3", dtype)
+    assert engine.adapters is not None
+    rollout = EmbeddedEngine(engine.model, max_num_seqs=7, free_cache=False, merge=True)
+    kept: dict[Any, Any] = {}
+    for seed in (1, 2):
+        changed(engine.model, 0.3, seed)
+        before = {name: tensor.clone() for name, tensor in engine.backend.tensors()}
+        plain = engine_of("qwen3", dtype, lora=None)
+        plain.model.load_state_dict(dict(engine.adapters.merged(engine.backend.tensors())), strict=False)
+        wanted = EmbeddedEngine(plain.model, max_num_seqs=7, free_cache=False)
+        for sampling in (GREEDY, SAMPLED):
+            assert tokens(rollout.generate(PROMPTS, sampling)) == tokens(wanted.generate(PROMPTS, sampling))
+        assert all(torch.equal(tensor, before[name]) for name, tensor in engine.backend.tensors())
+        assert not kept or rollout.graphs == kept
+        kept = dict(rollout.graphs)
+    assert any(graphs.replays for graphs in kept.values())
+
+
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_in_exact_numerics_rollout_and_trainer_agree_bit_for_bit(family):
     engine = engine_of(family, BF16, exact=True)

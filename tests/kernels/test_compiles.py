@@ -22,13 +22,13 @@ from paddock.kernels.launch import INTERPRETED
 if INTERPRETED:
     pytest.skip("kernels are interpreted in this process", allow_module_level=True)
 
-from paddock.kernels import decode, gated, launch, matmul, norm, packed, rotary, sampling, statistics, thin
+from paddock.kernels import decode, gated, launch, lora, matmul, norm, packed, rotary, sampling, statistics, thin
 from paddock.kernels.arguments import HeadNorm
 
 HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32",
          torch.int64: "*i64", torch.bool: "*i1"}  # fmt: skip
-EARLY = (decode, gated, norm, rotary, thin)
+EARLY = (decode, gated, lora, norm, rotary, thin)
 
 
 def compiled(kernel: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -124,6 +124,18 @@ def test_products(launches):
         thin.thin_parts(zeros(rows, 2048), zeros(1024, 2048))
     matmul.exact_linear(zeros(ROWS, 1024), zeros(512, 1024), zeros(512))
     assert launches == ["thin_rows"] * 3 + ["multiply"]
+
+
+@pytest.mark.parametrize("rank", [3, 32, 256])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_adapters(launches, rank, keeps):
+    columns, scales = (slice(0, 512), slice(512, 640), slice(640, 768)), (2.0, 2.0, 0.5)
+    for count in (1, 3):
+        both, b = zeros(ROWS, 768 + count * rank), zeros([512, 768][count > 1], rank)
+        y, u = both[:, :768], both[:, 768:]
+        lora.widen(y, u, b, columns[:count], scales[:count], keeps)
+        lora.narrow(y, b, columns[:count], scales[:count], u)
+    assert launches == ["widen_rows", "narrow_rows"] * 2
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

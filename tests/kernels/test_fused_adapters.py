@@ -19,13 +19,17 @@ if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
 import peft
-from tiny_models import tiny_model
+from tiny_models import tiny_batch, tiny_model
 
+from paddock.config.engine import OptimConfig
 from paddock.core.device import CopyStream
+from paddock.engines.train.engine import Engine, offload_idle
 from paddock.engines.train.offload import Offload
+from paddock.engines.train.settings import Budget, Settings
+from paddock.engines.train.single import SingleBackend
 from paddock.models.adapters import Adapters, Lora, adapters_of, attach, is_adapter
 from paddock.models.attention import Packed, SharedPrompts
-from paddock.models.forward import hidden_states, module_states
+from paddock.models.forward import FUSED, hidden_states, module_states
 from paddock.models.fused import fuse, fused
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -68,14 +72,14 @@ def stream() -> tuple[Tensor, Tensor, Packed]:
     return tokens, torch.cat([torch.arange(5), torch.arange(3)])[None].to(DEVICE), Packed([5, 3], DEVICE)
 
 
-def both_ways(model: Any, tokens: Tensor, positions: Tensor, how: Packed) -> None:
+def both_ways(model: Any, tokens: Tensor, positions: Tensor, how: Packed, keep_apart: bool = False) -> None:
     """States and gradients, by modules and fused; what is frozen has none."""
     wanted = module_states(model, tokens, positions, how)
     direction = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     (wanted * direction).sum().backward()
     grads = {name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None}
     model.zero_grad(set_to_none=True)
-    assert fuse(model) is None and fused(model) is not None
+    assert fuse(model, keep_apart=keep_apart) is None and fused(model) is not None
     states = hidden_states(model, tokens, positions, how)
     (states * direction).sum().backward()
     same(states, wanted)
@@ -106,11 +110,79 @@ def test_some_projections_alone_may_have_adapters(lora):
     both_ways(adapted("qwen2", lora, layers=2), *stream())
 
 
-def test_pairs_of_several_ranks_and_scales(tmp_path):
+@pytest.mark.parametrize("ranks", [{}, {"k_proj": 5}], ids=["scales", "ranks and scales"])
+def test_pairs_of_several_ranks_and_scales(tmp_path, ranks):
     config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "k_proj", "v_proj"],
-                             rank_pattern={"k_proj": 5}, alpha_pattern={"v_proj": 7})  # fmt: skip
+                             rank_pattern=ranks, alpha_pattern={"v_proj": 7})  # fmt: skip
     peft.get_peft_model(tiny_model(num_hidden_layers=1), config).save_pretrained(tmp_path)
-    both_ways(adapted("qwen2", Lora(start=tmp_path)), *stream())
+    model = adapted("qwen2", Lora(start=tmp_path))
+    both_ways(model, *stream())
+    (beside,) = [joined.adapters for joined in fused(model).products if joined.adapters]
+    assert (beside.b is None) == bool(ranks) and len(set(beside.scales)) > 1
+
+
+@pytest.mark.parametrize("rank", [16, 32])
+def test_ranks_that_are_aligned(rank):
+    both_ways(adapted("qwen2", Lora(rank=rank)), *stream())
+
+
+def test_adapters_that_have_memory_of_their_own():
+    model = adapted("qwen2")
+    both_ways(model, *stream(), keep_apart=True)
+    frozen = {p.untyped_storage().data_ptr() for n, p in model.named_parameters() if not is_adapter(n)}
+    assert frozen.isdisjoint(p.untyped_storage().data_ptr() for n, p in model.named_parameters() if is_adapter(n))
+
+
+def test_weights_and_adapters_are_rows_of_one_tensor_without_gaps():
+    model = adapted("qwen2")
+    before = {name: param.detach().clone() for name, param in model.named_parameters()}
+    assert fuse(model) is None
+    for name, param in model.named_parameters():
+        assert torch.equal(param, before[name]) and param.is_contiguous(), name
+    for joined in fused(model).products:
+        firsts = [pair.a for pair in joined.adapters.pairs]
+        assert joined.whole.data_ptr() == joined.weights[0].data_ptr() and len(joined.whole) % 16 == 0
+        assert torch.equal(joined.whole[: joined.rows + 3 * len(firsts)], torch.cat([*joined.weights, *firsts]))
+        assert not joined.whole[joined.rows + 3 * len(firsts) :].any()
+        assert firsts[-1].untyped_storage().data_ptr() == joined.whole.untyped_storage().data_ptr()
+
+
+def test_updates_are_those_of_the_modules():
+    batch, states = tiny_batch(2, prompt_len=3, response_len=4), []
+    for by_modules in (False, True):
+        model = adapted("qwen2")
+        engine = Engine(SingleBackend(model, Settings(optim=OptimConfig(lr=0.01), budget=Budget(64))))
+        assert fused(model) is not None
+        if by_modules:
+            del vars(model.base_model)[FUSED]
+        before = {name: param.detach().clone() for name, param in model.named_parameters()}
+        for _ in range(3):
+            assert engine.train_step([batch], mean_log_prob, frozenset({"log_probs"}))["skipped"] == 0
+        states.append({name: param.detach() - before[name] for name, param in model.named_parameters()})
+    for name, change in states[1].items():
+        assert bool(change.any()) == is_adapter(name)
+        same(states[0][name], change, 1e-3, name)
+
+
+def test_frozen_weights_that_are_offloaded_are_sent_once():
+    settings = Settings(optim=OptimConfig(lr=0.01), budget=Budget(64), offload_params=True)
+    model = adapted("qwen2")
+    engine = Engine(SingleBackend(model, settings))
+    offload_idle(engine, least=1)
+    batch, trained = tiny_batch(2, prompt_len=3, response_len=4), list(engine.updater.params)
+    engine.move("host")
+    assert engine.offload.sent >= sum(param.nbytes for param in model.parameters())
+    for _ in range(2):
+        engine.move("device")
+        before = engine.offload.sent
+        engine.train_step([batch], mean_log_prob, frozenset({"log_probs"}))
+        engine.move("host")
+        buffers = sum(buffer.nbytes for buffer in model.buffers())
+        assert engine.offload.sent - before == sum(param.nbytes for param in trained) + buffers
+
+
+def mean_log_prob(micro: Any, outputs: Any) -> Any:
+    return (outputs.log_probs * micro.mask.to(DEVICE)).sum() / 20, {}
 
 
 def test_recomputed_layers_give_the_same_gradients():
@@ -131,9 +203,12 @@ def test_weights_beside_adapters_may_be_trained_as_well():
     both_ways(model, *stream())
 
 
-def test_adapters_that_are_off_change_nothing_at_any_call():
-    model = adapted()
-    plain = tiny_model("qwen3", num_hidden_layers=1).to(DEVICE)
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3"])
+def test_adapters_that_are_off_change_nothing_at_any_call(family):
+    model = adapted(family, layers=2)
+    plain = tiny_model(family, num_hidden_layers=2).to(DEVICE)
+    own = {name.replace(".base_layer.", "."): param for name, param in model.named_parameters()}
+    plain.load_state_dict(own, strict=False)
     plain.set_attn_implementation("paddock")
     assert fuse(plain) is None and fuse(model) is None
     with torch.no_grad():

@@ -22,6 +22,7 @@ from paddock.engines.rollout.base import Sampling
 from paddock.engines.rollout.embedded.sampling import sample_rows
 from paddock.kernels import decode
 from paddock.kernels.gated import gated, gated_backward
+from paddock.kernels.lora import narrow, widen
 from paddock.kernels.matmul import exact_linear
 from paddock.kernels.norm import add_norm, add_norm_backward
 from paddock.kernels.packed import packed_attention, tiles_of
@@ -125,6 +126,55 @@ def test_gated_activation(name, function):
     dboth, out = gated_backward(dout, both.detach(), name)
     same(dboth, both.grad)
     same(out, wanted)
+
+
+def gapped(x: Tensor) -> Tensor:
+    """The same rows, with other numbers between them."""
+    return torch.cat([x, torch.full_like(x[:, :3], torch.nan)], 1)[:, : x.shape[1]]
+
+
+def test_gaps_between_rows_change_no_bit():
+    x, branch, weight = randn(5, 24), randn(5, 24), randn(24)
+    for given in ((x, gapped(branch)), (gapped(x), gapped(branch)), (gapped(x), None)):
+        wanted = add_norm(x, None if given[1] is None else branch, weight, 1e-6, False, torch.float32)
+        found = add_norm(*given, weight, 1e-6, False, torch.float32)
+        assert all(map(torch.equal, found, wanted))
+    scale = wanted[2]
+    ours, theirs = (add_norm_backward(branch, None, y, weight, scale, False, torch.float32) for y in (gapped(x), x))
+    assert torch.equal(ours[0], theirs[0])
+    both, dout = randn(3, 40), randn(3, 20)
+    assert torch.equal(gated(gapped(both), "silu"), gated(both, "silu"))
+    dboth, out = gated_backward(dout, gapped(both), "silu", room=5)
+    wanted_grad, wanted_out = gated_backward(dout, both, "silu")
+    assert dboth.shape == (3, 45) and torch.equal(dboth[:, :40], wanted_grad) and torch.equal(out, wanted_out)
+    qkv, cos, sin, norm = randn(7, 8 * 12), randn(7, 12), randn(7, 12), HeadNorm(randn(12), randn(12), 1e-6, False)
+    grads = rotary(qkv, cos, sin, norm, 2, 12)
+    assert all(map(torch.equal, rotary(gapped(qkv), cos, sin, norm, 2, 12), grads))
+    ours, theirs = (
+        rotary_backward(*grads, given, cos, sin, norm, room) for given, room in ((gapped(qkv), 4), (qkv, 0))
+    )
+    assert ours[0].shape == (7, 100) and torch.equal(ours[0][:, :96], theirs[0])
+
+
+@pytest.mark.parametrize("rank", [3, 32, 70])
+@pytest.mark.parametrize("rows", [1, 67])
+def test_adapters_add_to_their_columns_alone_and_backward_reads_those(rows, rank):
+    columns, scales = [slice(0, 20), slice(20, 150), slice(160, 170)], [2.0, 0.5, 3.0]
+    matrices = [randn(span.stop - span.start, rank) for span in columns]
+    y, u = gapped(randn(rows, 180)), gapped(randn(rows, 3 * rank))
+    wanted, wanted_low = y.double(), []
+    for i, (span, matrix, scale) in enumerate(zip(columns, matrices, scales, strict=True)):
+        wanted_low.append(scale * y[:, span].double() @ matrix.double())
+        wanted[:, span] += scale * u[:, i * rank : (i + 1) * rank].double() @ matrix.double().t()
+    low = gapped(randn(rows, 3 * rank))
+    narrow(y, torch.cat(matrices), columns, scales, low)
+    same(low.double(), torch.cat(wanted_low, 1))
+    before = y.clone()
+    kept = widen(y, u, torch.cat(matrices), columns, scales, keeps=True)
+    assert torch.equal(kept, u) and kept.is_contiguous()
+    same(y.double(), wanted)
+    assert torch.equal(y[:, 150:160], before[:, 150:160]) and torch.equal(y[:, 170:], before[:, 170:])
+    assert widen(before, u, torch.cat(matrices), columns, scales, keeps=False) is None and torch.equal(before, y)
 
 
 @pytest.mark.parametrize("rows", [1, 17, 40, 130])

@@ -12,12 +12,14 @@ from paddock.kernels.launch import INTERPRETED
 if not INTERPRETED:
     pytest.skip("tests/gpu has the same on a GPU; here TRITON_INTERPRET=1 runs kernels", allow_module_level=True)
 
+import torch
 from tiny_models import EOS, tiny_model
 
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.embedded import engine as engine_module
 from paddock.engines.rollout.hf import HFEngine
+from paddock.models.adapters import Lora, adapters_of, attach
 from paddock.models.fused import fuse, joined
 
 SAMPLING = Sampling(max_tokens=9, stop_tokens=frozenset({EOS, *range(20, 44)}), seed=5, step=2)
@@ -54,6 +56,31 @@ def test_few_rows_through_thin_products_draw_the_same(monkeypatch, family):
     monkeypatch.setattr(joined, "is_thin", lambda x, weight: True)  # in float32 too, which alone runs here
     found = EmbeddedEngine(model, max_num_seqs=4, max_num_batched_tokens=8).generate(FEW, SHORT)
     assert [one.tokens for one in found] == [one.tokens for one in wanted]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])  # biases, norms behind attention and MLP
+def test_rollouts_with_adapters_equal_the_plain_engine(family):
+    pytest.importorskip("peft")
+    model = attach(tiny_model(family), Lora(rank=3))
+    for name, param in model.named_parameters():
+        if ".lora_B." in name:
+            param.data.normal_(0, 0.2, generator=torch.Generator().manual_seed(1))
+    model.set_attn_implementation("paddock")
+    wanted = HFEngine(model).generate(FEW, SHORT)
+    assert fuse(model) is None
+    found = EmbeddedEngine(model, max_num_seqs=4, max_num_batched_tokens=8).generate(FEW, SHORT)
+    assert [one.tokens for one in found] == [one.tokens for one in wanted]
+    plain = tiny_model(family)
+    plain.load_state_dict(dict(adapters_of(model).merged(model.state_dict().items())))
+    plain.set_attn_implementation("paddock")
+    assert fuse(plain) is None
+    wanted_merged = EmbeddedEngine(plain, max_num_seqs=4, max_num_batched_tokens=8).generate(FEW, SHORT)
+    merging = EmbeddedEngine(model, max_num_seqs=4, max_num_batched_tokens=8, merge=True)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert merging.generate(FEW, SHORT) == wanted_merged
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    with adapters_of(model).off():
+        assert [one.tokens for one in HFEngine(model).generate(FEW, SHORT)] != [one.tokens for one in wanted]
 
 
 def test_memory_that_was_dropped_comes_back_and_changes_no_answer():

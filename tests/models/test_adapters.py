@@ -131,6 +131,28 @@ def test_merged_weights_are_those_of_peft_and_give_the_same_logits(family, tmp_p
         torch.testing.assert_close(merged[name], param.detach(), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_merged_in_place_the_model_is_the_merged_one_and_afterwards_what_it_was_also_after_an_error(dtype):
+    model = adapted().to(dtype)
+    adapters, plain = found(model), tiny_model().to(dtype)
+    plain.load_state_dict(dict(adapters.merged(model.state_dict().items())))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    places = {name: param.data_ptr() for name, param in model.named_parameters()}
+    own = logits(model)
+    with adapters.in_weights():
+        assert torch.equal(logits(model), logits(plain)) and not adapters_on(model)
+        assert places == {name: param.data_ptr() for name, param in model.named_parameters()}
+    with pytest.raises(KeyboardInterrupt), adapters.in_weights():
+        raise KeyboardInterrupt
+    layer = list(adapters.layers.values())[-1]
+    layer.scaling, scaling = {}, layer.scaling
+    with pytest.raises(KeyError), adapters.in_weights():
+        pytest.fail("the last layer cannot be merged")
+    layer.scaling = scaling
+    assert adapters_on(model) and all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(logits(model), own)
+
+
 def test_whether_adapters_are_on_is_known():
     model = adapted()
     with found(model).off():

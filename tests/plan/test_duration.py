@@ -142,6 +142,8 @@ def test_log_probs_that_come_from_the_rollout_take_no_time() -> None:
         (["actor_rollout_ref.actor.ppo_mini_batch_size=32"], True),
         (["actor_rollout_ref.actor.ppo_epochs=2"], True),
         (["actor_rollout_ref.rollout.name=hf"], True),
+        (["actor_rollout_ref.model.lora_rank=4"], False),
+        (["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora.merge=True"], True),
         (["actor_rollout_ref.rollout.name=hf", "algorithm.rollout_correction.bypass_mode=True"], False),
         (["algorithm.rollout_correction.rollout_is=token"], True),
         (["algorithm.adv_estimator=optimal_token_baseline"], True),
@@ -155,6 +157,20 @@ def test_old_log_probs_take_time_where_the_trainer_computes_them(keys: list[str]
     found = seconds(config, work)
     assert found is not None and ("log_probs" in found.phases) == computed
     assert copies_rollout_log_probs(config) != computed
+
+
+def test_a_rollout_by_merged_weights_takes_the_time_of_one_without_adapters() -> None:
+    def rollout(*keys: str) -> float:
+        model = "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B"
+        config = load(["algorithm.adv_estimator=grpo", "trainer.n_gpus_per_node=1", model, *keys]).config
+        work = job_of(config, "h100")
+        assert work is not None
+        found = seconds(config, work)
+        assert found is not None
+        return found.phases["rollout"]
+
+    lora, merged = "actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora.merge=True"
+    assert rollout() == rollout(lora, merged) < rollout(lora)
 
 
 def test_twice_the_gpus_halve_a_step() -> None:

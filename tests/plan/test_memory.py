@@ -211,6 +211,16 @@ def test_the_embedded_engine_shares_whole_weights_and_gathers_split_ones() -> No
     assert estimate(rollout(one, engine="hf")).phases["rollout"]["rollout_weights"] == 2 * 494_032_768
 
 
+def test_a_rollout_by_merged_weights_keeps_a_copy_of_those_that_have_adapters() -> None:
+    model = shape("Qwen/Qwen2.5-0.5B")
+    one = actor(rollout(job(gpus=1, model=model), engine="embedded", tensor=1), lora_rank=32)
+    plain, merging = (estimate(rollout(one, merges=merges)) for merges in (False, True))
+    copied = 2 * 24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864)  # q and o, k and v, the MLP
+    assert merging.phases["rollout"] == plain.phases["rollout"] | {"unmerged_weights": copied}
+    assert {**merging.phases, "rollout": None} == {**plain.phases, "rollout": None}
+    assert merging.total("rollout") - plain.total("rollout") == copied == 2 * model.adapted_parameters
+
+
 def test_an_embedded_cache_holds_the_rows_asked_for_within_its_share_of_memory() -> None:
     made = rollout(job(gpus=1, model=shape("Qwen/Qwen2.5-0.5B")), engine="embedded", tensor=1, rows=64)
     per_row = 1536 * 24 * 2 * 2 * 64 * 2

@@ -23,7 +23,7 @@ from paddock.engines.train.engine import Engine, adapter_of
 from paddock.engines.train.open import actor_engine, reference_engine
 from paddock.errors import UserError
 from paddock.facts.machine import this_machine
-from paddock.models.adapters import MERGED, WEIGHTS_FILE
+from paddock.models.adapters import MERGED, WEIGHTS_FILE, Adapters, adapters_on
 from paddock.preflight import check
 from paddock.trainer.policy import open_policy
 from paddock.trainer.run import train
@@ -68,6 +68,18 @@ def tiny() -> Any:
 @torch.no_grad()
 def logits(model: Any) -> torch.Tensor:
     return model(torch.arange(4, 12)[None]).logits
+
+
+def test_rollouts_by_merged_weights_train_and_validate(tmp_path, monkeypatch):
+    merged: list[bool] = []
+    before = Adapters.in_weights
+    monkeypatch.setattr(Adapters, "in_weights", lambda self: merged.append(adapters_on(self.model)) or before(self))
+    keys = [*GRPO, "actor_rollout_ref.model.lora.merge=True", "trainer.test_freq=2", "data.val_max_samples=8"]
+    rows = run(tmp_path, *keys)
+    assert len(merged) >= 3 and all(merged)  # two steps and a validation
+    assert all("timing_s/old_log_prob" in row and row["actor/skipped"] == 0 for row in rows)
+    assert all(row["rollout_corr/log_ppl_abs_diff"] < 0.01 for row in rows)
+    assert max(tensor.abs().max() for name, tensor in adapter(tmp_path, 2).items() if "lora_B" in name) > 0
 
 
 @pytest.mark.parametrize("overrides", [GRPO, PPO], ids=["grpo", "ppo"])

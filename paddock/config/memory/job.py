@@ -18,6 +18,7 @@ from paddock.config.topology import (
     copies_rollout_log_probs,
     data_parallel_size,
     engine_size,
+    merges_adapters,
     needs_reference,
     pool_size,
     rollout_devices,
@@ -194,6 +195,7 @@ def _rollout(config: Config) -> Rollout:
         apart=rolls_out_apart(config),
         shared_tokens=data.max_prompt_length if shares_prompts else 0,
         sharing=rollout.n,
+        merges=merges_adapters(config),
         prefill_tokens=min(rollout.max_num_batched_tokens, data.train_batch_size * data.max_prompt_length),
     )
 

@@ -121,6 +121,8 @@ class Rollout:
     shared_tokens: int = 0
     """Tokens of a row that are cached once for `sharing` rows: the prompt's, in the embedded engine on a GPU."""
     sharing: int = 1
+    merges: bool = False
+    """True if adapters are added to the actor's own weights meanwhile."""
 
     @property
     def external(self) -> bool:
@@ -281,6 +283,7 @@ def rollout_parts(job: Job) -> tuple[dict[str, int], int]:
     """The engine's parts, and the tokens its KV cache holds.
 
     weights    c P / tp; none when the embedded engine shares the actor's
+    unmerged   c W, W: weights beside which adapters stand; a copy, to put them back after a rollout by merged ones
     pool       memory fraction x memory, of which the weights are a part
     KV cache   external engines take the whole pool; the others what full-length responses ask for, within the pool,
                and a group's prompt once if it is shared
@@ -301,7 +304,9 @@ def rollout_parts(job: Job) -> tuple[dict[str, int], int]:
         head=0,
         logits=LOGIT_BYTES_FORWARD * shape.vocab * sequences,
     )
-    return {"rollout_weights": weights, "kv_cache": cache} | work, sequences * rollout.row_tokens
+    unmerged = rollout.merges * job.compute_bytes * shape.adapted_parameters
+    parts = {"rollout_weights": weights, "unmerged_weights": unmerged, "kv_cache": cache}
+    return parts | work, sequences * rollout.row_tokens
 
 
 def kv_bytes_per_token(job: Job) -> int:

@@ -11,6 +11,7 @@ from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import (
     data_parallel_size,
     engine_size,
+    merges_adapters,
     model_parallel_size,
     needs_reference,
     pool_size,
@@ -167,7 +168,7 @@ def trained_models(config: Config) -> Iterator[tuple[str, str, Any]]:
 
 
 def adapters_suit_their_engine(config: Config) -> None:
-    """LoRA has other keys under Megatron; and its reference is the actor without adapters."""
+    """LoRA has other keys under Megatron; not every engine merges; its reference is the actor without adapters."""
     group = config.actor_rollout_ref
     for section, strategy, model in trained_models(config):
         megatron = strategy == "megatron"
@@ -179,6 +180,22 @@ def adapters_suit_their_engine(config: Config) -> None:
                 key=f"{section}.{name}",
                 value=value,
                 fix=fix if megatron else f"{fix}{model.lora.alpha}",
+            )
+    if merges_adapters(config):
+        key = f"{_M}.lora.merge"
+        if not engine_kind(group.rollout.name).merges_adapters:
+            raise UserError(
+                f"{_RO}.name={group.rollout.name} runs adapters beside the weights",
+                key=key,
+                value=True,
+                fix=f"{key}=False, or {_RO}.name=embedded",
+            )
+        if group.numerics == "exact":
+            raise UserError(
+                "merged weights are rounded, so log-probs of rollout and trainer are not equal bit for bit",
+                key=key,
+                value=True,
+                fix=f"{key}=False, or actor_rollout_ref.numerics=fast",
             )
     ranks = group.actor.ulysses_sequence_parallel_size
     if trains_adapters(config) and needs_reference(config) and group.ref.ulysses_sequence_parallel_size != ranks:

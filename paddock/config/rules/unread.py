@@ -10,7 +10,7 @@ from paddock.config.overrides import LINE, PROGRAM
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.rules.run import PARTS
 from paddock.config.schema import Config
-from paddock.config.topology import engine_size, learns_from_rewards, rolls_out_apart
+from paddock.config.topology import engine_size, learns_from_rewards, rolls_out_apart, trains_adapters
 
 _A = "actor_rollout_ref.actor"
 _M = "actor_rollout_ref.model"
@@ -56,6 +56,8 @@ def without_effect(config: Config, origins: dict[str, str]) -> Iterator[str]:
     for key in (key for key, origin in origins.items() if set_by_user(origin)):
         if other in key:
             yield f"{key} has no effect: {_A}.strategy={actor.strategy}"
+        elif key == f"{_M}.lora.merge" and not trains_adapters(config):
+            yield f"{key} has no effect: the actor has no adapters"
         elif ".model.lora." in key and actor.strategy != "megatron" and key != f"{_M}.lora.merge":
             yield f"{key} has no effect: it is Megatron's, and {_A}.strategy={actor.strategy}"
         elif key.startswith("critic.") and key != "critic.enable" and not config.critic.enable:

@@ -44,7 +44,8 @@ class SingleBackend:
         if settings.deterministic:
             make_deterministic(self.device)
         self.updater = updater_of(model, settings, forwards.compute_dtypes(model, settings.compute))
-        forwards.tell_unfused(self.backbone, settings, fuse(self.backbone, settings.exact))
+        reason = fuse(self.backbone, settings.exact, keep_apart=settings.offload_params)
+        forwards.tell_unfused(self.backbone, settings, reason)
 
     @classmethod
     def place(cls, model: Any, settings: Settings, config: Config, role: RoleKey) -> Self:

@@ -26,13 +26,14 @@ from paddock.models.fused.probe import TOLERANCE, apart, compare_layer, watch
 PROBE = 24  # tokens of the forward that is compared
 
 
-def fuse(model: PreTrainedModel, exact: bool = False) -> str | None:
+def fuse(model: PreTrainedModel, exact: bool = False, keep_apart: bool = False) -> str | None:
     """Gives the model a fused forward, which `hidden_states` then takes; or returns why it cannot have one.
 
     `exact`: a token's numbers then do not depend on what is computed beside it, in training, prefill or decode.
+    `keep_apart`: trained adapters get memory of their own, as weights that are offloaded need it; see `Joined`.
     """
     try:
-        vars(model.base_model)[FUSED] = FusedDecoder(model, exact)
+        vars(model.base_model)[FUSED] = FusedDecoder(model, exact, keep_apart)
     except Unfit as reason:
         return str(reason)
     return None
@@ -45,8 +46,8 @@ def fused(model: PreTrainedModel) -> FusedDecoder | None:
 class FusedDecoder:
     """See the module's text. Raises `Unfit` for a model that it would not compute right."""
 
-    def __init__(self, model: PreTrainedModel, exact: bool = False):
-        self.exact = exact
+    def __init__(self, model: PreTrainedModel, exact: bool = False, keep_apart: bool = False):
+        self.exact, self.keep_apart = exact, keep_apart
         self.backbone: Any = model.base_model
         config = model.config.get_text_config()
         weight = next(model.parameters())
@@ -80,7 +81,9 @@ class FusedDecoder:
         watched = watch(model, self.backbone.layers, tokens, positions)
         scores, embedded, end = watched.scores, self.backbone.embed_tokens(tokens), watched.end
         self.norm = Norm.of(self.backbone.norm)
-        self.layers = [Layer(layer, scores[i], self.exact) for i, layer in enumerate(self.backbone.layers)]
+        self.layers = [
+            Layer(layer, scores[i], self.exact, self.keep_apart) for i, layer in enumerate(self.backbone.layers)
+        ]
         adapters = [joined.adapters for joined in self.products]
         self.pairs = [pair for beside in adapters if beside for pair in beside.pairs]
         scales = (1.0, float(embedded.shape[-1] ** 0.5))

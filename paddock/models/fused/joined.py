@@ -15,8 +15,11 @@ from paddock.models.adapters import Pair
 from paddock.models.fused.passes import gated
 
 if has_triton():
+    from paddock.kernels.lora import narrow, widen
     from paddock.kernels.matmul import exact_linear
     from paddock.kernels.thin import MOST_GATED_ROWS, is_thin, thin_gated, thin_parts
+
+ALIGNED = 16  # rows behind the weights: a GPU reads rows of their product fast where each begins at such a multiple
 
 
 class Unfit(Exception):
@@ -26,21 +29,40 @@ class Unfit(Exception):
 class Joined:
     """Linear layers that read the same input. Their parameters are parts of one tensor, so one product serves all.
 
+    On a GPU the A of their adapters are further rows of it, ``[W; A]``: one product computes y and A x, and one the
+    gradient of x. With `keep_apart` they are not: offloaded weights that are frozen are sent to the host once, unless
+    trained ones share their memory. Nor are they on a CPU, whose kernels read rows of y without gaps.
+
     No gradient is computed for what is frozen.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], exact: bool):
+    def __init__(self, modules: Sequence[nn.Module], exact: bool, keep_apart: bool = False):
         self.exact = exact
         self.layers, pairs = zip(*(apart(module) for module in modules), strict=True)
         self.sizes = [layer.out_features for layer in self.layers]
         self.biased = any(layer.bias is not None for layer in self.layers)
         if self.biased and not all(layer.bias is not None for layer in self.layers):
             raise Unfit("some projections have a bias and others have none")
+        self.rows = sum(self.sizes)
         self.weight = side_by_side(self.weights)
         self.bias = side_by_side(self.biases) if self.biased else None
         self.adapters = Beside(pairs, self.sizes, exact) if any(pairs) else None
+        self.whole: Tensor | None = None
+        """``[W; A]``, and zeros up to an aligned number of rows."""
+        self.whole_bias: Tensor | None = None
+        if self.adapters and not keep_apart and can_launch(self.weight):
+            self.stack(self.adapters)
         self.ordered: Callable[[Tensor], Tensor] | None = None
         """The product, for a while, with weights in the order of a CPU; see prepacked.py."""
+
+    def stack(self, adapters: Beside) -> None:
+        ranks, weights = sum(adapters.ranks), [*self.weights, *(pair.a for pair in adapters.pairs)]
+        more = -(-ranks // ALIGNED) * ALIGNED
+        self.whole = side_by_side([*weights, self.weight.new_zeros(more - ranks, self.weight.shape[1])])
+        self.weight, adapters.a, _ = self.whole.split([self.rows, ranks, more - ranks])
+        if self.bias is not None:
+            self.whole_bias = side_by_side([*self.biases, self.bias.new_zeros(more)])
+            self.bias = self.whole_bias[: self.rows]
 
     def refresh(self) -> None:
         """After a parameter that stands alone was given other memory."""
@@ -62,13 +84,20 @@ class Joined:
         return self.weights + self.biases + (self.adapters.parameters if self.adapters else [])
 
     def __call__(self, x: Tensor, adapted: bool) -> Tensor:
-        if self.ordered is not None:
-            y = self.ordered(x)
+        return self.forward(x, adapted, keeps=False)[0]
+
+    def forward(self, x: Tensor, adapted: bool, keeps: bool) -> tuple[Tensor, Tensor | None]:
+        """Returns y ``[T, rows]``, between whose rows there may be other numbers, and A x for `Step.gradients`, where
+        adapters are on and if `keeps`."""
+        adapters = self.adapters if adapted else None
+        product = exact_linear if self.exact else linear
+        if adapters and self.whole is not None:
+            both = product(x, self.whole, self.whole_bias)
+            y, low = both[:, : self.rows], both[:, self.rows : self.rows + len(adapters.a)]
         else:
-            y = exact_linear(x, self.weight, self.bias) if self.exact else linear(x, self.weight, self.bias)
-        if self.adapters and adapted:
-            self.adapters.add(y, x)
-        return y
+            y = product(x, self.weight, self.bias) if self.ordered is None else self.ordered(x)
+            low = product(x, adapters.a) if adapters else y
+        return y, adapters.add(y, low, keeps) if adapters else None
 
     def in_parts(self, x: Tensor, adapted: bool) -> Tensor:
         """Computes the product of a decode step: for few rows in float32 parts ``[parts, T, N]``, which `add_norm` adds
@@ -85,12 +114,24 @@ class Joined:
         plain = not (self.exact or self.biased or (self.adapters and adapted))
         return plain and can_launch(x) and is_thin(x, self.weight)
 
+    def room(self, adapted: bool) -> int:
+        """Returns how many columns more `backward` wants behind dy, for the gradient of A x."""
+        return len(self.whole) - self.rows if adapted and self.whole is not None else 0
+
     def backward(self, dy: Tensor, adapted: bool) -> Step:
-        dx = dy @ self.weight
+        """`dy` may have as many columns more as `room` says. One without them is copied to where they are: an output
+        projection's is no wider than the gradient of x, which would be read and written once more instead."""
         if not self.adapters or not adapted:
-            return Step(self, dy, dx)
-        narrow = self.adapters.narrow_backward(dy)
-        return Step(self, dy, dx.addmm_(narrow, self.adapters.a), narrow)
+            return Step(self, dy, dy @ self.weight)
+        if self.whole is None:
+            dlow = self.adapters.backward(dy, dy.new_empty(len(dy), len(self.adapters.a)))
+            return Step(self, dy, (dy @ self.weight).addmm_(dlow, self.adapters.a), dlow)
+        if dy.shape[1] == self.rows:
+            given, dy = dy, dy.new_empty(len(dy), len(self.whole))
+            dy[:, : self.rows] = given
+        end = self.rows + len(self.adapters.a)
+        dlow = self.adapters.backward(dy[:, : self.rows], dy[:, self.rows : end])
+        return Step(self, dy[:, : self.rows], dy[:, :end] @ self.whole[:end], dlow)
 
     def reads_input(self, adapted: bool) -> bool:
         """True if a backward reads x."""
@@ -104,11 +145,11 @@ class Step:
     joined: Joined
     dy: Tensor
     dx: Tensor
-    narrow: Tensor | None = None
+    dlow: Tensor | None = None
     """The gradient of A x, where adapters were on."""
 
-    def gradients(self, x: Tensor | None) -> list[Tensor | None]:
-        """`x` may be None where `reads_input` says no."""
+    def gradients(self, x: Tensor | None, low: Tensor | None) -> list[Tensor | None]:
+        """`x` may be None where `reads_input` says no; `low` is A x, as `Joined.forward` kept it."""
         joined, adapters = self.joined, self.joined.adapters
         grads: list[Tensor | None] = [None] * len(joined.sizes)
         if x is not None and trains(joined.weights):
@@ -117,15 +158,19 @@ class Step:
             grads += self.dy.sum(0).split(joined.sizes)
         else:
             grads += [None] * len(joined.biases)
-        if adapters and x is not None and self.narrow is not None and trains(adapters.parameters):
-            grads += adapters.gradients(self.dy, self.narrow, x)
+        if adapters and x is not None and low is not None and self.dlow is not None and trains(adapters.parameters):
+            grads += adapters.gradients(self.dy, self.dlow, x, low)
         elif adapters:
             grads += [None] * len(adapters.parameters)
         return grads
 
 
 class Beside:
-    """Adapters of layers that read the same input, y_i += s_i B_i A_i x: one product with all A, a small one each."""
+    """Adapters of layers that read the same input, y_i += s_i B_i A_i x: one product with all A, and one with
+    each B, on a GPU one launch for all B of one rank.
+
+    Every B stays a matrix without gaps: optimizers write into the gaps of others.
+    """
 
     def __init__(self, pairs: Sequence[Pair | None], sizes: Sequence[int], exact: bool):
         self.exact = exact
@@ -134,39 +179,50 @@ class Beside:
         self.pairs, self.columns = [pair for pair, _ in found], [span for _, span in found]
         self.ranks = [len(pair.a) for pair in self.pairs]
         self.a = side_by_side([pair.a for pair in self.pairs])
+        self.scales = [pair.scale for pair in self.pairs]
+        one_launch = can_launch(self.a) and len(set(self.ranks)) == 1
+        self.b = side_by_side([pair.b for pair in self.pairs]) if one_launch else None
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         return [pair.a for pair in self.pairs] + [pair.b for pair in self.pairs]
 
-    def each(self, narrow: Tensor, wide: Tensor) -> Iterator[tuple[Pair, Tensor, Tensor]]:
-        """Every pair with its columns of ``narrow [T, ranks]`` and of ``wide [T, sizes]``."""
-        for pair, part, columns in zip(self.pairs, narrow.split(self.ranks, 1), self.columns, strict=True):
+    def each(self, low: Tensor, wide: Tensor) -> Iterator[tuple[Pair, Tensor, Tensor]]:
+        """Every pair with its columns of ``low [T, ranks]`` and of ``wide [T, sizes]``."""
+        for pair, part, columns in zip(self.pairs, low.split(self.ranks, 1), self.columns, strict=True):
             yield pair, part, wide[:, columns]
 
-    def add(self, y: Tensor, x: Tensor) -> None:
-        """Into y, which is rounded once more."""
-        narrow = exact_linear(x, self.a) if self.exact else linear(x, self.a)
-        for pair, u, part in self.each(narrow, y):
+    def add(self, y: Tensor, low: Tensor, keeps: bool) -> Tensor | None:
+        """Adds to y, which is rounded once more. Returns A x without gaps if `keeps`: a part of y's memory would keep
+        all of it."""
+        if self.b is not None:
+            return widen(y, low, self.b, self.columns, self.scales, keeps)
+        for pair, u, part in self.each(low, y):
             if self.exact:
                 part.add_(exact_linear(u, pair.b.data), alpha=pair.scale)
             else:
                 part.addmm_(u, pair.b.data.t(), alpha=pair.scale)
+        return low.contiguous() if keeps else None
 
-    def narrow_backward(self, dy: Tensor) -> Tensor:
-        """The gradient of A x, ``[T, ranks]``."""
-        narrow = dy.new_empty(len(dy), sum(self.ranks))
-        for pair, du, part in self.each(narrow, dy):
-            du.addmm_(part, pair.b.data, beta=0, alpha=pair.scale)
-        return narrow
+    def backward(self, dy: Tensor, out: Tensor) -> Tensor:
+        """Writes the gradient of A x to ``out [T, ranks]``."""
+        if self.b is not None:
+            narrow(dy, self.b, self.columns, self.scales, out)
+        else:
+            for pair, du, part in self.each(out, dy):
+                du.addmm_(part, pair.b.data, beta=0, alpha=pair.scale)
+        return out
 
-    def gradients(self, dy: Tensor, narrow: Tensor, x: Tensor) -> list[Tensor]:
-        """Returns the gradients of every A, then of every B. A x is computed again, which costs less than keeping
-        it."""
-        by_a = (narrow.t() @ x).split(self.ranks)
+    def gradients(self, dy: Tensor, dlow: Tensor, x: Tensor, low: Tensor) -> list[Tensor]:
+        """Returns the gradients of every A, then of every B.
+
+        A x was kept: to compute it again, x would be read once more, which is many times as large. One product for all
+        B would compute blocks that nobody reads, and autograd copies gradients with gaps: that many launches again.
+        """
+        by_a = (dlow.t() @ x).split(self.ranks)
         by_b = [
             torch.empty_like(pair.b).addmm_(part.t(), u, beta=0, alpha=pair.scale)
-            for pair, u, part in self.each(linear(x, self.a), dy)
+            for pair, u, part in self.each(low, dy)
         ]
         return [*by_a, *by_b]
 

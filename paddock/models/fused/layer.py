@@ -115,12 +115,14 @@ class Tape:
     second: tuple[Tensor, ...] = ()
     both: Tensor | None = None
     after_mlp: tuple[Tensor, ...] = ()
+    low: tuple[Tensor | None, ...] = (None,) * 4
+    """A x of each product with adapters, in the order of `Layer.joined`."""
 
 
 class Layer:
     """Attention and gated MLP, each behind a norm, in some families with norms behind them as well."""
 
-    def __init__(self, layer: Any, scores: Scores, exact: bool):
+    def __init__(self, layer: Any, scores: Scores, exact: bool, keep_apart: bool = False):
         self.exact, self.scores = exact, scores
         names = {name for name, _ in layer.named_children()}
         if names not in (PLAIN, PLAIN | SANDWICH):
@@ -132,10 +134,14 @@ class Layer:
         if {name for name, _ in mlp.named_children()} | {"act_fn"} != GATED:
             raise Unfit("its MLP is not a gated one")
         self.index, self.dim = int(self.module.layer_idx), int(self.module.head_dim)
-        self.qkv = Joined([self.module.q_proj, self.module.k_proj, self.module.v_proj], exact)
-        self.out, self.down = Joined([self.module.o_proj], exact), Joined([mlp.down_proj], exact)
-        self.both = Joined([mlp.gate_proj, mlp.up_proj], exact)
-        self.joined = (self.qkv, self.out, self.both, self.down)
+        groups = (
+            [self.module.q_proj, self.module.k_proj, self.module.v_proj],
+            [self.module.o_proj],
+            [mlp.gate_proj, mlp.up_proj],
+            [mlp.down_proj],
+        )
+        self.joined = [Joined(modules, exact, keep_apart) for modules in groups]
+        self.qkv, self.out, self.both, self.down = self.joined
         self.keys = self.qkv.sizes[1] // self.dim
         self.head_norm: HeadNorm | None = None
         if "q_norm" in children:
@@ -170,20 +176,22 @@ class Layer:
         self, residual: Tensor, branch: Tensor | None, shared: Shared, tape: Tape | None
     ) -> tuple[Tensor, Tensor]:
         dtype, turn, adapted = self.qkv.weight.dtype, (shared.cos, shared.sin), shared.adapted
+        keeps = tape is not None
         first = self.first(residual, branch, dtype)
-        qkv = self.qkv(first[0], adapted)
-        attention = self.attend(rotary(qkv, *turn, self.head_norm, self.keys, self.dim), shared, tape is not None)
-        out = self.out(attention[0].detach(), adapted)
+        qkv, low_qkv = self.qkv.forward(first[0], adapted, keeps)
+        attention = self.attend(rotary(qkv, *turn, self.head_norm, self.keys, self.dim), shared, keeps)
+        out, low_out = self.out.forward(attention[0].detach(), adapted, keeps)
         after = self.after_attention(out, None, dtype) if self.after_attention else (out,)
         second = self.second(first[1], after[0], dtype)
-        both = self.both(second[0], adapted)
-        down = self.down(gated(both, self.activation), adapted)
+        both, low_both = self.both.forward(second[0], adapted, keeps)
+        down, low_down = self.down.forward(gated(both, self.activation), adapted, keeps)
         end = self.after_mlp(down, None, dtype) if self.after_mlp else (down,)
         if tape is not None:
             tape.branch_dtype = None if branch is None else branch.dtype
             tape.first, tape.attention, tape.second, tape.both = first[1:], attention, second[1:], both
             tape.qkv = None if self.head_norm is None else qkv
             tape.after_attention, tape.after_mlp = after[1:], end[1:]
+            tape.low = low_qkv, low_out, low_both, low_down
         return second[1], end[0]
 
     def decode(self, residual: Tensor, branch: Tensor | None, shared: Shared) -> tuple[Tensor, Tensor]:
@@ -228,15 +236,17 @@ class Layer:
         """Gradients of the stream, of the branch and of the parameters."""
         norms: list[Tensor | None] = []
         dtype, adapted = dbranch.dtype, shared.adapted
+        low_qkv, low_out, low_both, low_down = tape.low
         if self.after_mlp:
             _, dbranch, grad = self.after_mlp.backward(dbranch, None, tape.after_mlp, dtype)
             norms.append(grad)
         assert tape.both is not None
         down = self.down.backward(dbranch, adapted)
-        dboth, gate = gated_backward(down.dx, tape.both, self.activation)
-        by_down = down.gradients(gate)
+        dboth, gate = gated_backward(down.dx, tape.both, self.activation, self.both.room(adapted))
+        by_down = down.gradients(gate, low_down)
         both = self.both.backward(dboth, adapted)
-        by_both = both.gradients(self.again(self.second, tape.second, dtype, self.both.reads_input(adapted)))
+        x = self.again(self.second, tape.second, dtype, self.both.reads_input(adapted))
+        by_both = both.gradients(x, low_both)
         dresidual, dout, grad = self.second.backward(both.dx, dresidual, tape.second, dtype)
         norms.append(grad)
         if self.after_attention:
@@ -244,11 +254,14 @@ class Layer:
             norms.append(grad)
         attended, *heads = tape.attention
         out = self.out.backward(dout, adapted)
-        by_out = out.gradients(attended.detach())
+        by_out = out.gradients(attended.detach(), low_out)
         dq, dk, dv = torch.autograd.grad(attended, heads, out.dx)
-        dqkv, *by_heads = rotary_backward(dq, dk, dv, tape.qkv, shared.cos, shared.sin, self.head_norm)
+        dqkv, *by_heads = rotary_backward(
+            dq, dk, dv, tape.qkv, shared.cos, shared.sin, self.head_norm, self.qkv.room(adapted)
+        )
         qkv = self.qkv.backward(dqkv, adapted)
-        by_qkv = qkv.gradients(self.again(self.first, tape.first, dtype, self.qkv.reads_input(adapted)))
+        x = self.again(self.first, tape.first, dtype, self.qkv.reads_input(adapted))
+        by_qkv = qkv.gradients(x, low_qkv)
         dresidual, dbefore, grad = self.first.backward(
             qkv.dx, dresidual, tape.first, tape.branch_dtype or tape.first[0].dtype
         )

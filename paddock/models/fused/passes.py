@@ -79,13 +79,16 @@ def gated(both: Tensor, activation: str) -> Tensor:
     return ACTIVATIONS[activation][0](gate).mul_(up)
 
 
-def gated_backward(dout: Tensor, both: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """The gradient of `both`, and ``gated(both)``: the next gradient reads it, so it need not be kept until then."""
+def gated_backward(dout: Tensor, both: Tensor, activation: str, room: int = 0) -> tuple[Tensor, Tensor]:
+    """The gradient of `both`, and ``gated(both)``: the next gradient reads it, so it need not be kept until then.
+
+    `room`: columns more in the gradient, which are left as they are.
+    """
     if kernels := kernels_for(both, dout):
-        return kernels.gated_backward(dout, both, activation)
+        return kernels.gated_backward(dout, both, activation, room)
     act, act_backward = ACTIVATIONS[activation]
-    (gate, up), dboth = both.chunk(2, 1), torch.empty_like(both)
-    dgate, dup = dboth.chunk(2, 1)
+    (gate, up), dboth = both.chunk(2, 1), both.new_empty(len(both), both.shape[1] + room)
+    dgate, dup = dboth[:, : both.shape[1]].chunk(2, 1)
     value = act(gate)
     torch.mul(dout, value, out=dup)
     act_backward(dout * up, gate, grad_input=dgate)
@@ -122,14 +125,25 @@ def rotary_into(
 
 
 def rotary_backward(
-    dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor | None, cos: Tensor, sin: Tensor, norm: HeadNorm | None
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    qkv: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    norm: HeadNorm | None,
+    room: int = 0,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of the projection, which a norm of heads must see again, and of that norm's two weights if trained."""
+    """Gradients of the projection, which a norm of heads must see again, and of that norm's two weights if trained.
+
+    `room`: columns more in the projection's, which are left as they are.
+    """
     if kernels := kernels_for(dq, dk, dv, cos, *weights_of(norm)):
-        return kernels.rotary_backward(dq, dk, dv, qkv, cos, sin, norm)
+        return kernels.rotary_backward(dq, dk, dv, qkv, cos, sin, norm, room)
     (tokens, queries, dim), keys = dq.shape, dk.shape[1]
-    dqkv = dq.new_empty(tokens, queries + 2 * keys, dim)
-    parts = dqkv.split([queries, keys, keys], 1)
+    width = (queries + 2 * keys) * dim
+    dqkv = dq.new_empty(tokens, width + room)
+    parts = dqkv[:, :width].unflatten(1, (-1, dim)).split([queries, keys, keys], 1)
     back = half_negative(sin).roll(dim // 2, -1)  # of x c + swap(x) s: dy c + swap(dy s) = dy c + swap(dy) swap(s)
     for grad, part in zip((dq, dk), parts, strict=False):
         turn(grad, cos[:, None], back, part)
@@ -142,7 +156,7 @@ def rotary_backward(
             dy = parts[place].reshape(-1, dim)
             dx, _, by_weight[place] = add_norm_backward(dy, None, total, weight, scale, norm.unit, dy.dtype)
             parts[place].copy_(dx.view_as(parts[place]))
-    return dqkv.flatten(1), by_weight[0], by_weight[1]
+    return dqkv, by_weight[0], by_weight[1]
 
 
 def head_norm(heads: Tensor, weight: Tensor, norm: HeadNorm) -> tuple[Tensor, Tensor, Tensor]:

@@ -26,7 +26,7 @@ from paddock.engines.rollout.embedded.sequences import Extension, KeyValues, Seq
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.errors import UserError
 from paddock.kernels.launch import can_launch
-from paddock.models.adapters import adapters_on
+from paddock.models.adapters import adapters_of, adapters_on
 from paddock.models.attention import NAME, Attention, cache_layout, no_mask
 from paddock.models.experts import ARGUMENT, Experts, Routing, experts_of, recordable
 from paddock.models.fused import fused
@@ -51,6 +51,7 @@ class EmbeddedEngine(RolloutEngine):
     does not come back at the same address, graphs are made anew, which takes some hundredths of a second.
 
     `autocast` runs the module in that type, as a trainer with fp32 weights does; None takes the module as it is.
+    `merge` adds adapters that are on to the weights while a session is open.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class EmbeddedEngine(RolloutEngine):
         enforce_eager: bool = False,
         free_cache: bool = True,
         record_experts: bool = False,
+        merge: bool = False,
     ):
         self.model = model
         self.max_num_seqs = max_num_seqs
@@ -75,6 +77,7 @@ class EmbeddedEngine(RolloutEngine):
         self.records = self.on_gpu and can_record(model.device) and not enforce_eager
         self.keeps = self.on_gpu and not free_cache
         self.record_experts = record_experts
+        self.merge = merge
         self.experts: Experts | None = None
         self.never = vision_tokens(model.config)
         self.slots: TokenPool | None = None
@@ -96,12 +99,15 @@ class EmbeddedEngine(RolloutEngine):
         slots = self.cache(limits, sampling)
         sequences = self.columns(slots, sampling)
         sequences.begin(sampling)
-        if self.records:
-            self.drop_old_graphs()
         self.experts = experts_of(self.model)
         if self.record_experts:
             sequences.routes = Routes(recordable(self.experts), slots.count, sampling.max_tokens, self.model.device)
         with ExitStack() as contexts:
+            adapters = adapters_of(self.model) if self.merge and adapters_on(self.model) else None
+            if adapters is not None:
+                contexts.enter_context(adapters.in_weights())
+            if self.records:
+                self.drop_old_graphs()
             contexts.enter_context(collecting_new_objects())
             contexts.enter_context(borrowed(self.model, NAME, self.autocast))
             if sampling.max_tokens >= PACK_FROM:
@@ -171,8 +177,10 @@ class EmbeddedEngine(RolloutEngine):
     @torch.no_grad()
     def pause(self) -> list[Completion]:
         assert self.session is not None
-        found = self.session.interrupt()
-        self.end_session()
+        try:
+            found = self.session.interrupt()
+        finally:
+            self.end_session()
         self.rest()
         return found
 
@@ -430,4 +438,5 @@ def open_engine(config: Config, trainer: TrainEngine | None) -> EmbeddedEngine:
         enforce_eager=rollout.enforce_eager,
         free_cache=rollout.free_cache_engine,
         record_experts=rollout.enable_rollout_routing_replay,
+        merge=config.actor_rollout_ref.model.lora.merge,
     )
