@@ -52,6 +52,11 @@ def test_no_tracked_file_installs_the_other_project():
     assert found == {}
 
 
+def test_no_tracked_file_holds_marks_of_an_unfinished_merge():
+    marks = re.compile(rb"^(<{7} |>{7} )", re.MULTILINE)
+    assert [name for name in tracked() if marks.search((ROOT / name).read_bytes())] == []
+
+
 def test_an_install_command_is_quoted_for_the_shell():
     assert install_command("ray") == f'pip install "{DISTRIBUTION}[ray]"'
 
