@@ -233,7 +233,7 @@ class PrometheusConfig:
 class RolloutConfig:
     name: str | None = key(None, "engine that generates; unset: by hardware and what is installed", choices=ENGINES)
     n_gpus_per_node: int = key(1, "devices per node of a pool of its own (hybrid_engine=False)", low=1)
-    nnodes: int = key(1, "nodes of that pool", low=0)
+    nnodes: int = key(1, "nodes of that pool; 0: its processes share the trainer's devices", low=0)
     n: int = key(1, "responses per prompt", low=1)
     do_sample: bool = key(True, "sample; False: greedy")
     temperature: float = key(1.0, "sampling temperature", above=0)

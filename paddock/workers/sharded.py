@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
 from paddock.config.schema import Config
-from paddock.config.topology import model_parallel_size, pipeline_stages
+from paddock.config.topology import Pool, model_parallel_size, pipeline_stages
 from paddock.core.balance import balanced_order
 from paddock.core.batch import NOBODY, Batch, PerToken
 from paddock.core.timing import Timer
@@ -85,6 +85,7 @@ class Ranks(Protocol):
     """The processes of one pool. A call names the role (an attribute of `Rank`; "" for the rank itself) and gives the
     method as a function of its class, so that readers and type checkers can follow it."""
 
+    pool: Pool
     size: int
 
     def broadcast(
@@ -326,7 +327,7 @@ class RolloutServers(ShardedRollout):
             self.publish()
 
     def sleep(self) -> None:
-        """Frees nothing: the memory of these devices is the engines' own."""
+        """Frees nothing: the engines' memory is theirs, also on devices that they share."""
 
     def ask(
         self, parts: Sequence[Sequence[list[Prompt]]], sampling: Sampling, on_done: OnDone | None = None

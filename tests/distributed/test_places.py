@@ -12,7 +12,8 @@ from tiny_models import tiny_batch, tiny_model
 from paddock.config.load import load
 from paddock.config.memory.job import job
 from paddock.config.memory.model import estimate
-from paddock.config.topology import data_parallel_size, in_one_process, pools
+from paddock.config.schema import Config
+from paddock.config.topology import data_parallel_size, device_count, in_one_process, pools
 from paddock.core.masked import Denominators
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.train.base import Outputs
@@ -79,14 +80,48 @@ def test_rollouts_may_have_devices_of_their_own():
         config_of(*APART, own[1], "actor_rollout_ref.rollout.n_gpus_per_node=3")
 
 
+BESIDE = "actor_rollout_ref.rollout.nnodes=0"
+
+
+def test_rollouts_may_have_processes_of_their_own_on_the_devices_of_the_trainer():
+    config = config_of(*APART, BESIDE, "trainer.n_gpus_per_node=2")
+    assert [(pool.name, pool.size, pool.place) for pool in pools(config)] == [
+        ("main", 2, "main"),
+        ("rollout", 2, "main"),
+    ]
+    assert device_count(pools(config)) == 2 and not in_one_process(config_of(*APART, BESIDE))
+    assert config.actor_rollout_ref.rollout.tensor_model_parallel_size == 2
+    with pytest.raises(
+        UserError, match=r"_parallel_size=2: 3 devices do not divide .*\n.*of trainer.n_gpus_per_node x"
+    ):
+        size = "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
+        config_of(*APART, BESIDE, "trainer.n_gpus_per_node=3", size)
+    (warning,) = load([*CPU, *APART, BESIDE, "actor_rollout_ref.rollout.n_gpus_per_node=4"]).warnings
+    assert "n_gpus_per_node has no effect" in warning and "nnodes=0" in warning
+
+
+def test_one_device_is_enough_for_a_pool_beside_the_trainer_and_named_as_the_fix():
+    def asked(*keys: str) -> Config:
+        gpu = ["trainer.device=cuda", "trainer.n_gpus_per_node=1", "algorithm.adv_estimator=grpo",
+               "data.train_files=builtin:addition/train", "data.val_files=[]"]  # fmt: skip
+        return load([*gpu, *APART, *keys]).config
+
+    one = replace(machine("ray", "vllm"), device="cuda", devices=1)
+    with pytest.raises(UserError, match=rf"has 1 cuda device\(s\), and the run asks for 2 .*\n.*fix: {BESIDE}"):
+        check(asked(), one)
+    check(asked(BESIDE), one)
+
+
 def test_memory_is_counted_where_it_is():
     gpus = ["trainer.device=cuda", "trainer.n_gpus_per_node=4", "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct",
             "actor_rollout_ref.rollout.free_cache_engine=False", "actor_rollout_ref.rollout.name=vllm",
             "algorithm.adv_estimator=grpo", "data.train_files=builtin:addition/train", "data.val_files=[]"]  # fmt: skip
     together, apart = (job(load([*gpus, *more]).config, "h100") for more in ([], APART))
-    assert together and apart
+    beside = job(load([*gpus[:3], *gpus[4:], *APART, BESIDE]).config, "h100")  # these never sleep
+    assert together and apart and beside
     shared, own = estimate(together).phases, estimate(apart).phases
     assert "kv_cache" in shared["update_actor"] and "parameters" in shared["rollout"]
+    assert estimate(beside).phases == shared
     assert own["rollout"].keys() == {"rollout_weights", "kv_cache"} and "kv_cache" not in own["update_actor"]
 
 
@@ -105,7 +140,6 @@ def test_a_pool_of_one_trains_with_single_whatever_the_others_are():
     [
         ([APART[0], "actor_rollout_ref.rollout.name=embedded"], "hybrid_engine=False: .*embedded runs the actor's own"),
         ([APART[0], "actor_rollout_ref.rollout.name=hf"], "fix: actor_rollout_ref.rollout.name=vllm or sglang"),
-        ([*APART, "actor_rollout_ref.rollout.nnodes=0"], "rollout.nnodes=0: its pool has no node"),
     ],
 )
 def test_a_pool_of_rollouts_that_could_not_work_is_refused(overrides, reason):
