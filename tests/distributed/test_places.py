@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -152,16 +153,20 @@ def test_sizes_of_a_pool_that_is_not_asked_for_are_named():
     assert "n_gpus_per_node has no effect" in warning and "hybrid_engine" in warning
 
 
-def test_all_weights_travel_in_buckets_as_they_are():
+@pytest.mark.parametrize("shared", [None, torch.device("cpu")], ids=["through the host", "in the device's memory"])
+def test_all_weights_travel_in_buckets_as_they_are(shared):
+    """Pickling a tensor of a CPU copies it, in place of the memory that processes on one GPU share."""
     engine = Engine(SingleBackend(tiny_model().to(torch.bfloat16), Settings()))
     config = config_of("actor_rollout_ref.rollout.name=vllm")
     sender = WeightSender(Policy(engine, config), config)
-    sender.size = 20_000
+    assert sender.shared is None
+    sender.size, sender.shared = 20_000, shared
     found: list[Bucket] = []
     while sender.unsent():
         bucket = sender.next_bucket()
-        assert bucket is not None
-        found.append(bucket)
+        assert bucket is not None and sender.kept is (bucket if shared else None)
+        found.append(pickle.loads(pickle.dumps(bucket)))
+    assert (sender.finish(), sender.kept) == (0, None)
     marks = [(bucket.first, bucket.last) for bucket in found]
     assert len(found) > 2 and marks == [(True, False)] + [(False, False)] * (len(found) - 2) + [(False, True)]
     arrived = {name: tensor for bucket in found for name, tensor in bucket.unpacked(torch.device("cpu"))}
