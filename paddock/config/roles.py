@@ -298,7 +298,7 @@ class ActorRolloutRefConfig:
     actor: ActorConfig = section(ActorConfig)
     ref: RefConfig = section(RefConfig)
     rollout: RolloutConfig = section(RolloutConfig)
-    hybrid_engine: bool = key(True, "actor and rollout share devices; False: the rollout has a pool of its own")
+    hybrid_engine: bool = key(True, "actor and rollout share processes; False: the rollout has a pool of its own")
     numerics: str = key(
         "fast",
         "exact: on one GPU, log-probs of rollout and trainer equal bit for bit, for some more time",

@@ -28,6 +28,7 @@ from paddock.plan.arithmetic import roles
 from paddock.preflight import check
 from paddock.trainer.tracking.prometheus import allowed
 from paddock.workers.policy import Policy
+from paddock.workers.roles import Roles
 from paddock.workers.sharded import ShardedRollout, cut, share_of
 from paddock.workers.transport import from_arrays, to_arrays
 from paddock.workers.updates import plan_update
@@ -261,3 +262,24 @@ def test_what_travels_arrives_as_it_was():
 
 def test_metric_names_become_those_of_prometheus():
     assert allowed("val-core/paddock/addition/reward/mean@4") == "paddock_val_core_paddock_addition_reward_mean_4"
+
+
+def test_peaks_of_processes_that_share_a_device_add_up_and_the_device_counts_once():
+    class Measured:
+        def __init__(self, pool: Any, peaks: list[tuple[int, int] | None]):
+            self.pool, self.peaks = pool, peaks
+
+        def broadcast(self, role: str, method: Any) -> list[tuple[int, int] | None]:
+            return self.peaks
+
+    def found(*keys: str, peaks: list[list[Any]]) -> Roles:
+        wanted = pools(config_of(*APART, "trainer.n_gpus_per_node=2", *keys))
+        ranks: Any = tuple(map(Measured, wanted, peaks))
+        nothing: Any = None
+        return Roles(nothing, nothing, None, None, None, frozenset(), ranks=ranks)
+
+    peaks = [[(10, 20), (30, 35)], [(5, 6), (1, 40)]]
+    beside, apart = found(BESIDE, peaks=peaks), found("actor_rollout_ref.rollout.n_gpus_per_node=2", peaks=peaks)
+    assert (beside.memory(), beside.devices) == ((31, 75), 2)
+    assert (apart.memory(), apart.devices) == ((30, 40), 4)
+    assert found(BESIDE, peaks=[[None, None], [None, None]]).memory() is None
