@@ -64,7 +64,7 @@ test-vllm: ## real vLLM on the CPU, in a venv of its own
 	@.venv-vllm/bin/pip install -q transformers==5.19.0 ray==2.60.0 peft==0.21.2 pytest==9.2.0 -e .
 	HF_HUB_OFFLINE=1 .venv-vllm/bin/python -m pytest -m "vllm or not vllm" \
 	    tests/engines/test_vllm.py tests/engines/test_vllm_lora.py tests/engines/test_copy_engines.py \
-	    tests/distributed/test_servers.py
+	    tests/distributed/test_servers.py tests/benchmarks/test_server_pool.py
 
 # A venv of its own: megatron-core is tested without its optional kernels.
 test-megatron: ## megatron-core, in a venv of its own

@@ -52,7 +52,7 @@ class Case:
 CASES = {
     "smallest": Case(
         2, 2, 4, (8, 12), 4, "Qwen2Config",
-        {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+        {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
          "num_attention_heads": 2, "num_key_value_heads": 1},
     ),
     "tiny": Case(

@@ -14,7 +14,15 @@ from paddock.config.paths import BUILTIN, missing_file, missing_folder
 from paddock.config.refusals import refused
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
-from paddock.config.topology import THREADS, in_one_process, pools, trains_adapters, wants_one_thread
+from paddock.config.topology import (
+    THREADS,
+    device_count,
+    in_one_process,
+    pools,
+    rolls_out_apart,
+    trains_adapters,
+    wants_one_thread,
+)
 from paddock.errors import UserError
 from paddock.facts.distribution import install_command
 from paddock.facts.machine import Machine, this_machine
@@ -173,16 +181,23 @@ def _devices(config: Config, machine: Machine) -> None:
     asked = pools(config)
     if trainer.device == "cpu" or any(pool.nodes > 1 for pool in asked) or (several and joins):
         return
-    wanted = sum(pool.size for pool in asked)
-    left = machine.devices - sum(pool.size for pool in asked[1:])
+    wanted = device_count(asked)
+    left = machine.devices - device_count(asked[1:])
     if machine.device != trainer.device or machine.devices < wanted:
         there = f"{machine.devices} {machine.device} device(s)" if machine.devices else "no accelerator"
         raise UserError(
             f"this machine has {there}, and the run asks for {wanted} of trainer.device={trainer.device}",
             key="trainer.n_gpus_per_node",
             value=trainer.n_gpus_per_node,
-            fix=f"trainer.n_gpus_per_node={left}" if left > 0 else "trainer.device=cpu",
+            fix=f"trainer.n_gpus_per_node={left}" if left > 0 else fewer_devices(config, machine),
         )
+
+
+def fewer_devices(config: Config, machine: Machine) -> str:
+    """Returns the fix of a run whose pools ask for all devices of this machine, or more."""
+    if rolls_out_apart(config) and machine.device == config.trainer.device:
+        return "actor_rollout_ref.rollout.nnodes=0, so that the rollout shares the trainer's devices"
+    return "trainer.device=cpu"
 
 
 def _folder(key: str, path: str | None) -> None:

@@ -11,7 +11,7 @@ from paddock.config.paths import files_of
 from paddock.config.rewards import reward_parts
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config, row_tokens
-from paddock.config.topology import estimator_needs, rolls_out_apart
+from paddock.config.topology import estimator_needs, rollout_pool, rolls_out_apart
 from paddock.facts.datasets import known_dataset
 from paddock.facts.files import held_out_split
 from paddock.facts.machine import Machine
@@ -92,10 +92,10 @@ def _fits_host(config: Config, machine: Machine) -> bool:
 
 def _rollout_engine(config: Config, fill: _Filler, machine: Machine) -> None:
     rollout, trainer = "actor_rollout_ref.rollout", config.trainer
-    devices, own = (trainer.n_gpus_per_node or 1) * trainer.nnodes, config.actor_rollout_ref.rollout
-    each = own.n_gpus_per_node if rolls_out_apart(config) else trainer.n_gpus_per_node or 1
+    devices = (trainer.n_gpus_per_node or 1) * trainer.nnodes
+    each = rollout_pool(config).per_node
     if rolls_out_apart(config):
-        fill(f"{rollout}.name", "vllm", "an engine on devices of its own")
+        fill(f"{rollout}.name", "vllm", "an engine in a pool of its own")
     elif trainer.device == "cpu" or devices == 1:
         fill(f"{rollout}.name", "embedded", "one device: the actor's own modules generate")
     elif machine.has("vllm"):

@@ -233,7 +233,7 @@ class PrometheusConfig:
 class RolloutConfig:
     name: str | None = key(None, "engine that generates; unset: by hardware and what is installed", choices=ENGINES)
     n_gpus_per_node: int = key(1, "devices per node of a pool of its own (hybrid_engine=False)", low=1)
-    nnodes: int = key(1, "nodes of that pool", low=0)
+    nnodes: int = key(1, "nodes of that pool; 0: its processes share the trainer's devices", low=0)
     n: int = key(1, "responses per prompt", low=1)
     do_sample: bool = key(True, "sample; False: greedy")
     temperature: float = key(1.0, "sampling temperature", above=0)
@@ -298,7 +298,7 @@ class ActorRolloutRefConfig:
     actor: ActorConfig = section(ActorConfig)
     ref: RefConfig = section(RefConfig)
     rollout: RolloutConfig = section(RolloutConfig)
-    hybrid_engine: bool = key(True, "actor and rollout share devices; False: the rollout has a pool of its own")
+    hybrid_engine: bool = key(True, "actor and rollout share processes; False: the rollout has a pool of its own")
     numerics: str = key(
         "fast",
         "exact: on one GPU, log-probs of rollout and trainer equal bit for bit, for some more time",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from paddock.config import rollout_correction
 from paddock.config.recipes import needs_of
@@ -24,10 +25,18 @@ class Pool:
     roles: tuple[str, ...]
     key: str
     """Section of the config that says how many there are."""
+    beside: str | None = None
+    """Name of the pool whose devices its processes share; None: it has devices of its own."""
 
     @property
     def size(self) -> int:
+        """Returns the number of processes."""
         return self.nodes * self.per_node
+
+    @property
+    def place(self) -> str:
+        """Returns the name of the pool whose devices these are: processes of equal rank and place share one."""
+        return self.beside or self.name
 
 
 def pools(config: Config) -> list[Pool]:
@@ -46,7 +55,9 @@ def pools(config: Config) -> list[Pool]:
     together += ["critic"] if critic.enable and not apart else []
     together += ["reward_model"] if scores and not reward.enable_resource_pool else []
     found = [Pool("main", trainer.nnodes, trainer.n_gpus_per_node or 1, tuple(together), "trainer")]
-    if rolls_out_apart(config):
+    if rolls_out_beside(config):
+        found.append(replace(found[0], name="rollout", roles=("rollout",), beside=found[0].name))
+    elif rolls_out_apart(config):
         found.append(
             Pool("rollout", rollout.nnodes, rollout.n_gpus_per_node, ("rollout",), "actor_rollout_ref.rollout")
         )
@@ -71,8 +82,22 @@ def rolls_out_apart(config: Config) -> bool:
     return not config.actor_rollout_ref.hybrid_engine
 
 
+def rolls_out_beside(config: Config) -> bool:
+    """Engines in processes of their own on the trainer's devices: their pool has no nodes."""
+    return rolls_out_apart(config) and config.actor_rollout_ref.rollout.nnodes == 0
+
+
+def rollout_pool(config: Config) -> Pool:
+    return next(pool for pool in pools(config) if "rollout" in pool.roles)
+
+
 def rollout_devices(config: Config) -> int:
-    return next(pool.size for pool in pools(config) if "rollout" in pool.roles)
+    return rollout_pool(config).size
+
+
+def device_count(wanted: Iterable[Pool]) -> int:
+    """Returns the number of devices of these pools: those that pools share count once."""
+    return sum(pool.size for pool in wanted if not pool.beside)
 
 
 def scores_by_model(config: Config) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 
 from paddock.errors import UserError
 from paddock.facts.processor import multiplies_bf16, processor_flags
@@ -100,6 +101,17 @@ def visible_devices(kind: str) -> str | None:
 def shares_memory(device: torch.device) -> bool:
     """True if another process of this machine can read a tensor of this device without a copy."""
     return device.type == "cuda"
+
+
+class SharedTensor:
+    """Carries a tensor to another process of this machine, where it arrives as a tensor in the same memory. The memory
+    must be kept until it has arrived."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor = tensor
+
+    def __reduce__(self) -> Any:
+        return reduce_tensor(self.tensor)
 
 
 def synchronize(device: torch.device) -> None:

@@ -120,7 +120,9 @@ def _placement(plan: Plan, console: Console) -> None:
         if trainer.device == "cpu" and trainer.n_gpus_per_node == 1
         else (f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} {trainer.device}")
     )
-    where += "".join(f"; {pool.name}: {pool.nodes} x {pool.per_node}" for pool in pools(config)[1:])
+    for pool in pools(config)[1:]:
+        size = f"{pool.nodes} x {pool.per_node}"
+        where += f"; {pool.name}: {size}, on the same devices" if pool.beside else f"; {pool.name}: {size}"
     _title(console, f"Placement: {where}")
     table = Table(box=None, padding=(0, 2, 0, 2))
     for name in ("role", "engine", "rows split over", "weights split over"):

@@ -146,7 +146,9 @@ class RayPending(Generic[T]):
 class RayRanks:
     """See `Ranks`. The processes of one pool."""
 
-    def __init__(self, pool: Pool, config: Config, cores: int):
+    def __init__(self, pool: Pool, config: Config, cores: int, sharing: int = 1, groups: Sequence[PlacementGroup] = ()):
+        """`sharing` processes have one device together, with `cores` each; `groups`: those of the pool whose devices
+        this one shares."""
         self.pool, self.config, self.size = pool, config, pool.size
         self.timeout = float(config.actor_rollout_ref.nccl_timeout)
         self.store = TCPStore(ray.util.get_node_ip_address(), 0, is_master=True, wait_for_workers=False)
@@ -157,16 +159,19 @@ class RayRanks:
         self.batch_sent: Tensor | None = None
         self.enlisting: list[ray.ObjectRef] = []
         try:
-            self.place(cores)
+            self.place(cores, sharing, groups)
         except BaseException:
             self.close()
             raise
 
-    def place(self, cores: int) -> None:
-        """A bundle a rank, those of a node together; every process must come up within its time."""
+    def place(self, cores: int, sharing: int, groups: Sequence[PlacementGroup]) -> None:
+        """A bundle a device, those of a node together; every process must come up within its time."""
         pool, resource = self.pool, RESOURCE[self.config.trainer.device or "cpu"]
-        bundle = {"CPU": float(cores)} | ({} if resource == "CPU" else {resource: 1.0})
-        self.placement_groups = [placement_group([bundle] * pool.per_node, "STRICT_PACK") for _ in range(pool.nodes)]
+        share = {"CPU": float(cores)} | ({} if resource == "CPU" else {resource: 1.0 / sharing})
+        bundle = {name: sharing * amount for name, amount in share.items()}
+        self.placement_groups = list(groups) or [
+            placement_group([bundle] * pool.per_node, "STRICT_PACK") for _ in range(pool.nodes)
+        ]
         limit = self.config.trainer.ray_wait_register_center_timeout
         deadline = time.monotonic() + limit
         for node, there in enumerate(self.placement_groups):
@@ -176,8 +181,8 @@ class RayRanks:
         for there in self.placement_groups:
             for index in range(pool.per_node):
                 where = PlacementGroupSchedulingStrategy(there, placement_group_bundle_index=index)
-                self.ranks.append(actor.options(num_cpus=cores, num_gpus=bundle.get("GPU", 0),
-                                                resources={k: v for k, v in bundle.items() if k not in ("CPU", "GPU")},
+                self.ranks.append(actor.options(num_cpus=cores, num_gpus=share.get("GPU", 0),
+                                                resources={k: v for k, v in share.items() if k not in ("CPU", "GPU")},
                                                 scheduling_strategy=where).remote())  # fmt: skip
         waiting = [rank.up.remote() for rank in self.ranks]
         _, missing = ray.wait(waiting, num_returns=len(waiting), timeout=max(1.0, deadline - time.monotonic()))
@@ -319,7 +324,7 @@ class RayRanks:
     def close(self) -> None:
         for process in self.ranks:
             ray.kill(process)
-        for there in self.placement_groups:
+        for there in () if self.pool.beside else self.placement_groups:
             remove_placement_group(there)
         self.ranks, self.placement_groups, self.sent = [], [], {}
 
@@ -329,8 +334,12 @@ def start_ranks(config: Config, total_steps: int, wanted: Sequence[Pool]) -> dic
     groups: dict[str, RayRanks] = {}
     try:
         for pool in wanted:
-            groups[pool.name] = RayRanks(pool, config, cores_per_rank(config, wanted))
+            sharing = sum(other.place == pool.place for other in wanted)
+            there = groups[pool.beside].placement_groups if pool.beside else ()
+            groups[pool.name] = RayRanks(pool, config, cores_per_rank(config, wanted), sharing, there)
         for group in groups.values():
+            if group.pool.beside:
+                groups[group.pool.beside].ready()  # engines count what others of their device take while they load
             group.enlist(total_steps)
         for group in groups.values():
             group.ready()
@@ -408,7 +417,7 @@ def require_room(config: Config, wanted: Sequence[Pool]) -> None:
     has = nodes_with(resource)
     free = list(has)
     for pool in wanted:
-        for _ in range(pool.nodes):
+        for _ in range(pool.nodes if resource == "CPU" or not pool.beside else 0):
             if not free or free[0] < pool.per_node:
                 asks = ", ".join(f"{p.name}: {p.nodes} node(s) x {p.per_node}" for p in wanted)
                 more = "; on one machine: ray_kwargs.ray_init.num_cpus" if resource == "CPU" else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +10,15 @@ from typing import Any
 
 from paddock.config.distillation import teachers_of
 from paddock.config.schema import Config
-from paddock.config.topology import PAIRS, engine_size, in_one_process, pools, rolls_out_apart, supervised_pools
+from paddock.config.topology import (
+    PAIRS,
+    device_count,
+    engine_size,
+    in_one_process,
+    pools,
+    rolls_out_apart,
+    supervised_pools,
+)
 from paddock.core.timing import Timer
 from paddock.engines.train.base import TrainEngine
 from paddock.engines.train.open import backend_of
@@ -56,14 +65,21 @@ class Roles:
 
     @property
     def devices(self) -> int:
-        return 1 if self.rank else sum(ranks.size for ranks in self.ranks)
+        return 1 if self.rank else device_count(ranks.pool for ranks in self.ranks)
 
     def memory(self) -> tuple[int, int] | None:
-        """Returns the most bytes that one device held, in tensors and in all; None on a CPU."""
+        """Returns the most bytes that one device held, in tensors and in all; None on a CPU. Peaks of processes that
+        share a device add up, as if all were there at once."""
         if self.rank:
             return self.rank.memory()
-        used = [use for ranks in self.ranks for use in ranks.broadcast("", Rank.memory) if use is not None]
-        return (max(use for use, _ in used), max(held for _, held in used)) if used else None
+        used: Counter[tuple[str, int]] = Counter()
+        held: Counter[tuple[str, int]] = Counter()
+        for ranks in self.ranks:
+            for number, peaks in enumerate(ranks.broadcast("", Rank.memory)):
+                if peaks is not None:
+                    used[ranks.pool.place, number] += peaks[0]
+                    held[ranks.pool.place, number] += peaks[1]
+        return (max(used.values()), max(held.values())) if used else None
 
     def close(self) -> None:
         for ranks in self.ranks:

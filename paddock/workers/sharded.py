@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
 from paddock.config.schema import Config
-from paddock.config.topology import model_parallel_size, pipeline_stages
+from paddock.config.topology import Pool, model_parallel_size, pipeline_stages
 from paddock.core.balance import balanced_order
 from paddock.core.batch import NOBODY, Batch, PerToken
 from paddock.core.timing import Timer
@@ -85,6 +85,7 @@ class Ranks(Protocol):
     """The processes of one pool. A call names the role (an attribute of `Rank`; "" for the rank itself) and gives the
     method as a function of its class, so that readers and type checkers can follow it."""
 
+    pool: Pool
     size: int
 
     def broadcast(
@@ -314,7 +315,8 @@ class RolloutServers(ShardedRollout):
     Weights travel through the store of whoever runs the processes. Every rank of the actor gathers a bucket, the first
     one puts it there once, and every engine reads it. The driver asks for each bucket and hands it on: a process that
     dies on either side is named as in any other call, and a CPU takes the way that a GPU takes. A collective over both
-    pools would spare copies through the host, but when one side dies the other hangs in it.
+    pools would spare copies through the host, but when one side dies the other hangs in it. An engine on its actor's
+    GPU reads the bucket there: then every rank of the actor has one, and a handle of its memory travels.
     """
 
     def __init__(self, ranks: Ranks, engine_size: int, actor: ShardedPolicy):
@@ -326,7 +328,7 @@ class RolloutServers(ShardedRollout):
             self.publish()
 
     def sleep(self) -> None:
-        """Frees nothing: the memory of these devices is the engines' own."""
+        """Frees nothing: the engines' memory is theirs, also on devices that they share."""
 
     def ask(
         self, parts: Sequence[Sequence[list[Prompt]]], sampling: Sampling, on_done: OnDone | None = None
@@ -346,11 +348,11 @@ class RolloutServers(ShardedRollout):
     def send(self) -> None:
         last = False
         while not last:
-            bucket = self.actor.ranks.broadcast("sender", WeightSender.next_bucket)[0]
-            assert bucket is not None
-            self.ranks.broadcast("server", RolloutServer.load_bucket, bucket)
-            last = bucket.last
-        self.version = self.actor.ranks.broadcast("sender", WeightSender.version)[0]
+            found = self.actor.ranks.broadcast("sender", WeightSender.next_bucket)
+            buckets = [bucket for bucket in found if bucket is not None]
+            self.ranks.map("server", RolloutServer.load_bucket, [[bucket] for bucket in buckets])
+            last = buckets[0].last
+        self.version = self.actor.ranks.broadcast("sender", WeightSender.finish)[0]
 
     def verify(self) -> float:
         """Returns the worst engine's gap between its log-probs and the actor's, for tokens that it draws."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from paddock.config.schema import Config
-from paddock.core.device import compute_dtype, device_of
+from paddock.config.topology import rolls_out_beside
+from paddock.core.device import SharedTensor, compute_dtype, device_of, shares_memory
 from paddock.core.processes import is_first
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.copies import buckets
@@ -23,22 +24,25 @@ ALIGNED = 16
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """Some weights, one after the other, as bytes."""
+    """Some weights, one after the other, as bytes: on the host, or in a device's memory that its readers share."""
 
-    data: np.ndarray
+    data: np.ndarray | SharedTensor | Tensor
     tensors: list[tuple[str, torch.dtype, torch.Size, int]]
     """Name, type, shape and first byte of each."""
     first: bool
     last: bool
 
     @classmethod
-    def of(cls, weights: list[tuple[str, Tensor]], first: bool, last: bool) -> Bucket:
+    def of(
+        cls, weights: list[tuple[str, Tensor]], first: bool, last: bool, shared: torch.device | None = None
+    ) -> Bucket:
+        """`shared`: the device whose memory the readers share."""
         tensors, end = [], 0
         for name, tensor in weights:
             tensors.append((name, tensor.dtype, tensor.shape, end))
             end += -(-tensor.nbytes // ALIGNED) * ALIGNED
-        data = torch.empty(end, dtype=torch.uint8)
-        bucket = cls(data.numpy(), tensors, first, last)
+        data = torch.empty(end, dtype=torch.uint8, device=shared or "cpu")
+        bucket = cls(SharedTensor(data) if shared else data.numpy(), tensors, first, last)
         for (_, there), (_, tensor) in zip(bucket.views(data), weights, strict=True):
             there.copy_(tensor)
         return bucket
@@ -51,7 +55,9 @@ class Bucket:
         return found
 
     def unpacked(self, device: torch.device) -> list[tuple[str, Tensor]]:
-        """Returns copies on the device: the stored bytes are shared by all readers."""
+        """Returns copies on the device: the bytes are shared by all readers, or the sender's own."""
+        if isinstance(self.data, Tensor):
+            return self.views(self.data.clone())
         return self.views(torch.tensor(self.data, device=device))
 
 
@@ -65,23 +71,34 @@ class WeightSender:
         self.sent = -1
         """Version of the weights that the engines have; -1: none."""
         self.stream: Iterator[tuple[list[tuple[str, Tensor]], bool]] | None = None
+        device = device_of(config.trainer.device)
+        self.shared = device if rolls_out_beside(config) and shares_memory(device) else None
+        """The device whose memory the engine beside this process reads; None: buckets travel through the host's."""
+        self.kept: Bucket | None = None
 
     def unsent(self) -> bool:
         """Tells whether the engines lack the actor's weights: at the start, and after a checkpoint was loaded."""
         return self.sent != self.actor.version
 
-    def version(self) -> int:
-        """Returns the version of the weights that the engines have."""
+    def finish(self) -> int:
+        """Frees the last bucket, which all engines have read; returns the version of the weights that they have."""
+        self.kept = None
         return self.sent
 
     def next_bucket(self) -> Bucket | None:
-        """Gathers the next bucket on every rank and returns it on the first; adapters are merged."""
+        """Gathers the next bucket on every rank; adapters are merged. Returns it on the first rank for all engines, or
+        on each for the engine beside it. The bucket before has been read."""
+        self.kept = None
         first = self.stream is None
         self.stream = self.stream or buckets(self.engine.weights(), self.size)
         weights, last = next(self.stream)
         if last:
             self.stream, self.sent = None, self.actor.version
-        return Bucket.of(weights, first, last) if is_first() else None
+        if not (self.shared or is_first()):
+            return None
+        bucket = Bucket.of(weights, first, last, self.shared)
+        self.kept = bucket if self.shared else None
+        return bucket
 
     def question(self) -> tuple[Prompt, Sampling]:
         return question(self.engine, self.limits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,8 @@ from tiny_models import tiny_batch, tiny_model
 from paddock.config.load import load
 from paddock.config.memory.job import job
 from paddock.config.memory.model import estimate
-from paddock.config.topology import data_parallel_size, in_one_process, pools
+from paddock.config.schema import Config
+from paddock.config.topology import data_parallel_size, device_count, in_one_process, pools
 from paddock.core.masked import Denominators
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.train.base import Outputs
@@ -26,6 +28,7 @@ from paddock.plan.arithmetic import roles
 from paddock.preflight import check
 from paddock.trainer.tracking.prometheus import allowed
 from paddock.workers.policy import Policy
+from paddock.workers.roles import Roles
 from paddock.workers.sharded import ShardedRollout, cut, share_of
 from paddock.workers.transport import from_arrays, to_arrays
 from paddock.workers.updates import plan_update
@@ -79,14 +82,48 @@ def test_rollouts_may_have_devices_of_their_own():
         config_of(*APART, own[1], "actor_rollout_ref.rollout.n_gpus_per_node=3")
 
 
+BESIDE = "actor_rollout_ref.rollout.nnodes=0"
+
+
+def test_rollouts_may_have_processes_of_their_own_on_the_devices_of_the_trainer():
+    config = config_of(*APART, BESIDE, "trainer.n_gpus_per_node=2")
+    assert [(pool.name, pool.size, pool.place) for pool in pools(config)] == [
+        ("main", 2, "main"),
+        ("rollout", 2, "main"),
+    ]
+    assert device_count(pools(config)) == 2 and not in_one_process(config_of(*APART, BESIDE))
+    assert config.actor_rollout_ref.rollout.tensor_model_parallel_size == 2
+    with pytest.raises(
+        UserError, match=r"_parallel_size=2: 3 devices do not divide .*\n.*of trainer.n_gpus_per_node x"
+    ):
+        size = "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
+        config_of(*APART, BESIDE, "trainer.n_gpus_per_node=3", size)
+    (warning,) = load([*CPU, *APART, BESIDE, "actor_rollout_ref.rollout.n_gpus_per_node=4"]).warnings
+    assert "n_gpus_per_node has no effect" in warning and "nnodes=0" in warning
+
+
+def test_one_device_is_enough_for_a_pool_beside_the_trainer_and_named_as_the_fix():
+    def asked(*keys: str) -> Config:
+        gpu = ["trainer.device=cuda", "trainer.n_gpus_per_node=1", "algorithm.adv_estimator=grpo",
+               "data.train_files=builtin:addition/train", "data.val_files=[]"]  # fmt: skip
+        return load([*gpu, *APART, *keys]).config
+
+    one = replace(machine("ray", "vllm"), device="cuda", devices=1)
+    with pytest.raises(UserError, match=rf"has 1 cuda device\(s\), and the run asks for 2 .*\n.*fix: {BESIDE}"):
+        check(asked(), one)
+    check(asked(BESIDE), one)
+
+
 def test_memory_is_counted_where_it_is():
     gpus = ["trainer.device=cuda", "trainer.n_gpus_per_node=4", "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct",
             "actor_rollout_ref.rollout.free_cache_engine=False", "actor_rollout_ref.rollout.name=vllm",
             "algorithm.adv_estimator=grpo", "data.train_files=builtin:addition/train", "data.val_files=[]"]  # fmt: skip
     together, apart = (job(load([*gpus, *more]).config, "h100") for more in ([], APART))
-    assert together and apart
+    beside = job(load([*gpus[:3], *gpus[4:], *APART, BESIDE]).config, "h100")  # these never sleep
+    assert together and apart and beside
     shared, own = estimate(together).phases, estimate(apart).phases
     assert "kv_cache" in shared["update_actor"] and "parameters" in shared["rollout"]
+    assert estimate(beside).phases == shared
     assert own["rollout"].keys() == {"rollout_weights", "kv_cache"} and "kv_cache" not in own["update_actor"]
 
 
@@ -105,7 +142,6 @@ def test_a_pool_of_one_trains_with_single_whatever_the_others_are():
     [
         ([APART[0], "actor_rollout_ref.rollout.name=embedded"], "hybrid_engine=False: .*embedded runs the actor's own"),
         ([APART[0], "actor_rollout_ref.rollout.name=hf"], "fix: actor_rollout_ref.rollout.name=vllm or sglang"),
-        ([*APART, "actor_rollout_ref.rollout.nnodes=0"], "rollout.nnodes=0: its pool has no node"),
     ],
 )
 def test_a_pool_of_rollouts_that_could_not_work_is_refused(overrides, reason):
@@ -118,16 +154,20 @@ def test_sizes_of_a_pool_that_is_not_asked_for_are_named():
     assert "n_gpus_per_node has no effect" in warning and "hybrid_engine" in warning
 
 
-def test_all_weights_travel_in_buckets_as_they_are():
+@pytest.mark.parametrize("shared", [None, torch.device("cpu")], ids=["through the host", "in the device's memory"])
+def test_all_weights_travel_in_buckets_as_they_are(shared):
+    """Pickling a tensor of a CPU copies it, in place of the memory that processes on one GPU share."""
     engine = Engine(SingleBackend(tiny_model().to(torch.bfloat16), Settings()))
     config = config_of("actor_rollout_ref.rollout.name=vllm")
     sender = WeightSender(Policy(engine, config), config)
-    sender.size = 20_000
+    assert sender.shared is None
+    sender.size, sender.shared = 20_000, shared
     found: list[Bucket] = []
     while sender.unsent():
         bucket = sender.next_bucket()
-        assert bucket is not None
-        found.append(bucket)
+        assert bucket is not None and sender.kept is (bucket if shared else None)
+        found.append(pickle.loads(pickle.dumps(bucket)))
+    assert (sender.finish(), sender.kept) == (0, None)
     marks = [(bucket.first, bucket.last) for bucket in found]
     assert len(found) > 2 and marks == [(True, False)] + [(False, False)] * (len(found) - 2) + [(False, True)]
     arrived = {name: tensor for bucket in found for name, tensor in bucket.unpacked(torch.device("cpu"))}
@@ -222,3 +262,24 @@ def test_what_travels_arrives_as_it_was():
 
 def test_metric_names_become_those_of_prometheus():
     assert allowed("val-core/paddock/addition/reward/mean@4") == "paddock_val_core_paddock_addition_reward_mean_4"
+
+
+def test_peaks_of_processes_that_share_a_device_add_up_and_the_device_counts_once():
+    class Measured:
+        def __init__(self, pool: Any, peaks: list[tuple[int, int] | None]):
+            self.pool, self.peaks = pool, peaks
+
+        def broadcast(self, role: str, method: Any) -> list[tuple[int, int] | None]:
+            return self.peaks
+
+    def found(*keys: str, peaks: list[list[Any]]) -> Roles:
+        wanted = pools(config_of(*APART, "trainer.n_gpus_per_node=2", *keys))
+        ranks: Any = tuple(map(Measured, wanted, peaks))
+        nothing: Any = None
+        return Roles(nothing, nothing, None, None, None, frozenset(), ranks=ranks)
+
+    peaks = [[(10, 20), (30, 35)], [(5, 6), (1, 40)]]
+    beside, apart = found(BESIDE, peaks=peaks), found("actor_rollout_ref.rollout.n_gpus_per_node=2", peaks=peaks)
+    assert (beside.memory(), beside.devices) == ((31, 75), 2)
+    assert (apart.memory(), apart.devices) == ((30, 40), 4)
+    assert found(BESIDE, peaks=[[None, None], [None, None]]).memory() is None

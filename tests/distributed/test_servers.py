@@ -115,6 +115,7 @@ def gaps(folder: Path, found: list[Completion]) -> tuple[float, float]:
 
 
 LAYOUTS = {"2 trainers, 1 server": (2, 1, 1), "1 trainer, 2 servers": (1, 2, 1), "1 server of 2 ranks": (1, 2, 2)}
+BESIDE = "actor_rollout_ref.rollout.nnodes=0"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -143,6 +144,25 @@ def test_engines_answer_with_the_weights_of_the_last_update_or_checkpoint(engine
         assert max(gaps(old, answers(roles, GREEDY))) < 1e-3 and roles.rollout.version == 2
     finally:
         roles.close()
+
+
+def test_a_server_beside_the_trainer_shares_its_device_and_has_its_last_weights(engine, tmp_path):
+    config = config_of(tmp_path, engine, 1, 1, BESIDE, "actor_rollout_ref.actor.optim.lr=0.01")
+    roles = opened(config)
+    try:
+        require_as_planned(roles, config)
+        trainer, server = roles.ranks
+        bundles = [ray.util.placement_group_table(there)["bundles"] for there in trainer.placement_groups]
+        assert bundles == [{0: {"CPU": 2.0}}] and server.placement_groups == trainer.placement_groups
+        assert trainer.pids != server.pids and roles.devices == 1
+        before = answers(roles, GREEDY)
+        update(roles)
+        assert roles.rollout.publish()["rollout/sync_gap"] < 1e-3
+        new = saved(roles, tmp_path / "new")
+        assert max(gaps(new, answers(roles, GREEDY))) < 1e-3 < 0.05 < gaps(new, before)[0]
+    finally:
+        roles.close()
+    opened(config).close()  # the bundle is free again
 
 
 def require_same_whoever_answers(roles: Roles) -> bool:

@@ -23,6 +23,7 @@ from paddock.config.topology import (
     pool_size,
     rollout_devices,
     rolls_out_apart,
+    rolls_out_beside,
     trains_adapters,
     world_size,
 )
@@ -191,8 +192,8 @@ def _rollout(config: Config) -> Rollout:
         max_sequences=rollout.max_num_seqs or 1,
         tensor=size,
         memory_fraction=rollout.gpu_memory_utilization,
-        sleeps=rollout.free_cache_engine,
-        apart=rolls_out_apart(config),
+        sleeps=rollout.free_cache_engine and not rolls_out_apart(config),
+        apart=rolls_out_apart(config) and not rolls_out_beside(config),
         shared_tokens=data.max_prompt_length if shares_prompts else 0,
         sharing=rollout.n,
         merges=merges_adapters(config),

@@ -26,7 +26,7 @@ from paddock.config.rules.devices import (
     megatron_trains_all_or_none,
     mini_batches_divide_the_batch,
     offloaded_activations_are_few,
-    rollouts_apart_have_an_engine_and_devices,
+    rollouts_apart_copy_weights,
     rows_divide_over_devices,
     token_budgets_hold_one_sequence,
 )
@@ -65,7 +65,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     estimator_gets_its_groups,
     estimator_gets_its_critic,
     estimator_gets_its_components,
-    rollouts_apart_have_an_engine_and_devices,
+    rollouts_apart_copy_weights,
     devices_divide_into_groups,
     mini_batches_divide_the_batch,
     rows_divide_over_devices,

@@ -15,7 +15,7 @@ from paddock.config.topology import (
     model_parallel_size,
     needs_reference,
     pool_size,
-    rollout_devices,
+    rollout_pool,
     rolls_out_apart,
     runs_frozen_policies,
     trains_adapters,
@@ -83,31 +83,26 @@ def devices_divide_into_groups(config: Config) -> None:
                 value=size,
                 fix=f"a divisor of n_gpus_per_node x nnodes = {devices}",
             )
-    size, world = engine_size(config), rollout_devices(config)
-    section = _RO if rolls_out_apart(config) else "trainer"
-    if world % size:
+    size, pool = engine_size(config), rollout_pool(config)
+    if pool.size % size:
         raise UserError(
-            f"{world} devices do not divide into engines of {size}",
+            f"{pool.size} devices do not divide into engines of {size}",
             key=f"{_RO}.tensor_model_parallel_size",
             value=config.actor_rollout_ref.rollout.tensor_model_parallel_size,
-            fix=f"a divisor of {section}.n_gpus_per_node x {section}.nnodes = {world}",
+            fix=f"a divisor of {pool.key}.n_gpus_per_node x {pool.key}.nnodes = {pool.size}",
         )
 
 
-def rollouts_apart_have_an_engine_and_devices(config: Config) -> None:
+def rollouts_apart_copy_weights(config: Config) -> None:
     """A pool of its own needs an engine that takes weights from elsewhere."""
     rollout = config.actor_rollout_ref.rollout
-    if not rolls_out_apart(config):
-        return
-    if not engine_kind(rollout.name).copies_weights:
+    if rolls_out_apart(config) and not engine_kind(rollout.name).copies_weights:
         raise UserError(
-            f"{_RO}.name={rollout.name} runs the actor's own weights, on the actor's devices",
+            f"{_RO}.name={rollout.name} runs the actor's own weights, in the actor's processes",
             key="actor_rollout_ref.hybrid_engine",
             value=False,
             fix=f"{_RO}.name=vllm or sglang, or leave it out",
         )
-    if rollout.nnodes == 0:
-        raise UserError("its pool has no node", key=f"{_RO}.nnodes", value=0, fix=f"{_RO}.nnodes=1")
 
 
 def megatron_trains_all_or_none(config: Config) -> None:

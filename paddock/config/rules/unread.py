@@ -10,7 +10,13 @@ from paddock.config.overrides import LINE, PROGRAM
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.rules.run import PARTS
 from paddock.config.schema import Config
-from paddock.config.topology import engine_size, learns_from_rewards, rolls_out_apart, trains_adapters
+from paddock.config.topology import (
+    engine_size,
+    learns_from_rewards,
+    rolls_out_apart,
+    rolls_out_beside,
+    trains_adapters,
+)
 
 _A = "actor_rollout_ref.actor"
 _M = "actor_rollout_ref.model"
@@ -77,7 +83,9 @@ def without_effect(config: Config, origins: dict[str, str]) -> Iterator[str]:
         elif key == "environment_kwargs" and not config.environment:
             yield "environment_kwargs has no effect: no environment is named"
         elif key in (f"{_RO}.nnodes", f"{_RO}.n_gpus_per_node") and not rolls_out_apart(config):
-            yield f"{key} has no effect: actor and rollout share devices, actor_rollout_ref.hybrid_engine=True"
+            yield f"{key} has no effect: actor and rollout share processes, actor_rollout_ref.hybrid_engine=True"
+        elif key == f"{_RO}.n_gpus_per_node" and rolls_out_beside(config):
+            yield f"{key} has no effect: the rollout's pool has the trainer's devices, {_RO}.nnodes=0"
         elif key.startswith("distillation.") and not config.distillation.enabled and tree.get(config, key):
             yield f"{key} has no effect: distillation.enabled=False"
         elif not learns_from_rewards(config) and (
