@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import copy
+import itertools
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ from paddock.models.fused import fuse
 from paddock.models.load import load_causal_lm, load_tokenizer
 from paddock.rollouts.conversations import Clock
 from paddock.rollouts.environments import Environments, RowEnvironments
+
+MOST_WARM_UP = 12  # rounds
 
 
 def waiting(seconds: float, turns: int) -> type[paddock.Environment]:
@@ -145,15 +148,20 @@ class Bench:
         own = RowEnvironments(config, {"waits": waiting(seconds, args.turns)})
         environments = Environments(config, self.tokenizer, self.stops, own)
         sampling = Sampling(args.length, self.stops, 1, 0)
-        found = []
-        for step in range(args.warm_up + args.rounds):
+        found: list[Result] = []
+        graphs, settled = 0, False
+        for number in itertools.count(1):
             environments.clock = Clock()
             episodes = environments.run(engine, 0, rows, 1, sampling)
             tokens = sum(len(span.tokens) for one in episodes for span in one.spans if span.log_probs)
             clock = environments.clock
             idle = engine.idle() if isinstance(engine, Timed) else clock.idle
-            if step >= args.warm_up:
+            if settled:
                 found.append(Result(clock.total, tokens, idle / clock.total))
+            if len(found) == args.rounds:
+                break
+            before, graphs = graphs, sum(len(one.replays) for one in engine.graphs.values())
+            settled = settled or (number >= args.warm_up and (graphs == before or number >= MOST_WARM_UP))
         environments.close()
         return Result(
             *(statistics.median(column) for column in zip(*(vars(one).values() for one in found), strict=True))
@@ -191,7 +199,7 @@ def main() -> None:
         "--warm-up",
         type=int,
         default=2,
-        help="rounds before those: a GPU records graphs, also in the second, whose keys and values are elsewhere",
+        help="least rounds before those; there are more until one has recorded no graph",
     )
     bench = Bench(parser.parse_args())
     print(

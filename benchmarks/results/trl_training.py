@@ -5,6 +5,8 @@ written to metrics.jsonl, under the names that `paddock train` gives to the same
 
 What stays different: TRL divides by std + 1e-4 where Paddock divides by std + 1e-6, its weight decay leaves norms and
 biases alone, and it computes in bf16 by autocast over fp32 weights, where Paddock keeps a bf16 copy beside them.
+cuDNN's attention is switched off: its backward returns NaN for some lengths, which ended a run at its seventh step
+(https://github.com/pytorch/pytorch/issues/196678).
 """
 
 from __future__ import annotations
@@ -201,6 +203,7 @@ def main() -> int:
     folder = Path(config.trainer.default_local_dir)
     recorder = Recorder(folder / "metrics.jsonl", options.seconds)
     trainer = open_trainer(config, prompts(config), arguments(config, options.micro_batch, options.weights), recorder)
+    torch.backends.cuda.enable_cudnn_sdp(False)
     trainer.train()
     trainer.save_model(str(folder / MODEL))
     return 0

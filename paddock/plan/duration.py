@@ -56,7 +56,7 @@ LOGIT_TRAFFIC = 8
 """Bytes per logit and pass: it is written and read in float32."""
 KERNEL_S = 4.5e-6
 """Seconds that a small kernel takes whatever its size: its start and its end."""
-LAYER_KERNELS, ADAPTER_KERNELS = 7, 11
+LAYER_KERNELS, ADAPTER_KERNELS = 7, 4
 """Kernels of a layer in a decode step, and those that adapters add."""
 HOST_LAYER_S = 1.2e-3
 """Seconds in which the host launches one pass over one layer of a micro-batch."""

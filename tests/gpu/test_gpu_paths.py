@@ -17,6 +17,7 @@ from paddock.engines.rollout.hf import HFEngine
 from paddock.engines.train.engine import Engine, offload_idle
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
+from paddock.models.attention.hook import attention_forward
 from paddock.models.forward import FUSED
 from paddock.models.fused import fused
 from paddock.rollouts.batch import with_responses
@@ -197,3 +198,16 @@ def test_weights_that_were_away_from_the_device_compute_as_before():
     assert torch.cuda.memory_allocated() < held
     engine.move("device")
     assert torch.equal(engine.forward(batch, frozenset({"log_probs"})).log_probs, before)
+
+
+def test_gradients_of_padded_rows_are_finite_if_all_scores_are_far_below_zero():
+    """cuDNN's backward returned NaN for this length: see `MASKED` in models/attention/hook.py."""
+    length, dim = 192, 64
+    draw = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (0.1 * torch.randn(1, 2, length, dim, device="cuda", dtype=torch.bfloat16, generator=draw) for _ in "qkv")
+    q[..., 0], k[..., 0] = 1.0, -120.0 * dim**0.5
+    heads = [x.requires_grad_() for x in (q, k, v)]
+    mask = torch.ones(length, length, dtype=torch.bool, device="cuda").tril()[None, None]
+    out, _ = attention_forward(torch.nn.Module(), *heads, mask)
+    grads = torch.autograd.grad(out.float().sum(), heads)
+    assert all(grad.isfinite().all() for grad in grads)

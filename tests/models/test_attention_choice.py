@@ -171,3 +171,19 @@ def test_slots_and_padded_rows_compute_with_the_way_that_the_table_names(scores,
     own = {"s_aux": scores["sinks"]} if "sinks" in scores else scores
     hook.attention_forward(MODULE, *rows(2, 4), None, **own)
     assert used == [choose("padded", call(**scores))]
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_backward_of_cudnn_is_not_used_with_a_mask(masked, monkeypatch):
+    """It returns NaN for some lengths on Hopper GPUs."""
+    allowed = []
+
+    def recorded(*args: object, **kwargs: object) -> tuple[None, None]:
+        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return None, None
+
+    monkeypatch.setattr(hook, "sdpa_attention_forward", recorded)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    q = torch.ones(1, 2, 3, 8)
+    hook.attention_forward(nn.Module(), q, q, q, torch.ones(1, 1, 3, 3, dtype=torch.bool) if masked else None)
+    assert allowed == [before and not masked] and torch.backends.cuda.cudnn_sdp_enabled() == before

@@ -8,10 +8,12 @@ other.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -23,6 +25,9 @@ from paddock.models.attention.interface import Attention, Call, Scores
 from paddock.models.attention.sinks import padded_sinks
 
 NAME = "paddock"
+MASKED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Backends of torch's attention with a mask. cuDNN's is left out: from torch 2.11 on, its backward returns NaN for some
+lengths on Hopper GPUs, https://github.com/pytorch/pytorch/issues/196678."""
 
 
 def no_mask(device: torch.device) -> Tensor:
@@ -61,7 +66,10 @@ def attention_forward(
     if way == "capped":
         assert softcap is not None
         return capped_attention(query, key, value, attention_mask, scale, softcap), None
-    return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+    with sdpa_kernel(MASKED) if attention_mask is not None else nullcontext():
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
 
 
 def unsupported(module: nn.Module, what: str, fix: str | None = None) -> UserError:
