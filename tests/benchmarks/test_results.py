@@ -350,16 +350,6 @@ def test_both_languages_hold_the_same_numbers_and_commands():
     assert commands[0] == commands[1]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
-def test_every_link_of_the_page_leads_somewhere(page):
-    text = page.read_text()
-    headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", text, re.M)}
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        path, _, anchor = link.partition("#")
-        assert (page.parent / path).exists(), link
-        assert not anchor or path or anchor in headings, link
-
-
 def run_two_steps(name: str, folder: Path, *more: str) -> dict[str, Any]:
     """The document of two steps with a tiny model, of rows in folder/data."""
     keys = ["trainer.device=cpu", "data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
