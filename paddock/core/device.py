@@ -6,6 +6,7 @@ import ctypes
 import gc
 import importlib
 import os
+import pickle
 import random
 import resource
 import sys
@@ -104,14 +105,22 @@ def shares_memory(device: torch.device) -> bool:
 
 
 class SharedTensor:
-    """Carries a tensor to another process of this machine, where it arrives as a tensor in the same memory. The memory
-    must be kept until it has arrived."""
+    """Names a tensor in a device's memory, so that another process of this machine can open it there.
+
+    Bytes travel, and only `open` touches the device: a process that hands them on needs none. The sender must keep this
+    object until the tensor has been read.
+    """
 
     def __init__(self, tensor: torch.Tensor):
-        self.tensor = tensor
+        self.tensor: torch.Tensor | None = tensor
+        self.handle = pickle.dumps(reduce_tensor(tensor))
 
-    def __reduce__(self) -> Any:
-        return reduce_tensor(self.tensor)
+    def __getstate__(self) -> dict[str, Any]:
+        return {"tensor": None, "handle": self.handle}
+
+    def open(self) -> torch.Tensor:
+        function, arguments = pickle.loads(self.handle)
+        return function(*arguments)
 
 
 def synchronize(device: torch.device) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paddock.config.schema import Config
 from paddock.config.topology import rolls_out_beside
-from paddock.core.device import SharedTensor, compute_dtype, device_of, shares_memory
+from paddock.core.device import SharedTensor, compute_dtype, device_of, shares_memory, synchronize
 from paddock.core.processes import is_first
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.copies import buckets
@@ -22,13 +22,16 @@ ALIGNED = 16
 """Tensors begin at multiples of this many bytes, so that they can be read without a copy."""
 
 
+Places = list[tuple[str, torch.dtype, torch.Size, int]]
+"""Name, type, shape and first byte of each tensor."""
+
+
 @dataclass(frozen=True, eq=False)
 class Bucket:
     """Some weights, one after the other, as bytes: on the host, or in a device's memory that its readers share."""
 
-    data: np.ndarray | SharedTensor | Tensor
-    tensors: list[tuple[str, torch.dtype, torch.Size, int]]
-    """Name, type, shape and first byte of each."""
+    data: np.ndarray | SharedTensor
+    tensors: Places
     first: bool
     last: bool
 
@@ -37,28 +40,32 @@ class Bucket:
         cls, weights: list[tuple[str, Tensor]], first: bool, last: bool, shared: torch.device | None = None
     ) -> Bucket:
         """`shared`: the device whose memory the readers share."""
-        tensors, end = [], 0
+        tensors: Places = []
+        end = 0
         for name, tensor in weights:
             tensors.append((name, tensor.dtype, tensor.shape, end))
             end += -(-tensor.nbytes // ALIGNED) * ALIGNED
         data = torch.empty(end, dtype=torch.uint8, device=shared or "cpu")
-        bucket = cls(SharedTensor(data) if shared else data.numpy(), tensors, first, last)
-        for (_, there), (_, tensor) in zip(bucket.views(data), weights, strict=True):
+        for (_, there), (_, tensor) in zip(views(data, tensors), weights, strict=True):
             there.copy_(tensor)
-        return bucket
-
-    def views(self, data: Tensor) -> list[tuple[str, Tensor]]:
-        found = []
-        for name, dtype, shape, start in self.tensors:
-            size = shape.numel() * dtype.itemsize
-            found.append((name, data[start : start + size].view(dtype).view(shape)))
-        return found
+        return cls(SharedTensor(data) if shared else data.numpy(), tensors, first, last)
 
     def unpacked(self, device: torch.device) -> list[tuple[str, Tensor]]:
-        """Returns copies on the device: the bytes are shared by all readers, or the sender's own."""
-        if isinstance(self.data, Tensor):
-            return self.views(self.data.clone())
-        return self.views(torch.tensor(self.data, device=device))
+        """Returns copies on the device: the bytes are shared by all readers, or the sender's own, who may overwrite
+        them as soon as this returns."""
+        if isinstance(self.data, SharedTensor):
+            copies = self.data.open().clone()
+            synchronize(copies.device)
+            return views(copies, self.tensors)
+        return views(torch.tensor(self.data, device=device), self.tensors)
+
+
+def views(data: Tensor, tensors: Places) -> list[tuple[str, Tensor]]:
+    found = []
+    for name, dtype, shape, start in tensors:
+        size = shape.numel() * dtype.itemsize
+        found.append((name, data[start : start + size].view(dtype).view(shape)))
+    return found
 
 
 class WeightSender:

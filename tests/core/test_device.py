@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import pickle
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -83,3 +84,21 @@ def test_full_determinism_is_asked_of_torch_and_of_the_vendor(monkeypatch):
         assert os.environ.pop("HCCL_DETERMINISTIC") == "true" and os.environ["CLOSE_MATMUL_K_SHIFT"] == "0"
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_a_shared_tensor_is_opened_by_its_reader_alone(monkeypatch):
+    """A process between sender and reader may have no device."""
+    monkeypatch.setattr(module, "reduce_tensor", lambda tensor: (opened, (tensor.tolist(),)))
+    OPENED.clear()
+    sent = module.SharedTensor(torch.tensor([1.0, 2.0]))
+    handed_on = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(sent))))
+    assert OPENED == [] and handed_on.tensor is None and sent.tensor is not None
+    assert torch.equal(handed_on.open(), torch.tensor([1.0, 2.0])) and OPENED == [[1.0, 2.0]]
+
+
+OPENED: list[list[float]] = []
+
+
+def opened(numbers: list[float]) -> torch.Tensor:
+    OPENED.append(numbers)
+    return torch.tensor(numbers)
