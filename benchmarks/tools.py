@@ -18,11 +18,14 @@ import argparse
 import asyncio
 import copy
 import itertools
+import os
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `paddock train` does
 
 import torch
 from transformers import PreTrainedModel

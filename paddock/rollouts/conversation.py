@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar
 
 from paddock.config.roles import MultiTurnConfig
@@ -145,7 +147,7 @@ class Conversation:
     def length(self) -> int:
         return sum(len(span.tokens) for span in self.spans)
 
-    @property
+    @cached_property
     def most_turns(self) -> float:
         """Returns the most turns of the policy: the environment's limit and the config's."""
         limits = self.setting.limits
@@ -196,9 +198,9 @@ class Conversation:
         return self.messages_of(said, "reset")
 
     def wanted(self) -> Wanted:
-        tokens = [*self.prompt.tokens, *(token for span in self.spans for token in span.tokens)]
-        keep = self.counts.turns + 1 < self.most_turns
-        return Wanted(tokens, self.length, self.sampling.max_tokens - self.length, keep)
+        tokens = list(chain(self.prompt.tokens, *(span.tokens for span in self.spans)))
+        length, keep = len(tokens) - len(self.prompt.tokens), self.counts.turns + 1 < self.most_turns
+        return Wanted(tokens, length, self.sampling.max_tokens - length, keep)
 
     def answered(self, environment: Environment, completion: Completion) -> Waits:
         """Takes a turn of the policy: runs its tool calls, and has the environment say what follows."""
@@ -218,7 +220,8 @@ class Conversation:
             self.ended = "length"  # the environment says nothing of a turn that did not end by itself
             return
         turn = turn_of(said)
-        self.spans[-1] = replace(self.spans[-1], reward=self.number(turn.reward, "step"))
+        if paid := self.number(turn.reward, "step"):
+            self.spans[-1] = replace(self.spans[-1], reward=paid)
         self.go_on(answer, turn)
 
     def go_on(self, answer: Answer, turn: Turn) -> None:

@@ -143,7 +143,8 @@ def test_draws(launches, temperature):
     whole, wide = zeros(ROWS, dtype=torch.int64), zeros(ROWS, 8, dtype=torch.int64)
     columns = sampling.Draws(wide.double(), wide, wide.float(), whole, whole, whole.bool(), whole, whole[:1])
     sampling.draw(zeros(ROWS, 32000, dtype=torch.float32), columns, temperature)
-    assert launches == ["draw_rows"]
+    sampling.fill_uniforms(wide.double()[:, :7], zeros(3, ROWS, dtype=torch.int64), 5)
+    assert launches == ["draw_rows", "number_rows"]
 
 
 def test_statistics_of_logits(launches):

@@ -19,7 +19,7 @@ if not (INTERPRETED or torch.cuda.is_available()):
 from tiny_models import FAMILIES, tiny_model, with_large_numbers
 
 from paddock.engines.rollout.base import Sampling
-from paddock.engines.rollout.embedded.sampling import sample_rows
+from paddock.engines.rollout.embedded.sampling import sample_rows, uniforms
 from paddock.kernels import decode
 from paddock.kernels.gated import gated, gated_backward
 from paddock.kernels.lora import narrow, widen
@@ -27,7 +27,7 @@ from paddock.kernels.matmul import exact_linear
 from paddock.kernels.norm import add_norm, add_norm_backward
 from paddock.kernels.packed import packed_attention, tiles_of
 from paddock.kernels.rotary import HeadNorm, rotary, rotary_backward, rotary_into
-from paddock.kernels.sampling import Draws, draw
+from paddock.kernels.sampling import Draws, draw, fill_uniforms
 from paddock.kernels.thin import thin_gated, thin_parts
 from paddock.models.attention import Packed, Scores
 from paddock.models.forward import hidden_states, module_states
@@ -208,6 +208,16 @@ def test_decode_attends_to_prompt_and_answer_and_to_nothing_else(monkeypatch, sp
             scores[:, : max(0, length + 1 - window)] = -torch.inf
         wanted = torch.einsum("hn,nhd->hd", scores.softmax(-1), value[index].repeat_interleave(heads // keys, 1))
         same(found[row], wanted)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 + 7, 2**56 - 1])
+@pytest.mark.parametrize("count", [1, 7, 2500])
+def test_uniform_numbers_are_those_of_torch_bit_for_bit(seed, count):
+    columns = [[0, 3, 2**31 + 5, 9], [1, 2**20, 7, 2**32 - 1], [0, 5, 100_000, 2**31 - 3]]
+    counters = torch.tensor(columns, device=DEVICE)
+    whole = torch.full((4, count + 3), -1.0, dtype=torch.float64, device=DEVICE)
+    fill_uniforms(whole[:, :count], counters, seed)
+    assert torch.equal(whole[:, :count], uniforms(*counters, count, seed)) and (whole[:, count:] == -1.0).all()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])

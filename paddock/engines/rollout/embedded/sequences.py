@@ -17,10 +17,13 @@ from paddock.engines.rollout.embedded.sampling import filters, require_finite, s
 from paddock.errors import UserError
 from paddock.kernels.arguments import Draws
 from paddock.kernels.choice import kernels_for
+from paddock.kernels.launch import can_launch, has_triton
 from paddock.models.attention import Attention
 
+if has_triton():
+    from paddock.kernels.sampling import fill_uniforms
+
 STOPS = 256  # stop tokens there is room for
-FEW = 1 << 14  # random numbers that the host computes before a GPU has launched the operations for it
 
 
 class KeyValues(Protocol):
@@ -207,17 +210,17 @@ class Sequences:
         device = self.length.device
         self.left += limits
         self.parks |= any(request.keep for request in requests)
-        self.limit[start : self.live] = torch.tensor(limits).to(device, non_blocking=True)
-        self.length[start : self.live] = torch.tensor(lengths).to(device, non_blocking=True)
         if any(request.images for request in requests):
             offsets = [request.images.offset if request.images else 0 for request in requests for _ in request.rows]
             self.offset[start : self.live] = torch.tensor(offsets).to(device, non_blocking=True)
         counters = [(row, request.step, request.start) for request in requests for row in request.rows]
-        most = max(limits)
-        near = "cpu" if most * len(counters) <= FEW else device
-        rows, steps, starts = torch.tensor(counters).t().contiguous().to(near, non_blocking=True)
-        numbers = uniforms(rows, steps, starts, most, self.sampling.seed)
-        self.numbers[start : self.live, :most] = to_device(numbers, device)
+        columns = to_device(torch.tensor([*zip(*counters, strict=True), limits, lengths]), device)
+        self.limit[start : self.live], self.length[start : self.live] = columns[3:]
+        numbers = self.numbers[start : self.live, : max(limits)]
+        if can_launch(numbers):
+            fill_uniforms(numbers, columns[:3], self.sampling.seed)
+        else:
+            numbers.copy_(uniforms(*columns[:3], numbers.shape[1], self.sampling.seed))
         self.drawn[start : self.live] = 0
         self.done[start : self.live] = False
         return targets
