@@ -220,7 +220,8 @@ class Sequences:
         if can_launch(numbers):
             fill_uniforms(numbers, columns[:3], self.sampling.seed)
         else:
-            numbers.copy_(uniforms(*columns[:3], numbers.shape[1], self.sampling.seed))
+            rows, steps, starts = columns[:3]
+            numbers.copy_(uniforms(rows, steps, starts, numbers.shape[1], self.sampling.seed))
         self.drawn[start : self.live] = 0
         self.done[start : self.live] = False
         return targets
