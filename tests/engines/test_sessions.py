@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from sessions import PROMPTS, ROOM, SAMPLED, close, converse, interrupted, whole
 from tiny_models import tiny_model
 from tiny_zoo import DENSE, SPARSE, tiny
 
+import paddock.engines.rollout.embedded.engine as embedded
 from paddock.engines.rollout.base import Limits, Request, joined, requests_of
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
@@ -63,6 +65,21 @@ def test_what_was_there_before_a_session_is_not_searched_for_garbage_while_it_la
         assert gc.get_freeze_count() == 0
     finally:
         gc.freeze()
+
+
+@pytest.mark.parametrize(("there", "freezes"), [(0, True), (375, True), (376, False)])
+def test_a_session_leaves_alone_what_others_froze_but_not_what_python_itself_froze_at_its_start(
+    there, freezes, monkeypatch
+):
+    """Python 3.12 begins with 375 such objects."""
+    called = []
+    stand_in = SimpleNamespace(get_freeze_count=lambda: there, freeze=lambda: called.append("freeze"),
+                               unfreeze=lambda: called.append("unfreeze"))  # fmt: skip
+    monkeypatch.setattr(embedded, "gc", stand_in)
+    monkeypatch.setattr(embedded, "FROZEN_AT_START", 375)
+    with embedded.collecting_new_objects():
+        assert called == ["freeze"] * freezes
+    assert called == ["freeze", "unfreeze"] * freezes
 
 
 @pytest.mark.parametrize("kind", [EmbeddedEngine, HFEngine])

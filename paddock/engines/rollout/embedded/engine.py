@@ -37,6 +37,8 @@ from paddock.models.vision import Placed, place_images, vision_tokens
 if TYPE_CHECKING:
     from paddock.engines.train.base import TrainEngine
 
+FROZEN_AT_START = gc.get_freeze_count()
+"""Objects outside of garbage collection before anybody froze some: Python 3.12 begins with a few hundred."""
 ROUND = 16  # buffers grow in steps of so many positions
 PREFILL_SPARE = 8  # a share of a prefill that may be for nothing: lengths of prompts vary, and a prefill is short
 PACK_FROM = 16  # decode steps that repay putting the weights in order
@@ -397,7 +399,7 @@ def collecting_new_objects() -> Iterator[None]:
 
     A look at all that was imported and loaded before takes some tenths of a second, in which a GPU runs dry.
     """
-    others = gc.get_freeze_count() > 0
+    others = gc.get_freeze_count() > FROZEN_AT_START
     if not others:
         gc.freeze()
     try:
