@@ -152,7 +152,8 @@ class Bench:
         environments = Environments(config, self.tokenizer, self.stops, own)
         sampling = Sampling(args.length, self.stops, 1, 0)
         found: list[Result] = []
-        graphs, settled = 0, False
+        graphs: set[Any] = set()
+        settled = False
         for number in itertools.count(1):
             environments.clock = Clock()
             episodes = environments.run(engine, 0, rows, 1, sampling)
@@ -163,8 +164,8 @@ class Bench:
                 found.append(Result(clock.total, tokens, idle / clock.total))
             if len(found) == args.rounds:
                 break
-            before, graphs = graphs, sum(len(one.replays) for one in engine.graphs.values())
-            settled = settled or (number >= args.warm_up and (graphs == before or number >= MOST_WARM_UP))
+            before, graphs = graphs, {replay for one in engine.graphs.values() for replay in one.replays.values()}
+            settled = settled or (number >= args.warm_up and (graphs <= before or number >= MOST_WARM_UP))
         environments.close()
         return Result(
             *(statistics.median(column) for column in zip(*(vars(one).values() for one in found), strict=True))

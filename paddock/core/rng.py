@@ -30,7 +30,7 @@ class Stream(enum.IntEnum):
 
 
 def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, ...]:
-    """Four random words for each counter. Words are arrays or tensors of int64 holding 32 bits, unsigned."""
+    """Returns four random words for each counter. Words are arrays or tensors of int64 holding 32 bits, unsigned."""
     x0, x1, x2, x3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
@@ -49,7 +49,7 @@ def key_of(seed: int, stream: int) -> tuple[int, int]:
 def words(
     seed: int, step: Tensor | int, row: Tensor, position: Tensor | int, lane: Tensor | int, stream: int
 ) -> tuple[Tensor, ...]:
-    """Coordinates broadcast against each other and count modulo 2^32."""
+    """Returns four random words for each place. Coordinates broadcast against each other and count modulo 2^32."""
     device, key = row.device, key_of(seed, stream)
     parts = [torch.as_tensor(part, dtype=torch.long, device=device) & WORD for part in (lane, position, row, step)]
     c0, c1, c2, c3 = torch.broadcast_tensors(*parts)
@@ -57,7 +57,7 @@ def words(
         return philox((c0, c1, c2, c3), key)
     # numpy begins an operation in a fraction of the time that torch takes, and there are 140 of them
     found = philox((c0.numpy(), c1.numpy(), c2.numpy(), c3.numpy()), key)
-    return tuple(torch.from_numpy(np.asarray(words)) for words in found)
+    return tuple(torch.from_numpy(np.asarray(part)) for part in found)
 
 
 def uniform(

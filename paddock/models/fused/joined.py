@@ -56,6 +56,7 @@ class Joined:
         """The product, for a while, with weights in the order of a CPU; see prepacked.py."""
 
     def stack(self, adapters: Beside) -> None:
+        """Moves the weights and every A into one tensor, of which they become views."""
         ranks, weights = sum(adapters.ranks), [*self.weights, *(pair.a for pair in adapters.pairs)]
         more = -(-ranks // ALIGNED) * ALIGNED
         self.whole = side_by_side([*weights, self.weight.new_zeros(more - ranks, self.weight.shape[1])])
