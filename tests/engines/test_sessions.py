@@ -54,15 +54,16 @@ def test_a_response_goes_on_from_any_of_its_tokens(kind):
 
 
 @pytest.mark.parametrize("end", [EmbeddedEngine.pause, EmbeddedEngine.abandon])
-def test_what_was_there_before_a_session_is_not_searched_for_garbage_while_it_lasts(end):
+def test_garbage_is_sought_seldom_and_only_among_new_objects_while_a_session_lasts(end):
     """A full collection of all that a run has loaded takes some tenths of a second, in which a GPU runs dry."""
-    engine = EmbeddedEngine(tiny_model())
+    engine, thresholds = EmbeddedEngine(tiny_model()), gc.get_threshold()
     gc.unfreeze()  # what the tests took out of it for themselves
     try:
         engine.resume(SAMPLED, ROOM)
         assert gc.get_freeze_count() > 100_000
+        assert gc.get_threshold() == (embedded.NEW_OBJECTS, *thresholds[1:])
         end(engine)
-        assert gc.get_freeze_count() == 0
+        assert gc.get_freeze_count() == 0 and gc.get_threshold() == thresholds
     finally:
         gc.freeze()
 
@@ -74,7 +75,8 @@ def test_a_session_leaves_alone_what_others_froze_but_not_what_python_itself_fro
     """Python 3.12 begins with 375 such objects."""
     called = []
     stand_in = SimpleNamespace(get_freeze_count=lambda: there, freeze=lambda: called.append("freeze"),
-                               unfreeze=lambda: called.append("unfreeze"))  # fmt: skip
+                               unfreeze=lambda: called.append("unfreeze"), get_threshold=gc.get_threshold,
+                               set_threshold=lambda *_: None)  # fmt: skip
     monkeypatch.setattr(embedded, "gc", stand_in)
     monkeypatch.setattr(embedded, "FROZEN_AT_START", 375)
     with embedded.collecting_new_objects():

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 FROZEN_AT_START = gc.get_freeze_count()
 """Objects outside of garbage collection before anybody froze some: Python 3.12 begins with a few hundred."""
+NEW_OBJECTS = 50_000
+"""Objects that a session makes between two garbage collections. Few are in cycles: references free the others."""
 ROUND = 16  # buffers grow in steps of so many positions
 PREFILL_SPARE = 8  # a share of a prefill that may be for nothing: lengths of prompts vary, and a prefill is short
 PACK_FROM = 16  # decode steps that repay putting the weights in order
@@ -395,17 +397,20 @@ def rounded(tokens: int) -> int:
 
 @contextmanager
 def collecting_new_objects() -> Iterator[None]:
-    """Garbage collection looks at objects that are made in the block alone.
+    """Garbage collection looks at objects that are made in the block alone, and seldom.
 
-    A look at all that was imported and loaded before takes some tenths of a second, in which a GPU runs dry.
+    A look at all that was imported and loaded before takes some tenths of a second, and one at the answers of a
+    thousand conversations ten milliseconds; a GPU runs dry meanwhile.
     """
-    others = gc.get_freeze_count() > FROZEN_AT_START
+    others, thresholds = gc.get_freeze_count() > FROZEN_AT_START, gc.get_threshold()
     if not others:
         gc.freeze()
+        gc.set_threshold(NEW_OBJECTS, *thresholds[1:])
     try:
         yield
     finally:
         if not others:
+            gc.set_threshold(*thresholds)
             gc.unfreeze()
 
 
