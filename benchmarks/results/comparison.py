@@ -3,7 +3,8 @@
     python -m benchmarks.results.comparison --curves FOLDER --out FOLDER
 
 FOLDER has the documents of both, NAME-SEED.json and trl-NAME-SEED.json, as __main__.py and against_trl.py write them.
-Prints five tables and draws OUT/against_trl_NAME.svg, a line for each seed.
+FOLDER/again has more of Paddock's, in folders of any name: the same experiment and seed run again, for two runs differ
+by chance even if nothing else does. Prints five tables and draws OUT/against_trl_NAME.svg, a line for each seed.
 
 Time is that of the steps since the first one began, with its warm-up; loading, validation and checkpoints count for
 neither side. Reward is that of a step's samples, smoothed over up to two steps on either side. It has always as many on
@@ -87,6 +88,8 @@ class Pair:
 
     ours: Document
     theirs: Document
+    again: tuple[Document, ...] = ()
+    """More runs of Paddock's with the same seed."""
 
     @property
     def curves(self) -> tuple[Curve, Curve]:
@@ -123,9 +126,10 @@ class Pair:
                    f"{gains[1]:.1f}", f"{theirs / ours:.1f}"]  # fmt: skip
 
     def at_equal_samples(self) -> Iterator[list[str]]:
-        """Label, steps, mean reward of both in %, and the difference with its standard error: all steps, the last ten.
+        """Label, steps, mean reward of both in %, the difference with its standard error, and the mean reward of all of
+        Paddock's runs with this seed: all steps, the last ten.
 
-        Both sampled the same prompts at each step, so that differences of steps are the unit of chance.
+        Both sampled the same prompts at each step, so that differences of steps are the unit of chance within a run.
         """
         ours, theirs = (curve.raw for curve in self.curves)
         common = min(len(ours), len(theirs))
@@ -133,15 +137,20 @@ class Pair:
             differences = [100 * (ours[place] - theirs[place]) for place in range(first, common)]
             error = f"{stdev(differences) / math.sqrt(len(differences)):.1f}" if len(differences) > 1 else "?"
             means = [f"{100 * mean(rewards[first:common]):.1f}" for rewards in (ours, theirs)]
-            yield [self.label, f"{first + 1}-{common}", *means, f"{mean(differences):+.1f} ± {error}"]
+            every = [100 * mean(Curve.of(run).raw[first:common]) for run in (self.ours, *self.again)]
+            yield [self.label, f"{first + 1}-{common}", *means, f"{mean(differences):+.1f} ± {error}", cell(every)]
 
     def held_out(self) -> Iterator[list[str]]:
-        """Label, then step and strict greedy accuracy in %: ours at the last validation until theirs, and theirs."""
+        """Label, then step and strict greedy accuracy in %: ours at the last validation until theirs, theirs, and that
+        of Paddock's other runs with this seed at their step."""
         ours, theirs = self.ours["held_out"], self.theirs["held_out"]
         until = [place for place, step in enumerate(ours["step"]) if theirs["step"] and step <= theirs["step"][-1]]
         if until:
             cells = ((ours["step"][until[-1]], ours["strict"][until[-1]]), (theirs["step"][-1], theirs["strict"][-1]))
-            yield [self.label, *(word for step, share in cells for word in (str(step), f"{100 * share:.1f}"))]
+            found = [run["held_out"] for run in self.again if theirs["step"][-1] in run["held_out"]["step"]]
+            again = [100 * one["strict"][one["step"].index(theirs["step"][-1])] for one in found]
+            words = (word for step, share in cells for word in (str(step), f"{100 * share:.1f}"))
+            yield [self.label, *words, cell(again or [None])]
 
     def cost(self) -> Iterator[list[str]]:
         """Label, trainer, steps, medians of a step and its phases in seconds, and minutes of the whole command."""
@@ -161,11 +170,13 @@ def pairs(folder: Path) -> list[Pair]:
         beside = path.with_name(path.name.removeprefix(TrlRun.prefix))
         if not beside.is_file():
             continue
-        ours, theirs = (json.loads(file.read_text()) for file in (beside, path))
-        for name in SAME:
-            if ours[name] != theirs[name]:
-                raise SystemExit(f"{path.name}: {name} is {theirs[name]}, and {ours[name]} in {beside.name}")
-        found.append(Pair(ours, theirs))
+        again = sorted(folder.glob(f"again/*/{beside.name}"))
+        ours, theirs, *others = (json.loads(file.read_text()) for file in (beside, path, *again))
+        for file, other in zip((path, *again), (theirs, *others), strict=True):
+            for name in SAME:
+                if ours[name] != other[name]:
+                    raise SystemExit(f"{file}: {name} is {other[name]}, and {ours[name]} in {beside.name}")
+        found.append(Pair(ours, theirs, tuple(others)))
     return found
 
 

@@ -76,13 +76,19 @@ def test_rewards_at_equal_samples_are_compared_step_by_step_as_far_as_both_came(
     ours = document([0.1, 0.2, 0.3, 0.9], 1.0)
     theirs = document([0.1, 0.1, 0.1], 9.0, trainer="TRL 1.16.0")
     (cells,) = Pair(ours, theirs).at_equal_samples()
-    assert cells[1:] == ["1-3", "20.0", "10.0", "+10.0 ± 5.8"]
+    assert cells[1:] == ["1-3", "20.0", "10.0", "+10.0 ± 5.8", "20.0"]
+    again = document([0.0, 0.1, 0.2], 1.0)
+    (cells,) = Pair(ours, theirs, (again,)).at_equal_samples()
+    assert cells[1:] == ["1-3", "20.0", "10.0", "+10.0 ± 5.8", "15.0 (10.0-20.0)"]
     longer = [Pair(document(RISING * 2, 1.0), document(RISING * 2, 9.0)).at_equal_samples()]
     assert [cells[1] for cells in longer[0]] == ["1-20", "11-20"]
 
 
 def test_held_out_accuracy_is_that_of_the_last_validation_with_no_more_samples_than_the_other_had():
-    assert list(Pair(OURS, THEIRS).held_out()) == [["grpo-0.5b, seed 1", "4", "20.0", "5", "15.0"]]
+    assert list(Pair(OURS, THEIRS).held_out()) == [["grpo-0.5b, seed 1", "4", "20.0", "5", "15.0", "-"]]
+    again = [{"held_out": {"step": [0, 5], "strict": [0.0, share]}} for share in (0.18, 0.22)]
+    (cells,) = Pair(OURS, THEIRS, (*again, OURS)).held_out()
+    assert cells[-1] == "20.0 (18.0-22.0)", "of those that were validated at the other's step"
     nothing = {"held_out": {"step": []}}
     assert list(Pair(OURS, THEIRS | nothing).held_out()) == list(Pair(OURS | nothing, THEIRS).held_out()) == []
 
@@ -92,6 +98,9 @@ def test_runs_are_paired_by_name_and_refused_if_they_start_from_other_weights(tm
         (tmp_path / f"{name}.json").write_text(json.dumps(run))
     assert comparison.pairs(tmp_path) == [Pair(OURS, THEIRS)]
     assert pictures.read(tmp_path) == {"grpo-0.5b": [OURS]}, "Paddock's own pictures show Paddock's runs"
+    (tmp_path / "again" / "a").mkdir(parents=True)
+    (tmp_path / "again" / "a" / "grpo-0.5b-1.json").write_text(json.dumps(OURS))
+    assert comparison.pairs(tmp_path) == [Pair(OURS, THEIRS, (OURS,))]
     (tmp_path / "trl-grpo-0.5b-1.json").write_text(json.dumps({**THEIRS, "weights": {"sha256": "cd"}}))
     with pytest.raises(SystemExit, match=r"weights is .*cd.*, and .*ab"):
         comparison.pairs(tmp_path)
