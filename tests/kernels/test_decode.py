@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from conftest import ROOT
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -175,3 +178,12 @@ def test_exact_attention_is_the_same_bits_whether_prompts_are_shared_or_not(wind
     alone = decode.decode_attention(q, keys, values, pieces, SCALE, window, None, exact=True)
     pieces = replace(pieces, by_prompt=decode.rows_by_prompt(pieces))
     assert torch.equal(decode.decode_attention(q, keys, values, pieces, SCALE, window, None, exact=True), alone)
+
+
+def test_the_script_that_measures_both_prints_its_table(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    script = "decode_attention.py"
+    monkeypatch.setattr(sys, "argv", [script, "--shape", "smallest", "--device", DEVICE.type, "--turns", "1"])
+    runpy.run_path(str(ROOT / "benchmarks" / script), run_name="__main__")
+    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(table) == 3 and len({line.count("|") for line in table}) == 1 and "nan" not in table[2]

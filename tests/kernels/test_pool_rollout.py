@@ -15,7 +15,7 @@ if not INTERPRETED:
 import torch
 from tiny_models import EOS, tiny_model
 
-from paddock.engines.rollout.base import Completion, Prompt, Sampling
+from paddock.engines.rollout.base import Completion, Limits, Prompt, Sampling, requests_of
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.embedded import engine as engine_module
 from paddock.engines.rollout.embedded import pool as pool_module
@@ -100,3 +100,15 @@ def test_memory_that_was_dropped_comes_back_and_changes_no_answer():
     assert engine.generate(FEW, SHORT) == expected
     assert engine.slots is pool and pool.bytes() == held
     assert engine.generate(FEW, replace(SHORT, step=3)) != expected
+
+
+def test_sessions_that_read_prompts_together_have_graphs_of_their_own_and_keep_them(monkeypatch):
+    monkeypatch.setattr(engine_module, "Graphs", lambda step: [step])
+    engine, found = EmbeddedEngine(tiny_model("llama"), max_num_seqs=4, free_cache=False), []
+    for least in (10**9, 0, 10**9, 0):
+        monkeypatch.setattr(pool_module, "SHARED_FROM", least)
+        engine.resume(SHORT, Limits.of(requests_of(FEW, SHORT)))
+        assert engine.session is not None
+        found.append(engine.recorded(engine.session))
+        engine.pause()
+    assert found[0] is found[2] and found[1] is found[3] and found[0] is not found[1]
