@@ -95,16 +95,16 @@ def attend_prompts(
         gdc_launch_dependents()
     head, place, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     MEMBERS: tl.constexpr = ROWS // GROUP
-    if (place - tl.load(FIRST + place)) % MEMBERS == 0:
-        leader = tl.load(ORDER + place)
+    leader, first, last = tl.load(ORDER + place), tl.load(FIRST + place), tl.load(LAST + place)
+    if (place - first) % MEMBERS == 0:
+        column, query = tl.arange(0, WIDE), tl.arange(0, ROWS)
+        member = query // GROUP
+        real = (member < MEMBERS) & (place + member < last)
+        row = tl.load(ORDER + place + member, mask=real, other=0).to(tl.int64)
         start, prompt_length = tl.load(PROMPT + leader).to(tl.int64), tl.load(PROMPT_LENGTH + leader)
         span = part_of(prompt_length, BLOCK, LEAST, PARTS)
         low, high = part * span, tl.minimum((part + 1) * span, prompt_length)
         if low < high:
-            column, query = tl.arange(0, WIDE), tl.arange(0, ROWS)
-            member = query // GROUP
-            real = (member < MEMBERS) & (place + member < tl.load(LAST + place))
-            row = tl.load(ORDER + place + member, mask=real, other=0).to(tl.int64)
             end = tl.load(LENGTH + row, mask=real, other=0).to(tl.int32) + 1
             at = (row * keys + head) * GROUP + query % GROUP
             whole = real[:, None] & (column < D)[None, :]
@@ -115,8 +115,8 @@ def attend_prompts(
             if WINDOWED:
                 earliest = tl.min(tl.where(real, end, 2147483647), 0) - window
                 low = tl.maximum(low, tl.maximum(earliest, 0) // BLOCK * BLOCK)
-            for first in range(low, high, BLOCK):
-                token = first + tl.arange(0, BLOCK)
+            for block in range(low, high, BLOCK):
+                token = block + tl.arange(0, BLOCK)
                 inside = token < high
                 seen = inside[None, :] & (token[None, :] < end[:, None])
                 if WINDOWED:

@@ -84,12 +84,11 @@ def test_attention_of_a_decode_step(launches, monkeypatch, splits, exact):
     assert ("join_splits" in launches) is (splits > 1 and not exact)
 
 
-@pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize(
-    "heads,dim,dtype",
-    [(14, 64, torch.bfloat16), (9, 64, torch.bfloat16), (4, 256, torch.bfloat16), (14, 64, torch.float32)],
+    "heads,dim,dtype,splits",
+    [(14, 64, torch.bfloat16, 1), (9, 64, torch.bfloat16, 4), (4, 256, torch.bfloat16, 1), (14, 64, torch.float32, 4)],
 )
-def test_attention_of_a_decode_step_that_reads_prompts_together(launches, monkeypatch, splits, heads, dim, dtype):
+def test_attention_of_a_decode_step_that_reads_prompts_together(launches, monkeypatch, heads, dim, dtype, splits):
     monkeypatch.setattr(decode, "splits_of", lambda *_: splits)
     pieces = decode.Pieces(*zeros(3, ROWS, dtype=torch.int32), zeros(ROWS, dtype=torch.int64))
     pieces = replace(pieces, by_prompt=decode.rows_by_prompt(pieces).zero_())
