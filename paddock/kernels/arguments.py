@@ -36,6 +36,10 @@ class Pieces:
     """int32: the first token of its answer."""
     length: Tensor
     """int64: tokens before the query, which lies behind them and is seen as well."""
+    by_prompt: Tensor | None = None
+    """int32 ``[3, rows]``: the rows in an order in which those with one prompt are neighbours, and for each place in it
+    the first place with the same prompt and the one behind the last. A kernel that reads it may read a prompt once for
+    several rows; None: each row reads its own."""
 
     def followed_by(self, other: Pieces) -> Pieces:
         both = ((self.prompt, other.prompt), (self.prompt_length, other.prompt_length), (self.answer, other.answer),

@@ -1,4 +1,8 @@
-"""Attention of one query a sequence over keys and values that lie in two pieces: its prompt's, shared, and its own."""
+"""Attention of one query a sequence over keys and values that lie in two pieces: its prompt's, shared, and its own.
+
+Where rows are grouped by their prompts (`rows_by_prompt`), one kernel reads each prompt once for a tile of its answers
+and leaves the state of their softmax, from which another goes on over the answers' own tokens.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,10 @@ from paddock.kernels.launch import early, power_of_two
 MIN_ROWS = 16  # of a tensor core's product
 BLOCK = 64  # keys at a time
 WARPS, STAGES = 4, 3
-QUERIES = 64  # of an exact product
+QUERIES = 64  # of an exact product, and of a tile of rows that share a prompt
 MAX_SPLITS = 16
+LEAST = 256  # tokens of a part of a prompt: the state that each part leaves is written and read for every row
+COUNTED = 64  # rows that are compared at a time
 
 
 @triton.jit
@@ -34,13 +40,107 @@ def absorb(q, k, v, seen, top, total, out, scale, softcap, CAPPED: tl.constexpr,
 
 
 @triton.jit
-def attend_rows(
-    Q, K, V, OUT, TOP, TOTAL, PROMPT, PROMPT_LENGTH, ANSWER, LENGTH, SINKS, scale, softcap, window, keys,
+def merge(top, total, out, part_top, part_total, part):
+    """Adds a part of the tokens, by its own maximum, sum and output, to those of the queries."""
+    risen = tl.maximum(top, part_top)
+    shrink, weight = tl.exp2(top - risen), tl.exp2(part_top - risen)
+    return risen, total * shrink + part_total * weight, out * shrink[:, None] + part * weight[:, None]
+
+
+@triton.jit
+def order_rows(PROMPT, PROMPT_LENGTH, ORDER, FIRST, LAST, rows, COUNTED: tl.constexpr):
+    """Counts the rows that come before a row, to find its place: no sort of few rows is faster."""
+    row = tl.program_id(0) * COUNTED + tl.arange(0, COUNTED)
+    real = row < rows
+    prompt, length = tl.load(PROMPT + row, mask=real, other=0), tl.load(PROMPT_LENGTH + row, mask=real, other=0)
+    first = tl.zeros((COUNTED,), tl.int32)
+    earlier = tl.zeros((COUNTED,), tl.int32)
+    equal = tl.zeros((COUNTED,), tl.int32)
+    for place in range(0, rows, COUNTED):
+        other = place + tl.arange(0, COUNTED)
+        there = (other < rows)[None, :]
+        other_prompt = tl.load(PROMPT + other, mask=other < rows, other=0)[None, :]
+        other_length = tl.load(PROMPT_LENGTH + other, mask=other < rows, other=0)[None, :]
+        alike = other_prompt == prompt[:, None]
+        same = there & alike & (other_length == length[:, None])
+        less = there & ((other_prompt < prompt[:, None]) | (alike & (other_length < length[:, None])))
+        first += tl.sum(less.to(tl.int32), 1)
+        earlier += tl.sum((same & (other[None, :] < row[:, None])).to(tl.int32), 1)
+        equal += tl.sum(same.to(tl.int32), 1)
+    tl.store(ORDER + first + earlier, row, mask=real)
+    tl.store(FIRST + first + earlier, first, mask=real)
+    tl.store(LAST + first + earlier, first + equal, mask=real)
+
+
+@triton.jit
+def part_of(prompt_length, BLOCK: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr):
+    """Tokens of each part of a prompt."""
+    return tl.maximum(LEAST, tl.cdiv(tl.cdiv(prompt_length, BLOCK), PARTS) * BLOCK)
+
+
+@triton.jit
+def attend_prompts(
+    Q, K, V, OUT, TOP, TOTAL, ORDER, FIRST, LAST, PROMPT, PROMPT_LENGTH, LENGTH, scale, softcap, window, keys,
     GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SUNK: tl.constexpr, PRECISE: tl.constexpr,
+    LEAST: tl.constexpr, PARTS: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISE: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The queries of one sequence that share a key head, over one split of its tokens.
+    """The queries of a tile of rows with one prompt that share a key head, over one part of the prompt.
+
+    Tiles are counted from the first row of each prompt; programs of rows that begin none have nothing to do. A row that
+    sees no token of a part leaves a maximum of -1e30, by which `merge` takes nothing of its sum and output.
+    """
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    head, place, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    MEMBERS: tl.constexpr = ROWS // GROUP
+    leader, first, last = tl.load(ORDER + place), tl.load(FIRST + place), tl.load(LAST + place)
+    if (place - first) % MEMBERS == 0:
+        column, query = tl.arange(0, WIDE), tl.arange(0, ROWS)
+        member = query // GROUP
+        real = (member < MEMBERS) & (place + member < last)
+        row = tl.load(ORDER + place + member, mask=real, other=0).to(tl.int64)
+        start, prompt_length = tl.load(PROMPT + leader).to(tl.int64), tl.load(PROMPT_LENGTH + leader)
+        span = part_of(prompt_length, BLOCK, LEAST, PARTS)
+        low, high = part * span, tl.minimum((part + 1) * span, prompt_length)
+        if low < high:
+            end = tl.load(LENGTH + row, mask=real, other=0).to(tl.int32) + 1
+            at = (row * keys + head) * GROUP + query % GROUP
+            whole = real[:, None] & (column < D)[None, :]
+            q = tl.load(Q + at[:, None] * D + column[None, :], mask=whole, other=0.0)
+            top = tl.full((ROWS,), -1e30, tl.float32)
+            total = tl.zeros((ROWS,), tl.float32)
+            out = tl.zeros((ROWS, WIDE), tl.float32)
+            if WINDOWED:
+                earliest = tl.min(tl.where(real, end, 2147483647), 0) - window
+                low = tl.maximum(low, tl.maximum(earliest, 0) // BLOCK * BLOCK)
+            for block in range(low, high, BLOCK):
+                token = block + tl.arange(0, BLOCK)
+                inside = token < high
+                seen = inside[None, :] & (token[None, :] < end[:, None])
+                if WINDOWED:
+                    seen = seen & (token[None, :] >= end[:, None] - window)
+                load = inside[:, None] & (column < D)[None, :]
+                where = ((start + token) * keys + head)[:, None] * D + column[None, :]
+                k = tl.load(K + where, mask=load, other=0.0)
+                v = tl.load(V + where, mask=load, other=0.0)
+                top, total, out = absorb(q, k, v, seen, top, total, out, scale, softcap, CAPPED, PRECISE)
+            state = ((row * keys + head) * PARTS + part) * GROUP + query % GROUP
+            tl.store(OUT + state[:, None] * D + column[None, :], out, mask=whole)
+            tl.store(TOP + state, top, mask=real)
+            tl.store(TOTAL + state, total, mask=real)
+
+
+@triton.jit
+def attend_rows(
+    Q, K, V, OUT, TOP, TOTAL, PROMPT, PROMPT_LENGTH, ANSWER, LENGTH, SINKS, STATE, STATE_TOP, STATE_TOTAL,
+    scale, softcap, window, keys, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr, WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr, SUNK: tl.constexpr, PRECISE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The queries of one sequence that share a key head, over one split of its tokens. With `PARTS` those are the
+    answer's, and the first split begins from what `attend_prompts` left for each part of the prompt.
 
     Heads of a sequence are neighbours in memory, and so are their programs in time.
     """
@@ -62,6 +162,15 @@ def attend_rows(
         total = tl.where(split == 0, total + 1.0, total)
     out = tl.zeros((ROWS, WIDE), tl.float32)
     first = tl.maximum(0, end - window) // BLOCK * BLOCK if WINDOWED else 0
+    if PARTS > 0:
+        first = tl.minimum(tl.maximum(first, prompt_length), end)
+        count = tl.cdiv(prompt_length, part_of(prompt_length, BLOCK, LEAST, PARTS))
+        for number in range(tl.where(split == 0, count, 0)):
+            state = ((row * keys + head) * PARTS + number) * GROUP + query
+            part = tl.load(STATE + state[:, None] * D + column[None, :], mask=real, other=0.0)
+            part_top = tl.load(STATE_TOP + state, mask=query < GROUP, other=-1e30)
+            part_total = tl.load(STATE_TOTAL + state, mask=query < GROUP, other=1.0)
+            top, total, out = merge(top, total, out, part_top, part_total, part)
     span = tl.cdiv(tl.cdiv(end - first, BLOCK), SPLITS) * BLOCK
     low = first + split * span
     for place in range(low, tl.minimum(low + span, end), BLOCK):
@@ -100,16 +209,21 @@ def join_splits(
     out = tl.zeros((ROWS, WIDE), tl.float32)
     for split in range(SPLITS):
         rows = ((row * keys + head) * SPLITS + split) * ROWS + query
-        part_top = tl.load(TOP + rows)
-        risen = tl.maximum(top, part_top)
-        shrink, weight = tl.exp2(top - risen), tl.exp2(part_top - risen)
         part = tl.load(PARTS + rows[:, None] * D + column[None, :], mask=(column < D)[None, :], other=0.0)
-        out = out * shrink[:, None] + part * weight[:, None]
-        total = total * shrink + tl.load(TOTAL + rows) * weight
-        top = risen
+        top, total, out = merge(top, total, out, tl.load(TOP + rows), tl.load(TOTAL + rows), part)
     real = (query < GROUP)[:, None] & (column < D)[None, :]
     at = (row * keys + head) * GROUP * D + query[:, None] * D + column[None, :]
     tl.store(OUT + at, (out / total[:, None]).to(OUT.dtype.element_ty), mask=real)
+
+
+def rows_by_prompt(pieces: Pieces) -> Tensor:
+    """Returns `Pieces.by_prompt` of these rows. Nothing waits for the device."""
+    rows = len(pieces.prompt)
+    found = torch.empty(3, rows, dtype=torch.int32, device=pieces.prompt.device)
+    order_rows[(triton.cdiv(rows, COUNTED),)](
+        pieces.prompt, pieces.prompt_length, *found.unbind(), rows, COUNTED, num_warps=WARPS
+    )
+    return found
 
 
 def decode_attention(
@@ -126,35 +240,55 @@ def decode_attention(
     """``q [rows, H, D]`` over ``keys, values [tokens, K, D]``; returns ``[rows, H, D]``. Nothing waits for the device.
     ``sinks [H]``: see models/attention/sinks.py.
 
-    `exact`: with the very products of `packed.packed_attention`, so that a query's result is the same, bit by bit.
+    `exact`: with the very products of `packed.packed_attention`, so that a query's result is the same, bit by bit. Then
+    no prompt is read for several rows at once.
     """
     rows, heads, dim = q.shape
     shared = keys.shape[1]
     group = heads // shared
     block_rows, wide = max(QUERIES if exact else MIN_ROWS, power_of_two(group)), max(16, power_of_two(dim))
-    splits = 1 if exact else splits_of(rows * shared, q.device)
+    splits = 1 if exact else splits_of(rows * shared, q.device, 2)
     out, soon = torch.empty_like(q), early(q.device)
-    if splits == 1:
-        parts, top, total = out, out, out
-    else:
-        parts = q.new_empty(rows, shared, splits, block_rows, dim, dtype=torch.float32)
-        top, total = q.new_empty(2, rows, shared, splits, block_rows, dtype=torch.float32)
+    how = scale, softcap or 1.0, window or 0, shared, group
+    kind = window is not None, softcap is not None
+    launch = {"num_warps": WARPS, "num_stages": STAGES, **soon}
+    parts, state = 0, (out, out, out)
+    if pieces.by_prompt is not None and not exact:
+        tile = tile_of(q, group)
+        parts = splits_of(triton.cdiv(rows, tile // group) * shared, q.device, 1)
+        state = states(q, rows, shared, parts, group, dim)
+        attend_prompts[(shared, rows, parts)](
+            q, keys, values, *state, *pieces.by_prompt.unbind(), pieces.prompt, pieces.prompt_length, pieces.length,
+            *how, tile, dim, wide, BLOCK, LEAST, parts, *kind, q.dtype == torch.float32, bool(soon), **launch,
+        )  # fmt: skip
+    found = (out, out, out) if splits == 1 else states(q, rows, shared, splits, block_rows, dim)
     attend_rows[(shared, rows, splits)](
-        q, keys, values, parts, top, total, pieces.prompt, pieces.prompt_length, pieces.answer, pieces.length,
-        q if sinks is None else sinks, scale, softcap or 1.0, window or 0, shared, group, block_rows, dim, wide, BLOCK,
-        splits, window is not None, softcap is not None, sinks is not None, q.dtype == torch.float32, bool(soon),
-        num_warps=WARPS, num_stages=STAGES, **soon,
+        q, keys, values, *found, pieces.prompt, pieces.prompt_length, pieces.answer, pieces.length,
+        q if sinks is None else sinks, *state, *how, block_rows, dim, wide, BLOCK, splits, LEAST, parts, *kind,
+        sinks is not None, q.dtype == torch.float32, bool(soon), **launch,
     )  # fmt: skip
     if splits > 1:
         join_splits[(shared, rows)](
-            parts, top, total, out, shared, group, block_rows, dim, wide, splits, bool(soon), num_warps=4, **soon
+            *found, out, shared, group, block_rows, dim, wide, splits, bool(soon), num_warps=4, **soon
         )
     return out
 
 
-def splits_of(programs: int, device: torch.device) -> int:
-    """A power of two that fills the device with about four programs a multiprocessor, where sequences are few."""
+def tile_of(q: Tensor, group: int) -> int:
+    """Returns the queries of a tile of rows that share a prompt: fewer where registers and shared memory are few."""
+    fits = q.dtype != torch.float32 and q.shape[2] <= 128
+    return max(QUERIES if fits else MIN_ROWS, power_of_two(group))
+
+
+def states(q: Tensor, *shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns room for outputs ``shape`` of parts of the tokens, and for their maxima and sums ``shape[:-1]``."""
+    top, total = q.new_empty((2, *shape[:-1]), dtype=torch.float32)
+    return q.new_empty(shape, dtype=torch.float32), top, total
+
+
+def splits_of(programs: int, device: torch.device, each: int) -> int:
+    """A power of two that fills the device with at least `each` programs a multiprocessor, where sequences are few."""
     splits = 1
-    while splits < MAX_SPLITS and programs * splits < 2 * multiprocessors(device):
+    while splits < MAX_SPLITS and programs * splits < each * multiprocessors(device):
         splits *= 2
     return splits

@@ -1,6 +1,6 @@
-"""The kernels of a GPU that have a counterpart for a CPU (see native.py)."""
+"""The kernels of a GPU that have a counterpart for a CPU (see native.py), and what they alone make use of."""
 
-from paddock.kernels.decode import decode_attention
+from paddock.kernels.decode import decode_attention, rows_by_prompt
 from paddock.kernels.gated import gated, gated_backward
 from paddock.kernels.norm import add_norm, add_norm_backward
 from paddock.kernels.rotary import rotary, rotary_backward, rotary_into
@@ -19,4 +19,5 @@ __all__ = [
     "rotary",
     "rotary_backward",
     "rotary_into",
+    "rows_by_prompt",
 ]

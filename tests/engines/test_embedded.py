@@ -16,7 +16,7 @@ from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.embedded import engine as engine_module
 from paddock.engines.rollout.embedded import prepacked as prepacked_module
-from paddock.engines.rollout.embedded.pool import TokenPool
+from paddock.engines.rollout.embedded.pool import SHARED_FROM, TokenPool, worth_sharing
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.engines.rollout.hf import HFEngine
 from paddock.errors import UserError
@@ -332,3 +332,29 @@ def test_ragged_lengths_read_in_several_spans_give_the_same_answers():
     assert len(spans_of([240] * 8 + [5] * 8 + [3] * 8)) == 2
     found = EmbeddedEngine(model).generate(prompts, GREEDY)
     assert tokens_of(found) == tokens_of(HFEngine(model).generate(prompts, GREEDY))
+
+
+@pytest.mark.parametrize(
+    "requests,shared",
+    [
+        ([(120, 8)] * 128, True),
+        ([(2048, 1)] * 64, False),  # nobody to read with
+        ([(20, 8)] * 32, False),  # too short to matter
+        ([(2 * SHARED_FROM, 2)], True),
+        ([(2 * SHARED_FROM - 1, 2)], False),
+        ([(2048, 8), *[(20, 8)] * 9], True),  # what counts is all that is read
+        ([(2048, 8), *[(2048, 1)] * 300], False),
+    ],
+)
+def test_prompts_are_read_together_where_that_spares_responses_enough(requests, shared):
+    assert worth_sharing(requests) is shared
+
+
+def test_a_cpu_answers_groups_that_a_gpu_would_read_together():
+    model, group, short = (
+        tiny_model("qwen2"),
+        [Prompt(list(range(5, 205)), list(range(8)))],
+        replace(SAMPLED, max_tokens=3),
+    )
+    assert worth_sharing([(200, 8)])
+    assert tokens_of(EmbeddedEngine(model).generate(group, short)) == tokens_of(HFEngine(model).generate(group, short))

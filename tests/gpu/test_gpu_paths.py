@@ -13,6 +13,7 @@ from paddock.config.engine import OptimConfig
 from paddock.core.device import flash_attention
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
+from paddock.engines.rollout.embedded import pool as pool_module
 from paddock.engines.rollout.hf import HFEngine
 from paddock.engines.train.engine import Engine, offload_idle
 from paddock.engines.train.settings import Budget, Settings
@@ -58,6 +59,55 @@ def test_rollouts_by_graphs_equal_the_plain_engine(family, sampling):
         for ours, theirs in zip(found, wanted, strict=True):
             torch.testing.assert_close(ours.log_probs, theirs.log_probs, atol=2e-4, rtol=0)
     assert any(graphs.replays for graphs in rollout.graphs.values())
+
+
+GROUPS = [
+    Prompt([40 + 3 * i + j % 90 for j in range(length)], [100 * i + j for j in range(8)], max_tokens=limit)
+    for i, (length, limit) in enumerate(((3, None), (70, 9), (1, None), (130, None), (64, 25), (300, None)))
+]
+"""Eight responses to each prompt, which end at different times."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_that_responses_read_together_change_no_answer(monkeypatch, family):
+    monkeypatch.setattr(pool_module, "SHARED_FROM", 0)
+    engine = engine_of(family)
+    rollout = EmbeddedEngine(engine.model, max_num_seqs=20, max_num_batched_tokens=400, free_cache=False)
+    wanted = HFEngine(tiny_model(family).cuda()).generate(GROUPS, SAMPLED)
+    for _ in range(2):  # the second time on kept buffers and graphs
+        found = rollout.generate(GROUPS, SAMPLED)
+        assert rollout.slots is not None and rollout.slots.shares
+        assert tokens(found) == tokens(wanted) and len(set(map(len, tokens(found)))) > 5
+        for ours, theirs in zip(found, wanted, strict=True):
+            torch.testing.assert_close(ours.log_probs, theirs.log_probs, atol=2e-4, rtol=0)
+    assert any(graphs.replays for graphs in rollout.graphs.values())
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2"])
+def test_in_bf16_log_probs_are_close_whether_prompts_are_read_together_or_not(monkeypatch, family):
+    """Up to the first token that differs. Each way has graphs of its own, and neither is recorded again."""
+    engine = engine_of(family, torch.bfloat16, hidden_size=64, head_dim=32, intermediate_size=128)
+    rollout = EmbeddedEngine(engine.model, max_num_seqs=32, free_cache=False)
+    found: dict[bool, list[Completion]] = {}
+    replays: list[dict[object, object]] = []
+    for together in (False, True, False, True):
+        monkeypatch.setattr(pool_module, "SHARED_FROM", 0 if together else 10**9)
+        found[together] = rollout.generate(GROUPS, SAMPLED)
+        assert rollout.slots is not None and rollout.slots.shares is together
+        replays.append(
+            {(key, size): graph for key, kept in rollout.graphs.items() for size, graph in kept.replays.items()}
+        )
+    assert {key[-1] for key in rollout.graphs} == {False, True}
+    assert replays[0] and replays[1].items() > replays[0].items(), "both ways are replayed"
+    assert all(replays[3][name] is graph for name, graph in replays[1].items()), "and none is made again"
+    off = []
+    for ours, theirs in zip(found[True], found[False], strict=True):
+        same = [a == b for a, b in zip(ours.tokens, theirs.tokens, strict=False)]
+        count = same.index(False) if False in same else len(same)
+        off.append(torch.tensor(ours.log_probs[:count]) - torch.tensor(theirs.log_probs[:count]))
+    difference = torch.cat(off).abs()
+    assert len(difference) > sum(map(len, tokens(found[False]))) / 2
+    assert difference.mean() < 0.02 and difference.max() < 0.1
 
 
 @pytest.mark.parametrize("window", [None, 6])

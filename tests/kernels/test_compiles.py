@@ -5,6 +5,7 @@ Wrappers are called with tensors on the CPU, and each launch is compiled for an 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,21 @@ def test_attention_of_a_decode_step(launches, monkeypatch, splits, exact):
     decode.decode_attention(q, cache, cache, pieces, 0.1, None, None, exact)
     decode.decode_attention(q, cache, cache, pieces, 0.1, 64, 30.0, exact, sinks=None if exact else zeros(HEADS))
     assert ("join_splits" in launches) is (splits > 1 and not exact)
+
+
+@pytest.mark.parametrize(
+    "heads,dim,dtype,splits",
+    [(14, 64, torch.bfloat16, 1), (9, 64, torch.bfloat16, 4), (4, 256, torch.bfloat16, 1), (14, 64, torch.float32, 4)],
+)
+def test_attention_of_a_decode_step_that_reads_prompts_together(launches, monkeypatch, heads, dim, dtype, splits):
+    monkeypatch.setattr(decode, "splits_of", lambda *_: splits)
+    pieces = decode.Pieces(*zeros(3, ROWS, dtype=torch.int32), zeros(ROWS, dtype=torch.int64))
+    pieces = replace(pieces, by_prompt=decode.rows_by_prompt(pieces).zero_())
+    q, cache = zeros(ROWS, heads, dim, dtype=dtype), zeros(100, 3 if heads == 9 else 2, dim, dtype=dtype)
+    decode.decode_attention(q, cache, cache, pieces, 0.1, None, None)
+    decode.decode_attention(q, cache, cache, pieces, 0.1, 64, 30.0, sinks=zeros(heads))
+    once = ["attend_prompts", "attend_rows"] + ["join_splits"] * (splits > 1)
+    assert launches == ["order_rows", *once, *once]
 
 
 def test_attention_of_packed_rows_with_exact_numbers(launches):

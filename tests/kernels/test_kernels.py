@@ -190,26 +190,6 @@ def test_parts_of_a_thin_product_add_up_to_it_and_a_norm_adds_them(rows, depth):
     same(thin_gated(x, weight, "silu"), gated(wanted, "silu"))
 
 
-@pytest.mark.parametrize("splits", [1, 4])
-@pytest.mark.parametrize("window,cap", [(None, None), (5, None), (None, 3.0), (70, 2.0)])
-def test_decode_attends_to_prompt_and_answer_and_to_nothing_else(monkeypatch, splits, window, cap):
-    monkeypatch.setattr(decode, "splits_of", lambda *_: splits)
-    heads, keys, dim = 6, 2, 16
-    key, value, q = randn(3000, keys, dim), randn(3000, keys, dim), randn(6, heads, dim)
-    columns = [[0, 0, 100, 100, 300, 500], [70, 70, 3, 3, 150, 64], [1000, 1200, 1400, 1600, 1800, 2000],
-               [70, 100, 3, 140, 190, 128]]  # fmt: skip
-    pieces = decode.Pieces(*torch.tensor(columns, dtype=torch.int32, device=DEVICE))
-    found = decode.decode_attention(q, key, value, pieces, 0.3, window, cap)
-    for row, (prompt, prompt_length, answer, length) in enumerate(zip(*columns, strict=True)):
-        index = [prompt + j if j < prompt_length else answer + j - prompt_length for j in range(length + 1)]
-        scores = torch.einsum("hd,nhd->hn", q[row], key[index].repeat_interleave(heads // keys, 1)) * 0.3
-        scores = scores if cap is None else cap * torch.tanh(scores / cap)
-        if window is not None:
-            scores[:, : max(0, length + 1 - window)] = -torch.inf
-        wanted = torch.einsum("hn,nhd->hd", scores.softmax(-1), value[index].repeat_interleave(heads // keys, 1))
-        same(found[row], wanted)
-
-
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 + 7, 2**56 - 1])
 @pytest.mark.parametrize("count", [1, 7, 2500])
 def test_uniform_numbers_are_those_of_torch_bit_for_bit(seed, count):

@@ -15,9 +15,10 @@ if not INTERPRETED:
 import torch
 from tiny_models import EOS, tiny_model
 
-from paddock.engines.rollout.base import Completion, Prompt, Sampling
+from paddock.engines.rollout.base import Completion, Limits, Prompt, Sampling, requests_of
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.embedded import engine as engine_module
+from paddock.engines.rollout.embedded import pool as pool_module
 from paddock.engines.rollout.hf import HFEngine
 from paddock.models.adapters import Lora, adapters_of, attach
 from paddock.models.fused import fuse, joined
@@ -32,18 +33,22 @@ FEW, SHORT = PROMPTS[:2], replace(SAMPLING, max_tokens=5)
 """Triton's interpreter takes about half a second for each token of each row."""
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_rollouts_over_a_pool_equal_the_plain_engine_and_are_told_early(monkeypatch, steps):
+@pytest.mark.parametrize("steps,together", [(1, False), (3, False), (3, True)])
+def test_rollouts_over_a_pool_equal_the_plain_engine_and_are_told_early(monkeypatch, steps, together):
+    """`together`: the responses to a prompt read it together."""
     monkeypatch.setattr(engine_module, "STEPS", steps)
+    if together:
+        monkeypatch.setattr(pool_module, "SHARED_FROM", 0)
     model = tiny_model("qwen3")
     wanted = HFEngine(model).generate(PROMPTS, SAMPLING)
-    engine = EmbeddedEngine(model, max_num_seqs=4, max_num_batched_tokens=8)
+    engine = EmbeddedEngine(model, max_num_seqs=4, max_num_batched_tokens=8, free_cache=False)
     assert engine.on_gpu
     early: list[Completion] = []
     found = engine.generate(PROMPTS, SAMPLING, early.extend)
     assert [(one.row, one.tokens, one.stopped) for one in found] == [(o.row, o.tokens, o.stopped) for o in wanted]
     assert len({len(one.tokens) for one in found}) > 2
     assert early and all(one in found for one in early)
+    assert engine.slots is not None and engine.slots.shares is together
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])  # without and with norms behind attention and MLP
@@ -95,3 +100,15 @@ def test_memory_that_was_dropped_comes_back_and_changes_no_answer():
     assert engine.generate(FEW, SHORT) == expected
     assert engine.slots is pool and pool.bytes() == held
     assert engine.generate(FEW, replace(SHORT, step=3)) != expected
+
+
+def test_sessions_that_read_prompts_together_have_graphs_of_their_own_and_keep_them(monkeypatch):
+    monkeypatch.setattr(engine_module, "Graphs", lambda step: [step])
+    engine, found = EmbeddedEngine(tiny_model("llama"), max_num_seqs=4, free_cache=False), []
+    for least in (10**9, 0, 10**9, 0):
+        monkeypatch.setattr(pool_module, "SHARED_FROM", least)
+        engine.resume(SHORT, Limits.of(requests_of(FEW, SHORT)))
+        assert engine.session is not None
+        found.append(engine.recorded(engine.session))
+        engine.pause()
+    assert found[0] is found[2] and found[1] is found[3] and found[0] is not found[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -25,6 +26,8 @@ class PoolBuffers(Protocol):
     prompt_length: Tensor
     answer: Tensor
     """int32: the row of each response's first token."""
+    shares: bool
+    """True if decode attention is to read a prompt once for several of its responses, which kernels of a GPU can."""
 
     def layer(self, index: int, heads: int, key_dim: int, value_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Returns keys and values ``[rows, heads, dim]`` of a layer."""
@@ -66,6 +69,8 @@ class PoolDecode:
         if beside is not None:
             row = torch.cat([row, beside.answer + beside.length - beside.prompt_length])
             pieces = pieces.followed_by(beside)
+        if pool.shares:
+            pieces = replace(pieces, by_prompt=kernels_for(lengths).rows_by_prompt(pieces))
         self.row, self.pieces = row, pieces
 
     def buffers(self, layer: int, heads: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,7 +19,7 @@ from paddock.config.schema import Config
 from paddock.core.device import Launched, can_record, empty_cache
 from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.graphs import STEPS, TURN_STEPS, Graphs, bucket
-from paddock.engines.rollout.embedded.pool import TokenPool
+from paddock.engines.rollout.embedded.pool import TokenPool, worth_sharing
 from paddock.engines.rollout.embedded.prepacked import prepacked
 from paddock.engines.rollout.embedded.routes import Routes
 from paddock.engines.rollout.embedded.sequences import Extension, KeyValues, Sequences
@@ -315,6 +315,7 @@ class EmbeddedEngine(RolloutEngine):
             self.slots = pool
         elif pool.shapes:
             self.restore(pool)
+        pool.shares = self.on_gpu and worth_sharing(parts)
         return pool
 
     @property
@@ -348,9 +349,9 @@ class EmbeddedEngine(RolloutEngine):
             self.addresses = addresses
 
     def recorded(self, sequences: Sequences) -> Graphs:
-        """Returns the graphs of these sequences."""
-        sampling = sequences.sampling
-        key = sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+        """Returns the graphs of these sequences, which hold for sessions that draw alike and read prompts alike."""
+        sampling, shares = sequences.sampling, self.slots is not None and self.slots.shares
+        key = sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, shares
         if key not in self.graphs:
             self.graphs[key] = Graphs(partial(self.step, sequences))
         return self.graphs[key]

@@ -53,6 +53,14 @@ class Spans:
 
 
 LEAST = 32  # rows of an extension: fewer sizes, fewer graphs
+SHARED_FROM = 64
+"""Prompt tokens that each response must be spared to read, on average, for prompts to be read once per group: the state
+that such a read leaves for each response is written and read again, and takes a kernel of its own."""
+
+
+def worth_sharing(requests: Sequence[tuple[int, int]]) -> bool:
+    """True if decode attention should read a prompt once for its group; `requests`: tokens and responses of each."""
+    return sum(tokens * (rows - 1) for tokens, rows in requests) >= SHARED_FROM * sum(rows for _, rows in requests)
 
 
 class TokenPool:
@@ -62,6 +70,8 @@ class TokenPool:
     torch's allocator gives out again at the same address if it can: what was recorded over them holds.
 
     Three numbers on the device tell where a live sequence's tokens are, and `held` on the host what to free.
+
+    `shares` (see `PoolBuffers`) is set for each session, and is part of the key of its graphs.
     """
 
     def __init__(self, count: int, prompt_tokens: int, answer_tokens: int, device: torch.device):
@@ -72,6 +82,7 @@ class TokenPool:
         self.shapes: list[tuple[dict[int, Tensor], int, torch.Size, torch.dtype]] = []
         self.prompt, self.prompt_length, self.answer = torch.zeros(3, count, dtype=torch.int32, device=device)
         self.extensions: dict[int, Tensor] = {}
+        self.shares = False
         self.begin()
 
     def begin(self) -> None:
