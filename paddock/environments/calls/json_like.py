@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,9 +12,12 @@ from paddock.environments.calls.format import (
     blocks,
     call_of,
     call_with,
+    headed_calls,
     json_value,
     leading_json,
+    marked_calls,
     object_of,
+    object_with_id,
     written_json,
 )
 from paddock.environments.calls.python_like import read_python
@@ -121,8 +125,7 @@ def read_mistral(text: str) -> Iterator[Call | Malformed]:
 
 
 def render_mistral(calls: Sequence[Call]) -> str:
-    objects = [object_of(call) | ({"id": call.id} if call.id else {}) for call in calls]
-    return f"[TOOL_CALLS]{written_json(objects)}"
+    return f"[TOOL_CALLS]{written_json([object_with_id(call) for call in calls])}"
 
 
 # DeepSeek V3, R1, V3.1
@@ -154,6 +157,160 @@ def render_deepseek(calls: Sequence[Call]) -> str:
         for call in calls
     ]
     return "<｜tool▁calls▁begin｜>" + "\n".join(written) + "<｜tool▁calls▁end｜>"
+
+
+# DeepSeek V3.1: <｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>
+
+DEEPSEEK_31_FORM = f"{BEGIN}NAME{SEPARATOR}{{...}}{END}"
+
+
+def read_deepseek_31(text: str) -> Iterator[Call | Malformed]:
+    for one in headed_calls(text, BEGIN, SEPARATOR, END, DEEPSEEK_31_FORM):
+        if isinstance(one, Malformed):
+            yield one
+        elif not one[0]:
+            yield Malformed(one[2], f"it names no tool; write {DEEPSEEK_31_FORM}")
+        else:
+            yield call_with(*one)
+
+
+def render_deepseek_31(calls: Sequence[Call]) -> str:
+    written = (f"{BEGIN}{call.name}{SEPARATOR}{written_json(dict(call.arguments))}{END}" for call in calls)
+    return f"<｜tool▁calls▁begin｜>{''.join(written)}<｜tool▁calls▁end｜>"
+
+
+# Kimi K2: <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>
+
+KIMI_BEGIN, KIMI_MIDDLE, KIMI_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+KIMI_FORM = f"{KIMI_BEGIN}functions.NAME:0{KIMI_MIDDLE}{{...}}{KIMI_END}"
+KIMI_ID = re.compile(r"(?:functions\.)?(\S+):\d+")
+
+
+def read_kimi(text: str) -> Iterator[Call | Malformed]:
+    for one in headed_calls(text, KIMI_BEGIN, KIMI_MIDDLE, KIMI_END, KIMI_FORM):
+        if isinstance(one, Malformed):
+            yield one
+            continue
+        identity, arguments, whole = one
+        named = KIMI_ID.fullmatch(identity)
+        if named:
+            yield call_with(named[1], arguments, whole, identity)
+        else:
+            yield Malformed(whole, f"{identity!r} is no name of a tool with a number; write {KIMI_FORM}")
+
+
+def render_kimi(calls: Sequence[Call]) -> str:
+    def one(number: int, call: Call) -> str:
+        named = KIMI_ID.fullmatch(call.id)
+        identity = call.id if named and named[1] == call.name else f"functions.{call.name}:{number}"
+        return f"{KIMI_BEGIN}{identity}{KIMI_MIDDLE}{written_json(dict(call.arguments))}{KIMI_END}"
+
+    written = "".join(one(number, call) for number, call in enumerate(calls))
+    return f"<|tool_calls_section_begin|>{written}<|tool_calls_section_end|>"
+
+
+# Between two marks: Hunyuan A13B, Jamba and Apriel a list, MiniMax M1 an object in each line
+
+
+def read_tool_calls(text: str) -> Iterator[Call | Malformed]:
+    yield from marked_calls(text, "<tool_calls>", "</tool_calls>")
+
+
+def render_hunyuan(calls: Sequence[Call]) -> str:
+    return f"<tool_calls>{written_json([object_with_id(call) for call in calls])}</tool_calls>"
+
+
+def render_minimax_m1(calls: Sequence[Call]) -> str:
+    return "<tool_calls>\n" + "".join(f"{written_json(object_of(call))}\n" for call in calls) + "</tool_calls>"
+
+
+def read_nemotron(text: str) -> Iterator[Call | Malformed]:
+    yield from marked_calls(text, "<TOOLCALL>", "</TOOLCALL>", form=f"[{OBJECT}]")
+
+
+def render_nemotron(calls: Sequence[Call]) -> str:
+    return f"<TOOLCALL>{written_json([object_of(call) for call in calls])}</TOOLCALL>"
+
+
+# InternLM: <|action_start|><|plugin|>{"name": ..., "parameters": {...}}<|action_end|>
+
+PLUGIN = "<|action_start|><|plugin|>"
+
+
+def read_internlm(text: str) -> Iterator[Call | Malformed]:
+    text = re.sub(r"<\|action_start\|>\s+<\|plugin\|>", PLUGIN, text)
+    yield from marked_calls(text, PLUGIN, "<|action_end|>", form=LLAMA_FORM)
+
+
+def render_internlm(calls: Sequence[Call]) -> str:
+    return "".join(f"{PLUGIN}\n{written_json(object_of(call, 'parameters'))}<|action_end|>" for call in calls)
+
+
+# Cohere: <|START_ACTION|>[{"tool_call_id": "0", "tool_name": ..., "parameters": {...}}]<|END_ACTION|>
+
+COHERE_OBJECT = '{"tool_name": "...", "parameters": {...}}'
+
+
+def read_cohere(text: str) -> Iterator[Call | Malformed]:
+    yield from marked_calls(text, "<|START_ACTION|>", "<|END_ACTION|>", cohere_call, f"[{COHERE_OBJECT}]")
+
+
+def cohere_call(value: Any, text: str) -> Call | Malformed:
+    return call_of(value, text, form=COHERE_OBJECT, name_key="tool_name", id_key="tool_call_id")
+
+
+def render_cohere(calls: Sequence[Call]) -> str:
+    def one(number: int, call: Call) -> str:
+        arguments = dict(call.arguments)
+        return written_json({"tool_call_id": call.id or str(number), "tool_name": call.name, "parameters": arguments})
+
+    lines = ",\n".join(f"    {one(number, call)}" for number, call in enumerate(calls))
+    return f"<|START_ACTION|>[\n{lines}\n]<|END_ACTION|>"
+
+
+# Command-R and R+: Action: and a block of JSON
+
+ACTION = re.compile(r"Action:\s*```(?:json)?")
+ANSWERS = ("directly-answer", "directly_answer")
+"""Names of the tool that the family calls to say that it needs none."""
+
+
+def read_command_r(text: str) -> Iterator[Call | Malformed]:
+    while begun := ACTION.search(text):
+        value, wrong, text = leading_json(text[begun.end() :])
+        if wrong:
+            yield Malformed(begun[0], f"{wrong}; write Action: and a block ```json with [{COHERE_OBJECT}]")
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            call = cohere_call(one, written_json(one))
+            if isinstance(call, Malformed) or call.name not in ANSWERS:
+                yield call
+
+
+def render_command_r(calls: Sequence[Call]) -> str:
+    objects = [{"tool_name": call.name, "parameters": dict(call.arguments)} for call in calls]
+    return f"Action:\n```json\n{json.dumps(objects, ensure_ascii=False, indent=4)}```"
+
+
+# xLAM: [{"name": ..., "arguments": {...}}], as the whole turn or in a block of JSON
+
+
+def read_xlam(text: str) -> Iterator[Call | Malformed]:
+    rest = text.strip()
+    if not rest.startswith("["):
+        rest = rest.partition("```json")[2].lstrip()
+    if not rest.startswith("[") or '"name"' not in rest or '"arguments"' not in rest:
+        return
+    value, wrong, _ = leading_json(rest)
+    if wrong:
+        yield Malformed(rest, f"{wrong}; write [{OBJECT}]")
+    elif any(isinstance(one, dict) and "name" in one and "arguments" in one for one in value):
+        for one in value:
+            yield call_of(one, written_json(one))
+
+
+def render_xlam(calls: Sequence[Call]) -> str:
+    return written_json([object_of(call) for call in calls])
 
 
 # gpt-oss: <|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}

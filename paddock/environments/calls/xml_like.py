@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-from paddock.environments.calls.format import blocks, written_value
+from paddock.environments.calls.format import blocks, json_value, written_value
 from paddock.environments.environment import Call, Malformed
 
 # Qwen3-Coder: <tool_call><function=name><parameter=key>value</parameter></function></tool_call>
@@ -70,3 +73,99 @@ def render_glm(calls: Sequence[Call]) -> str:
         return f"<tool_call>{call.name}\n{''.join(pairs)}</tool_call>"
 
     return "\n".join(map(one, calls))
+
+
+# Elements with names between two marks: MiniMax M2, Seed-OSS, Step3, DeepSeek V3.2 and V4
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Reads and writes calls as elements, <invoke name="f"><parameter name="a">1</parameter></invoke>, between marks.
+
+    Values are texts, and the tool's schema says what they are, unless they are `typed`. A text that holds the mark that
+    closes it cannot be written: it is read as malformed.
+    """
+
+    opening: str
+    """Text before all calls."""
+    closing: str
+    call: str = "invoke"
+    """Tag of a call."""
+    argument: str = "parameter"
+    """Tag of an argument."""
+    named: str = ' name="{}"'
+    """How a tag is given a name."""
+    before: str = ""
+    """Text before each call."""
+    after: str = "\n"
+    """Text behind each call."""
+    typed: bool = False
+    """True: arguments say by string="true" or string="false" whether they are texts or JSON."""
+
+    @cached_property
+    def form(self) -> str:
+        arguments = self._argument("KEY", "VALUE")
+        return f"{self.opening}{self._begun('NAME')}{arguments}</{self.call}>{self.closing}"
+
+    def read(self, text: str) -> Iterator[Call | Malformed]:
+        _, opened, text = text.partition(self.opening)
+        if opened and not self._calls.search(text):
+            yield Malformed(self.opening + text, f"there is no <{self.call}> in it; write {self.form}")
+        while opened and (one := self._calls.search(text)):
+            yield self._call(one)
+            text = text[one.end() :].lstrip().removeprefix(self.after.strip()).lstrip()
+            if text.startswith(self.closing):
+                _, opened, text = text.partition(self.opening)
+
+    def _call(self, found: re.Match[str]) -> Call | Malformed:
+        name, _, body, closed = found.groups()
+        name = name.strip()
+        if not closed:
+            return Malformed(found[0], f"<{self.call}> is not closed by </{self.call}>")
+        if not name:
+            return Malformed(found[0], f"it names no tool; write {self.form}")
+        if self._arguments.sub("", body).strip():
+            return Malformed(found[0], f"the arguments of {name} cannot be read; write {self.form}")
+        arguments: dict[str, Any] = {}
+        for key, kind, value in self._arguments.findall(body):
+            arguments[key.strip()], wrong = json_value(value) if 'string="false"' in kind else (value, None)
+            if wrong:
+                return Malformed(found[0], f"the argument {key.strip()} of {name}: {wrong}; write {self.form}")
+        return Call(name, arguments)
+
+    def render(self, calls: Sequence[Call]) -> str:
+        def one(call: Call) -> str:
+            lines = "".join(f"{self._argument(key, value)}\n" for key, value in call.arguments.items())
+            return f"{self.before}{self._begun(call.name)}\n{lines}</{self.call}>{self.after}"
+
+        return f"{self.opening}\n{''.join(map(one, calls))}{self.closing}"
+
+    def _begun(self, name: str) -> str:
+        return f"<{self.call}{self.named.format(name)}>"
+
+    def _argument(self, key: str, value: Any) -> str:
+        kind = f' string="{str(isinstance(value, str)).lower()}"' if self.typed else ""
+        return f"<{self.argument}{self.named.format(key)}{kind}>{written_value(value)}</{self.argument}>"
+
+    @cached_property
+    def _calls(self) -> re.Pattern[str]:
+        return re.compile(f"{opening_tag(self.call)}(.*?)(</{self.call}>|\\Z)", re.S)
+
+    @cached_property
+    def _arguments(self) -> re.Pattern[str]:
+        return re.compile(f"{opening_tag(self.argument)}(.*?)</{self.argument}>", re.S)
+
+
+def opening_tag(tag: str) -> str:
+    """Returns a pattern of a tag with a name, quoted or not, and what stands behind the name."""
+    return f"<{tag}(?:=|\\s+name=)[\"']?([^\"'>]*)[\"']?([^>]*)>"
+
+
+MINIMAX_M2 = Elements("<minimax:tool_call>", "</minimax:tool_call>")
+SEED = Elements("<seed:tool_call>", "</seed:tool_call>", "function", named="={}")
+STEP3 = Elements("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "steptml:invoke", "steptml:parameter",
+                 before="<｜tool_call_begin｜>function<｜tool_sep｜>", after="<｜tool_call_end｜>\n")  # fmt: skip
+DEEPSEEK_32, DEEPSEEK_4 = (
+    Elements(f"<｜DSML｜{calls}>", f"</｜DSML｜{calls}>", "｜DSML｜invoke", "｜DSML｜parameter", typed=True)
+    for calls in ("function_calls", "tool_calls")
+)
