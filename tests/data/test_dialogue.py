@@ -56,8 +56,9 @@ def whole(dialogue: Dialogue, messages: list, tools: list | None, generation: bo
     )
 
 
-# gpt-oss draws a channel's header, and Llama 2 the spaces around an answer, as tokens of the turn
-DRAWN = {"gpt_oss": "<|channel|>final<|message|>It is 46.", "llama2": " It is 46. "}
+# gpt-oss draws a channel's header, Command A marks, and Llama 2 and Nemotron spaces around an answer, as tokens of it
+DRAWN = {"gpt_oss": "<|channel|>final<|message|>It is 46.", "llama2": " It is 46. ", "nemotron_nano2": "It is 46.\n",
+         "command_a": "<|START_RESPONSE|>It is 46.<|END_RESPONSE|>"}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", **ids(FAMILIES.values()))
@@ -76,6 +77,8 @@ def test_prompt_answer_and_extension_are_the_conversation_as_the_template_writes
         text = start.replace("[INST]", f"[AVAILABLE_TOOLS]{shown}[/AVAILABLE_TOOLS][INST]") + behind
     if family.name == "deepseek_r1":  # opens thinking for a turn, and takes it out of the turn again
         text = text.replace("<｜Assistant｜>It", "<｜Assistant｜><think>\nIt")
+    if family.name == "minimax_m2":  # the same
+        text = text.replace("]~b]ai\nIt", "]~b]ai\n<think>\nIt")
     if family.name == "glm45":  # adds an empty thinking block that was not drawn
         text = text.replace("\n<think></think>\nIt", "It")
     assert found == text
