@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -252,7 +253,7 @@ def calls_with(texts: st.SearchStrategy[str]) -> st.SearchStrategy[list[Call]]:
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_arguments_are_read_as_they_were_rendered(form, data):
     calls = data.draw(calls_with(st.text(LETTERS, max_size=12) | st.sampled_from(QUOTES)))
@@ -263,7 +264,7 @@ def test_any_arguments_are_read_as_they_were_rendered(form, data):
 @pytest.mark.parametrize(
     "form", [form for name, form in FORMATS.items() if name not in CUT], ids=lambda form: form.name
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_marks_of_the_format_inside_of_texts_make_no_other_call(form, data):
     """They are text; where the format cannot write them, the call is malformed, never another one."""
@@ -302,6 +303,19 @@ def test_thinking_in_the_familys_own_marks_has_no_call(name):
 
 PIECES = sorted({piece for text in [*WRITTEN.values(), *(text for _, text, _ in MALFORMED if len(text) < 200)]
                  for piece in (text, text[: len(text) // 2], text[len(text) // 2 :], text[:12])})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "form", [form for form in FORMATS.values() if form.name != "glm45"], ids=lambda form: form.name
+)
+def test_marks_without_end_take_no_time(form):
+    """A policy that repeats itself holds no run up."""
+    marks = [*re.findall(r"<[^<>]+>", form.render(TWO)), "["]
+    begun = time.perf_counter()
+    for mark in (*marks, *(mark[:-1] for mark in marks[:-1]), "".join(marks[:-2]) + " "):
+        form.parse(marks[0] + mark * (20_000 // len(mark)))
+        form.parse(marks[0] + mark + " " * 20_000)
+    assert time.perf_counter() - begun < 5
 
 
 @settings(max_examples=300, deadline=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from paddock.environments.calls.format import blocks, json_value, written_value
@@ -109,28 +109,31 @@ class Elements:
 
     def read(self, text: str) -> Iterator[Call | Malformed]:
         _, opened, text = text.partition(self.opening)
-        if opened and not self._calls.search(text):
+        if opened and not opening_tag(self.call).search(text):
             yield Malformed(self.opening + text, f"there is no <{self.call}> in it; write {self.form}")
-        while opened and (one := self._calls.search(text)):
-            yield self._call(one)
-            text = text[one.end() :].lstrip().removeprefix(self.after.strip()).lstrip()
+        while opened and (begun := opening_tag(self.call).search(text)):
+            body, closed, behind = text[begun.end() :].partition(f"</{self.call}>")
+            yield self._call(name_in(begun[1]), body, begun[0] + body + closed, bool(closed))
+            text = behind.lstrip().removeprefix(self.after.strip()).lstrip()
             if text.startswith(self.closing):
                 _, opened, text = text.partition(self.opening)
 
-    def _call(self, found: re.Match[str]) -> Call | Malformed:
-        name, _, body, closed = found.groups()
-        name = name.strip()
+    def _call(self, name: str, body: str, text: str, closed: bool) -> Call | Malformed:
         if not closed:
-            return Malformed(found[0], f"<{self.call}> is not closed by </{self.call}>")
+            return Malformed(text, f"<{self.call}> is not closed by </{self.call}>")
         if not name:
-            return Malformed(found[0], f"it names no tool; write {self.form}")
-        if self._arguments.sub("", body).strip():
-            return Malformed(found[0], f"the arguments of {name} cannot be read; write {self.form}")
+            return Malformed(text, f"it names no tool; write {self.form}")
         arguments: dict[str, Any] = {}
-        for key, kind, value in self._arguments.findall(body):
-            arguments[key.strip()], wrong = json_value(value) if 'string="false"' in kind else (value, None)
+        while begun := opening_tag(self.argument).match(body := body.lstrip()):
+            value, closing, body = body[begun.end() :].partition(f"</{self.argument}>")
+            if not closing:
+                return Malformed(text, f"<{self.argument}> is not closed by </{self.argument}>; write {self.form}")
+            key = name_in(begun[1])
+            arguments[key], wrong = json_value(value) if 'string="false"' in begun[1] else (value, None)
             if wrong:
-                return Malformed(found[0], f"the argument {key.strip()} of {name}: {wrong}; write {self.form}")
+                return Malformed(text, f"the argument {key} of {name}: {wrong}; write {self.form}")
+        if body.strip():
+            return Malformed(text, f"the arguments of {name} cannot be read; write {self.form}")
         return Call(name, arguments)
 
     def render(self, calls: Sequence[Call]) -> str:
@@ -147,18 +150,17 @@ class Elements:
         kind = f' string="{str(isinstance(value, str)).lower()}"' if self.typed else ""
         return f"<{self.argument}{self.named.format(key)}{kind}>{written_value(value)}</{self.argument}>"
 
-    @cached_property
-    def _calls(self) -> re.Pattern[str]:
-        return re.compile(f"{opening_tag(self.call)}(.*?)(</{self.call}>|\\Z)", re.S)
 
-    @cached_property
-    def _arguments(self) -> re.Pattern[str]:
-        return re.compile(f"{opening_tag(self.argument)}(.*?)</{self.argument}>", re.S)
+@cache
+def opening_tag(tag: str) -> re.Pattern[str]:
+    """Returns a pattern of a tag with a name and what stands behind it."""
+    return re.compile(rf"<{tag}(?:=|\s+name=)([^<>]*)>")
 
 
-def opening_tag(tag: str) -> str:
-    """Returns a pattern of a tag with a name, quoted or not, and what stands behind the name."""
-    return f"<{tag}(?:=|\\s+name=)[\"']?([^\"'>]*)[\"']?([^>]*)>"
+def name_in(given: str) -> str:
+    """Returns the name that a tag is given, quoted or not."""
+    given = given.strip()
+    return (given[1:].partition(given[0])[0] if given.startswith(('"', "'")) else given).strip()
 
 
 MINIMAX_M2 = Elements("<minimax:tool_call>", "</minimax:tool_call>")
