@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from byte_tokenizer import byte_tokenizer
@@ -259,6 +260,23 @@ def test_calls_in_data_are_read_by_the_format_of_the_family(family):
     (call,), malformed = FORMATS[family.calls].parse(dialogue.text(drawn[:-1]))
     assert not malformed and call.name == "add" and {key: int(value) for key, value in call.arguments.items()} == {
         "a": 12, "b": 34}  # fmt: skip
+
+
+AS_WRITTEN = ["qwen25", "qwen3_coder", "glm45", "deepseek_v32", "kimi_k2", "minimax_m2", "command_a", "seed_oss",
+              "hunyuan_a13b", "internlm2", "nemotron_nano2", "olmo3"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AS_WRITTEN)
+def test_calls_are_rendered_as_the_template_of_the_family_writes_them(name):
+    dialogue, form = FAMILIES[name].dialogue(), FORMATS[str(FAMILIES[name].calls)]
+    calls = [Call("add", {"a": number, "b": "twelve"}, f"functions.add:{number}") for number in range(2)]
+    functions = [{"id": one.id, "type": "function", "function": {"name": one.name, "arguments": dict(one.arguments)}}
+                 for one in calls]  # fmt: skip
+    drawn = dialogue.spans([*ASKED, {"role": "assistant", "content": "", "tool_calls": functions}], TOOLS)[1][0]
+    rendered = form.render(calls)
+    if name == "hunyuan_a13b":  # ids are written by others of the format
+        rendered = re.sub(r', "id": "[^"]*"', "", rendered)
+    assert dialogue.text(drawn[:-1]).strip() == rendered
 
 
 @pytest.mark.parametrize("family", **ids(family for family in FAMILIES.values() if not family.writes_calls))

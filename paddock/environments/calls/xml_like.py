@@ -101,6 +101,8 @@ class Elements:
     """Text behind each call."""
     typed: bool = False
     """True: arguments say by string="true" or string="false" whether they are texts or JSON."""
+    each: bool = False
+    """True: each call has marks of its own."""
 
     @cached_property
     def form(self) -> str:
@@ -141,7 +143,8 @@ class Elements:
             lines = "".join(f"{self._argument(key, value)}\n" for key, value in call.arguments.items())
             return f"{self.before}{self._begun(call.name)}\n{lines}</{self.call}>{self.after}"
 
-        return f"{self.opening}\n{''.join(map(one, calls))}{self.closing}"
+        groups = [[call] for call in calls] if self.each else [calls]
+        return "\n".join(f"{self.opening}\n{''.join(map(one, group))}{self.closing}" for group in groups)
 
     def _begun(self, name: str) -> str:
         return f"<{self.call}{self.named.format(name)}>"
@@ -164,7 +167,7 @@ def name_in(given: str) -> str:
 
 
 MINIMAX_M2 = Elements("<minimax:tool_call>", "</minimax:tool_call>")
-SEED = Elements("<seed:tool_call>", "</seed:tool_call>", "function", named="={}")
+SEED = Elements("<seed:tool_call>", "</seed:tool_call>", "function", named="={}", each=True)
 STEP3 = Elements("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "steptml:invoke", "steptml:parameter",
                  before="<｜tool_call_begin｜>function<｜tool_sep｜>", after="<｜tool_call_end｜>\n")  # fmt: skip
 DEEPSEEK_32, DEEPSEEK_4 = (
