@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from byte_tokenizer import byte_tokenizer
@@ -56,8 +57,9 @@ def whole(dialogue: Dialogue, messages: list, tools: list | None, generation: bo
     )
 
 
-# gpt-oss draws a channel's header, and Llama 2 the spaces around an answer, as tokens of the turn
-DRAWN = {"gpt_oss": "<|channel|>final<|message|>It is 46.", "llama2": " It is 46. "}
+# gpt-oss draws a channel's header, Command A marks, and Llama 2 and Nemotron spaces around an answer, as tokens of it
+DRAWN = {"gpt_oss": "<|channel|>final<|message|>It is 46.", "llama2": " It is 46. ", "nemotron_nano2": "It is 46.\n",
+         "command_a": "<|START_RESPONSE|>It is 46.<|END_RESPONSE|>"}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", **ids(FAMILIES.values()))
@@ -76,6 +78,8 @@ def test_prompt_answer_and_extension_are_the_conversation_as_the_template_writes
         text = start.replace("[INST]", f"[AVAILABLE_TOOLS]{shown}[/AVAILABLE_TOOLS][INST]") + behind
     if family.name == "deepseek_r1":  # opens thinking for a turn, and takes it out of the turn again
         text = text.replace("<｜Assistant｜>It", "<｜Assistant｜><think>\nIt")
+    if family.name == "minimax_m2":  # the same
+        text = text.replace("]~b]ai\nIt", "]~b]ai\n<think>\nIt")
     if family.name == "glm45":  # adds an empty thinking block that was not drawn
         text = text.replace("\n<think></think>\nIt", "It")
     assert found == text
@@ -256,6 +260,23 @@ def test_calls_in_data_are_read_by_the_format_of_the_family(family):
     (call,), malformed = FORMATS[family.calls].parse(dialogue.text(drawn[:-1]))
     assert not malformed and call.name == "add" and {key: int(value) for key, value in call.arguments.items()} == {
         "a": 12, "b": 34}  # fmt: skip
+
+
+AS_WRITTEN = ["qwen25", "qwen3_coder", "glm45", "deepseek_v32", "kimi_k2", "minimax_m2", "command_a", "seed_oss",
+              "hunyuan_a13b", "internlm2", "nemotron_nano2", "olmo3"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AS_WRITTEN)
+def test_calls_are_rendered_as_the_template_of_the_family_writes_them(name):
+    dialogue, form = FAMILIES[name].dialogue(), FORMATS[str(FAMILIES[name].calls)]
+    calls = [Call("add", {"a": number, "b": "twelve"}, f"functions.add:{number}") for number in range(2)]
+    functions = [{"id": one.id, "type": "function", "function": {"name": one.name, "arguments": dict(one.arguments)}}
+                 for one in calls]  # fmt: skip
+    drawn = dialogue.spans([*ASKED, {"role": "assistant", "content": "", "tool_calls": functions}], TOOLS)[1][0]
+    rendered = form.render(calls)
+    if name == "hunyuan_a13b":  # ids are written by others of the format
+        rendered = re.sub(r', "id": "[^"]*"', "", rendered)
+    assert dialogue.text(drawn[:-1]).strip() == rendered
 
 
 @pytest.mark.parametrize("family", **ids(family for family in FAMILIES.values() if not family.writes_calls))

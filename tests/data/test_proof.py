@@ -49,7 +49,7 @@ def test_tools_serve_where_the_template_shows_them_and_writes_their_results(fami
 
 
 EQUAL = ["smollm2", "qwen25", "qwen3", "qwen3_coder", "hermes", "mistral_nemo", "gemma2", "phi4_mini", "deepseek_v31",
-         "granite33"]  # fmt: skip
+         "granite33", "deepseek_v32", "kimi_k2", "seed_oss", "hunyuan_a13b", "lfm2", "internlm2", "olmo3"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EQUAL)
@@ -78,6 +78,9 @@ def test_prompt_answers_and_extensions_are_the_templates_own_tokens(name):
         ("llama2", "generation prompt", "none"),
         ("qwen25", "a call", '{"name": "probe"'),
         ("granite33", "a call", "the template writes none"),
+        ("kimi_k2", "a tool result", "## Return of call00000"),
+        ("minimax_m2", "a tool result", r"]~b]tool\n<response>~a result~</response>[e~["),
+        ("command_a", "a tool result", '"tool_call_id": "call00000"'),
     ],
 )
 def test_a_row_says_what_the_template_does(name, row, part):

@@ -41,6 +41,21 @@ HARMONY = ("<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<
 PHI = ("<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|/tool|>", "<|tool_call|>",
        "<|/tool_call|>")  # fmt: skip
 GRANITE = ("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>")
+KIMI = ("[EOS]", "<|im_end|>", "<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>",
+        "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>", "<|tool_call_end|>")  # fmt: skip
+MINIMAX = ("[e~[", "]~!b[", "]~b]", "<minimax:tool_call>", "</minimax:tool_call>")
+COHERE = ("<BOS_TOKEN>", *(f"<|{name}|>" for name in (
+    "END_OF_TURN_TOKEN", "START_OF_TURN_TOKEN", "SYSTEM_TOKEN", "USER_TOKEN", "CHATBOT_TOKEN", "START_THINKING",
+    "END_THINKING", "START_ACTION", "END_ACTION", "START_RESPONSE", "END_RESPONSE", "START_TOOL_RESULT",
+    "END_TOOL_RESULT",
+)))  # fmt: skip
+SEED = ("<seed:bos>", "<seed:eos>", "<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>")
+HUNYUAN = ("<|startoftext|>", "<|eos|>", "<|extra_0|>", "<|extra_4|>")
+NEMOTRON = ("<s>", "<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>")
+LFM = ("<|startoftext|>", "<|im_start|>", "<|im_end|>", "<|tool_list_start|>", "<|tool_list_end|>",
+       "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_response_start|>", "<|tool_response_end|>")  # fmt: skip
+INTERN = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|plugin|>", "<|action_start|>", "<|action_end|>")
 GEMMA = ("<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>")
 
 
@@ -118,6 +133,16 @@ FAMILIES = {
         Family("deepseek_v31", DEEPSEEK, (DEEPSEEK[1],), None, start=DEEPSEEK[0], tags=TAGS[:2]),
         Family("glm45", GLM, ("<|endoftext|>", "<|user|>", "<|observation|>"), "glm45", tags=TAGS),
         Family("gpt_oss", HARMONY, ("<|return|>", "<|endoftext|>", "<|call|>"), "gpt_oss"),
+        Family("deepseek_v32", DEEPSEEK, (DEEPSEEK[1],), "deepseek_v32", start=DEEPSEEK[0], tags=TAGS[:2]),
+        Family("kimi_k2", KIMI, ("<|im_end|>", "[EOS]"), "kimi_k2"),
+        Family("minimax_m2", MINIMAX, ("[e~[",), "minimax_m2", tags=TAGS[:2]),
+        Family("command_a", COHERE, ("<|END_OF_TURN_TOKEN|>",), "cohere_command3", start=COHERE[0]),
+        Family("seed_oss", SEED, ("<seed:eos>",), "seed_oss", start="<seed:bos>"),
+        Family("hunyuan_a13b", HUNYUAN, ("<|eos|>",), "hunyuan_a13b", start="<|startoftext|>"),
+        Family("lfm2", LFM, ("<|im_end|>",), "lfm2", start="<|startoftext|>", writes_calls=False),
+        Family("internlm2", INTERN, ("</s>", "<|im_end|>"), "internlm", start="<s>"),
+        Family("nemotron_nano2", NEMOTRON, ("<SPECIAL_12>",), "nemotron_json", start="<s>"),
+        Family("olmo3", CHATML, ("<|im_end|>", "<|endoftext|>"), "olmo3"),
         Family("granite33", GRANITE, ("<|end_of_text|>",), "granite", writes_calls=False),
     ]
 }

@@ -1,0 +1,170 @@
+"""A format of tool calls, and the parts that readers of formats share: JSON values, marks, and calls made of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paddock.environments.environment import Call, Malformed
+
+Read = tuple[list[Call], list[Malformed]]
+THINKING = ("<think>", "</think>")
+OBJECT = '{"name": "...", "arguments": {...}}'
+
+
+@dataclass(frozen=True)
+class Format:
+    """Holds how a family of models writes tool calls."""
+
+    name: str
+    read: Callable[[str], Iterator[Call | Malformed]]
+    render: Callable[[Sequence[Call]], str]
+    """Returns calls as the family writes them, without the end of the turn."""
+    marks: tuple[str, ...]
+    """Texts that stand in chat templates of the family, all of them."""
+    thinking: tuple[str, str] = THINKING
+    """Marks around thinking."""
+
+    def parse(self, text: str) -> Read:
+        """Returns the calls in a turn, and those that cannot be read, in the order in which they were written.
+
+        The turn is decoded with special tokens, without its end of turn. What stands in thinking is no call.
+        """
+        found = list(self.read(outside_thinking(text, *self.thinking)))
+        calls = [one for one in found if isinstance(one, Call)]
+        return calls, [one for one in found if isinstance(one, Malformed)]
+
+
+def outside_thinking(text: str, opening: str, closing: str) -> str:
+    """Returns what stands outside of thinking; the generation prompt may have opened it."""
+    opened, closed = text.find(opening), text.find(closing)
+    if closed >= 0 and (opened < 0 or closed < opened):
+        text = text[closed + len(closing) :]
+    return re.sub(f"{re.escape(opening)}.*?(?:{re.escape(closing)}|$)", "", text, flags=re.S)
+
+
+def call_of(
+    value: Any, text: str, wrong: str | None = None, form: str = OBJECT, name_key: str = "name", id_key: str = "id"
+) -> Call | Malformed:
+    """Returns a JSON value as a call; `wrong` says why there is no value, `form` shows what to write."""
+    if wrong is not None:
+        return Malformed(text, wrong)
+    if not isinstance(value, dict):
+        return Malformed(text, f"a call is an object {form}, and this is {kind_of(value)}")
+    name = value.get(name_key)
+    if not isinstance(name, str) or not name.strip():
+        return Malformed(text, f'the call has no "{name_key}" of a tool; write {form}')
+    given = (value[key] for key in ("arguments", "parameters") if value.get(key) is not None)
+    arguments: Any = next(given, {})
+    return call_with(name, arguments, text, str(value.get(id_key) or ""))
+
+
+def call_with(name: str, arguments: Any, text: str, identity: str = "") -> Call | Malformed:
+    if isinstance(arguments, str):
+        arguments, wrong = json_value(arguments)
+        if wrong is not None:
+            return Malformed(text, f"the arguments of {name.strip()}: {wrong}")
+    if not isinstance(arguments, Mapping):
+        return Malformed(
+            text, f'the arguments of {name.strip()} are {kind_of(arguments)}, not an object {{"name": value}}'
+        )
+    return Call(name.strip(), arguments, identity)
+
+
+def json_value(text: str) -> tuple[Any, str | None]:
+    """Returns a JSON value, and what is wrong with the text if it is none."""
+    try:
+        value = json.loads(text, strict=False)
+        json.dumps(value, ensure_ascii=False).encode()
+        return value, None
+    except json.JSONDecodeError as error:
+        near = text[max(0, error.pos - 20) : error.pos + 20]
+        return None, f"the JSON cannot be read: {error.msg} at character {error.pos}, near {near!r}"
+    except UnicodeEncodeError:
+        return None, "the JSON holds half of a surrogate pair, which is no character"
+    except (ValueError, RecursionError) as error:
+        return None, f"the JSON cannot be read: {str(error) or type(error).__name__}"
+
+
+def leading_json(text: str) -> tuple[Any, str | None, str]:
+    """Returns the JSON value that a text begins with, what is wrong with it, and the text behind it."""
+    text = text.lstrip()
+    try:
+        end = json.JSONDecoder(strict=False).raw_decode(text)[1]
+    except (ValueError, RecursionError):
+        end = len(text)
+    return *json_value(text[:end]), text[end:]
+
+
+def kind_of(value: Any) -> str:
+    names: dict[type, str] = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a text",
+                              list: "a list", dict: "an object"}  # fmt: skip
+    return names.get(type(value), type(value).__name__)
+
+
+def blocks(text: str, opening: str, closing: str) -> Iterator[tuple[str, Malformed | None]]:
+    """Yields what stands between two tags; a tag that is not closed is malformed, and what follows belongs to it."""
+    for part in text.split(opening)[1:]:
+        inner, closed, _ = part.partition(closing)
+        yield inner, None if closed else Malformed(opening + part, f"{opening} is not closed by {closing}")
+
+
+def marked_calls(
+    text: str, opening: str, closing: str, call: Callable[[Any, str], Call | Malformed] = call_of, form: str = OBJECT
+) -> Iterator[Call | Malformed]:
+    """Yields the calls between two marks: JSON objects, or lists of them. Marks inside of JSON's texts are text."""
+    _, opened, rest = text.partition(opening)
+    while opened:
+        begun, found = rest, list[Call | Malformed]()
+        while rest.strip() and not rest.lstrip().startswith(closing):
+            value, wrong, behind = leading_json(rest)
+            if wrong:
+                inner, closed, behind = rest.partition(closing)
+                found.append(Malformed(inner, f"{wrong}; write {form}"))
+                rest = closed + behind
+            else:
+                found.extend(call(one, written_json(one)) for one in (value if isinstance(value, list) else [value]))
+                rest = behind
+        if not rest.strip():
+            yield Malformed(opening + begun, f"{opening} is not closed by {closing}")
+        else:
+            yield from found or [Malformed(opening + closing, f"there is no call in it; write {form}")]
+        _, opened, rest = rest.partition(opening)
+
+
+def headed_calls(
+    text: str, opening: str, middle: str, closing: str, form: str
+) -> Iterator[tuple[str, Any, str] | Malformed]:
+    """Yields what stands before the middle mark, the JSON value behind it, and the whole. Marks inside of JSON's texts
+    are text."""
+    _, opened, rest = text.partition(opening)
+    while opened:
+        head, split, behind = rest.partition(middle)
+        value, wrong, after = leading_json(behind)
+        if split and closing not in head and not wrong and after.lstrip().startswith(closing):
+            yield head.strip(), value, opening + rest[: len(rest) - len(after)] + closing
+        else:
+            inner, closed, after = rest.partition(closing)
+            wrong = json_value(inner.partition(middle)[2].strip())[1] if middle in inner else f"there is no {middle}"
+            reason = f"{wrong}; write {form}" if closed else f"{opening} is not closed by {closing}"
+            yield Malformed(opening + inner + closed, reason)
+        _, opened, rest = after.partition(opening)
+
+
+def object_of(call: Call, arguments: str = "arguments") -> dict[str, Any]:
+    return {"name": call.name, arguments: dict(call.arguments)}
+
+
+def object_with_id(call: Call) -> dict[str, Any]:
+    return object_of(call) | ({"id": call.id} if call.id else {})
+
+
+def written_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def written_value(value: Any) -> str:
+    return value if isinstance(value, str) else written_json(value)
