@@ -305,9 +305,7 @@ PIECES = sorted({piece for text in [*WRITTEN.values(), *(text for _, text, _ in 
                  for piece in (text, text[: len(text) // 2], text[len(text) // 2 :], text[:12])})  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "form", [form for form in FORMATS.values() if form.name != "glm45"], ids=lambda form: form.name
-)
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_marks_without_end_take_no_time(form):
     """A policy that repeats itself holds no run up."""
     marks = [*re.findall(r"<[^<>]+>", form.render(TWO)), "["]

@@ -50,20 +50,30 @@ def render_coder(calls: Sequence[Call]) -> str:
 # GLM-4.5: <tool_call>name <arg_key>k</arg_key> <arg_value>v</arg_value></tool_call>
 
 GLM_FORM = "<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>"
-GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.S)
 
 
 def read_glm(text: str) -> Iterator[Call | Malformed]:
     """Values are texts: the tool's schema says what they are."""
     for inner, unclosed in blocks(text, "<tool_call>", "</tool_call>"):
-        name, opened, _ = inner.partition("<arg_key>")
-        rest = inner[len(name) :] if opened else ""
-        pairs = GLM_ARGUMENT.findall(rest)
-        if unclosed or not name.strip() or "<" in name or GLM_ARGUMENT.sub("", rest):
+        name, _, _ = inner.partition("<arg_key>")
+        arguments, rest = glm_arguments(inner[len(name) :])
+        if unclosed or not name.strip() or "<" in name or rest:
             reason = "it names no tool" if not name.strip() else "its arguments cannot be read"
             yield unclosed or Malformed(f"<tool_call>{inner}</tool_call>", f"{reason}; write {GLM_FORM}")
         else:
-            yield Call(name.strip(), {key.strip(): value for key, value in pairs})
+            yield Call(name.strip(), arguments)
+
+
+def glm_arguments(text: str) -> tuple[dict[str, str], str]:
+    """Returns the arguments that a text begins with, and what stands behind them."""
+    found: dict[str, str] = {}
+    while (rest := text.lstrip()).startswith("<arg_key>"):
+        key, keyed, behind = rest.removeprefix("<arg_key>").partition("</arg_key>")
+        value, closed, text = behind.lstrip().partition("</arg_value>")
+        if not keyed or not closed or not value.startswith("<arg_value>"):
+            return found, rest
+        found[key.strip()] = value.removeprefix("<arg_value>")
+    return found, rest
 
 
 def render_glm(calls: Sequence[Call]) -> str:
