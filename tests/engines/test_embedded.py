@@ -16,7 +16,7 @@ from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.embedded import engine as engine_module
 from paddock.engines.rollout.embedded import prepacked as prepacked_module
-from paddock.engines.rollout.embedded.pool import SHARED_FROM, TokenPool, worth_sharing
+from paddock.engines.rollout.embedded.pool import SPARED, TokenPool, worth_sharing
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.engines.rollout.hf import HFEngine
 from paddock.errors import UserError
@@ -335,26 +335,27 @@ def test_ragged_lengths_read_in_several_spans_give_the_same_answers():
 
 
 @pytest.mark.parametrize(
-    "requests,shared",
+    "requests,at_once,shared",
     [
-        ([(120, 8)] * 128, True),
-        ([(2048, 1)] * 64, False),  # nobody to read with
-        ([(20, 8)] * 32, False),  # too short to matter
-        ([(2 * SHARED_FROM, 2)], True),
-        ([(2 * SHARED_FROM - 1, 2)], False),
-        ([(2048, 8), *[(20, 8)] * 9], True),  # what counts is all that is read
-        ([(2048, 8), *[(2048, 1)] * 300], False),
+        ([(512, 8)] * 128, 1024, True),
+        ([(120, 8)] * 128, 1024, False),  # slower on a GPU, as measured
+        ([(2048, 1)] * 1024, 1024, False),  # nobody to read with
+        ([(2048, 8)] * 32, 256, True),
+        ([(2048, 8)] * 32, 64, False),  # few at a time
+        ([(SPARED, 2)], 2, True),
+        ([(SPARED - 1, 2)], 2, False),
+        ([(2048, 8), *[(2048, 1)] * 300], 308, False),  # what counts is all that is read
     ],
 )
-def test_prompts_are_read_together_where_that_spares_responses_enough(requests, shared):
-    assert worth_sharing(requests) is shared
+def test_prompts_are_read_together_where_that_spares_responses_enough(requests, at_once, shared):
+    assert worth_sharing(requests, at_once) is shared
 
 
-def test_a_cpu_answers_groups_that_a_gpu_would_read_together():
+def test_a_cpu_answers_groups_that_a_gpu_would_read_together(monkeypatch):
+    monkeypatch.setattr("paddock.engines.rollout.embedded.pool.SPARED", 0)
     model, group, short = (
         tiny_model("qwen2"),
         [Prompt(list(range(5, 205)), list(range(8)))],
         replace(SAMPLED, max_tokens=3),
     )
-    assert worth_sharing([(200, 8)])
     assert tokens_of(EmbeddedEngine(model).generate(group, short)) == tokens_of(HFEngine(model).generate(group, short))

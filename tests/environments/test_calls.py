@@ -309,11 +309,11 @@ PIECES = sorted({piece for text in [*WRITTEN.values(), *(text for _, text, _ in 
 def test_marks_without_end_take_no_time(form):
     """A policy that repeats itself holds no run up."""
     marks = [*re.findall(r"<[^<>]+>", form.render(TWO)), "["]
-    begun = time.perf_counter()
+    begun = time.process_time()
     for mark in (*marks, *(mark[:-1] for mark in marks[:-1]), "".join(marks[:-2]) + " "):
         form.parse(marks[0] + mark * (20_000 // len(mark)))
         form.parse(marks[0] + mark + " " * 20_000)
-    assert time.perf_counter() - begun < 5
+    assert time.process_time() - begun < 5
 
 
 @settings(max_examples=300, deadline=None)

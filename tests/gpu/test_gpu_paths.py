@@ -70,7 +70,7 @@ GROUPS = [
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prompts_that_responses_read_together_change_no_answer(monkeypatch, family):
-    monkeypatch.setattr(pool_module, "SHARED_FROM", 0)
+    monkeypatch.setattr(pool_module, "SPARED", 0)
     engine = engine_of(family)
     rollout = EmbeddedEngine(engine.model, max_num_seqs=20, max_num_batched_tokens=400, free_cache=False)
     wanted = HFEngine(tiny_model(family).cuda()).generate(GROUPS, SAMPLED)
@@ -91,7 +91,7 @@ def test_in_bf16_log_probs_are_close_whether_prompts_are_read_together_or_not(mo
     found: dict[bool, list[Completion]] = {}
     replays: list[dict[object, object]] = []
     for together in (False, True, False, True):
-        monkeypatch.setattr(pool_module, "SHARED_FROM", 0 if together else 10**9)
+        monkeypatch.setattr(pool_module, "SPARED", 0 if together else 10**9)
         found[together] = rollout.generate(GROUPS, SAMPLED)
         assert rollout.slots is not None and rollout.slots.shares is together
         replays.append(

@@ -85,4 +85,5 @@ def test_rows_that_read_prompts_together_get_what_they_read_alone_after_moves_an
         how = pool.decode(before, done, beside)
         assert (how.pieces.by_prompt is not None) is pool.shares
         found.append(how.attend(Layer(), q, k, v, scores))
-    torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-4)
+    real = [*range(7), *range(len(before), len(before) + 5)]  # others write one row of the buffers, in any order
+    torch.testing.assert_close(found[1][real], found[0][real], atol=1e-5, rtol=1e-4)

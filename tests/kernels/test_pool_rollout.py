@@ -38,7 +38,7 @@ def test_rollouts_over_a_pool_equal_the_plain_engine_and_are_told_early(monkeypa
     """`together`: the responses to a prompt read it together."""
     monkeypatch.setattr(engine_module, "STEPS", steps)
     if together:
-        monkeypatch.setattr(pool_module, "SHARED_FROM", 0)
+        monkeypatch.setattr(pool_module, "SPARED", 0)
     model = tiny_model("qwen3")
     wanted = HFEngine(model).generate(PROMPTS, SAMPLING)
     engine = EmbeddedEngine(model, max_num_seqs=4, max_num_batched_tokens=8, free_cache=False)
@@ -106,7 +106,7 @@ def test_sessions_that_read_prompts_together_have_graphs_of_their_own_and_keep_t
     monkeypatch.setattr(engine_module, "Graphs", lambda step: [step])
     engine, found = EmbeddedEngine(tiny_model("llama"), max_num_seqs=4, free_cache=False), []
     for least in (10**9, 0, 10**9, 0):
-        monkeypatch.setattr(pool_module, "SHARED_FROM", least)
+        monkeypatch.setattr(pool_module, "SPARED", least)
         engine.resume(SHORT, Limits.of(requests_of(FEW, SHORT)))
         assert engine.session is not None
         found.append(engine.recorded(engine.session))

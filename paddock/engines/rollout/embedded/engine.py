@@ -315,7 +315,7 @@ class EmbeddedEngine(RolloutEngine):
             self.slots = pool
         elif pool.shapes:
             self.restore(pool)
-        pool.shares = self.on_gpu and worth_sharing(parts)
+        pool.shares = self.on_gpu and worth_sharing(parts, count)
         return pool
 
     @property

@@ -53,14 +53,17 @@ class Spans:
 
 
 LEAST = 32  # rows of an extension: fewer sizes, fewer graphs
-SHARED_FROM = 64
-"""Prompt tokens that each response must be spared to read, on average, for prompts to be read once per group: the state
-that such a read leaves for each response is written and read again, and takes a kernel of its own."""
+SPARED = 2**18
+"""Prompt tokens that all responses in flight must be spared to read at a step, for prompts to be read once per group: a
+kernel more, and the state that it leaves for each response, take as long as about half of them (one H200, keys and
+values of 512 bytes a token and layer: benchmarks/decode_attention.py)."""
 
 
-def worth_sharing(requests: Sequence[tuple[int, int]]) -> bool:
-    """True if decode attention should read a prompt once for its group; `requests`: tokens and responses of each."""
-    return sum(tokens * (rows - 1) for tokens, rows in requests) >= SHARED_FROM * sum(rows for _, rows in requests)
+def worth_sharing(requests: Sequence[tuple[int, int]], at_once: int) -> bool:
+    """True if decode attention should read a prompt once for its group; `requests`: tokens and responses of each, of
+    which so many are in flight at a time."""
+    spared = sum(tokens * (rows - 1) for tokens, rows in requests)
+    return spared * at_once >= SPARED * sum(rows for _, rows in requests)
 
 
 class TokenPool:
