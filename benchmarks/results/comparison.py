@@ -3,7 +3,7 @@
     python -m benchmarks.results.comparison --curves FOLDER --out FOLDER
 
 FOLDER has the documents of both, NAME-SEED.json and trl-NAME-SEED.json, as __main__.py and against_trl.py write them.
-FOLDER/again has more of Paddock's, in folders of any name: the same experiment and seed run again, for two runs differ
+Other folders (--again) may have the same experiment and seed run again by Paddock, under the same name: two runs differ
 by chance even if nothing else does. Prints five tables and draws OUT/against_trl_NAME.svg, a line for each seed.
 
 Time is that of the steps since the first one began, with its warm-up; loading, validation and checkpoints count for
@@ -21,7 +21,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -33,12 +33,11 @@ from benchmarks.results.against_trl import TrlRun
 from benchmarks.results.tables import cell, row
 
 CURVES, IMAGES = ROOT / "docs/curves/against_trl", ROOT / "docs/images"
+AGAIN = [ROOT / "docs/curves/results"]
 REACH = 2  # steps on either side over which a reward is averaged
 LEVEL = 0.05  # reward between two levels
 LAST = 10  # steps over which the reward at the end is averaged
 PHASES = ("step_seconds", "rollout_seconds", "update_seconds")
-SAME = ("experiment", "seed", "weights", "device")
-"""What two runs must have in common to be compared."""
 COLOURS = {"Paddock": COLOUR["grpo"], "TRL": "#d98324"}
 
 Document = dict[str, Any]
@@ -163,20 +162,27 @@ class Pair:
 TABLES = (Pair.after_minutes, Pair.learning_per_minute, Pair.at_equal_samples, Pair.held_out, Pair.cost)
 
 
-def pairs(folder: Path) -> list[Pair]:
-    """Returns a pair for each of the other trainer's documents that has Paddock's beside it."""
+def same(document: Document) -> Document:
+    """Returns what two runs must have in common to be compared. Weights are known by their hash, not by a file."""
+    weights = document["weights"] and document["weights"]["sha256"]
+    return {name: document[name] for name in ("experiment", "seed", "device")} | {"weights": weights}
+
+
+def pairs(folder: Path, others: Sequence[Path] = ()) -> list[Pair]:
+    """Returns a pair for each of the other trainer's documents that has Paddock's beside it; `others`: folders of more
+    runs of Paddock's."""
     found = []
     for path in sorted(folder.glob(f"{TrlRun.prefix}*.json")):
         beside = path.with_name(path.name.removeprefix(TrlRun.prefix))
         if not beside.is_file():
             continue
-        again = sorted(folder.glob(f"again/*/{beside.name}"))
-        ours, theirs, *others = (json.loads(file.read_text()) for file in (beside, path, *again))
-        for file, other in zip((path, *again), (theirs, *others), strict=True):
-            for name in SAME:
-                if ours[name] != other[name]:
-                    raise SystemExit(f"{file}: {name} is {other[name]}, and {ours[name]} in {beside.name}")
-        found.append(Pair(ours, theirs, tuple(others)))
+        files = [path, *(other / beside.name for other in others if (other / beside.name).is_file())]
+        ours, theirs, *again = (json.loads(file.read_text()) for file in (beside, *files))
+        for file, other in zip(files, (theirs, *again), strict=True):
+            for name, value in same(ours).items():
+                if same(other)[name] != value:
+                    raise SystemExit(f"{file}: {name} is {same(other)[name]}, and {value} in {beside.name}")
+        found.append(Pair(ours, theirs, tuple(again)))
     return found
 
 
@@ -221,8 +227,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--curves", type=Path, default=CURVES)
     parser.add_argument("--out", type=Path, default=IMAGES)
+    parser.add_argument("--again", type=Path, nargs="*", default=AGAIN, help="folders with more runs of Paddock's")
     options = parser.parse_args()
-    found = pairs(options.curves)
+    found = pairs(options.curves, options.again)
     if not found:
         raise SystemExit(f"{options.curves} has no {TrlRun.prefix}NAME-SEED.json with NAME-SEED.json beside it")
     for name, rows in tables(found).items():

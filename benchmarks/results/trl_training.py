@@ -94,7 +94,7 @@ def arguments(config: Config, micro_batch: int, weights: str) -> GRPOConfig:
 
     A step is one generation of all answers and one optimizer step, in micro-batches of `micro_batch` answers. The loss
     `dapo` is the mean over all tokens of the step, which Paddock calls token-mean. Answers come from transformers'
-    `generate`, which was faster than colocated vLLM at this size: see docs/performance.md.
+    `generate`, TRL's default.
     """
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     answers = config.data.train_batch_size * rollout.n

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean, median
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -98,9 +100,9 @@ def test_runs_are_paired_by_name_and_refused_if_they_start_from_other_weights(tm
         (tmp_path / f"{name}.json").write_text(json.dumps(run))
     assert comparison.pairs(tmp_path) == [Pair(OURS, THEIRS)]
     assert pictures.read(tmp_path) == {"grpo-0.5b": [OURS]}, "Paddock's own pictures show Paddock's runs"
-    (tmp_path / "again" / "a").mkdir(parents=True)
-    (tmp_path / "again" / "a" / "grpo-0.5b-1.json").write_text(json.dumps(OURS))
-    assert comparison.pairs(tmp_path) == [Pair(OURS, THEIRS, (OURS,))]
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "grpo-0.5b-1.json").write_text(json.dumps(OURS))
+    assert comparison.pairs(tmp_path, [tmp_path / "again", tmp_path / "nowhere"]) == [Pair(OURS, THEIRS, (OURS,))]
     (tmp_path / "trl-grpo-0.5b-1.json").write_text(json.dumps({**THEIRS, "weights": {"sha256": "cd"}}))
     with pytest.raises(SystemExit, match=r"weights is .*cd.*, and .*ab"):
         comparison.pairs(tmp_path)
@@ -120,12 +122,45 @@ def test_both_curves_are_drawn_by_time_and_by_step():
 def test_the_command_prints_every_table_and_writes_the_picture(tmp_path, monkeypatch, capsys):
     for name, run in (("grpo-0.5b-1", OURS), ("trl-grpo-0.5b-1", THEIRS)):
         (tmp_path / f"{name}.json").write_text(json.dumps(run))
-    monkeypatch.setattr(sys, "argv", ["comparison", "--curves", str(tmp_path), "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["comparison", "--curves", str(tmp_path), "--out", str(tmp_path), "--again"])
     assert comparison.main() == 0
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in printed if line.isidentifier()] == [table.__name__ for table in comparison.TABLES]
     assert tables.row(["grpo-0.5b, seed 1", "TRL 1.16.0", "5", "72.00", "72.00", "72.00", "1.5"]) in printed
     assert (tmp_path / "against_trl_grpo-0.5b.svg").is_file()
+
+
+COMMITTED = comparison.pairs(comparison.CURVES, comparison.AGAIN)
+PAGES = [ROOT / "docs" / language / "results.md" for language in ("en", "zh")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_the_page_has_the_tables_of_the_committed_runs_and_names_how_they_were_made(page):
+    text = re.sub(r"\s*\\\n\s*", " ", page.read_text())
+    for name, rows in comparison.tables(COMMITTED).items():
+        assert "\n".join(rows) in text, name
+    for pair in COMMITTED:
+        for run in (pair.ours, pair.theirs):
+            assert run["date"] in text and run["commit"] in text and not run["shared_device"]
+        assert pair.theirs["trainer"] in text and "--seconds 620" in text and "--seconds=620" in pair.theirs["command"]
+
+
+def test_what_the_page_says_of_trl_is_so():
+    (pair,) = COMMITTED
+    ratios = [float(cells[-1]) for cells in pair.learning_per_minute()]
+    assert (min(ratios), max(ratios)) == (11.4, 11.7)
+    rewards = [mean(Curve.of(run).raw[7:17]) for run in (pair.theirs, pair.ours, *pair.again)]
+    assert [round(100 * reward, 1) for reward in rewards] == [22.6, 21.2, 19.2]
+    accuracy = dict(zip(pair.ours["held_out"]["step"], pair.ours["held_out"]["strict"], strict=True))
+    assert (round(100 * accuracy[15], 1), round(100 * accuracy[20], 1)) == (25.7, 29.9)
+    theirs = pair.theirs["curves"]
+    speeds = [1024 * tokens / s for tokens, s in zip(theirs["length"], theirs["rollout_seconds"], strict=True)]
+    assert round(median(speeds), -2) == 7500
+
+
+@pytest.mark.parametrize("name", ["grpo-0.5b"])
+def test_the_committed_picture_shows_the_committed_pair(name):
+    assert (comparison.IMAGES / f"against_trl_{name}.svg").read_text() == comparison.draw(COMMITTED)
 
 
 @pytest.fixture(scope="module")
