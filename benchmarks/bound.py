@@ -2,8 +2,8 @@
 (paddock/plan/counts.py), at the figures of the device's data sheet.
 
     prefill    operations of the prompts, once each
-    decode     the larger of bytes (all weights in each step; keys and values, a prompt's for each of its responses) and
-               operations
+    decode     the larger of bytes (all weights in each step; keys and values, a prompt's once for all its responses, as
+               if these were equally long) and operations
     update     operations of forward and backward, with those of the recomputed forward if layers are checkpointed
 """
 
@@ -46,7 +46,9 @@ def bound(role: Role, work: Work, speed: Speed) -> Bound:
     its responses; decode steps draw the others."""
     others = replace(work, response_tokens=work.response_tokens - 1, lengths=tuple(n - 1 for n in work.lengths))
     weights = others.response_tokens * BF16 * role.shape.parameters
-    read = weights + cache_reads(others, role.shape.kv_bytes_per_token(BF16))
+    token = role.shape.kv_bytes_per_token(BF16)
+    shared = others.written * others.prompt_tokens * (1 - 1 / others.responses)
+    read = weights + cache_reads(others, token) - shared * token
     return Bound(
         prefill=prompt_operations(role, work) / speed.flops,
         decode=max(read / speed.bandwidth, response_operations(role, others) / speed.flops),

@@ -254,23 +254,23 @@ class Dialogue:
         """Returns a turn of the assistant's as the policy would have drawn it, without its end."""
         if turn.get("tool_calls") or turn.get("reasoning_content") or turn.get("thinking"):
             return self._rendered_turn(turn, tools)
-        text, (before, extra) = text_of(turn.get("content")), self._header
-        if extra and not text.startswith(extra):
-            return self._tokens(extra + text)
-        return self._tokens(text[overlap(before, text) :])
+        text, (before, extra, behind) = text_of(turn.get("content")), self._frame
+        text = text[overlap(before, text) :] if text.startswith(extra) else extra + text
+        return self._tokens(text if text.endswith(behind) else text + behind)
 
     @cached_property
-    def _header(self) -> tuple[str, str]:
-        """A question with the generation prompt, and what the template writes between that and a content, thinking
-        apart: Mistral's space, or gpt-oss's channel."""
+    def _frame(self) -> tuple[str, str, str]:
+        """A question with the generation prompt; what the template writes between that and a content, thinking apart
+        (Mistral's space, gpt-oss's channel); and what between the content and its end of turn (Cohere's own mark)."""
         for tools in (None, [PROBE_TOOL]):  # some templates are for tools alone
             with suppress(UserError):
                 before = self._rendered(self._encoder(tools), QUESTION)
                 marked: list[Message] = [*QUESTION, {"role": "assistant", "content": MARK}]
-                header = self.without_generation_prompt(marked, tools).partition(MARK)[0]
+                header, *_, tail = self.without_generation_prompt(marked, tools).split(MARK)
                 extra = header[len(before) :] if header.startswith(before) else ""
-                return before, "" if "think" in extra else extra
-        return "", ""
+                ends = [tail.index(stop) for stop in self._stop_texts if stop in tail]
+                return before, "" if "think" in extra else extra, tail[: min(ends, default=0)]
+        return "", "", ""
 
     def _rendered_turn(self, turn: Message, tools: Tools | None) -> list[int]:
         """Returns what the template writes behind the generation prompt for a turn with more than a content."""

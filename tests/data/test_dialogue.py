@@ -301,12 +301,16 @@ def test_arguments_that_are_json_texts_become_objects_where_the_template_writes_
         ("qwen25", "a<|im_start|>", "a<|im_start|><|im_end|>"),
         ("deepseek_r1", "<think>\nhm</think>Yes", "hm</think>Yes<｜end▁of▁sentence｜>"),
         ("gpt_oss", "Yes", "<|channel|>final<|message|>Yes<|return|>"),
-        ("llama2", "Yes", " Yes</s>"),
+        ("llama2", "Yes", " Yes </s>"),
+        ("command_a", "Yes", "<|START_RESPONSE|>Yes<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"),
+        ("command_a", "Yes<|END_RESPONSE|>", "<|START_RESPONSE|>Yes<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"),
+        ("nemotron_nano2", "Yes", "Yes\n<SPECIAL_12>"),
         ("glm45", "Yes", "Yes<|user|>"),
     ],
 )
-def test_a_turn_of_data_stands_behind_the_generation_prompt(name, content, drawn):
-    """What the prompt has opened is not written twice, and thinking stays as it is."""
+def test_a_turn_of_data_stands_behind_the_generation_prompt_as_the_template_writes_it(name, content, drawn):
+    """What the prompt has opened is not written twice, thinking stays as it is, and a mark of the family's before the
+    end of the turn is written once."""
     dialogue = FAMILIES[name].dialogue()
     spans = dialogue.spans(
         [*ASKED, {"role": "assistant", "content": content}, *MORE, {"role": "assistant", "content": "No"}]
