@@ -31,6 +31,7 @@ from paddock.config.load import load
 from paddock.config.schema import Config
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import Loader
+from paddock.models.load import model_folder
 from paddock.rewards.rules import compute_score
 from paddock.trainer.policy import open_tokenizer
 
@@ -77,7 +78,8 @@ def prompts(config: Config) -> list[PromptRow]:
 
 
 def dataset(rows: Sequence[PromptRow]) -> Dataset:
-    """Returns TRL's rows: messages, to which TRL applies the chat template itself, and what the reward reads."""
+    """Returns TRL's rows: messages, to which TRL applies the chat template itself, or plain texts, and what the reward
+    reads."""
     return Dataset.from_list(
         [{"prompt": row.messages, "data_source": row.data_source, "ground_truth": row.ground_truth} for row in rows]
     )
@@ -85,7 +87,7 @@ def dataset(rows: Sequence[PromptRow]) -> Dataset:
 
 def reward(completions: list[Any], data_source: list[str], ground_truth: list[Any], **columns: Any) -> list[float]:
     """Scores each answer by the rule that Paddock has for its source."""
-    answers = (completion[-1]["content"] for completion in completions)
+    answers = (found if isinstance(found, str) else found[-1]["content"] for found in completions)
     return [float(compute_score(*row)) for row in zip(data_source, answers, ground_truth, strict=True)]
 
 
@@ -176,7 +178,7 @@ class Recorder(TrainerCallback):
 def open_trainer(config: Config, rows: Sequence[PromptRow], settings: GRPOConfig, recorder: Recorder) -> GRPOTrainer:
     """Returns TRL's trainer, if it makes the same tokens of the first prompts as Paddock does."""
     trainer = GRPOTrainer(
-        model=str(config.actor_rollout_ref.model.path),
+        model=str(model_folder(str(config.actor_rollout_ref.model.path))),
         reward_funcs=reward,
         args=settings,
         train_dataset=dataset(rows),
