@@ -18,7 +18,7 @@ from conftest import ROOT
 from tiny_models import save_tiny
 from transformers import AutoModelForCausalLM
 
-from benchmarks.results import comparison, experiment, pictures, tables
+from benchmarks.results import comparison, equal_samples, experiment, pictures, tables
 from benchmarks.results.comparison import Curve, Pair
 from paddock.algorithms.advantages import grpo_advantage
 from paddock.config.load import load
@@ -163,6 +163,24 @@ def test_the_committed_picture_shows_the_committed_pair(name):
     assert (comparison.IMAGES / f"against_trl_{name}.svg").read_text() == comparison.draw(COMMITTED)
 
 
+def test_seeds_are_the_unit_of_chance_where_both_ran_many():
+    runs = [{"reward": [0.0] * 10 + [share] * 10} for share in (0.2, 0.4)]
+    found = equal_samples.rows({"steps": 20, "paddock": runs, "trl": [{"reward": [0.0] * 10 + [0.2] * 10}] * 2})
+    assert found == [
+        "| 1-20 | 15.0 (10.0-20.0) | 10.0 | +5.0 ± 5.0 |",
+        "| 11-20 | 30.0 (20.0-40.0) | 20.0 | +10.0 ± 10.0 |",
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_the_page_has_the_table_of_the_committed_seeds(page):
+    text, document = page.read_text(), json.loads(equal_samples.FILE.read_text())
+    assert "\n".join(equal_samples.rows(document)) in text and document["command"] in text
+    assert document["date"] in text and len(document["paddock"]) == len(document["trl"]) == 8
+    times = [median(run["step_seconds"] for run in document[name]) for name in ("paddock", "trl")]
+    assert all(f"{seconds:.2f} s" in text for seconds in times)
+
+
 @pytest.fixture(scope="module")
 def trl_training():
     pytest.importorskip("trl", reason="TRL is not installed: make test-trl")
@@ -252,6 +270,11 @@ def test_the_gradient_of_trl_is_that_of_paddocks_advantage_and_mean_over_tokens(
     moved = {name: step.weights[name] - weight.detach() for name, weight in model.named_parameters()}
     along = sum((moved[name] * gradient).sum() for name, gradient in gradients.items())
     assert along < 0, "the step goes down the gradient"
+
+
+def test_answers_to_messages_and_to_plain_texts_are_scored(trl_training):
+    for answers in (["12", "21"], [[{"role": "assistant", "content": text}] for text in ("12", "21")]):
+        assert trl_training.reward(answers, ["paddock/addition"] * 2, ["12"] * 2) == [1.0, 0.0]
 
 
 def test_settings_of_trl_are_those_of_the_experiment(trl_training, folder):
