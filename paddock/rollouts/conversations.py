@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import queue
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ TICK = 0.01  # seconds of decode between two looks at tools that run
 FIRST = 0.1  # seconds that the first prompts wait for each other
 AT_ONCE = 32
 """Conversations that go on before the next launch even if the engine's device runs dry meanwhile."""
+SWITCH = 0.0005  # seconds; Python's default is ten times as long
 OnEpisodes = Callable[[list[Episode]], None]
 
 
@@ -79,15 +82,16 @@ class Conversations:
             self.gather_first()
             self.engine.resume(self.sampling, self.limits())
             try:
-                while self.generators:
-                    may_wait = not self.flying and not self.served
-                    self.take_ready(block=may_wait and (self.deterministic or not self.wanted))
-                    self.go_on_next()
-                    self.submit()
-                    self.advance()
-                    if on_done and self.generators and len(self.episodes) > told:
-                        on_done(list(self.episodes.values())[told:])
-                        told = len(self.episodes)
+                with threads_in_turn(SWITCH):
+                    while self.generators:
+                        may_wait = not self.flying and not self.served
+                        self.take_ready(block=may_wait and (self.deterministic or not self.wanted))
+                        self.go_on_next()
+                        self.submit()
+                        self.advance()
+                        if on_done and self.generators and len(self.episodes) > told:
+                            on_done(list(self.episodes.values())[told:])
+                            told = len(self.episodes)
             except BaseException:
                 self.engine.abandon()
                 raise
@@ -244,3 +248,14 @@ class Conversations:
         self.waiting.clear()
         for generator in self.generators.values():
             generator.close()
+
+
+@contextmanager
+def threads_in_turn(seconds: float) -> Iterator[None]:
+    """A thread that wants to run Python waits at most so long for another's: tools do not hold up the next launch."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(seconds)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -243,6 +245,20 @@ def test_coroutines_run_beside_each_other_and_beside_the_decode():
 
     found = talk(Waits, count=6, samples=2)
     assert most > 3 and all(len(one.spans) == 3 for one in found)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_threads_of_tools_hand_the_interpreter_over_soon_while_conversations_last(fails):
+    before, seen = sys.getswitchinterval(), []
+
+    class Looks(paddock.Environment):
+        def step(self, answer):
+            seen.append(sys.getswitchinterval())
+            return 1 / 0 if fails else None
+
+    with pytest.raises(paddock.UserError) if fails else nullcontext():
+        talk(Looks)
+    assert seen[0] == pytest.approx(conversations.SWITCH) and sys.getswitchinterval() == before
 
 
 def test_what_an_environment_raises_stops_the_run_by_name_and_cancels_the_others():
