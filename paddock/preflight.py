@@ -23,6 +23,7 @@ from paddock.config.topology import (
     trains_adapters,
     wants_one_thread,
 )
+from paddock.environments.calls import format_of
 from paddock.errors import UserError
 from paddock.facts.distribution import install_command
 from paddock.facts.machine import Machine, this_machine
@@ -38,7 +39,7 @@ OUTPUT_FOLDERS = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trai
 
 def check(config: Config, machine: Machine | None = None) -> None:
     machine = machine or this_machine()
-    for refusal in refused(config):
+    for refusal in refusals(config):
         raise refusal
     _packages(config, machine)
     check_paths(config)
@@ -47,6 +48,15 @@ def check(config: Config, machine: Machine | None = None) -> None:
     _processes(config, machine)
     _devices(config, machine)
     require_free(config.trainer.default_local_dir)
+
+
+def refusals(config: Config) -> Iterator[UserError]:
+    """Yields what training refuses on every machine."""
+    yield from refused(config)
+    try:
+        format_of(config.actor_rollout_ref.rollout.multi_turn.format, template=None)
+    except UserError as error:
+        yield error
 
 
 def stops_here(config: Config) -> Iterator[UserError]:

@@ -11,7 +11,6 @@ from paddock.config.memory.job import job
 from paddock.config.memory.model import Job, MemoryPlan, estimate
 from paddock.config.paths import BUILTIN
 from paddock.config.recipes import recipe_of
-from paddock.config.refusals import refused
 from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards, needs_reference
 from paddock.errors import FIX
@@ -19,7 +18,7 @@ from paddock.plan.advice import Advice, advise
 from paddock.plan.arithmetic import BatchPlan, DataFile, batch_plan, data_files
 from paddock.plan.duration import Duration
 from paddock.plan.from_config import advice_facts, seconds
-from paddock.preflight import stops_here
+from paddock.preflight import refusals, stops_here
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Plan:
     def refusals(self) -> list[str]:
         """Returns what `paddock train` would answer in place of training: on any machine, and on this one."""
         config = self.loaded.config
-        anywhere = [f"training refuses it: {error}" for error in refused(config)]
+        anywhere = [f"training refuses it: {error}" for error in refusals(config)]
         here = [f"training does not start on this machine: {error}" for error in stops_here(config)]
         return [text.replace(FIX, "; fix: ") for text in (*anywhere, *here)]
 

@@ -53,6 +53,7 @@ UNTRAINED = [
     ((f"{RO}.name=sglang", f"{RO}.temperature=0.7", f"{RO}.logprobs_mode=raw_logprobs"), f"{RO}.logprobs_mode=raw"),
     ((f"{RO}.name=sglang", f"{RO}.scheduling_policy=priority"), f"{RO}.scheduling_policy=priority"),
     (("environment=builtin:guess", "algorithm.adv_estimator=optimal_token_baseline"), "=optimal_token_baseline"),
+    (("environment=builtin:guess", f"{RO}.multi_turn.format=kimi"), f"{RO}.multi_turn.format=kimi"),
     (("environment=builtin:guess", f"{RO}.enable_rollout_routing_replay=True"), "enable_rollout_routing_replay=True"),
     (("environment=python:Mine", *TINY, "trainer.n_gpus_per_node=2"), "environment=python:Mine"),
 ]
