@@ -53,6 +53,8 @@ def check(config: Config, machine: Machine | None = None) -> None:
 def refusals(config: Config) -> Iterator[UserError]:
     """Yields what training refuses on every machine."""
     yield from refused(config)
+    if config.actor_rollout_ref.model.external_lib:
+        return  # it may add formats of tool calls
     try:
         format_of(config.actor_rollout_ref.rollout.multi_turn.format, template=None)
     except UserError as error:
