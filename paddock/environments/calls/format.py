@@ -112,6 +112,20 @@ def blocks(text: str, opening: str, closing: str) -> Iterator[tuple[str, Malform
         yield inner, None if closed else Malformed(opening + part, f"{opening} is not closed by {closing}")
 
 
+def json_blocks(text: str, opening: str, closing: str) -> Iterator[tuple[str, Malformed | None]]:
+    """Yields what stands between two tags, as `blocks` does; tags inside of the texts of a JSON value are text."""
+    _, opened, rest = text.partition(opening)
+    while opened:
+        _, wrong, behind = leading_json(rest)
+        behind = behind.lstrip()
+        if not wrong and behind.startswith(closing):
+            yield rest[: len(rest) - len(behind)], None
+            _, opened, rest = behind.partition(opening)
+        else:
+            part, opened, rest = rest.partition(opening)
+            yield from blocks(opening + part, opening, closing)
+
+
 def marked_calls(
     text: str, opening: str, closing: str, call: Callable[[Any, str], Call | Malformed] = call_of, form: str = OBJECT
 ) -> Iterator[Call | Malformed]:

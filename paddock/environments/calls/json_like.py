@@ -13,6 +13,7 @@ from paddock.environments.calls.format import (
     call_of,
     call_with,
     headed_calls,
+    json_blocks,
     json_value,
     leading_json,
     marked_calls,
@@ -27,7 +28,7 @@ from paddock.environments.environment import Call, Malformed
 
 
 def read_hermes(text: str) -> Iterator[Call | Malformed]:
-    for inner, unclosed in blocks(text, "<tool_call>", "</tool_call>"):
+    for inner, unclosed in json_blocks(text, "<tool_call>", "</tool_call>"):
         yield unclosed or call_of(*_json_of(inner, f"<tool_call>{inner}</tool_call>"))
 
 
@@ -81,7 +82,7 @@ def listed_calls(text: str) -> Iterator[Call | Malformed]:
 
 
 def read_phi(text: str) -> Iterator[Call | Malformed]:
-    for inner, unclosed in blocks(text, "<|tool_call|>", "<|/tool_call|>"):
+    for inner, unclosed in json_blocks(text, "<|tool_call|>", "<|/tool_call|>"):
         yield from [unclosed] if unclosed else listed_calls(inner)
     for inner in text.split("functools[")[1:]:
         yield from listed_calls(f"[{inner}")
