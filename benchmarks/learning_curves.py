@@ -84,14 +84,17 @@ def sampled_accuracy(model: str, seed: int, folder: Path) -> float:
 
 
 def command(*arguments: str) -> None:
-    """`paddock ...` from this checkout, on one thread; what it says is shown only if it fails."""
+    """Runs `paddock ...`; see `run_module`."""
+    run_module("paddock.cli", *arguments)
+
+
+def run_module(module: str, *arguments: str) -> None:
+    """Runs a module of this checkout on one thread; what it says is shown only if it fails."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(
-        [sys.executable, "-m", "paddock.cli", *arguments], env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", module, *arguments], env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"paddock {' '.join(arguments)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        raise RuntimeError(f"{module} {' '.join(arguments)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
 
 
 def children_seconds() -> float:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
@@ -19,7 +17,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-from benchmarks.learning_curves import ROOT, conditions
+from benchmarks.learning_curves import ROOT, conditions, run_module
 from benchmarks.results.__main__ import commit
 from benchmarks.results.comparison import LAST
 from benchmarks.results.records import curves, write
@@ -37,12 +35,7 @@ def trained(module: list[str], seed: int, steps: int) -> Document:
     """Returns reward and seconds of each step of a run."""
     with tempfile.TemporaryDirectory() as folder:
         own = [f"trainer.seed={seed}", f"trainer.total_training_steps={steps}", f"trainer.default_local_dir={folder}"]
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-        command = [sys.executable, "-m", *module, *KEYS, *own]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        run_module(*module, *KEYS, *own)
         found = curves(Path(folder) / "metrics.jsonl")
     return {"seed": seed, "reward": found["reward"], "step_seconds": round(median(found["step_seconds"]), 3)}
 

@@ -252,7 +252,7 @@ class Conversations:
 
 @contextmanager
 def threads_in_turn(seconds: float) -> Iterator[None]:
-    """A thread that wants to run Python waits at most so long for another's: tools do not hold up the next launch."""
+    """Limits how long a thread keeps the interpreter while another waits for it, as the engine does for tools."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(seconds)
     try:

@@ -90,7 +90,7 @@ def marked_python(text: str, opening: str, closing: str, form: str) -> Iterator[
             yield Malformed(opening + closing, f"there is no call in it; write {form}")
 
 
-def without_marks(text: str, *marks: str) -> str:
+def with_marks_escaped(text: str, *marks: str) -> str:
     """Returns Python's text of calls with marks in its strings escaped: the first closing mark ends a block."""
     for mark in marks:
         text = text.replace(mark, f"\\x{ord(mark[0]):02x}{mark[1:]}")
@@ -105,7 +105,7 @@ def read_lfm(text: str) -> Iterator[Call | Malformed]:
 
 
 def render_lfm(calls: Sequence[Call]) -> str:
-    return f"{LFM_BEGIN}{without_marks(render_python(calls), LFM_BEGIN, LFM_END)}{LFM_END}"
+    return f"{LFM_BEGIN}{with_marks_escaped(render_python(calls), LFM_BEGIN, LFM_END)}{LFM_END}"
 
 
 OLMO_BEGIN, OLMO_END = "<function_calls>", "</function_calls>"
@@ -120,4 +120,4 @@ def render_olmo(calls: Sequence[Call]) -> str:
     def one(call: Call) -> str:
         return f"{call.name}({', '.join(f'{key}={written_json(value)}' for key, value in call.arguments.items())})"
 
-    return OLMO_BEGIN + without_marks("\n".join(map(one, calls)), OLMO_BEGIN, OLMO_END) + OLMO_END
+    return OLMO_BEGIN + with_marks_escaped("\n".join(map(one, calls)), OLMO_BEGIN, OLMO_END) + OLMO_END
