@@ -161,7 +161,8 @@ class Panel:
             _, y = self.at(0, percent / 100)
             parts.append(line(self.left, y, self.right, y, GREY if percent == 0 else GRID))
             parts.append(text(self.left - 10, y + 4, f"{percent}%", anchor="end", fill=GREY))
-        for step in range(0, self.steps + 1, max(1, self.steps // 4)):
+        pieces = 5 if self.steps % 4 and self.steps % 5 == 0 else 4
+        for step in range(0, self.steps + 1, max(1, self.steps // pieces)):
             x, y = self.at(step, 0)
             parts += [line(x, y, x, y + 5, GREY), text(x, y + 21, str(step), anchor="middle", fill=GREY)]
         return [*parts, text((self.left + self.right) / 2, BOTTOM + 43, self.unit, anchor="middle", fill=GREY)]

@@ -10,8 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,8 @@ class Picture:
     colours: dict[str, str]
     problems: str = "the 1,319 test problems"
     top: float = TOP
+    labels: dict[str, str] = field(default_factory=dict)
+    """Experiment -> its name in the picture, if that is not the run's title."""
 
 
 PICTURES = (
@@ -70,6 +71,13 @@ PICTURES = (
         },
     ),
     Picture(
+        "results_gsm8k_size.svg",
+        "GRPO on GSM8K with two sizes of one model",
+        {"grpo-0.5b": COLOUR["grpo"], "grpo-1.5b": "#d98324"},
+        top=0.8,
+        labels={"grpo-0.5b": "GRPO, 0.5B"},
+    ),
+    Picture(
         "results_gsm8k_calculator.svg",
         "GRPO with and without a tool",
         {
@@ -82,7 +90,7 @@ PICTURES = (
         "results_programs.svg",
         "GRPO on programs that the sandbox judges",
         {"grpo-code-0.5b": COLOUR["grpo"], "grpo-code-1.5b": "#d98324"},
-        "the 164 problems of HumanEval",
+        "HumanEval's 164 problems",
         top=1.0,
     ),
 )
@@ -120,19 +128,20 @@ def draw(picture: Picture, runs: dict[str, list[Run]]) -> str | None:
     return page([*parts, "</g>"], HEIGHT + LEGEND)
 
 
-def subtitle(names: Iterable[str]) -> str:
+def subtitle(shown: dict[str, list[Run]]) -> str:
     """Experiments of one picture have the same number of answers a step."""
-    loaded = [load(name) for name in names]
+    loaded = [load(name) for name in shown]
     sizes = ((one.settings["data.train_batch_size"], one.settings["actor_rollout_ref.rollout.n"]) for one in loaded)
     (answers,) = {prompts * samples for prompts, samples in sizes}
     models = " and ".join(dict.fromkeys(one.model.rpartition("/")[2] for one in loaded))
-    return f"{models}, one H200, {answers:,} answers a step; bands span seeds."
+    bands = "; bands span seeds" if any(len(found) > 1 for found in shown.values()) else ""
+    return f"{models}, one H200, {answers:,} answers a step{bands}."
 
 
 def legend(picture: Picture, shown: dict[str, list[Run]]) -> list[str]:
     parts, x = [], 20.0
     for name, found in shown.items():
-        label = found[0]["title"] + (f", {len(found)} seeds" if len(found) > 1 else "")
+        label = picture.labels.get(name, found[0]["title"]) + (f", {len(found)} seeds" if len(found) > 1 else "")
         parts.append(line(x, 80, x + 26, 80, picture.colours[name], 'stroke-width="3" stroke-linecap="round"'))
         parts.append(text(x + 34, 84.5, label, size=12, weight=600))
         x += 54 + 7.5 * len(label)

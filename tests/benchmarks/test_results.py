@@ -99,7 +99,7 @@ def test_a_run_on_programs_has_one_accuracy_in_its_document_rows_and_picture(tmp
         **{"title": "P", "seed": 1, "steps": 20, "held_out": held_out.read(), "curves": {"reward": [0.25] * 20}},
         "sampled": {"after": {"passed": {"mean@8": 0.5, "pass@8": 0.75}}},
     }
-    assert tables.greedy([run]) == ["P", "1", "50.0", "100.0", "-", "-", "-"]
+    assert tables.greedy([run]) == ["P", "1", "50.0", "-", "100.0"]
     assert tables.sampled([run]) == ["P", "50.0", "75.0"]
     assert tables.start({"accuracy": run["sampled"]["after"]}) == ["50.0", "75.0"]
     (picture,) = (picture for picture in pictures.PICTURES if "grpo-code-1.5b" in picture.colours)
@@ -163,7 +163,11 @@ def test_runs_without_eight_samples_are_those_after_supervised_training():
     assert [run for run in FINISHED if "sampled" not in run] == [run for run in FINISHED if "warm_up" in run]
 
 
-@pytest.mark.parametrize("runs", (GRPO, WITHOUT_TOOL, WITH_TOOL, TEXT_CALLS), ids=lambda runs: runs[0]["experiment"])
+@pytest.mark.parametrize(
+    "runs",
+    (GRPO, RUNS["grpo-1.5b"], RUNS["grpo-code-1.5b"], WITHOUT_TOOL, WITH_TOOL, TEXT_CALLS),
+    ids=lambda runs: runs[0]["experiment"],
+)
 def test_the_committed_runs_are_their_experiment_with_every_seed(runs):
     found = experiment.load(runs[0]["experiment"])
     assert tuple(run["seed"] for run in runs) == found.seeds
@@ -264,6 +268,49 @@ def test_what_the_page_says_of_the_kin_of_grpo_is_so():
              for run, first, last in ((doctor, 1, 62), (gspo, 26, 50), (cispo, 46, 80)))  # fmt: skip
     words = "{:.2f} s in Dr.GRPO (steps 1 to 62), {:.2f} s in GSPO (26 to 50) and {:.2f} s in CISPO (46 to 80"
     assert words.format(*alone) in text
+
+
+def test_what_the_page_says_of_the_larger_model_is_so():
+    text = " ".join(PAGES[0].read_text().split())
+    runs = RUNS["grpo-1.5b"]
+    strict = [[f"{100 * share:.1f}" for share in run["held_out"]["strict"]] for run in runs]
+    ends = [100 * run["held_out"]["strict"][-1] for run in runs]
+    small = [mean(tables.held_out(run, "strict", step) for run in GRPO) for step in (40, 80)]
+    assert (
+        f"{mean(ends):.1f} % after 40 steps, where the 0.5B model has {small[0]:.1f}, and {small[1]:.1f} after 80"
+        in text
+    )
+    assert f"end within {max(ends) - min(ends):.1f} points of each other, and still rise" in text
+    assert "by {}, {} and {} points".format(*(late(run).removeprefix("+") for run in runs)) in text
+    assert "after 10 steps strict accuracy is {}, {} and {} %".format(*(found[1] for found in strict)) in text
+    lenient = 100 * runs[0]["held_out"]["lenient"][3]
+    assert f"seed 1 has {strict[0][3]} % strict and {lenient:.1f} lenient" in text
+    assert f"the gap is {max(max(run['curves']['gap']) for run in runs):.4f} at most" in text
+    (before,) = {run["sampled"]["before"]["lenient"]["mean@8"] for run in runs}
+    after, best = (100 * mean(run["sampled"]["after"]["lenient"][name] for run in runs) for name in tables.SAMPLED)
+    assert f"from {100 * before:.1f} to {after:.1f} %, and pass@8 from 75.1 to {best:.1f}" in text
+
+
+def test_what_the_page_says_of_programs_is_so():
+    text = " ".join(PAGES[0].read_text().split())
+    (run,) = RUNS["grpo-code-1.5b"]
+    made, compared = run["programs"], run["programs"]["held_out"]
+    assert f"{made['train']:,} [problems]" in text and f"of {made['families']} families" in text
+    assert (compared["shared_names"], compared["shared_runs"]) == (0, 0)
+    assert f"{compared['run']} words in a row are shared ({compared['longest_run']} at most)" in text
+    shares = [100 * run["sampled"][when]["passed"]["mean@8"] for when in ("before", "after")]
+    assert "from {:.1f} to {:.1f} %: by {:.1f} points".format(*shares, shares[1] - shares[0]) in text
+    passed = [100 * share for share in run["held_out"]["passed"]]
+    assert f"{passed[0]:.1f} to {passed[-1]:.1f} %, 15 problems gained and 12 lost" in text
+    assert round(1.64 * (passed[-1] - passed[0])) == 15 - 12
+    waits = run["curves"]["reward_seconds"]
+    assert (
+        f"In {sum(wait > 1 for wait in waits)} of {len(waits)} steps" in text and f"{max(waits):.1f} s at most" in text
+    )
+    assert f"{100 * max(run['curves']['late']):.1f} % of a step's at most" in text
+    rewards = run["curves"]["reward"]
+    assert f"rises from {100 * rewards[0]:.1f} to {100 * mean(rewards[-tables.WINDOW :]):.1f} %" in text
+    assert made["train"] // 64 == 43, "an epoch, whose problems come again from step 44 on"
 
 
 def test_what_the_page_says_of_the_calculator_after_supervised_training_is_so():
