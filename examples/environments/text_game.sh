@@ -5,7 +5,7 @@
 # python -m nltk.downloader words averaged_perceptron_tagger_eng
 #
 # hardware: 1 node x 1 h100 (80 GiB each)
-# memory:   70 GiB of 80 GiB a device (paddock plan)
+# memory:   72 GiB of 80 GiB a device (paddock plan)
 # time:     about 28 s a step, 47 min for 100 steps (paddock plan, every response of full length)
 # data:     none: the environment asks
 # plan:     paddock run --plan text_game.sh

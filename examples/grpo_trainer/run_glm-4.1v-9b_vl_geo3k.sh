@@ -2,7 +2,7 @@
 # GRPO on Geometry3K with GLM-4.1V-9B-Thinking.
 #
 # hardware: 1 node x 8 h100 (80 GiB each)
-# memory:   34 GiB of 80 GiB a device, 134 GiB of each host (paddock plan)
+# memory:   72 GiB of 80 GiB a device, 134 GiB of each host (paddock plan)
 # time:     about 2.4 min a step, 4.8 h for 120 steps (paddock plan, every response of full length)
 # data:     paddock data geo3k --local_save_dir $HOME/data/geo3k
 # plan:     paddock run --plan run_glm-4.1v-9b_vl_geo3k.sh

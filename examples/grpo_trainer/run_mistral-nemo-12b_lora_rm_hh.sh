@@ -3,7 +3,7 @@
 # Policy, adapters off (the reference) and reward model share one GPU.
 #
 # hardware: 1 node x 1 h200 (141 GiB each)
-# memory:   109 GiB of 141 GiB a device (paddock plan)
+# memory:   127 GiB of 141 GiB a device (paddock plan)
 # time:     about 66 s a step, 32 h for 1750 steps (paddock plan, every response of full length)
 # data:     paddock data full_hh_rlhf --split rl --local_save_dir $HOME/data/full_hh_rlhf/rl
 # plan:     paddock run --plan run_mistral-nemo-12b_lora_rm_hh.sh

@@ -2,7 +2,7 @@
 # GRPO on Geometry3K, drawings and text, with Qwen2.5-VL-3B-Instruct on one GPU.
 #
 # hardware: 1 node x 1 h100 (80 GiB each)
-# memory:   58 GiB of 80 GiB a device (paddock plan)
+# memory:   72 GiB of 80 GiB a device (paddock plan)
 # time:     about 48 s a step, 6.4 h for 480 steps (paddock plan, every response of full length)
 # data:     paddock data geo3k --local_save_dir $HOME/data/geo3k
 # plan:     paddock run --plan run_qwen2.5-vl-3b_vl_geo3k.sh

@@ -3,7 +3,7 @@
 # and for training. The image tower learns too; with actor_rollout_ref.actor.freeze_vision_tower=True it does not.
 #
 # hardware: 1 node x 8 h100 (80 GiB each)
-# memory:   61 GiB of 80 GiB a device, 15 GiB of each host (paddock plan)
+# memory:   71 GiB of 80 GiB a device, 15 GiB of each host (paddock plan)
 # time:     about 3.6 min a step, 3.6 h for 60 steps (paddock plan, every response of full length)
 # data:     paddock data geo3k --local_save_dir $HOME/data/geo3k
 # plan:     paddock run --plan run_qwen2.5-vl-7b_vl_geo3k.sh

@@ -2,7 +2,7 @@
 # GRPO on Geometry3K with Qwen2.5-VL-7B-Instruct and LoRA on the language model; the image tower gets no adapter.
 #
 # hardware: 1 node x 2 a100 (80 GiB each)
-# memory:   50 GiB of 80 GiB a device (paddock plan)
+# memory:   71 GiB of 80 GiB a device (paddock plan)
 # time:     about 16 min a step, 32 h for 120 steps (paddock plan, every response of full length)
 # data:     paddock data geo3k --local_save_dir $HOME/data/geo3k
 # plan:     paddock run --plan run_qwen2.5-vl-7b_vl_lora_geo3k.sh

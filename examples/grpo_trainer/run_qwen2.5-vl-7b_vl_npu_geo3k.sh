@@ -2,8 +2,8 @@
 # GRPO on Geometry3K with Qwen2.5-VL-7B-Instruct on Ascend NPUs.
 #
 # hardware: 1 node x 16 910b (64 GiB each)
-# memory:   33 GiB of 64 GiB a device, 108 GiB of each host (paddock plan)
-# time:     about 4.6 min a step, 4.6 h for 60 steps (paddock plan, every response of full length)
+# memory:   57 GiB of 64 GiB a device, 108 GiB of each host (paddock plan)
+# time:     about 4.5 min a step, 4.5 h for 60 steps (paddock plan, every response of full length)
 # data:     paddock data geo3k --local_save_dir $HOME/data/geo3k
 # plan:     paddock run --plan run_qwen2.5-vl-7b_vl_npu_geo3k.sh
 # run:      bash run_qwen2.5-vl-7b_vl_npu_geo3k.sh [key=value ...]    (these win over the ones below)

@@ -2,8 +2,8 @@
 # GRPO on Geometry3K with Qwen3-VL-30B-A3B-Instruct: a mixture of experts that sees. The image tower stays as it is.
 #
 # hardware: 1 node x 8 h200 (141 GiB each)
-# memory:   86 GiB of 141 GiB a device, 401 GiB of each host (paddock plan)
-# time:     about 2.4 min a step, 4.8 h for 120 steps (paddock plan, every response of full length)
+# memory:   127 GiB of 141 GiB a device, 401 GiB of each host (paddock plan)
+# time:     about 2.3 min a step, 4.6 h for 120 steps (paddock plan, every response of full length)
 # data:     paddock data geo3k --local_save_dir $HOME/data/geo3k
 # plan:     paddock run --plan run_qwen3-vl-30b-a3b_vl_moe_geo3k.sh
 # run:      bash run_qwen3-vl-30b-a3b_vl_moe_geo3k.sh [key=value ...]    (these win over the ones below)

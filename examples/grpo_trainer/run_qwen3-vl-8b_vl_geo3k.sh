@@ -2,8 +2,8 @@
 # GRPO on Geometry3K with Qwen3-VL-8B-Instruct; its image tower learns with the rest.
 #
 # hardware: 1 node x 8 h100 (80 GiB each)
-# memory:   49 GiB of 80 GiB a device, 114 GiB of each host (paddock plan)
-# time:     about 5.0 min a step, 5.0 h for 60 steps (paddock plan, every response of full length)
+# memory:   71 GiB of 80 GiB a device, 114 GiB of each host (paddock plan)
+# time:     about 4.9 min a step, 4.9 h for 60 steps (paddock plan, every response of full length)
 # data:     paddock data geo3k --local_save_dir $HOME/data/geo3k
 # plan:     paddock run --plan run_qwen3-vl-8b_vl_geo3k.sh
 # run:      bash run_qwen3-vl-8b_vl_geo3k.sh [key=value ...]    (these win over the ones below)

@@ -4,7 +4,7 @@
 # It seldom writes the "####" that the rule looks for, so the last number of an answer counts.
 #
 # hardware: a laptop, CPU only
-# memory:   3 GiB of RAM (paddock plan)
+# memory:   4 GiB of RAM (paddock plan)
 # time:     about 75 s a step on one core, 2.1 h for 100 steps (measured over two steps)
 # data:     paddock data gsm8k --local_save_dir $HOME/data/gsm8k
 # plan:     paddock run --plan run_smollm2-135m_gsm8k.sh

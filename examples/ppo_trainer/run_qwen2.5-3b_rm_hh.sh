@@ -3,7 +3,7 @@
 # the start keeps the policy from pleasing it alone. All four models share one GPU.
 #
 # hardware: 1 node x 1 h200 (141 GiB each)
-# memory:   109 GiB of 141 GiB a device (paddock plan)
+# memory:   127 GiB of 141 GiB a device (paddock plan)
 # time:     about 31 s a step, 7.5 h for 875 steps (paddock plan, every response of full length)
 # data:     paddock data full_hh_rlhf --split rl --local_save_dir $HOME/data/full_hh_rlhf/rl
 # plan:     paddock run --plan run_qwen2.5-3b_rm_hh.sh

@@ -2,7 +2,7 @@
 # RLOO on GSM8K with Llama-3.1-8B-Instruct and LoRA on one GPU.
 #
 # hardware: 1 node x 1 h100 (80 GiB each)
-# memory:   68 GiB of 80 GiB a device (paddock plan)
+# memory:   72 GiB of 80 GiB a device (paddock plan)
 # time:     about 2.5 min a step, 7.4 h for 174 steps (paddock plan, every response of full length)
 # data:     paddock data gsm8k --local_save_dir $HOME/data/gsm8k
 # plan:     paddock run --plan run_llama-3.1-8b_lora_gsm8k.sh

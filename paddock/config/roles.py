@@ -257,7 +257,11 @@ class RolloutConfig:
     data_parallel_size: int = key(1, "copies of the engine that share expert layers", low=1)
     expert_parallel_size: int = key(1, "ranks that share the experts", low=1)
     pipeline_model_parallel_size: int = key(1, "ranks that share the layers", low=1)
-    max_num_seqs: int | None = key(None, "sequences at a time, per engine; unset: 256 on a CPU, else 1024", low=1)
+    max_num_seqs: int | None = key(
+        None,
+        "sequences at a time, per engine; unset: 256 on a CPU, else 1024, or what fits the GPU's memory",
+        low=1,
+    )
     max_num_batched_tokens: int = key(
         8192, "tokens per engine step; unset, on one GPU: by its memory, at most 32768", low=1
     )

@@ -19,10 +19,11 @@ from paddock.facts.machine import GIB, Machine
 from paddock.trainer.commands import EVAL, GENERATE, Command
 
 A, M, RO = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
-TOKENS, CHECKPOINTING, PREFILL = (
+TOKENS, CHECKPOINTING, PREFILL, SEQUENCES = (
     f"{A}.ppo_max_token_len_per_gpu",
     f"{M}.enable_gradient_checkpointing",
     f"{RO}.max_num_batched_tokens",
+    f"{RO}.max_num_seqs",
 )
 OLD, REF = f"{RO}.log_prob_max_token_len_per_gpu", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
 CRITIC, VALUES = "critic.ppo_max_token_len_per_gpu", "critic.forward_max_token_len_per_gpu"
@@ -194,6 +195,45 @@ def test_train_says_what_was_chosen_and_so_does_a_plan(capsys: pytest.CaptureFix
     said = capsys.readouterr().out
     for setting in (f"{TOKENS}=49152", f"{CHECKPOINTING}=False", f"{PREFILL}=32768"):
         assert any(setting in row and row.endswith("from 141 GiB of device memory") for row in said.splitlines())
+
+
+def test_sequences_at_a_time_are_as_many_as_the_cache_has_room_for() -> None:
+    """Qwen3-8B with adapters in 24 GiB: 16.4 GB of weights leave room for a few sequences of 1,280 tokens."""
+    keys = [
+        f"{M}.lora_rank=32",
+        "data.train_batch_size=8",
+        f"{A}.ppo_mini_batch_size=8",
+        "data.max_response_length=1024",
+    ]
+    found = loaded("Qwen/Qwen3-8B", 24, *keys)
+    (count,) = values(found, SEQUENCES)
+    assert count % 8 == 0 and found.origins[SEQUENCES] == "from 24 GiB of device memory"
+
+    def room(sequences: int) -> bool:
+        changed = job(loaded("Qwen/Qwen3-8B", 24, *keys, f"{SEQUENCES}={sequences}", f"{PREFILL}=8192").config)
+        assert changed is not None
+        changed = replace(changed, hardware=replace(changed.hardware, memory_bytes=24 * GIB))
+        return "rollout" not in estimate(changed).overfull
+
+    assert room(count) and not room(count + 8)
+    validated = loaded("Qwen/Qwen3-8B", 24, *keys, "data.val_files=gsm8k/test.parquet")
+    assert 0 < values(validated, SEQUENCES)[0] < count, "answers to prompts of their own share nothing"
+    few = loaded("Qwen/Qwen3-8B", 24, *keys, "data.val_files=gsm8k/test.parquet", "data.val_batch_size=8")
+    assert values(few, SEQUENCES) == [count], "a validation of fewer sequences than a step decides nothing"
+    assert values(loaded("Qwen/Qwen3-8B", 24, *keys, f"{SEQUENCES}=64"), SEQUENCES) == [64]
+    assert values(loaded("Qwen/Qwen3-8B", 139, *keys), SEQUENCES) == [1024]
+
+
+def test_sequences_at_a_time_are_chosen_on_several_devices_too() -> None:
+    """Each of them holds the KV cache of its own rows beside its shard of the states and the gathered weights."""
+    keys = [f"{RO}.name=embedded", "data.max_response_length=4096", "trainer.n_gpus_per_node=4"]
+    found = loaded(LARGE, 80, *keys, machine=device(80, count=4))
+    (count,) = values(found, SEQUENCES)
+    work = job(found.config, machine=device(80, count=4))
+    assert work is not None and "rollout" not in estimate(work).overfull
+    more = replace(work, rollout=replace(work.rollout, max_sequences=count + 8))
+    assert count < work.rollout.rows == 256 and "rollout" in estimate(more).overfull
+    assert values(found, TOKENS, PREFILL) == [DEFAULTS[TOKENS], DEFAULTS[PREFILL]]
 
 
 def test_prefill_by_hand() -> None:

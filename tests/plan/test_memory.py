@@ -221,14 +221,20 @@ def test_a_rollout_by_merged_weights_keeps_a_copy_of_those_that_have_adapters() 
     assert merging.total("rollout") - plain.total("rollout") == copied == 2 * model.adapted_parameters
 
 
-def test_an_embedded_cache_holds_the_rows_asked_for_within_its_share_of_memory() -> None:
+def test_an_embedded_cache_holds_the_rows_of_a_step_or_of_a_validation() -> None:
     made = rollout(job(gpus=1, model=shape("Qwen/Qwen2.5-0.5B")), engine="embedded", tensor=1, rows=64)
     per_row = 1536 * 24 * 2 * 2 * 64 * 2
     assert estimate(made).phases["rollout"]["kv_cache"] == 64 * per_row
     assert estimate(made).kv_sequences == 64
-    many = estimate(rollout(made, rows=10**6, max_sequences=10**6))
-    assert many.kv_sequences == int(0.6 * 80 * GIB) // per_row
+    many = estimate(rollout(made, rows=10**6, max_sequences=10**4))
+    assert many.kv_sequences == 10**4 and many.overfull == ("rollout",), "the engine takes no share of the memory"
     assert estimate(rollout(made, rows=10**6, max_sequences=256)).kv_sequences == 256
+    shared = rollout(made, shared_tokens=512, sharing=8)
+    assert estimate(shared).phases["rollout"]["kv_cache"] == 64 * per_row * (1024 + 512 // 8) // 1536
+    validated = estimate(rollout(shared, validation_rows=100))
+    assert validated.phases["rollout"]["kv_cache"] == 100 * per_row, "each prompt has one answer there"
+    assert validated.kv_sequences == 64, "of a step"
+    assert estimate(rollout(shared, validation_rows=1)).phases == estimate(shared).phases
 
 
 def test_an_engine_that_does_not_sleep_keeps_its_pool_in_every_phase() -> None:

@@ -1,15 +1,20 @@
-"""Token budgets and gradient checkpointing that nobody set, chosen by the memory model for the device at hand.
+"""Token budgets, sequences at a time and gradient checkpointing that nobody set, chosen by the memory model for the
+device at hand.
 
-On one accelerator of known memory, with an engine that generates from the trainer's own weights:
+On accelerators of known memory, with an engine that generates from the trainer's own weights:
+
+    rollout   the schema's number of sequences at a time, or as many as the KV cache has room for in full length
+
+and if there is one accelerator:
 
     update    without checkpointing, the largest budget of at most MOST_TOKENS with which no phase of it is overfull;
               with checkpointing, the same, if less than BUSY_TOKENS fit without; if nothing fits, one full row
     prefill   the largest budget of at most MOST_PREFILL beside the KV cache and what rests on the device
 
-All other runs keep the schema's defaults: on a CPU, if the memory or the model's shape is not known, on several
-devices, and with an engine that copies weights, whose memory is not modelled well enough to fill a device. The choice
-is a function of the config, the shapes and the memory alone: a run that is resumed on the same device cuts its rows as
-before. A key that was set is never changed, and the others are chosen beside it.
+All other runs keep the schema's defaults: on a CPU, if the memory or the model's shape is not known, and with an engine
+that copies weights, whose memory is not modelled well enough to fill a device. The choice is a function of the config,
+the shapes and the memory alone: a run that is resumed on the same device cuts its rows as before. A key that was set is
+never changed, and the others are chosen beside it.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from paddock.config.memory.model import GIB, Job, Role, estimate
 from paddock.config.micro_batches import PHASES, MicroBatches
 from paddock.config.own_data import Choice
 from paddock.config.rollout_engines import engine_kind
+from paddock.config.rules.unread import set_by_user
 from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import in_one_process
 from paddock.facts.machine import Machine
@@ -35,12 +41,15 @@ MOST_TOKENS = 49152
 BUSY_TOKENS = 8192
 """Below it layers are recomputed, for the sake of larger micro-batches. Assumed, not measured."""
 MOST_PREFILL = 32768
+FEW_SEQUENCES = 8
+"""A number of sequences that is chosen is a multiple of it, unless it is smaller."""
 UNIT = 1024
 CHECKPOINTING = {
     "update_actor": "actor_rollout_ref.model.enable_gradient_checkpointing",
     "update_critic": "critic.model.enable_gradient_checkpointing",
 }
 PREFILL = "actor_rollout_ref.rollout.max_num_batched_tokens"
+SEQUENCES = "actor_rollout_ref.rollout.max_num_seqs"
 
 
 def decide(config: Config, origins: dict[str, str], machine: Machine, gpu: str | None = None) -> list[Choice]:
@@ -52,13 +61,15 @@ def decide(config: Config, origins: dict[str, str], machine: Machine, gpu: str |
     if work is None:
         return []
     memory = f"{work.hardware.memory_bytes / GIB:.0f} GiB of device memory"
-    found: list[Choice] = []
-    for phase, checkpointing in CHECKPOINTING.items():
-        role = getattr(work, PHASES[phase].role)
-        if role is not None:
-            update = _Update(config, origins, work, phase, role)
-            found += update.choices(checkpointing, memory)
-    found += _prefill(origins, work, config.actor_rollout_ref.rollout.max_num_batched_tokens, memory)
+    found = [] if set_by_user(origins[SEQUENCES]) else _sequences(work, memory)
+    for choice in found:
+        work = replace(work, rollout=replace(work.rollout, max_sequences=choice.value))
+    if in_one_process(config):
+        for phase, checkpointing in CHECKPOINTING.items():
+            role = getattr(work, PHASES[phase].role)
+            if role is not None:
+                found += _Update(config, origins, work, phase, role).choices(checkpointing, memory)
+        found += _prefill(origins, work, config.actor_rollout_ref.rollout.max_num_batched_tokens, memory)
     for choice in found:
         for key in (choice.key, *(cut.tokens_key for cut in _takers(choice.key, origins))):
             tree.put(config, key, choice.value)
@@ -69,8 +80,7 @@ def decide(config: Config, origins: dict[str, str], machine: Machine, gpu: str |
 def _applies(config: Config, machine: Machine, gpu: str | None) -> bool:
     if config.trainer.device == "cpu" or engine_kind(config.actor_rollout_ref.rollout.name).copies_weights:
         return False
-    known = gpu is not None or planned_device(config, None, machine) is None
-    return known and in_one_process(config)
+    return gpu is not None or planned_device(config, None, machine) is None
 
 
 def _takers(key: str, origins: dict[str, str]) -> list[MicroBatches]:
@@ -126,6 +136,19 @@ class _Update:
             roles[cut.role] = role and replace(role, **field)
         phases = {phase for phase, cut in PHASES.items() if cut in takers}
         return fits(replace(self.work, **roles), phases)
+
+
+def _sequences(work: Job, memory: str) -> list[Choice]:
+    """Returns no choice if all that are asked for have room. The plan of a device that has none for one says so."""
+
+    def room(count: int) -> bool:
+        return fits(replace(work, rollout=replace(work.rollout, max_sequences=count)), {"rollout"})
+
+    asked = max(min(rows, work.rollout.max_sequences) for rows in (work.rollout.rows, work.rollout.validation_rows))
+    most = largest(range(1, asked + 1), room) or 1
+    if most == asked:
+        return []
+    return [Choice(SEQUENCES, most // FEW_SEQUENCES * FEW_SEQUENCES or most, f"from {memory}")]
 
 
 def _prefill(origins: dict[str, str], work: Job, default: int, memory: str) -> list[Choice]:

@@ -196,9 +196,23 @@ def _rollout(config: Config) -> Rollout:
         apart=rolls_out_apart(config) and not rolls_out_beside(config),
         shared_tokens=data.max_prompt_length if shares_prompts else 0,
         sharing=rollout.n,
+        validation_rows=_validated(config),
+        validation_sharing=rollout.val_kwargs.n,
         merges=merges_adapters(config),
         prefill_tokens=min(rollout.max_num_batched_tokens, data.train_batch_size * data.max_prompt_length),
     )
+
+
+def _validated(config: Config) -> int:
+    """Returns the most responses that a validation asks an engine for at a time: without data.val_batch_size, as many
+    as it takes."""
+    trainer, data, rollout = config.trainer, config.data, config.actor_rollout_ref.rollout
+    if not data.val_files or not (trainer.test_freq > 0 or trainer.val_before_train or trainer.val_only):
+        return 0
+    most = rollout.max_num_seqs or 1
+    if data.val_batch_size is None:
+        return most
+    return min(most, -(-data.val_batch_size * rollout.val_kwargs.n * engine_size(config) // rollout_devices(config)))
 
 
 def _bytes(dtype: str) -> int:

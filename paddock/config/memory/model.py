@@ -121,6 +121,9 @@ class Rollout:
     shared_tokens: int = 0
     """Tokens of a row that are cached once for `sharing` rows: the prompt's, in the embedded engine on a GPU."""
     sharing: int = 1
+    validation_rows: int = 0
+    """Most responses that a validation asks for at a time."""
+    validation_sharing: int = 1
     merges: bool = False
     """True if adapters are added to the actor's own weights meanwhile."""
 
@@ -284,29 +287,35 @@ def rollout_parts(job: Job) -> tuple[dict[str, int], int]:
 
     weights    c P / tp; none when the embedded engine shares the actor's
     unmerged   c W, W: weights beside which adapters stand; a copy, to put them back after a rollout by merged ones
-    pool       memory fraction x memory, of which the weights are a part
-    KV cache   external engines take the whole pool; the others what full-length responses ask for, within the pool,
-               and a group's prompt once if it is shared
+    KV cache   external engines take memory fraction x memory, of which the weights are a part; the others what
+               full-length responses of a step or a validation ask for, and a group's prompt once if it is shared
     then       embedded and hf: the larger of a prefill (`forward` for each of its tokens) and a decode step's logits,
                8 V bytes a sequence; external engines have them in their pool
     """
     rollout, shape = job.rollout, job.actor.shape
     weights = 0 if shares_weights(job) else share(job.compute_bytes * shape.parameters, rollout.tensor)
-    pool = max(0, int(rollout.memory_fraction * job.hardware.memory_bytes) - weights)
     per_token = kv_bytes_per_token(job)
     if rollout.external:
+        pool = max(0, int(rollout.memory_fraction * job.hardware.memory_bytes) - weights)
         return {"rollout_weights": weights, "kv_cache": pool}, pool // per_token
-    own_tokens = rollout.row_tokens - rollout.shared_tokens + share(rollout.shared_tokens, rollout.sharing)
-    sequences = min(rollout.rows, rollout.max_sequences, pool // (own_tokens * per_token))
-    cache = sequences * own_tokens * per_token
+    sequences, validated = (min(rows, rollout.max_sequences) for rows in (rollout.rows, rollout.validation_rows))
+    cache = per_token * max(
+        sequences * cached_tokens(rollout, rollout.sharing),
+        validated * cached_tokens(rollout, rollout.validation_sharing),
+    )
     work = larger(
         layer=rollout.prefill_tokens * forward_bytes(shape, job.compute_bytes),
         head=0,
-        logits=LOGIT_BYTES_FORWARD * shape.vocab * sequences,
+        logits=LOGIT_BYTES_FORWARD * shape.vocab * max(sequences, validated),
     )
     unmerged = rollout.merges * job.compute_bytes * shape.adapted_parameters
     parts = {"rollout_weights": weights, "unmerged_weights": unmerged, "kv_cache": cache}
     return parts | work, sequences * rollout.row_tokens
+
+
+def cached_tokens(rollout: Rollout, sharing: int) -> int:
+    """Returns tokens of the KV cache for each full-length response, if `sharing` of them have one prompt."""
+    return rollout.row_tokens - rollout.shared_tokens + share(rollout.shared_tokens, sharing)
 
 
 def kv_bytes_per_token(job: Job) -> int:
