@@ -101,3 +101,17 @@ def test_a_line_of_the_table_is_made_of_the_numbers_in_json() -> None:
         "| qwen2.5-7b | 64 x 8, 120 -> 256 | all, bf16, recomputed | 33,608 | 3.90 | 1.95 (50%) | 12.90 | 8.00 (62%) "
         "| 16.90 | 9.95 (59%) | 17.43 | 74.5 |"
     )
+
+
+def test_the_page_of_performance_shows_the_measured_rows() -> None:
+    text = (ROOT / "docs/performance.md").read_text()
+    lines = [json.loads(line) for line in (ROOT / "docs/curves/speed.jsonl").read_text().splitlines()]
+    assert "\n".join([speed_table.HEAD, *map(speed_table.markdown, lines)]) in text
+    off = [abs(line["step_planned_s"] / line["step_s"] - 1) for line in lines]
+    assert f"within {max(off):.0%} of every step".replace("%", " %") in text and max(off) < 0.25
+    for line in lines:
+        assert line["date"] in text and line["versions"]["torch"].partition("+")[0] in text
+    steps = {line["name"]: line["step_s"] for line in lines}
+    ratios = [f"{steps[f'{name}/lora'] / steps[f'{name}/full']:.2f} x" for name in
+              ("qwen2.5-1.5b/short", "smollm2-135m/short", "smollm2-135m/long")]  # fmt: skip
+    assert "{} for Qwen2.5-1.5B (wanted: 1.0), {} and {} for SmolLM2-135M".format(*ratios) in text
