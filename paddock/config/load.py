@@ -74,8 +74,7 @@ def load(
     warnings = [*(str(choice) for choice in own if choice.said), *warnings]
     rules.check_limits(config)
     warnings += resolve.resolve(config, origins, machine)
-    if trains:
-        warnings += [str(choice) for choice in budgets.decide(config, origins, machine, gpu)]
+    warnings += [str(choice) for choice in budgets.decide(config, origins, machine, gpu, trains)]
     warnings += rules.check(config, origins, here)
     return Loaded(config, origins, warnings)
 

@@ -166,6 +166,16 @@ def test_nothing_is_decided_for_updates_where_weights_are_only_read(command: Com
     assert not any("device memory" in text for text in (*found.origins.values(), *found.warnings))
 
 
+@pytest.mark.parametrize("command", [EVAL, GENERATE], ids=lambda command: command.name)
+def test_a_command_that_only_answers_holds_weights_and_as_many_sequences_as_fit(command: Command) -> None:
+    keys = ["model=Qwen/Qwen3-8B", "data=rows.jsonl", "trainer.n_gpus_per_node=1", "data.max_prompt_length=256"]
+    found = command.load([*keys, "data.max_response_length=1024"], here=False, gpu="4090")
+    sequence, prefill = 1280 * 36 * 8 * 128 * 2 * 2, 8192 * 2 * (3 * 12288 + 4 * 4096)
+    room = 24 * GIB - 24 * GIB // 10 - 2 * 8_190_735_360 - prefill
+    assert values(found, SEQUENCES) == [room // sequence // 8 * 8]
+    assert any(SEQUENCES in text and "24 GiB" in text for text in found.warnings)
+
+
 def test_a_cpu_keeps_its_budgets_also_where_a_gpu_is_named() -> None:
     cpu = Machine("cpu", 0, None, 64 * GIB, 8, frozenset())
     plain, named = (loaded(SMALL, None, "trainer.device=cpu", machine=cpu, gpu=gpu) for gpu in (None, "h200"))

@@ -5,7 +5,7 @@ On accelerators of known memory, with an engine that generates from the trainer'
 
     rollout   the schema's number of sequences at a time, or as many as the KV cache has room for in full length
 
-and if there is one accelerator:
+and if there is one accelerator, and the command trains:
 
     update    without checkpointing, the largest budget of at most MOST_TOKENS with which no phase of it is overfull;
               with checkpointing, the same, if less than BUSY_TOKENS fit without; if nothing fits, one full row
@@ -27,7 +27,7 @@ from typing import Any
 
 from paddock.config import tree
 from paddock.config.memory.job import job, planned_device
-from paddock.config.memory.model import GIB, Job, Role, estimate
+from paddock.config.memory.model import GIB, Job, Role, answers_fit, estimate
 from paddock.config.micro_batches import PHASES, MicroBatches
 from paddock.config.own_data import Choice
 from paddock.config.rollout_engines import engine_kind
@@ -52,19 +52,22 @@ PREFILL = "actor_rollout_ref.rollout.max_num_batched_tokens"
 SEQUENCES = "actor_rollout_ref.rollout.max_num_seqs"
 
 
-def decide(config: Config, origins: dict[str, str], machine: Machine, gpu: str | None = None) -> list[Choice]:
+def decide(
+    config: Config, origins: dict[str, str], machine: Machine, gpu: str | None = None, trains: bool = True
+) -> list[Choice]:
     """Sets the keys that follow from the device's memory, and their origins; returns what was chosen.
 
-    `gpu`: the device to plan for, by its name; without one, the accelerator of `machine`.
+    `gpu`: the device to plan for, by its name; without one, the accelerator of `machine`. `trains`: False if the
+    command only answers, so that the device holds the actor's weights and nothing else beside the KV cache.
     """
     work = job(config, gpu, machine) if _applies(config, machine, gpu) else None
     if work is None:
         return []
     memory = f"{work.hardware.memory_bytes / GIB:.0f} GiB of device memory"
-    found = [] if set_by_user(origins[SEQUENCES]) else _sequences(work, memory)
+    found = [] if set_by_user(origins[SEQUENCES]) else _sequences(work, memory, trains)
     for choice in found:
         work = replace(work, rollout=replace(work.rollout, max_sequences=choice.value))
-    if in_one_process(config):
+    if in_one_process(config) and trains:
         for phase, checkpointing in CHECKPOINTING.items():
             role = getattr(work, PHASES[phase].role)
             if role is not None:
@@ -138,11 +141,12 @@ class _Update:
         return fits(replace(self.work, **roles), phases)
 
 
-def _sequences(work: Job, memory: str) -> list[Choice]:
+def _sequences(work: Job, memory: str, trains: bool) -> list[Choice]:
     """Returns no choice if all that are asked for have room. The plan of a device that has none for one says so."""
 
     def room(count: int) -> bool:
-        return fits(replace(work, rollout=replace(work.rollout, max_sequences=count)), {"rollout"})
+        changed = replace(work, rollout=replace(work.rollout, max_sequences=count))
+        return fits(changed, {"rollout"}) if trains else answers_fit(changed)
 
     asked = max(min(rows, work.rollout.max_sequences) for rows in (work.rollout.rows, work.rollout.validation_rows))
     most = largest(range(1, asked + 1), room) or 1

@@ -313,6 +313,12 @@ def rollout_parts(job: Job) -> tuple[dict[str, int], int]:
     return parts | work, sequences * rollout.row_tokens
 
 
+def answers_fit(job: Job) -> bool:
+    """True if a rollout fits beside the actor's weights alone, as in a command that does not train."""
+    own = job.compute_bytes * job.actor.shape.parameters if shares_weights(job) else 0
+    return own + sum(rollout_parts(job)[0].values()) <= job.hardware.memory_bytes - job.hardware.margin
+
+
 def cached_tokens(rollout: Rollout, sharing: int) -> int:
     """Returns tokens of the KV cache for each full-length response, if `sharing` of them have one prompt."""
     return rollout.row_tokens - rollout.shared_tokens + share(rollout.shared_tokens, sharing)
