@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peers import HERE, PeerError, report
 from step_work import Work
 
-HERE = Path(__file__).resolve().parent
 SHOWN = ("generation", "forward", "update")
 SENTENCES = (
     "Ann buys {} apples and gives {} of them to Tom. ", "A train of {} cars leaves {} of them behind. ",
@@ -129,20 +127,16 @@ def prepare(args: argparse.Namespace, folder: Path) -> Work:
 def run(name: str, python: str, folder: Path, threads: int) -> dict[str, Any]:
     """One system's run in a process of its own; what it printed last is its report."""
     environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": str(threads),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": str(HERE.parent),
-    }
-    command = [python, str(HERE / f"{name}_step.py"), str(folder / "work.json")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{name} failed with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    walls = [sum(wall for wall, _ in step.values()) for step in report["steps"]]
+        "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(HERE.parent),
+    }  # fmt: skip
+    work = str(folder / "work.json")
+    try:
+        found = report(f"{name}_step.py", work, python=python, environment=environment, patience=None)
+    except PeerError as error:
+        raise SystemExit(f"{name} failed: {error}\n{error.output}") from error
+    walls = [sum(wall for wall, _ in step.values()) for step in found["steps"]]
     print(f"  {name}: {', '.join(f'{wall:.2f}' for wall in walls)} s", file=sys.stderr, flush=True)
-    return report
+    return found
 
 
 def summary(reports: list[dict[str, Any]], rows: int) -> dict[str, float]:

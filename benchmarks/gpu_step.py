@@ -2,6 +2,7 @@
 
 python benchmarks/gpu_step.py                                    # SmolLM2-135M: 128 prompts x 8, 120 tokens in, 256 out
 python benchmarks/gpu_step.py --shape qwen2.5-0.5b --parts rollout
+python benchmarks/gpu_step.py --shape qwen3-8b --parts rollout --profile   # decode steps by kind of kernel, too
 python benchmarks/gpu_step.py --shape qwen3-0.6b --parts mixed,training
 python benchmarks/gpu_step.py --parts algorithms                  # PPO, GRPO and RLOO on the same work
 python benchmarks/gpu_step.py --shape qwen3-0.6b --prompts 32 --weights fp32 --parts algorithms
@@ -19,8 +20,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -32,10 +31,12 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `paddock train` does
 
 import paddock_step
+import peers
 import torch
 import transformers
 from bound import Bound, bound, speed_of
 from cpu_step import CASES, Case, build_model, write_prompts
+from kernel_times import decode_kernels, listed
 from step_work import Work
 
 import paddock
@@ -69,23 +70,23 @@ SHAPES = {
          "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
     ),
     "qwen2.5-1.5b": Case(
-        128, 8, 256, (120, 120), 64, "Qwen2Config",
+        128, 8, 256, (120, 120), 32, "Qwen2Config",
         {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
          "num_attention_heads": 12, "num_key_value_heads": 2},
     ),
     "qwen3-1.7b": Case(
-        128, 8, 256, (120, 120), 64, "Qwen3Config",
+        128, 8, 256, (120, 120), 32, "Qwen3Config",
         {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
          "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
     ),
     "qwen2.5-7b": Case(
-        64, 8, 256, (120, 120), 64, "Qwen2Config",
+        64, 8, 256, (120, 120), 16, "Qwen2Config",
         {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
          "num_attention_heads": 28, "num_key_value_heads": 4},
         tied=False,
     ),
     "qwen3-8b": Case(
-        64, 8, 256, (120, 120), 64, "Qwen3Config",
+        64, 8, 256, (120, 120), 16, "Qwen3Config",
         {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
          "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
         tied=False,
@@ -167,6 +168,9 @@ class Bench:
             f"bound {floor:.3f} s ({floor / seconds:.0%})", f"log-prob gap mean {gap[0]:.2g} max {gap[1]:.2g}",
             f"peak {peak_memory(self.device) / 2**30:.1f} GiB",
         )  # fmt: skip
+        if self.args.profile:
+            kernels = decode_kernels(lambda: rollout.generate(prompts, replace(sampling, step=4)))
+            self.row(f"decode steps of the {name}", *listed(kernels))
 
     def bound(self, config: Config, work: Counted) -> Bound:
         planned = job(config)
@@ -275,21 +279,12 @@ class Bench:
 
     def trl(self) -> None:
         """TRL's GRPO step with transformers' generate, on the same work."""
-        (self.folder / "work.json").write_text(json.dumps({**vars(self.work), "device": self.device.type}))
-        script = Path(__file__).with_name("trl_step.py")
-        done = subprocess.run(
-            [sys.executable, script, self.folder / "work.json"], capture_output=True, text=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
-        if done.returncode:
-            return self.row(
-                "TRL", f"failed: {done.stderr.strip().splitlines()[-1] if done.stderr else done.returncode}"
-            )
-        report = json.loads(done.stdout.splitlines()[-1])
-        walls = [sum(wall for wall, _ in step.values()) for step in report["steps"]]
-        generation = statistics.median(step["generation"][0] for step in report["steps"])
-        self.row("TRL step", f"step {statistics.median(walls):.3f}", f"gen {generation:.3f}",
-                 f"peak GiB {report['memory'] / 2**30:.1f}", f"trl {report['versions']['trl']}")  # fmt: skip
+        try:
+            found = peers.trl(replace(self.work, device=self.device.type))
+        except peers.PeerError as error:
+            return self.row("TRL", f"failed: {error}")
+        self.row("TRL step", f"step {found['step_s']:.3f}", f"gen {found['generation_s']:.3f}",
+                 f"peak GiB {found['peak_gib']:.1f}", f"trl {found['versions']['trl']}")  # fmt: skip
 
     def clear(self) -> None:
         gc.collect()
@@ -331,7 +326,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warmup", type=int, default=2, help="steps that do not count")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a further key of Paddock")
+    parser.add_argument("--profile", action="store_true", help="of rollouts on a GPU: decode steps by kind of kernel")
     args = parser.parse_args()
+    if args.profile and args.device != "cuda":
+        parser.error(f"--profile reads the times of kernels on a CUDA device, not on {args.device}")
     name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or "cpu"
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, Path(folder))

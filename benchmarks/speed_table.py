@@ -5,10 +5,12 @@ python benchmarks/speed_table.py --list                          # names of all 
 python benchmarks/speed_table.py 'smollm2-135m/*' --json speed.jsonl
 python benchmarks/speed_table.py '*/short/full' --steps 2 --warmup 1 \
     --set actor_rollout_ref.actor.ppo_max_token_len_per_gpu=49152
+python benchmarks/speed_table.py 'qwen2.5-*' --peers vllm,trl    # the same work by others, by this Python (peers.py)
 
 Rows of a shape share its model and run one after the other; each prints its line of markdown as soon as it is measured,
 and adds a line of JSON to the file that --json names. `short` work has responses of one length; in `long` work each
-prompt has its own, drawn from an exponential distribution: a long tail. Means over the steps behind the warm-up.
+prompt has its own, drawn from an exponential distribution: a long tail. Means over the steps behind the warm-up. A
+peer's cell is `-` where it does not do that work (`does`).
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ import os
 import platform
 import random
 import statistics
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import date
@@ -33,6 +36,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `paddock train` does
 
+import peers
 import step_work
 import torch
 import transformers
@@ -50,9 +54,11 @@ from paddock.trainer.run import train
 from paddock.workers.rollout import Rollout
 
 RANK = 32
-HEAD = """\
-| shape | work | trained | rollout, tok/s | rollout, s | bound | update, s | bound | step, s | bound | planned | GiB |
-|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"""
+COLUMNS = ("shape", "work", "trained", "rollout, tok/s", "rollout, s", "bound", "update, s", "bound", "step, s",
+           "bound", "planned", "GiB")  # fmt: skip
+WORDS = 3  # columns at the left that hold no numbers
+PEERS = {"vllm": ("vLLM, tok/s", "tokens_per_s", ",.0f"), "trl": ("TRL step, s", "step_s", ".2f")}
+"""Of each peer its column, and the number that is shown there."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,12 @@ def rows() -> list[Row]:
     return found
 
 
+def does(peer: str, row: Row) -> bool:
+    """Returns whether the peer does the row's work: rollouts of vLLM are the same whatever is trained, and trl_step.py
+    trains all weights on responses of one length."""
+    return row.way == "full" and (peer == "vllm" or row.mean_tokens is None)
+
+
 @contextmanager
 def limited(limits: list[int]) -> Iterator[None]:
     """Responses to the i-th prompt of a step end at `limits[i]` tokens."""
@@ -122,10 +134,10 @@ def limited(limits: list[int]) -> Iterator[None]:
 
 
 def measure(row: Row, model: Path, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Trains a few steps in this process; returns the row's numbers."""
+    """Trains a few steps in this process; returns the row's numbers, and those of peers."""
     device, data, run = torch.device(args.device), folder / "prompts.jsonl", folder / row.name.replace("/", "-")
     case = replace(SHAPES[row.shape], prompt_tokens=(row.prompt_tokens, row.prompt_tokens))
-    longest = write_prompts(case, model, row.prompts * (args.warmup + args.steps), data)
+    longest = write_prompts(case, model, row.prompts * (max(args.warmup, 1) + args.steps), data)
     step = step_work.Work(
         str(model), str(data), row.prompts, row.n, longest, row.response_tokens, args.steps, args.warmup, row.weights,
         case.micro_rows, row.checkpointing, str(folder), [],
@@ -145,7 +157,9 @@ def measure(row: Row, model: Path, folder: Path, args: argparse.Namespace) -> di
     wrote = statistics.mean(line["response_length/mean"] for line in lines)
     if round(wrote * work.rows) != work.written:
         raise SystemExit(f"{row.name}: responses have {wrote} tokens on average, not {work.written / work.rows}")
-    least, told = bound(planned.actor, work, speed), duration(planned, work, speed)
+    least, told, peak = bound(planned.actor, work, speed), duration(planned, work, speed), peak_memory(device)
+    clear(device)
+    others = beside(row, replace(step, device=device.type), args.peers)
     return {
         "name": row.name, **asdict(row), "rank": args.rank if row.way == "lora" else 0,
         "written_tokens": work.written, "rollout_tokens_per_s": work.written / times["gen"],
@@ -153,9 +167,19 @@ def measure(row: Row, model: Path, folder: Path, args: argparse.Namespace) -> di
         "update_s": times["update_actor"], "update_bound_s": least.update,
         "update_planned_s": told.phases["update_actor"],
         "step_s": times["step"], "step_bound_s": least.step, "step_planned_s": told.step,
-        "peak_gib": peak_memory(device) / 2**30,
+        "peak_gib": peak / 2**30,
         "budget": config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu, **circumstances(args),
+        **({"peers": others} if others else {}),
     }  # fmt: skip
+
+
+def beside(row: Row, step: step_work.Work, names: Iterable[str]) -> dict[str, dict[str, Any] | None]:
+    """Returns what these peers take for the row's work, None for one that does not do it, and says what failed."""
+    found = {name: peers.measured(name, step, row.limits()) if does(name, row) else None for name in names}
+    for name, numbers in found.items():
+        if numbers and "missing" in numbers:
+            print(f"{row.name}: {name} {numbers['missing']}: {numbers['reason']}", file=sys.stderr, flush=True)
+    return found
 
 
 def clear(device: torch.device) -> None:
@@ -173,6 +197,12 @@ def circumstances(args: argparse.Namespace) -> dict[str, Any]:
             "versions": versions | {"python": platform.python_version()}}  # fmt: skip
 
 
+def head(names: Iterable[str]) -> str:
+    """Returns the first two lines of the table, with a column for each of these peers."""
+    columns = [*COLUMNS, *(PEERS[name][0] for name in names)]
+    return f"| {' | '.join(columns)} |\n|{'---|' * WORDS}{'---:|' * (len(columns) - WORDS)}"
+
+
 def markdown(found: dict[str, Any]) -> str:
     """Returns a measured row as a line of the table."""
     length = f"{found['response_tokens']:,}" + (f", mean {found['written_tokens'] / found['prompts'] / found['n']:,.0f}"
@@ -184,13 +214,30 @@ def markdown(found: dict[str, Any]) -> str:
     for phase in ("rollout", "update", "step"):
         seconds, least = found[f"{phase}_s"], found[f"{phase}_bound_s"]
         cells += [f"{seconds:.2f}", f"{least:.2f} ({least / seconds:.0%})"]
-    return f"| {' | '.join([*cells, format(found['step_planned_s'], '.2f'), format(found['peak_gib'], '.1f')])} |"
+    cells += [f"{found['step_planned_s']:.2f}", f"{found['peak_gib']:.1f}"]
+    cells += [cell(name, numbers) for name, numbers in found.get("peers", {}).items()]
+    return f"| {' | '.join(cells)} |"
+
+
+def cell(peer: str, numbers: dict[str, Any] | None) -> str:
+    if numbers is None:
+        return "-"
+    _, number, form = PEERS[peer]
+    return str(numbers["missing"]) if "missing" in numbers else format(numbers[number], form)
 
 
 def chosen(patterns: list[str]) -> list[Row]:
     found = [row for row in rows() if any(fnmatch(row.name, pattern) for pattern in patterns)]
     if not found:
         raise SystemExit(f"no row is named {' or '.join(patterns)}; --list shows all names")
+    return found
+
+
+def named(names: str) -> list[str]:
+    """Returns the peers of a list with commas."""
+    found = [name for name in names.split(",") if name]
+    if unknown := set(found) - PEERS.keys():
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: no such peer; known are {', '.join(PEERS)}")
     return found
 
 
@@ -204,11 +251,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=2, help="steps that do not count")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a further key of Paddock")
+    parser.add_argument("--peers", type=named, default=[], metavar="NAMES", help=f"of {','.join(PEERS)}")
     args = parser.parse_args()
     if args.list:
         print("\n".join(row.name for row in rows()))
         return
-    print(HEAD, flush=True)
+    print(head(args.peers), flush=True)
     for shape, group in groupby(chosen(args.rows), key=lambda row: row.shape):
         with tempfile.TemporaryDirectory() as folder:
             build_model(SHAPES[shape], Path(folder) / "model", torch.device(args.device))

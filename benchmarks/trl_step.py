@@ -1,4 +1,4 @@
-"""TRL's side of cpu_step.py and gpu_step.py, run by a Python that has it: the same model, prompts, reward, lengths."""
+"""TRL's side of cpu_step.py and of peers.py, run by a Python that has it: the same model, prompts, reward, lengths."""
 
 from __future__ import annotations
 

@@ -1,20 +1,34 @@
-"""The bounds of the table of speed by hand, and its rows."""
+"""The bounds of the table of speed by hand, its rows, and the peers beside them; kernels told apart by their names."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
+from tiny_models import tiny_model
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from paddock.config.memory.model import Role
+from paddock.engines.rollout.base import Prompt, Sampling
+from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.facts.machine import GPU_SPEED
 from paddock.facts.models import shape_of
 from paddock.plan.counts import Work
+from tests.forked import ForkedCall
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "benchmarks")  # scripts import their neighbours
+    import kernel_times
+    import peers
     import speed_table
+    import step_work
     from bound import bound
     from gpu_step import SHAPES
 
@@ -90,23 +104,210 @@ def test_long_work_has_a_tail_that_is_the_same_each_time() -> None:
     assert row.counted(256).written == 8 * sum(limits)
 
 
-def test_a_line_of_the_table_is_made_of_the_numbers_in_json() -> None:
-    row = speed_table.chosen(["qwen2.5-7b/short/full"])[0]
+def line_of(name: str) -> dict:
+    """A line of JSON as it was before there were peers."""
+    row = speed_table.chosen([name])[0]
     numbers = {"rank": 0, "written_tokens": 131_072, "rollout_tokens_per_s": 33608.2, "step_planned_s": 17.43,
                "peak_gib": 74.51}  # fmt: skip
     for phase, seconds, least in (("rollout", 3.9, 1.95), ("update", 12.9, 8.0), ("step", 16.9, 9.95)):
         numbers |= {f"{phase}_s": seconds, f"{phase}_bound_s": least}
-    found = json.loads(json.dumps(speed_table.asdict(row) | numbers))
-    assert speed_table.markdown(found) == (
-        "| qwen2.5-7b | 64 x 8, 120 -> 256 | all, bf16, recomputed | 33,608 | 3.90 | 1.95 (50%) | 12.90 | 8.00 (62%) "
-        "| 16.90 | 9.95 (59%) | 17.43 | 74.5 |"
+    return json.loads(json.dumps(speed_table.asdict(row) | numbers))
+
+
+OWN = (
+    "| qwen2.5-7b | 64 x 8, 120 -> 256 | all, bf16, recomputed | 33,608 | 3.90 | 1.95 (50%) | 12.90 | 8.00 (62%) "
+    "| 16.90 | 9.95 (59%) | 17.43 | 74.5 |"
+)
+
+
+def test_a_line_of_the_table_is_made_of_the_numbers_in_json() -> None:
+    assert speed_table.markdown(line_of("qwen2.5-7b/short/full")) == OWN
+    assert len(speed_table.head([]).splitlines()[0].split(" | ")) == len(OWN.split(" | "))
+
+
+def test_a_line_with_peers_has_a_cell_for_each() -> None:
+    numbers = {"vllm": {"tokens_per_s": 16_712.4}, "trl": {"step_s": 61.238, "peak_gib": 90.0}}
+    line = line_of("qwen2.5-7b/short/full")
+    assert speed_table.markdown(line | {"peers": numbers}) == f"{OWN} 16,712 | 61.24 |"
+    failed = {"vllm": None, "trl": {"missing": "failed", "reason": "OutOfMemoryError: too little"}}
+    assert speed_table.markdown(line | {"peers": failed}) == f"{OWN} - | failed |"
+    names, rule = speed_table.head(numbers).splitlines()
+    assert names.endswith("| GiB | vLLM, tok/s | TRL step, s |")
+    assert rule.count("|") == names.count("|") == OWN.count("|") + 2
+
+
+def test_vllm_rolls_out_once_for_both_ways_and_trl_trains_all_weights_on_short_work() -> None:
+    own = {name: {row.name for row in speed_table.chosen(["smallest/*"]) if speed_table.does(name, row)}
+           for name in speed_table.PEERS}  # fmt: skip
+    assert own == {"vllm": {"smallest/short/full", "smallest/long/full"}, "trl": {"smallest/short/full"}}
+
+
+@pytest.mark.parametrize("names, found", [("", []), ("trl", ["trl"]), ("vllm,trl", ["vllm", "trl"])])
+def test_peers_are_named_in_a_list_with_commas(names: str, found: list[str]) -> None:
+    assert speed_table.named(names) == found
+
+
+def test_an_unknown_peer_is_refused() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="sglang: no such peer; known are vllm, trl"):
+        speed_table.named("vllm,sglang")
+
+
+@pytest.fixture
+def step(tmp_path) -> step_work.Work:
+    return step_work.Work("model", "data", 2, 2, 12, 4, 3, 2, "fp32", 4, False, str(tmp_path), [])
+
+
+def test_a_peer_that_is_not_installed_is_said_and_the_table_goes_on(step, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    row, other = speed_table.chosen(["smallest/short/*"])
+    found = speed_table.beside(row, step, ["vllm", "trl"])
+    assert [speed_table.cell(*peer) for peer in found.items()] == ["not installed", "not installed"]
+    assert "smallest/short/full: trl not installed: this Python cannot import trl" in capsys.readouterr().err
+    assert speed_table.beside(other, step, ["vllm", "trl"]) == {"vllm": None, "trl": None}
+
+
+def test_a_peer_that_fails_is_said_with_its_reason_and_the_table_goes_on(step, tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "trl_step.py").write_text("raise RuntimeError('no room for logits')")
+    monkeypatch.setattr(peers, "find_spec", lambda name: True)
+    monkeypatch.setattr(peers, "HERE", tmp_path)
+    found = speed_table.beside(speed_table.chosen(["smallest/short/full"])[0], step, ["trl"])
+    assert found == {"trl": {"missing": "failed", "reason": "RuntimeError: no room for logits"}}
+    said = capsys.readouterr().err
+    assert "Traceback" in said and "smallest/short/full: trl failed: RuntimeError: no room for logits" in said
+
+
+SCRIPT = """
+import json, sys
+print("a library says something")
+print(json.dumps({"seen": sys.argv[1:]}))
+print("and something more at its end")
+"""
+
+
+def test_the_report_of_a_process_is_the_last_object_that_it_prints(tmp_path) -> None:
+    (tmp_path / "peer.py").write_text(SCRIPT)
+    assert peers.report(str(tmp_path / "peer.py"), "work.json", "[4, 4]") == {"seen": ["work.json", "[4, 4]"]}
+
+
+def test_a_process_without_a_report_has_failed(tmp_path) -> None:
+    (tmp_path / "peer.py").write_text("print('nothing to report')")
+    with pytest.raises(peers.PeerError, match="nothing to report"):
+        peers.report(str(tmp_path / "peer.py"))
+
+
+def test_a_process_that_does_not_end_is_ended_with_all_that_it_started(tmp_path) -> None:
+    started = tmp_path / "started"
+    (tmp_path / "peer.py").write_text(
+        "import subprocess, pathlib, time\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        f"pathlib.Path({str(started)!r}).write_text(str(child.pid))\n"
+        "time.sleep(600)\n"
     )
+    with pytest.raises(peers.PeerError, match="no end after 2 s"):
+        peers.report(str(tmp_path / "peer.py"), patience=2.0)
+    child, deadline = Path("/proc", started.read_text(), "stat"), time.monotonic() + 5
+    while child.exists() and child.read_text().rpartition(")")[2].split()[0] not in "ZX":
+        assert time.monotonic() < deadline, "what the process had started still runs"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "output, reason",
+    [
+        ("(Worker pid=7) ERROR [core.py:1] ValueError: no room\n"
+         "EngineDeadError: See stack trace (above) for the root cause.\nleaked semaphores\n", "ValueError: no room"),
+        ("Traceback\ntorch.OutOfMemoryError: CUDA out of memory.\n", "OutOfMemoryError: CUDA out of memory."),
+        ("Killed\n", "Killed"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_the_reason_of_a_failure_is_the_error_behind_the_last_one(output: str, reason: str) -> None:
+    assert peers.cause(output) == reason
+
+
+def test_a_peer_runs_few_steps_after_one_that_does_not_count(step, monkeypatch) -> None:
+    seen = []
+    timed = {"generation": (2.0, 0.0), "update": (1.0, 0.0)}
+    reports = {"trl_step.py": {"steps": [timed], "memory": 3 * 2**30, "versions": {"trl": "1"}},
+               "vllm_rollout.py": {"seconds": [1.0, 3.0], "settings": {}, "versions": {"vllm": "1"}}}  # fmt: skip
+
+    def report(script: str, path: str, *rest: str) -> dict:
+        seen.append((step_work.Work.read(path), *map(json.loads, rest)))
+        return reports[script]
+
+    monkeypatch.setattr(peers, "find_spec", lambda name: True)
+    monkeypatch.setattr(peers, "report", report)
+    trl, vllm = (peers.measured(name, step, [4, 2]) for name in ("trl", "vllm"))
+    assert [(work.warmup, work.steps, *limits) for work, *limits in seen] == [(1, 2), (1, 2, [4, 2])]
+    assert (trl["step_s"], trl["generation_s"], trl["peak_gib"], trl["versions"]) == (3.0, 2.0, 3.0, {"trl": "1"})
+    assert (vllm["rollout_s"], vllm["tokens_per_s"]) == (2.0, 6.0), "two responses each, of 4 and 2 tokens, in 2 s"
+
+
+def test_products_between_the_last_norm_and_the_draw_are_the_heads() -> None:
+    layer = [("norm_rows", 1.0), ("nvjet_tst_128x64_h_bz", 4.0), ("rotate", 0.5), ("attend_rows", 6.0),
+             ("void cutlass::Kernel2<of a gemm>", 3.0), ("norm_rows", 1.0), ("thin_rows", 8.0),
+             ("gate", 2.0)]  # fmt: skip
+    ends = [("norm_rows", 1.0), ("nvjet_tst_256x128", 5.0), ("splitKreduce_kernel", 1.0),
+            ("void at::native::fill", 0.5), ("draw_rows", 2.0)]  # fmt: skip
+    found = kernel_times.by_kind(2 * [*layer, *layer, *ends])
+    assert found == {"products": 60.0, "attention": 24.0, "norms": 10.0, "rotation": 2.0, "gates": 8.0, "head": 12.0,
+                     "draw": 4.0, "rest": 1.0}  # fmt: skip
+    assert list(found) == list(kernel_times.SHOWN)
+    listed = kernel_times.listed([("rotate", 3.0), ("a_new_kernel", 1.0)])
+    assert listed[0] == "all 4.0 ms" and "rotation 3.0 ms (75%)" in listed and "gates 0.0 ms (0%)" in listed
+    assert listed[-1] == "in the rest 1.0 ms: a_new_kernel"
+
+
+def test_every_kernel_that_paddock_launches_to_decode_has_a_kind() -> None:
+    sources = [path.read_text() for path in (ROOT / "paddock" / "kernels").glob("*.py")]
+    launched = {name for source in sources for name in re.findall(r"^\s+(\w+)\[\(", source, re.MULTILINE)}
+    trained = {"gather_rows", "gradient_rows", "normalise_rows"}
+    assert {"attend_rows", "draw_rows", "gate", "norm_rows", "rotate", "thin_rows"} <= launched
+    assert {name for name in launched if kernel_times.kind_of(name) == "rest"} == trained
+
+
+def event(name: str, device: DeviceType, start: float, end: float) -> SimpleNamespace:
+    return SimpleNamespace(
+        name=name, device_type=device,
+        time_range=SimpleNamespace(start=start, end=end, elapsed_us=lambda: end - start),
+    )  # fmt: skip
+
+
+def test_kernels_count_while_decode_steps_are_marked() -> None:
+    marks = [event(kernel_times.DECODE, DeviceType.CPU, *at) for at in ((100, 200), (300, 400))]
+    shadow = event(kernel_times.DECODE, DeviceType.CUDA, 110, 190)  # the mark on the device's own line of time
+    times = {"prefill": (10, 90), "first": (110, 150), "second": (150, 190), "sorting": (210, 290), "third": (310, 390)}
+    kernels = [event(name, DeviceType.CUDA, *at) for name, at in times.items()]
+    launch = event("aten::mm", DeviceType.CPU, 105, 106)
+    found = kernel_times.within([*kernels[::-1], shadow, launch, *marks])
+    assert found == [("first", 0.04), ("second", 0.04), ("third", 0.08)]
+    with pytest.raises(SystemExit, match="embedded"):
+        kernel_times.within(kernels)
+
+
+def test_a_rollout_has_a_mark_for_each_decode_step() -> None:
+    """In a process of its own: one that was profiled is none to fork others from."""
+
+    def run() -> None:
+        engine = EmbeddedEngine(tiny_model())
+        decode = EmbeddedEngine.decode
+        sampling = Sampling(4, frozenset(), 0, 0, ignore_eos=True)
+        with kernel_times.marked(), profile(activities=[ProfilerActivity.CPU]) as seen:
+            engine.generate([Prompt([5, 6, 7], [0, 1])], sampling)
+        assert sum(event.name == kernel_times.DECODE for event in seen.events()) == 3, (
+            "the first token is the prefill's"
+        )
+        assert EmbeddedEngine.decode is decode
+
+    process = ForkedCall(run)
+    code, said = process.wait(60), process.said()
+    assert code == 0, said
 
 
 def test_the_page_of_performance_shows_the_measured_rows() -> None:
     text = (ROOT / "docs/performance.md").read_text()
     lines = [json.loads(line) for line in (ROOT / "docs/curves/speed.jsonl").read_text().splitlines()]
-    assert "\n".join([speed_table.HEAD, *map(speed_table.markdown, lines)]) in text
+    assert "\n".join([speed_table.head([]), *map(speed_table.markdown, lines)]) in text
     off = [abs(line["step_planned_s"] / line["step_s"] - 1) for line in lines]
     assert f"within {max(off):.0%} of every step".replace("%", " %") in text and max(off) < 0.25
     for line in lines:
