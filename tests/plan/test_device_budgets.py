@@ -232,6 +232,7 @@ def test_sequences_at_a_time_are_as_many_as_the_cache_has_room_for() -> None:
     assert values(few, SEQUENCES) == [count], "a validation of fewer sequences than a step decides nothing"
     assert values(loaded("Qwen/Qwen3-8B", 24, *keys, f"{SEQUENCES}=64"), SEQUENCES) == [64]
     assert values(loaded("Qwen/Qwen3-8B", 139, *keys), SEQUENCES) == [1024]
+    assert values(loaded("Qwen/Qwen3-8B", 16, *keys), SEQUENCES) == [1024], "nothing fits, as the plan says"
 
 
 def test_sequences_at_a_time_are_chosen_on_several_devices_too() -> None:

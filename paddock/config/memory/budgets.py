@@ -142,15 +142,15 @@ class _Update:
 
 
 def _sequences(work: Job, memory: str, trains: bool) -> list[Choice]:
-    """Returns no choice if all that are asked for have room. The plan of a device that has none for one says so."""
+    """Returns no choice if all that are asked for have room, or none has: then the plan says that it does not fit."""
 
     def room(count: int) -> bool:
         changed = replace(work, rollout=replace(work.rollout, max_sequences=count))
         return fits(changed, {"rollout"}) if trains else answers_fit(changed)
 
     asked = max(min(rows, work.rollout.max_sequences) for rows in (work.rollout.rows, work.rollout.validation_rows))
-    most = largest(range(1, asked + 1), room) or 1
-    if most == asked:
+    most = largest(range(1, asked + 1), room)
+    if most is None or most == asked:
         return []
     return [Choice(SEQUENCES, most // FEW_SEQUENCES * FEW_SEQUENCES or most, f"from {memory}")]
 
