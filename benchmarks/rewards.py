@@ -1,6 +1,7 @@
-"""How fast answers are scored: GSM8K, MATH, what the processes around MATH cost, and answers that no parser computes.
+"""How fast answers are scored: GSM8K, MATH, what the processes around MATH cost, answers that no parser computes, and
+the answers of a step, from tokens to scores, beside what its decoding and its calls alone take.
 
-python benchmarks/rewards.py [--answers 10000] [--maths 2000] [--workers 2]
+python benchmarks/rewards.py [--answers 10000] [--maths 2000] [--workers 2] [--prompts 128] [--parts kinds,step]
 """
 
 from __future__ import annotations
@@ -8,21 +9,37 @@ from __future__ import annotations
 import argparse
 import random
 import resource
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import step_work
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from paddock.config.load import load
+from paddock.config.schema import Config
+from paddock.core.batch import Batch
+from paddock.data.dataset import PromptRow
+from paddock.data.loader import prompt_batch
+from paddock.engines.rollout.base import Completion, Prompt
 from paddock.rewards.custom import MODULE, Target
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.maths import boxed
-from paddock.rewards.rules import Scorer
+from paddock.rewards.rules import Scorer, gsm8k
 from paddock.rewards.score import ScoreRequest
+from paddock.rollouts.batch import with_responses
+from paddock.rollouts.collect import Collector
+from paddock.rollouts.episode import one_turn_each
 
 LIMIT = 2.0  # seconds
+WORDS, SAMPLES, TOKENS = 49_152, 8, 256
+STEPS = 7
 
 
-def gsm8k(count: int) -> list[ScoreRequest]:
+def gsm8k_answers(count: int) -> list[ScoreRequest]:
     """Some 600 characters each, half of them right."""
     steps = (
         "She sells 16 - 3 - 4 = <<16-3-4=9>>9 eggs a day, at $2 each, which makes 9 * 2 = <<9*2=18>>18 dollars. " * 6
@@ -63,16 +80,86 @@ def timed(name: str, count: int) -> Iterator[list[float]]:
     found.append(seconds)
 
 
+def tokenizer_of_words() -> PreTrainedTokenizerFast:
+    """Returns a byte-level tokenizer, as those of most models are, whose words are made up."""
+    draw, letters = random.Random(0), "abcdefghijklmnopqrstuvwxyz"
+    words = dict.fromkeys(["<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet())])
+    while len(words) < WORDS:
+        words["\u0120" * draw.randint(0, 1) + "".join(draw.choices(letters, k=draw.randint(2, 7)))] = None
+    backend = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, []))
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>")
+
+
+def answered(number: int, prompts: int, source: str) -> Batch:
+    """Returns the batch of a step as the rollout leaves it: tokens drawn at random, and no scores."""
+    draw = random.Random(number)
+    rows = [
+        PromptRow(
+            index, index, [1] * 120, [{"role": "user", "content": "?"}], source, "18", {"index": index}, f"row {index}"
+        )
+        for index in range(number * prompts, (number + 1) * prompts)
+    ]
+    batch = prompt_batch(rows, SAMPLES, 0)
+    asked = [Prompt(row.tokens, [row.group * SAMPLES + sample for sample in range(SAMPLES)]) for row in rows]
+    found = [
+        Completion(row, [draw.randrange(300, WORDS) for _ in range(TOKENS)], [-1.0] * TOKENS, True)
+        for row in batch.row.tolist()
+    ]
+    return with_responses(batch, one_turn_each(found, asked, [row.group for row in rows], 0), 0)
+
+
+def step(name: str, source: str, rule: Callable[..., Any], prompts: int, config: Config) -> None:
+    """Times the scoring of whole steps, and what must be done in it at the least: decode all tokens, and call the rule.
+
+    Each is the median of its steps; the first, which starts processes, does not count.
+    """
+    seconds: dict[str, list[float]] = {"decode": [], "calls": [], "scored": []}
+    with RewardManager(config) as rewards:
+        collector = Collector(config, None, None, rewards, tokenizer_of_words(), frozenset())  # type: ignore[arg-type]
+        for number in range(STEPS):
+            batch = answered(number, prompts, source)
+            answers = batch.answers()
+            marks = [time.perf_counter()]
+            texts = collector.decode(answers)
+            marks.append(time.perf_counter())
+            values = [rule(data_source=source, solution_str=t, ground_truth="18", extra_info={}) for t in texts]
+            marks.append(time.perf_counter())
+            scored, _ = collector.score(batch, rewards.begin())
+            marks.append(time.perf_counter())
+            assert scored.extras["score"] == values
+            for part, begin, end in zip(seconds, marks, marks[1:], strict=False):
+                seconds[part].append(end - begin)
+    decode, calls, all_of_it = (statistics.median(found[1:]) for found in seconds.values())
+    print(
+        f"a step of {len(batch):,} answers of {TOKENS} tokens, {name}: {1e3 * all_of_it:.1f} ms, of which decoding "
+        f"{1e3 * decode:.1f} and calls {1e3 * calls:.1f}: {all_of_it / (decode + calls):.2f} times the two, and "
+        f"{1e6 * (all_of_it - decode - calls) / len(batch):.0f} microseconds an answer beside them",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--answers", type=int, default=10_000)
     parser.add_argument("--maths", type=int, default=2_000)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--prompts", type=int, default=128, help=f"of a step, with {SAMPLES} answers each")
+    parser.add_argument("--parts", default="kinds,step")
     args = parser.parse_args()
-    config = load([f"reward_model.num_workers={args.workers}", f"reward_model.timeout={LIMIT}"]).config
+    settings = [f"reward_model.num_workers={args.workers}", f"reward_model.timeout={LIMIT}"]
+    if "kinds" in args.parts:
+        kinds(args, load(settings).config)
+    if "step" in args.parts:
+        step("a function in a process", "e", step_work.compute_score, args.prompts,
+             load([*settings, f"custom_reward_function.path={step_work.__file__}"]).config)  # fmt: skip
+        step("GSM8K's rule", "openai/gsm8k", gsm8k, args.prompts, load(settings).config)
 
+
+def kinds(args: argparse.Namespace, config: Config) -> None:
+    """Times answers of each kind, which are texts already."""
     with RewardManager(config) as rewards:
-        asked = gsm8k(args.answers)
+        asked = gsm8k_answers(args.answers)
         with timed("GSM8K", args.answers):
             assert sum(score.value for score in rewards.score(asked)) == (args.answers + 1) // 2
 
@@ -86,10 +173,10 @@ def main() -> None:
             assert all(score.cached for score in rewards.score(asked))
 
         nothing = Scorer(Target(f"{MODULE}paddock.rewards.rules", "addition"))
-        rewards.custom = nothing  # the way to a process and back, with nothing done there
+        rewards.scorers["lighteval/MATH"] = nothing  # the way to a process and back, with nothing done there
         with timed(f"nothing, {args.workers} processes", args.maths) as empty:
             rewards.score(asked)
-        rewards.custom = None
+        del rewards.scorers["lighteval/MATH"]
         share = empty[0] / pooled[0]
         print(f"the pool's share of MATH: {share:.1%}, {1e6 * empty[0] / args.maths:.0f} microseconds an answer;")
         print(f"speed-up by {args.workers} processes: {alone[0] / pooled[0]:.2f}")

@@ -9,8 +9,7 @@ from __future__ import annotations
 import inspect
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -56,9 +55,10 @@ def load(target: Target) -> Callable[[ScoreRequest], Score]:
 
 def row_scorer(target: Target) -> Callable[[ScoreRequest], Score]:
     function, call = caller_of(target)
+    blame = blaming(target)
 
     def score(request: ScoreRequest) -> Score:
-        with blaming(target):
+        with blame:
             return checked(finished(call(function, target, request)))
 
     return score
@@ -160,20 +160,24 @@ def taken(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]
     return {name: value for name, value in given.items() if name in named}
 
 
-@contextmanager
-def blaming(target: Target, row: int | None = None) -> Iterator[None]:
+class blaming:  # a generator's context takes longer than many a rule
     """Whatever goes wrong inside is `Failed`, with the line of the scorer's own file."""
-    try:
-        yield
-    except Failed:
-        raise
-    except BadScore as error:
-        raise Failed(str(error), row) from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+
+    __slots__ = ("row", "target")
+
+    def __init__(self, target: Target, row: int | None = None):
+        self.target, self.row = target, row
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, Failed | KeyboardInterrupt):
+            return
+        if isinstance(error, BadScore):
+            raise Failed(str(error), self.row) from error
         lasting = isinstance(error, MISTAKES)
-        raise Failed(f"raised {described(error, target)}", row, lasting) from error
+        raise Failed(f"raised {described(error, self.target)}", self.row, lasting) from error
 
 
 ROW = ("data_source", "solution_str", "ground_truth", "extra_info")

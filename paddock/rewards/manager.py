@@ -34,6 +34,9 @@ from paddock.rewards.threads import ThreadPool
 
 log = logging.getLogger(__name__)
 
+Answered = tuple[int, str, Sequence[int], str | None, Sequence[Mapping[str, Any]] | None]
+"""A row's index, its response as text and as tokens, the text of its last turn if there are several, and its messages
+if it is a conversation."""
 Functions = Mapping[str, Callable[..., Any]]
 NO_FUNCTIONS: Functions = {}
 
@@ -52,7 +55,7 @@ class RewardManager:
     ...     batch, metrics = rewards.fill(batch, texts)
     ...
     ...     scoring = rewards.begin()                     # or, while responses are still generated
-    ...     scoring.add({index: rewards.request(batch, index, text, tokens)})
+    ...     scoring.add(rewards.requests(batch, [(index, text, tokens, None, None)]))
     ...     batch, metrics = rewards.finish(batch, scoring.collect())
     """
 
@@ -193,26 +196,28 @@ class RewardManager:
     def fill(self, batch: Batch, texts: Sequence[str]) -> tuple[Batch, dict[str, float]]:
         """`finish` with the scores of `texts`, the decoded responses."""
         tokens = batch.answers() if self.columns else [()] * len(batch)
-        asked = [self.request(batch, *row) for row in zip(range(len(batch)), texts, tokens, strict=True)]
-        return self.finish(batch, self.score(asked))
+        rows = [(index, text, own, None, None) for index, (text, own) in enumerate(zip(texts, tokens, strict=True))]
+        return self.finish(batch, self.score([*self.requests(batch, rows).values()]))
 
-    def request(
-        self, batch: Batch, index: int, text: str, tokens: Sequence[int] = (), last_turn: str | None = None,
-        turns: Sequence[Mapping[str, Any]] | None = None,
-    ) -> ScoreRequest | None:  # fmt: skip
-        """Builds the request of this row, once its response is there; None if a reward model scores the row.
-
-        `turns`: the messages of a response that is a conversation.
-        """
-        request = request_of(batch, index, text, last_turn, turns)
-        if request is None or not {COLUMNS, ENVIRONMENTS, FIELDS} & {*self.shapes.values()}:
-            return request
+    def requests(self, batch: Batch, rows: Iterable[Answered]) -> dict[int, ScoreRequest | None]:
+        """Builds the requests of rows whose responses are there, by index; None if a reward model or its own agent loop
+        scores the row."""
+        whole = bool({COLUMNS, ENVIRONMENTS, FIELDS} & {*self.shapes.values()})
         prompts = batch.extras.get("written_prompt") or batch.extras.get("messages")
-        prompt = prompts[index] if prompts else None
-        packed = array("q", tokens)  # takes half as long as a list on its way to another process
-        held = batch.extras.get("environment")
-        return replace(request, prompt=prompt, tokens=packed, steps=(self.steps_done, self.total_steps),
-                       environment=held[index] if held else None)  # fmt: skip
+        ids, held, steps = batch.row.tolist(), batch.extras.get("environment"), (self.steps_done, self.total_steps)
+        found: dict[int, ScoreRequest | None] = {}
+        for index, text, tokens, last_turn, turns in rows:
+            request = request_of(batch, index, ids[index], text, last_turn, turns)
+            if request is not None and whole:
+                request = replace(
+                    request,
+                    prompt=prompts[index] if prompts else None,
+                    tokens=array("q", tokens),  # takes half as long as a list on its way to another process
+                    steps=steps,
+                    environment=held[index] if held else None,
+                )
+            found[index] = request
+        return found
 
     def finish(self, batch: Batch, scores: Sequence[Score]) -> tuple[Batch, dict[str, float]]:
         """The batch with `scores` and, as extras, `score` and whatever else the scorers returned; and their means.
@@ -375,23 +380,24 @@ def where(request: ScoreRequest) -> str:
 
 
 def request_of(
-    batch: Batch, index: int, text: str, last_turn: str | None = None, turns: Sequence[Mapping[str, Any]] | None = None
+    batch: Batch, index: int, row_id: int, text: str, last_turn: str | None, turns: Sequence[Mapping[str, Any]] | None
 ) -> ScoreRequest | None:
-    """Builds the request of this row, once its response is there; None for a row that a reward model or its own agent
-    loop scores."""
-    row = {name: values[index] for name, values in batch.extras.items()}
-    if row.get("style") == "model" or row.get("reward_score") is not None:
+    def column(name: str) -> Any:
+        values = batch.extras.get(name)
+        return values[index] if values is not None else None
+
+    if column("style") == "model" or column("reward_score") is not None:
         return None
-    number, where = int(batch.row[index]), row.get("location")
+    where = column("location")
     return ScoreRequest(
-        row["data_source"],
+        batch.extras["data_source"][index],
         text,
-        row["ground_truth"],
-        row.get("extra_info") or {},
-        f"{where} (row id {number})" if where else f"row {number}",
+        batch.extras["ground_truth"][index],
+        column("extra_info") or {},
+        f"{where} (row id {row_id})" if where else f"row {row_id}",
         last_turn=last_turn,
         turns=turns,
-        told=row.get("extra_fields") or {},
+        told=column("extra_fields") or {},
     )
 
 

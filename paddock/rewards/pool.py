@@ -24,13 +24,14 @@ from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
+from paddock.rewards.channel import Channel
 from paddock.rewards.custom import Target
 from paddock.rewards.score import ScoreRequest
 from paddock.rewards.supervisor import PATIENCE
-from paddock.rewards.worker import FAILED, SCORED, Failure
+from paddock.rewards.worker import READY, SCORED, Failure
 
 LOADING = 300.0  # seconds a scorer may take to be imported
 SENDING = 5  # seconds in which a worker must take what it is sent
@@ -38,6 +39,9 @@ GRACE = 2.0  # seconds beyond the limit, in which a worker interrupts a coroutin
 BUSY = 0.1  # seconds for which all workers work before there are more of them
 LARGEST_CHUNK = 32
 CHUNKS_PER_WORKER = 4
+QUICK = 0.01  # seconds for a chunk: the next one of its scorer may be twice as large
+LARGEST_QUICK_CHUNK = 512
+GATHERING = 0.0005  # seconds in which answers of a quick chunk gather before they are read
 BOOT = """import json, sys
 sys.path[:] = json.loads(sys.argv[4])
 from paddock.rewards.supervisor import main
@@ -101,6 +105,8 @@ class Pool:
         self.workers: list[Worker] = []
         self.waiting: deque[Job] = deque()
         self._submitted: list[Job] = []
+        self._quick: dict[Target, int] = {}
+        """The chunk size that a scorer's speed allows; 0 once a call of it was cut off, and then for good."""
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -172,7 +178,11 @@ class Pool:
                 return False
         self._give()
         busy = [worker for worker in self.workers if worker.jobs]
-        wait([self._wake_reader, *(worker.connection for worker in busy)], max(0.0, self._next() - time.monotonic()))
+        wait(
+            [self._wake_reader, *(worker.channel.socket for worker in busy)], max(0.0, self._next() - time.monotonic())
+        )
+        if any(len(worker.jobs) > LARGEST_CHUNK for worker in busy):
+            time.sleep(GATHERING)
         with suppress(BlockingIOError):
             self._wake_reader.recv(65536)
         for worker in busy:
@@ -201,7 +211,7 @@ class Pool:
         return not self.workers or now >= self._more_at
 
     def _idle(self) -> list[Worker]:
-        for worker in [w for w in self.workers if not w.jobs and w.connection.poll()]:  # nothing to say but goodbye
+        for worker in [w for w in self.workers if not w.jobs and w.channel.has_something()]:  # it can only be the end
             self._remove(worker)
         return [worker for worker in self.workers if not worker.jobs]
 
@@ -210,8 +220,11 @@ class Pool:
         return self.workers[-1]
 
     def _chunk(self) -> list[Job]:
-        """Neighbouring jobs with one target, few enough that every worker gets several chunks."""
-        size = min(LARGEST_CHUNK, len(self.waiting) // (self.size * CHUNKS_PER_WORKER))
+        """Neighbouring jobs with one target, few enough that every worker gets several chunks. Of a quick scorer more
+        than that, up to half of what waits for each worker that there is."""
+        fair = min(LARGEST_CHUNK, len(self.waiting) // (self.size * CHUNKS_PER_WORKER))
+        quick = min(self._quick.get(self.waiting[0].target, 0), len(self.waiting) // (2 * len(self.workers)))
+        size = max(fair, quick)
         chunk = [self.waiting.popleft()]
         while self.waiting and len(chunk) < size and not chunk[0].batch and self.waiting[0].target == chunk[0].target:
             chunk.append(self.waiting.popleft())
@@ -223,9 +236,10 @@ class Pool:
             job.started, job.deadline = False, inf
         jobs[0].deadline = time.monotonic() + LOADING
         worker.jobs.update(numbered)
+        worker.chunk, worker.sent = len(jobs), time.monotonic()
         calls = [(number, job.request) for number, job in numbered.items()]
         try:
-            worker.connection.send((jobs[0].target, self.timeout, calls))
+            worker.channel.send((jobs[0].target, self.timeout, calls))
         except BlockingIOError:
             jobs[0].started, jobs[0].deadline = True, 0.0  # it takes nothing: it hangs
         except (BrokenPipeError, ConnectionResetError):
@@ -234,8 +248,7 @@ class Pool:
     def _listen(self, worker: Worker) -> None:
         """Reads what has arrived from a worker; then ends it if its time is up."""
         try:
-            while worker.jobs and worker.connection.poll():
-                kind, number, value = worker.connection.recv()
+            for kind, number, value in worker.channel.arrived():
                 self._heard(worker, kind, number, value)
         except (EOFError, ConnectionResetError):
             self._ended(worker)
@@ -243,12 +256,28 @@ class Pool:
             self._cut_off(worker)
 
     def _heard(self, worker: Worker, kind: str, number: int, value: Any) -> None:
-        if kind == SCORED:
-            worker.jobs.pop(number).future.set_result(value)
-        elif kind == FAILED:
-            worker.jobs.pop(number).future.set_exception(JobFailed(value))
+        if kind == READY:
+            self._more_at += time.monotonic() - worker.sent  # while it loads its scorer, nobody is busy
+        else:
+            job = worker.jobs.pop(number)
+            if kind == SCORED:
+                job.future.set_result(value)
+            else:
+                job.future.set_exception(JobFailed(value))
+            if not worker.jobs:
+                self._time(worker, job.target)
         for job in itertools.islice(worker.jobs.values(), 1):  # the clock of a job starts when the one before is done
             job.started, job.deadline = True, time.monotonic() + min(self.timeout, job.limit)
+
+    def _time(self, worker: Worker, target: Target) -> None:
+        """Sizes the next chunks of a scorer by the time that this one took."""
+        size = self._quick.get(target)
+        if size == 0:
+            return
+        if time.monotonic() - worker.sent < QUICK:
+            self._quick[target] = max(size or 0, min(2 * worker.chunk, LARGEST_QUICK_CHUNK))
+        else:
+            self._quick.pop(target, None)
 
     def _cut_off(self, worker: Worker) -> None:
         """Kills a worker with a job whose time is up; jobs that are not late go to another."""
@@ -257,6 +286,7 @@ class Pool:
         self.waiting.extendleft(job for job in reversed(jobs) if job.deadline > now)
         for job in jobs:
             if job.deadline <= now:
+                self._quick[job.target] = 0
                 self._late(job)
 
     def _late(self, job: Job) -> None:
@@ -304,9 +334,11 @@ class Worker:
             self.supervisor = subprocess.Popen(
                 command, pass_fds=descriptors, stdin=subprocess.DEVNULL, start_new_session=True
             )
-        self.connection = Connection(data.detach())
+        self.channel = Channel(data)
         self.owner = os.getpid()
         self.jobs: dict[int, Job] = {}
+        self.chunk, self.sent = 0, 0.0
+        """How many jobs it was sent last, and when."""
 
     def how_it_ended(self) -> str:
         """Returns how a worker ended by itself, as its supervisor reports it."""
@@ -318,7 +350,7 @@ class Worker:
 
     def let_go(self) -> None:
         """Closes both sockets: its supervisor then kills the worker."""
-        self.connection.close()
+        self.channel.close()
         self.control.close()
 
     def wait(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 RESERVED = frozenset(
@@ -38,6 +39,10 @@ class ScoreRequest:
     told: Mapping[str, Any] = field(default_factory=dict)
     """What the environment of a conversation says of it."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as a call with all values: half the time of what a dataclass does by itself."""
+        return ScoreRequest, _values_of_request(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -53,6 +58,16 @@ class Score:
     retries: int = 0
     applies: bool = True
     """False if a function returned None for the row: its mean leaves the row out."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as a call with all values, or with the number alone if there is nothing else."""
+        values = _values_of_score(self)
+        return Score, values[:1] if values[1:] == NOTHING_ELSE else values
+
+
+_values_of_request = attrgetter(*ScoreRequest.__slots__)
+_values_of_score = attrgetter(*Score.__slots__)
+NOTHING_ELSE = _values_of_score(Score(0.0))[1:]
 
 
 class BadScore(Exception):

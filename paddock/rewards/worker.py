@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from paddock.rewards.channel import Channel
 from paddock.rewards.columns import load_whole
 from paddock.rewards.custom import Failed, Target, blaming, caller_of, load
 from paddock.rewards.score import ScoreRequest, checked
@@ -33,44 +34,44 @@ class Failure(NamedTuple):
 
 def work(data: int, room: int) -> None:
     """`room`: how many calls may run at a time."""
-    connection = Connection(data)
+    channel = Channel(socket.socket(fileno=data))
     if room == 1:
-        serve(connection)
+        serve(channel)
     else:
-        serve_concurrently(connection, room)
+        serve_concurrently(channel, room)
 
 
-def serve(connection: Connection) -> None:
+def serve(channel: Channel) -> None:
     """Serves one call after the other, until the other end closes."""
     while True:
         try:
-            target, _, calls = connection.recv()
-            answer(connection, target, calls)
+            target, _, calls = channel.receive()
+            answer(channel, target, calls)
         except GONE:
             return
 
 
-def answer(connection: Connection, target: Target, calls: list[tuple[int, Any]]) -> None:
+def answer(channel: Channel, target: Target, calls: list[tuple[int, Any]]) -> None:
     first, request = calls[0]
     try:
         score: Callable[[Any], Any] = load_whole(target) if isinstance(request, tuple) else load(target)
     except Failed as error:
         for number, _ in calls:
-            connection.send((FAILED, number, failure(error)))
+            channel.send((FAILED, number, failure(error)))
         return
-    connection.send((READY, first, False))
+    channel.send((READY, first, False))
     for number, request in calls:
         try:
-            connection.send((SCORED, number, score(request)))
+            channel.send((SCORED, number, score(request)))
         except Failed as error:
-            connection.send((FAILED, number, failure(error)))
+            channel.send((FAILED, number, failure(error)))
 
 
 def failure(error: Failed) -> Failure:
     return Failure(str(error), error.row, error.lasting)
 
 
-def serve_concurrently(connection: Connection, room: int) -> None:
+def serve_concurrently(channel: Channel, room: int) -> None:
     """Calls side by side: coroutines in one event loop, plain functions in threads."""
     import asyncio  # a third of the time that a worker takes to start, for the few that need it
 
@@ -80,24 +81,23 @@ def serve_concurrently(connection: Connection, room: int) -> None:
 
         def read() -> None:
             try:
-                target, seconds, ((number, request),) = connection.recv()
+                arrived = channel.arrived()
             except GONE:
                 gone.set()
                 return
-            task = loop.create_task(answer_one(connection, target, seconds, number, request))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            for target, seconds, ((number, request),) in arrived:
+                task = loop.create_task(answer_one(channel, target, seconds, number, request))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
 
-        loop.add_reader(connection.fileno(), read)
+        loop.add_reader(channel.socket, read)
         await gone.wait()
         os._exit(0)  # threads that still call would hold it up
 
     asyncio.run(run())
 
 
-async def answer_one(
-    connection: Connection, target: Target, seconds: float, number: int, request: ScoreRequest
-) -> None:
+async def answer_one(channel: Channel, target: Target, seconds: float, number: int, request: ScoreRequest) -> None:
     """A coroutine that takes too long is cancelled here; a thread cannot be, and the pool kills the process."""
     import asyncio
 
@@ -105,7 +105,7 @@ async def answer_one(
     try:
         function, call = caller_of(target)
         interruptible = inspect.iscoroutinefunction(function)
-        connection.send((READY, number, interruptible))
+        channel.send((READY, number, interruptible))
         with blaming(target):
             async with limit:
                 if interruptible:
@@ -115,8 +115,8 @@ async def answer_one(
                     result = await asyncio.to_thread(call, function, target, request)
                     result = await result if inspect.isawaitable(result) else result
             score = checked(result)
-        connection.send((SCORED, number, score))
+        channel.send((SCORED, number, score))
     except Failed as error:
-        connection.send((TIMED_OUT, number, None) if limit.expired() else (FAILED, number, failure(error)))
+        channel.send((TIMED_OUT, number, None) if limit.expired() else (FAILED, number, failure(error)))
     except GONE:
         return

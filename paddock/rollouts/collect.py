@@ -145,8 +145,8 @@ class Collector:
 
         def ended(completions: list[Completion]) -> None:
             texts = self.decode([completion.tokens for completion in completions])
-            rows = [(indices[c.row], text, c.tokens) for c, text in zip(completions, texts, strict=True)]
-            scoring.add({row[0]: self.rewards.request(batch, *row) for row in rows})
+            rows = [(indices[c.row], text, c.tokens, None, None) for c, text in zip(completions, texts, strict=True)]
+            scoring.add(self.rewards.requests(batch, rows))
 
         def over(found: list[Episode]) -> None:
             own = with_responses(batch.rows(torch.tensor([indices[one.row] for one in found])), found, pad)
@@ -173,12 +173,12 @@ class Collector:
         return self.models.add(batch, self.texts(batch), metrics, everywhere=validation)
 
     def requests(self, batch: Batch, indices: Sequence[int]) -> dict[int, ScoreRequest | None]:
-        """Builds what scorers are asked of these rows."""
-        rest = batch.rows(torch.tensor(indices))
+        """Builds what scorers are asked of these rows, which stand in the batch's order."""
+        rest = batch if len(indices) == len(batch) else batch.rows(torch.tensor(indices))
         answers = rest.answers()
         conversations = rest.extras.get("conversation") or [None] * len(rest)
         rows = zip(indices, self.decode(answers), answers, self.last_turns(rest), conversations, strict=True)
-        return {row[0]: self.rewards.request(batch, *row) for row in rows}
+        return self.rewards.requests(batch, rows)
 
     def last_turns(self, batch: Batch) -> list[str | None]:
         """Returns the text of each row's last turn, if the policy wrote several."""

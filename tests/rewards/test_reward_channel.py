@@ -1,0 +1,169 @@
+"""Messages to and from processes that score, and how many of them go at a time."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import textwrap
+import threading
+from dataclasses import fields, replace
+
+import pytest
+
+from paddock.rewards import pool as pools
+from paddock.rewards.channel import LENGTH, Channel
+from paddock.rewards.custom import Target
+from paddock.rewards.pool import Job, JobFailed, Pool
+from paddock.rewards.score import Score, ScoreRequest
+
+
+@pytest.fixture
+def ends():
+    here, there = (Channel(end) for end in socket.socketpair())
+    yield here, there
+    here.close()
+    there.close()
+
+
+def test_messages_arrive_whole_and_in_order_however_the_stream_is_cut(ends):
+    here, there = ends
+    messages = [("scored", number, "x" * (number * 7 % 50)) for number in range(40)]
+    packed = [pickle.dumps(message) for message in messages]
+    stream = b"".join(LENGTH.pack(len(content)) + content for content in packed)
+    found = []
+    assert there.arrived() == [] and not there.has_something()
+    for start in range(0, len(stream), 11):
+        here.socket.sendall(stream[start : start + 11])
+        assert there.has_something()
+        found += there.arrived()
+    assert found == messages and there.arrived() == []
+
+
+def test_a_message_larger_than_the_sockets_buffer_arrives(ends):
+    here, there = ends
+    text = "répons" * 300_000
+    sender = threading.Thread(target=here.send, args=(text,))
+    sender.start()
+    assert there.receive() == text
+    sender.join()
+
+
+def test_what_was_sent_before_the_end_is_read_before_the_end(ends):
+    here, there = ends
+    here.send("last")
+    here.close()
+    assert there.arrived() == ["last"]
+    assert there.has_something(), "the end"
+    for read in (there.arrived, there.receive):
+        with pytest.raises(EOFError):
+            read()
+
+
+def test_requests_and_scores_survive_the_way_with_every_field():
+    request = ScoreRequest(
+        "s", "text", {"a": 1}, {"b": 2}, "f row 1", [{"role": "user"}], (1, 2), (3, 4), "last", [{}], "held", {"c": 5}
+    )
+    scores = [Score(0.25), Score(0.0), Score(1.0, {"acc": True}), Score(1.0, {}, True, True, True, 3, False)]
+    scores += [replace(Score(0.5), **{name: True}) for name in ("timed_out", "undecided", "cached")]
+    scores += [Score(0.5, retries=2), Score(0.0, applies=False)]
+    assert len(fields(request)) == 12 and all(getattr(request, one.name) for one in fields(request))
+    for value in (request, ScoreRequest("s", "", None), *scores):
+        again = pickle.loads(pickle.dumps(value))
+        assert again == value and type(again) is type(value)
+
+
+COUNTING = """
+import os, time
+seen = 0
+
+def score(data_source, solution_str, ground_truth, extra_info):
+    global seen
+    seen += 1
+    if solution_str == "hang":
+        time.sleep(1000)
+    if solution_str == "break":
+        raise KeyError("broken")
+    return {"score": seen, "text": solution_str, "pid": os.getpid()}
+"""
+
+
+@pytest.fixture
+def target(tmp_path) -> Target:
+    (tmp_path / "counting.py").write_text(textwrap.dedent(COUNTING))
+    return Target(str(tmp_path / "counting.py"), "score")
+
+
+@pytest.fixture
+def sizes(monkeypatch) -> list[int]:
+    """The sizes of all chunks that are sent."""
+    found: list[int] = []
+    send = Pool._send
+
+    def counted(self, worker, jobs):
+        found.append(len(jobs))
+        send(self, worker, jobs)
+
+    monkeypatch.setattr(Pool, "_send", counted)
+    monkeypatch.setattr(pools, "QUICK", 5.0)  # on a busy machine, too, a call is quick
+    monkeypatch.setattr(pools, "BUSY", 1000.0)  # and one process does it all
+    return found
+
+
+def score(pool: Pool, target: Target, texts: list[str]) -> list[Score | None]:
+    jobs = [Job(target, ScoreRequest("mine", text, None)) for text in texts]
+    pool.submit(jobs)
+    return pool.results([job.future for job in jobs])
+
+
+def test_chunks_of_a_quick_scorer_grow_and_its_calls_keep_their_order(target, sizes):
+    pool = Pool(size=16, timeout=60.0)
+    try:
+        texts = [str(number) for number in range(1024)]
+        for step in range(2):
+            found = score(pool, target, texts)
+            assert [one.value for one in found] == [1024 * step + number for number in range(1, 1025)]
+            assert [one.extras["text"] for one in found] == texts
+    finally:
+        pool.close()
+    first, second = sizes[: sizes.index(max(sizes))], sizes[-11:]
+    assert first[:4] == [16, 32, 64, 128]
+    assert second == [512, 256, 128, 64, 32, 16, 8, 4, 2, 1, 1]
+
+
+def test_chunks_of_a_slow_scorer_do_not_grow(target, sizes, monkeypatch):
+    monkeypatch.setattr(pools, "QUICK", 0.0)
+    pool = Pool(size=16, timeout=60.0)
+    try:
+        assert all(score(pool, target, ["a"] * 1024))
+    finally:
+        pool.close()
+    assert max(sizes) == 16
+
+
+def test_a_call_that_hangs_in_a_large_chunk_is_cut_off_alone_and_chunks_stay_small_from_then_on(target, sizes):
+    pool = Pool(size=16, timeout=1.0)
+    try:
+        score(pool, target, ["a"] * 1024)
+        texts = ["a"] * 300 + ["hang"] + ["a"] * 723
+        found = score(pool, target, texts)
+        assert [place for place, one in enumerate(found) if one is None] == [300]
+        assert [one.value for one in found[:300]] == list(range(1025, 1325)), "those before it are not called again"
+        assert [one.value for one in found[301:]] == list(range(1, 724)), (
+            "those behind it go to a new process, in order"
+        )
+        sizes.clear()
+        score(pool, target, ["a"] * 1024)
+        assert max(sizes) == 16
+    finally:
+        pool.close()
+
+
+def test_a_call_that_fails_in_a_large_chunk_is_named(target, sizes):
+    pool = Pool(size=16, timeout=60.0)
+    try:
+        score(pool, target, ["a"] * 1024)
+        with pytest.raises(JobFailed, match="raised KeyError: 'broken'") as error:
+            score(pool, target, ["a"] * 77 + ["break"] + ["a"] * 900)
+        assert error.value.job == 77
+    finally:
+        pool.close()
