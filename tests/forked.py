@@ -14,6 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
+import torch
+
 from paddock.trainer import loop, rm, run, sft  # noqa: F401  imported once, here, for all processes
 
 FAILED = 99
@@ -29,6 +31,7 @@ class Child:
         if self.pid == 0:
             code = FAILED
             try:
+                torch.set_num_threads(torch.get_num_threads())  # the pool of a fork, before threads race for it
                 code = function() or 0
             except BaseException:
                 traceback.print_exc()
