@@ -95,12 +95,15 @@ SHAPES = {
 MIXED = 256, 100, 1024  # sequences, and the least and most tokens of prompts and of answers
 
 
-def config_of(work: Work, device: str, estimator: str = "grpo", extra: list[str] | None = None) -> Config:
+def config_of(
+    work: Work, device: str, estimator: str = "grpo", extra: list[str] | None = None, gpu: str | None = None
+) -> Config:
+    """Returns the config of a run; `gpu` names a device by whose memory budgets are chosen instead of this one's."""
     keys = [key for key in paddock_step.arguments(work) if "ppo_max_token_len" not in key and "adv_est" not in key]
     keys += [f"algorithm.adv_estimator={estimator}", f"trainer.device={device}"]
     if estimator == "gae":
         keys += [f"critic.model.path={work.model}", f"critic.model.fsdp_config.model_dtype={work.weights}"]
-    return load([*keys, *(extra or [])]).config
+    return load([*keys, *(extra or [])], gpu=gpu).config
 
 
 def bandwidth(device: torch.device) -> float:

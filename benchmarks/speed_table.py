@@ -6,6 +6,7 @@ python benchmarks/speed_table.py 'smollm2-135m/*' --json speed.jsonl
 python benchmarks/speed_table.py '*/short/full' --steps 2 --warmup 1 \
     --set actor_rollout_ref.actor.ppo_max_token_len_per_gpu=49152
 python benchmarks/speed_table.py 'qwen2.5-*' --peers vllm,trl    # the same work by others, by this Python (peers.py)
+python benchmarks/speed_table.py 'qwen3-8b/few/lora' --gpu 4090  # with what a GPU of 24 GiB would choose
 
 Rows of a shape share its model and run one after the other; each prints its line of markdown as soon as it is measured,
 and adds a line of JSON to the file that --json names. `short` work has responses of one length; in `long` work each
@@ -97,7 +98,8 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """Full weights of 7 billion parameters and more fit one device in bf16 alone, and only if layers are recomputed."""
+    """Full weights of 7 billion parameters and more fit one device in bf16 alone, and only if layers are recomputed.
+    Their adapters, with few answers a step, are for a small device."""
     found = []
     for shape in ("smallest", "smollm2-135m", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen3-1.7b", "qwen2.5-7b", "qwen3-8b"):
         large, middle = shape in ("qwen2.5-7b", "qwen3-8b"), shape in ("qwen2.5-1.5b", "qwen3-1.7b")
@@ -108,6 +110,8 @@ def rows() -> list[Row]:
             recomputed = large or (middle and work == "long")
             found += [Row(shape, work, "full", *sizes, recomputed, "bf16" if large else "fp32"),
                       Row(shape, work, "lora", *sizes, recomputed, "fp32")]  # fmt: skip
+        if large:
+            found.append(Row(shape, "few", "lora", 8, 8, 256, 1024, None, True, "fp32"))
     return found
 
 
@@ -144,7 +148,7 @@ def measure(row: Row, model: Path, folder: Path, args: argparse.Namespace) -> di
     )  # fmt: skip
     adapters = [f"actor_rollout_ref.model.lora_rank={args.rank}"] if row.way == "lora" else []
     keys = [f"trainer.default_local_dir={run}", "trainer.resume_mode=disable", *adapters, *args.set]
-    config = config_of(step, device.type, "grpo", keys)
+    config = config_of(step, device.type, "grpo", keys, args.gpu)
     clear(device)
     with limited(row.limits()):
         train(config)
@@ -193,8 +197,9 @@ def circumstances(args: argparse.Namespace) -> dict[str, Any]:
     """Returns on what, when and with what a row was measured."""
     name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or "cpu"
     versions = {"paddock": paddock.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
-    return {"device": name, "date": str(date.today()), "steps": args.steps, "warmup": args.warmup, "settings": args.set,
-            "versions": versions | {"python": platform.python_version()}}  # fmt: skip
+    chosen_for = {"chosen_for": args.gpu} if args.gpu else {}
+    return {"device": name, **chosen_for, "date": str(date.today()), "steps": args.steps, "warmup": args.warmup,
+            "settings": args.set, "versions": versions | {"python": platform.python_version()}}  # fmt: skip
 
 
 def head(names: Iterable[str]) -> str:
@@ -251,6 +256,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=2, help="steps that do not count")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a further key of Paddock")
+    parser.add_argument("--gpu", metavar="NAME", help="choose budgets by this GPU's memory, as `paddock plan --gpu`")
     parser.add_argument("--peers", type=named, default=[], metavar="NAMES", help=f"of {','.join(PEERS)}")
     args = parser.parse_args()
     if args.list:

@@ -15,7 +15,8 @@ from tiny_models import tiny_model
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from paddock.config.memory.model import Role
+from paddock.config.memory.job import job
+from paddock.config.memory.model import Role, estimate
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.facts.machine import GPU_SPEED
@@ -30,7 +31,7 @@ with pytest.MonkeyPatch.context() as patch:
     import speed_table
     import step_work
     from bound import bound
-    from gpu_step import SHAPES
+    from gpu_step import SHAPES, config_of
 
 FLOPS, BANDWIDTH = 989e12, 4.8e12  # one H200, by its data sheet
 WEIGHTS, HEAD = 134_515_008, 49_152 * 576
@@ -75,7 +76,7 @@ def test_recomputing_adds_a_forward_and_adapters_leave_one_out() -> None:
 
 def test_the_rows_cover_shapes_works_and_ways() -> None:
     names = {row.name for row in speed_table.rows()}
-    assert len(names) == len(speed_table.rows()) == 7 * 2 * 2
+    assert len(names) == len(speed_table.rows()) == 7 * 2 * 2 + 2
     assert {row.shape for row in speed_table.rows()} <= SHAPES.keys()
     assert [row.name for row in speed_table.chosen(["qwen3-8b/long/*"])] == [
         "qwen3-8b/long/full", "qwen3-8b/long/lora",
@@ -91,6 +92,21 @@ def test_a_shape_is_that_of_the_public_model(name: str) -> None:
     assert shape is not None
     sizes = (shape.vocab, shape.hidden, shape.intermediate, shape.layers, shape.heads, shape.kv_heads)
     assert sizes == tuple(case.shape.values())[:6] and shape.tied_embeddings == case.tied
+
+
+def test_few_answers_of_eight_billion_parameters_are_planned_for_24_gib(tmp_path) -> None:
+    """With what `--gpu 4090` chooses: adapters, recomputed layers, and as many sequences as fit."""
+    (row,) = speed_table.chosen(["qwen3-8b/few/lora"])
+    lengths = (row.prompt_tokens, row.response_tokens)
+    step = step_work.Work(
+        "Qwen/Qwen3-8B", "rows.jsonl", row.prompts, row.n, *lengths, 1, 1, row.weights, 8, row.checkpointing,
+        str(tmp_path), [],
+    )  # fmt: skip
+    keys = ["actor_rollout_ref.model.lora_rank=32", "trainer.n_gpus_per_node=1"]
+    config = config_of(step, "cuda", "grpo", keys, "4090")
+    assert config.actor_rollout_ref.rollout.max_num_seqs < row.prompts * row.n
+    planned = job(config, "4090")
+    assert planned is not None and estimate(planned).fits
 
 
 def test_long_work_has_a_tail_that_is_the_same_each_time() -> None:
