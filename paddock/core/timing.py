@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+PHASE = "phase"
+"""Attribute of an error: the innermost phase that it has ended."""
 BY_ALL_TOKENS = ("ref", "values", "adv", "update_critic", "update_actor")
 
 
@@ -26,6 +28,9 @@ class Timer:
         start = time.perf_counter()
         try:
             yield
+        except Exception as error:
+            vars(error).setdefault(PHASE, phase)
+            raise
         finally:
             self.seconds[phase] += time.perf_counter() - start
             self._running.remove(phase)

@@ -15,6 +15,7 @@ from paddock.rewards.manager import RewardManager
 from paddock.rollouts.collect import Collector, trial
 from paddock.rollouts.environments import Environments, RowEnvironments
 from paddock.trainer.model_rewards import open_models, validation_styles
+from paddock.trainer.out_of_memory import VALIDATION, explaining
 from paddock.trainer.policy import Watched, open_policy, progress_bar, prompts_at_a_time
 from paddock.trainer.samples import Sample
 from paddock.trainer.validation import Validation
@@ -48,7 +49,7 @@ def evaluate(config: Config) -> Evaluation:
         rewards.check([trial(row, several) for row in first])
         models = open_models(config, policy.tokenizer, policy.stop_tokens)
         loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it
-        with progress_bar() as progress:
+        with progress_bar() as progress, explaining(config, lambda: {"testing": VALIDATION}):
             task = progress.add_task("evaluating", total=len(dataset))
             environments = (
                 Environments(config, policy.tokenizer, policy.stop_tokens, own, rewards.reads_environments)

@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from paddock.config.conversations import converses
 from paddock.config.schema import Config
+from paddock.core.timing import Timer
 from paddock.data.chat import Messages, PromptEncoder
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import validation_batches
@@ -26,6 +27,7 @@ from paddock.rollouts.collect import episodes, training_sampling
 from paddock.rollouts.environments import Environments, RowEnvironments
 from paddock.rollouts.episode import Episode
 from paddock.trainer.files import replacing
+from paddock.trainer.out_of_memory import VALIDATION, explaining
 from paddock.trainer.policy import Watched, open_policy, progress_bar, prompts_at_a_time
 from paddock.trainer.samples import plain
 
@@ -71,8 +73,13 @@ def generate(config: Config, output: Path) -> Summary:
     dataset = UnscoredDataset.validation(config.data, policy.tokenizer, policy.reader)
     require_free_columns(dataset)
     tokens = stopped = 0
-    start = time.perf_counter()
-    with writer(output) as write, progress_bar() as progress:
+    timer = Timer()
+    with (
+        explaining(config, lambda: {"gen": VALIDATION}),
+        timer("gen"),
+        writer(output) as write,
+        progress_bar() as progress,
+    ):
         task = progress.add_task("generating", total=len(dataset))
         several = converses(config) or dataset.names_agents
         environments = Environments(config, policy.tokenizer, policy.stop_tokens, own) if several else None
@@ -86,8 +93,7 @@ def generate(config: Config, output: Path) -> Summary:
                 write(record)
                 tokens += sum(record["lengths"])
                 stopped += sum(record["stopped"])
-    seconds = time.perf_counter() - start
-    return Summary(len(dataset), len(dataset) * samples, tokens, stopped, dataset.left_out, seconds)
+    return Summary(len(dataset), len(dataset) * samples, tokens, stopped, dataset.left_out, timer.seconds["gen"])
 
 
 def answer(config: Config, text: str) -> tuple[list[str], Summary]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
@@ -98,6 +98,9 @@ class Listeners:
 
 class TrainingRun(ABC):
     """Trains until all steps are done or someone stops it. Subclasses define a step, a validation and the weights."""
+
+    memory_by: ClassVar[Mapping[str, str]] = {}
+    """Phase of the timer -> what decides how much memory it takes, as out_of_memory.py names it."""
 
     def __init__(
         self,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from paddock.config.schema import Config
 from paddock.config.topology import ANSWERS, supervised_pools
@@ -44,6 +45,11 @@ class SupervisedTrainer(TrainingRun):
     part = "actor"
     """The folder of the model in a checkpoint."""
     role = ANSWERS
+    memory_by: ClassVar[Mapping[str, str]] = {
+        "update_actor": "update_actor",
+        "update_reward_model": "update_actor",
+        "testing": "log_probs",
+    }
     rows: type[PromptDataset] = AnswerDataset
 
     def __init__(

@@ -21,6 +21,7 @@ from paddock.trainer.interruption import Interruption
 from paddock.trainer.launch import Launch, record_end, record_launch
 from paddock.trainer.lifecycle import Listeners, Outcome, State, Step, TrainingRun
 from paddock.trainer.lock import FolderLock
+from paddock.trainer.out_of_memory import explaining
 from paddock.trainer.state import restore_rng, rng_state
 from paddock.trainer.tracking import Tracker
 from paddock.workers.sharded import WorkerLost
@@ -118,7 +119,7 @@ class Training:
         """Does something with the run, and once more with a new one when a worker is lost."""
         while True:
             try:
-                with self.own_state():
+                with self.own_state(), explaining(self.config, lambda: self.run.memory_by if self.run else {}):
                     return work(self.opened())
             except WorkerLost as loss:
                 self.drop_run()

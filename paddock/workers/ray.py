@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
+import torch
 import torch.distributed as dist
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.metrics import Gauge
@@ -285,7 +286,7 @@ class RayRanks:
         except RayActorError as error:
             raise self.died(rank, phase, error) from error
         except RayTaskError as error:
-            if isinstance(error.cause, UserError):
+            if isinstance(error.cause, UserError | torch.OutOfMemoryError):
                 raise error.cause from None
             if dead := self.dead():
                 raise self.died(dead[0], phase, dead[1]) from error

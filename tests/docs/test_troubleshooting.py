@@ -29,8 +29,6 @@ FILES = {
     "none.py": f"{SCORER}    print('scored')\n",
     "long.csv": "question,answer\n" + "".join(f"{'word ' * 150}{row},1\n" for row in range(40)),
 }
-ELSEWHERE = ("torch.OutOfMemoryError: CUDA out of memory",)
-"""Headings that are a message of another library."""
 
 
 @pytest.fixture
@@ -78,8 +76,7 @@ def test_a_heading_without_an_example_is_a_message_of_the_code():
     source = "".join(path.read_text() for path in sorted((ROOT / "paddock").rglob("*.py")))
     plain = re.sub(r'"\s*\n\s*f?"', "", source)
     examples = " ".join(SHOWN)
-    strange = [heading for heading in headings() if not is_said(heading, examples) and not is_said(heading, plain)]
-    assert strange == list(ELSEWHERE)
+    assert not [heading for heading in headings() if not is_said(heading, examples) and not is_said(heading, plain)]
 
 
 def is_said(heading: str, text: str) -> bool:

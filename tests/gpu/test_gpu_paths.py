@@ -10,7 +10,9 @@ import torch
 from tiny_models import EOS, FAMILIES, tiny_batch, tiny_model
 
 from paddock.config.engine import OptimConfig
+from paddock.config.load import load
 from paddock.core.device import flash_attention
+from paddock.core.timing import Timer
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.embedded import pool as pool_module
@@ -18,11 +20,13 @@ from paddock.engines.rollout.hf import HFEngine
 from paddock.engines.train.engine import Engine, offload_idle
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
+from paddock.errors import UserError
 from paddock.models.attention.hook import attention_forward
 from paddock.models.forward import FUSED
 from paddock.models.fused import fused
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import one_turn_each
+from paddock.trainer.out_of_memory import ROLLOUT, explaining
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 GREEDY = Sampling(max_tokens=40, stop_tokens=frozenset({EOS}), seed=5, step=2, temperature=0.0)
@@ -245,6 +249,16 @@ def test_in_exact_numerics_rollout_and_trainer_agree_bit_for_bit(family):
     batch = with_responses(batch.with_(responses=None, mask=None, lengths=None), episodes, 0)
     trainer = engine.forward(batch, frozenset({"log_probs"})).log_probs
     assert torch.equal(trainer.cpu(), batch.need("rollout_log_probs"))
+
+
+def test_a_device_without_memory_is_said_by_phase_and_key():
+    config = load(
+        ["trainer.device=cuda", "trainer.n_gpus_per_node=1", "actor_rollout_ref.rollout.max_num_seqs=64"]
+    ).config
+    said, phase = r"phase `rollout`: CUDA out of memory\. Tried to allocate", Timer()("gen")
+    with pytest.raises(UserError, match=said) as caught, explaining(config, lambda: {"gen": ROLLOUT}), phase:
+        torch.empty(2**46, dtype=torch.uint8, device="cuda")
+    assert "is free." in caught.value.reason and caught.value.key == "actor_rollout_ref.rollout.max_num_seqs"
 
 
 def test_weights_that_were_away_from_the_device_compute_as_before():

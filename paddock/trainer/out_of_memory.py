@@ -1,0 +1,76 @@
+"""An accelerator that runs out of memory: which phase asked for more, and the key with which it asks for less."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from paddock.config import tree
+from paddock.config.memory.budgets import CHECKPOINTING, SEQUENCES, UNIT
+from paddock.config.micro_batches import PHASES
+from paddock.config.rollout_engines import engine_kind
+from paddock.config.schema import Config, row_tokens
+from paddock.core.timing import PHASE
+from paddock.errors import UserError
+
+ROLLOUT, VALIDATION = "rollout", "validation"
+"""Phases that generate: the responses of a step, and those of a validation, which may be more."""
+SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
+SENTENCES = 3
+"""Of torch's message: what was asked for, and what the device has."""
+PLAN = "`paddock plan` with the same keys shows what every phase needs"
+
+
+@contextmanager
+def explaining(config: Config, memory_by: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+    """Raises a `UserError` with a key to lower, in place of torch's error, if a device runs out of memory in the block.
+
+    `memory_by`: returns for phases of the timer what decides how much memory they take, as `PHASES` names it, `ROLLOUT`
+    or `VALIDATION`.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise explained(error, config, memory_by().get(vars(error).get(PHASE, ""))) from error
+
+
+def explained(error: torch.OutOfMemoryError, config: Config, phase: str | None) -> UserError:
+    said = " ".join(re.split(r"(?<=\.)\s", str(error))[:SENTENCES])
+    key, fix = less(config, phase)
+    value = None if key is None else tree.get(config, key)
+    where = f" in the phase `{phase}`" if phase else ""
+    return UserError(f"the device ran out of memory{where}: {said}", key=key, value=value, fix=f"{fix}; {PLAN}")
+
+
+def less(config: Config, phase: str | None) -> tuple[str | None, str]:
+    """Returns the key by which a phase takes less memory, and a setting to try."""
+    if phase in (ROLLOUT, VALIDATION):
+        return less_at_a_time(config, phase == VALIDATION)
+    cut = PHASES.get(phase or "")
+    if cut is None:
+        return None, "a smaller model, adapters (actor_rollout_ref.model.lora_rank=32) or more devices"
+    if cut.by_tokens(config):
+        key, now, least, unit = cut.tokens_key, int(tree.get(config, cut.tokens_key)), row_tokens(config.data), UNIT
+    else:
+        key, now, least, unit = cut.rows_key, int(tree.get(config, cut.rows_key)), 1, 1
+    half = max(least, now // 2 // unit * unit)
+    if half < now:
+        return key, f"{key}={half}"
+    recompute = CHECKPOINTING.get(phase or "")
+    if recompute and not tree.get(config, recompute):
+        return recompute, f"{recompute}=True"
+    return key, "a micro-batch is one row already: shorter rows, adapters, offload or more devices"
+
+
+def less_at_a_time(config: Config, validates: bool) -> tuple[str, str]:
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    if engine_kind(rollout.name).copies_weights:
+        return SHARE, f"a smaller {SHARE}"
+    most = rollout.max_num_seqs or 1
+    asked = (data.val_batch_size or most) * rollout.val_kwargs.n if validates else data.train_batch_size * rollout.n
+    if min(most, asked) > 1:
+        return SEQUENCES, f"{SEQUENCES}={min(most, asked) // 2}"
+    return SEQUENCES, "one sequence at a time is the least: a shorter data.max_response_length, or more devices"
