@@ -56,7 +56,7 @@ def less(config: Config, phase: str | None) -> tuple[str | None, str]:
         key, now, least, unit = cut.tokens_key, int(tree.get(config, cut.tokens_key)), row_tokens(config.data), UNIT
     else:
         key, now, least, unit = cut.rows_key, int(tree.get(config, cut.rows_key)), 1, 1
-    half = max(least, now // 2 // unit * unit)
+    half = max(least, now // 2 // unit * unit or now // 2)
     if half < now:
         return key, f"{key}={half}"
     recompute = CHECKPOINTING.get(phase or "")

@@ -290,6 +290,15 @@ def test_an_error_in_a_worker_that_the_user_can_mend_arrives_as_such(kept, tmp_p
         train(tmp_path, 2, "algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.fsdp_config.fsdp_size=3")
 
 
+def test_a_worker_without_memory_is_said_as_in_one_process(kept, kept_processes, tmp_path, monkeypatch):
+    monkeypatch.setattr(Policy, "learn", Policy.learn)  # put back afterwards
+    plugin = "actor_rollout_ref.model.external_lib=tests.distributed.overfull"
+    with pytest.raises(UserError, match=r"phase `update_actor`: CUDA out of memory\..* 1.00 GiB free\.\n") as caught:
+        train(tmp_path, 2, "algorithm.adv_estimator=grpo", plugin)
+    assert str(caught.value.fix).startswith("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=640")
+    kept_processes.end()
+
+
 def test_more_workers_than_the_cluster_has_room_for_are_refused_at_once(tmp_path):
     with pytest.raises(UserError, match=r"trainer.n_gpus_per_node=4: the cluster has 1 node\(s\) with 2 CPU\(s\)"):
         runs.train(config_of(tmp_path, 4, "algorithm.adv_estimator=grpo"))

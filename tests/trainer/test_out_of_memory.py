@@ -50,6 +50,7 @@ def failing(method: Any, after: int) -> Any:
     ("phase", "keys", "key", "fix"),
     [
         ("update_actor", [f"{A}.ppo_max_token_len_per_gpu=16384"], f"{A}.ppo_max_token_len_per_gpu", "=8192"),
+        ("update_actor", [f"{A}.ppo_max_token_len_per_gpu=1280"], f"{A}.ppo_max_token_len_per_gpu", "=640"),
         ("update_actor", [f"{A}.ppo_micro_batch_size_per_gpu=8"], f"{A}.ppo_micro_batch_size_per_gpu", "=4"),
         ("log_probs", [f"{RO}.log_prob_micro_batch_size_per_gpu=3"], f"{RO}.log_prob_micro_batch_size_per_gpu", "=1"),
         ("values", ["critic.forward_max_token_len_per_gpu=4096"], "critic.forward_max_token_len_per_gpu", "=2048"),
