@@ -17,7 +17,8 @@ AT_ONCE = 1 << 16  # bytes
 
 
 class Channel:
-    """One end of a connection. Whoever waits for several waits for their sockets."""
+    """Sends and receives messages at one end of a stream socket. To wait for several channels, wait for their
+    sockets."""
 
     def __init__(self, end: socket.socket):
         self.socket = end

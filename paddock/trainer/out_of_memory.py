@@ -38,6 +38,7 @@ def explaining(config: Config, memory_by: Callable[[], Mapping[str, str]]) -> It
 
 
 def explained(error: torch.OutOfMemoryError, config: Config, phase: str | None) -> UserError:
+    """Returns the error that a user sees: the phase, torch's own numbers, and a key with a value to try."""
     said = " ".join(re.split(r"(?<=\.)\s", str(error))[:SENTENCES])
     key, fix = less(config, phase)
     value = None if key is None else tree.get(config, key)
@@ -66,6 +67,7 @@ def less(config: Config, phase: str | None) -> tuple[str | None, str]:
 
 
 def less_at_a_time(config: Config, validates: bool) -> tuple[str, str]:
+    """Returns the key by which the KV cache takes less memory: half the sequences, or a smaller share for vLLM's."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
     if engine_kind(rollout.name).copies_weights:
         return SHARE, f"a smaller {SHARE}"
