@@ -140,12 +140,14 @@ def attend_rows(
     CAPPED: tl.constexpr, SUNK: tl.constexpr, PRECISE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The queries of one sequence that share a key head, over one split of its tokens. With `PARTS` those are the
-    answer's, and the first split begins from what `attend_prompts` left for each part of the prompt.
+    answer's, and the first split adds what `attend_prompts` left for each part of the prompt. That kernel may still be
+    running until then: it has begun, so what it waited for, queries, keys and values, is there.
 
     Heads of a sequence are neighbours in memory, and so are their programs in time.
     """
     if EARLY:
-        gdc_wait()
+        if PARTS == 0:
+            gdc_wait()
         gdc_launch_dependents()
     head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     start, prompt_length = tl.load(PROMPT + row).to(tl.int64), tl.load(PROMPT_LENGTH + row)
@@ -164,13 +166,6 @@ def attend_rows(
     first = tl.maximum(0, end - window) // BLOCK * BLOCK if WINDOWED else 0
     if PARTS > 0:
         first = tl.minimum(tl.maximum(first, prompt_length), end)
-        count = tl.cdiv(prompt_length, part_of(prompt_length, BLOCK, LEAST, PARTS))
-        for number in range(tl.where(split == 0, count, 0)):
-            state = ((row * keys + head) * PARTS + number) * GROUP + query
-            part = tl.load(STATE + state[:, None] * D + column[None, :], mask=real, other=0.0)
-            part_top = tl.load(STATE_TOP + state, mask=query < GROUP, other=-1e30)
-            part_total = tl.load(STATE_TOTAL + state, mask=query < GROUP, other=1.0)
-            top, total, out = merge(top, total, out, part_top, part_total, part)
     span = tl.cdiv(tl.cdiv(end - first, BLOCK), SPLITS) * BLOCK
     low = first + split * span
     for place in range(low, tl.minimum(low + span, end), BLOCK):
@@ -184,6 +179,16 @@ def attend_rows(
         k = tl.load(K + where, mask=load, other=0.0)
         v = tl.load(V + where, mask=load, other=0.0)
         top, total, out = absorb(q, k, v, inside[None, :], top, total, out, scale, softcap, CAPPED, PRECISE)
+    if PARTS > 0:
+        if EARLY:
+            gdc_wait()
+        count = tl.cdiv(prompt_length, part_of(prompt_length, BLOCK, LEAST, PARTS))
+        for number in range(tl.where(split == 0, count, 0)):
+            state = ((row * keys + head) * PARTS + number) * GROUP + query
+            part = tl.load(STATE + state[:, None] * D + column[None, :], mask=real, other=0.0)
+            part_top = tl.load(STATE_TOP + state, mask=query < GROUP, other=-1e30)
+            part_total = tl.load(STATE_TOTAL + state, mask=query < GROUP, other=1.0)
+            top, total, out = merge(top, total, out, part_top, part_total, part)
     if SPLITS == 1:
         tl.store(OUT + at, (out / total[:, None]).to(OUT.dtype.element_ty), mask=real)
     else:
