@@ -55,7 +55,7 @@ def filters(sampling: Sampling) -> bool:
 
 
 def require_finite(log_probs: np.ndarray) -> None:
-    """Raises unless all log-probs of a response are finite. By numpy: torch would wake threads for so little."""
+    """Raises unless all of these log-probs are finite. By numpy: torch would wake threads for so little."""
     if not np.isfinite(log_probs).all():
         raise UserError(
             "the policy's logits are not finite: its weights have diverged",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -288,14 +289,13 @@ class Sequences:
                 column[at].to("cpu", non_blocking=True) for column in (self.drawn, self.tokens, self.log_probs)
             )
             experts = self.routes.of(slots, at) if self.routes else None
-        found, freed = [], []
-        rows = zip(slots, drawn.tolist(), tokens.numpy(), log_probs.numpy(), strict=True)
-        for i, (slot, count, all_tokens, all_log_probs) in enumerate(rows):
-            source, said, likely = self.sources[slot], all_tokens[:count].tolist(), all_log_probs[:count]
-            require_finite(likely)
+        found, freed, likely = [], [], log_probs.numpy()
+        require_finite(likely[np.arange(likely.shape[1]) < drawn.numpy()[:, None]])
+        for i, (slot, count, all_tokens) in enumerate(zip(slots, drawn.tolist(), tokens.numpy(), strict=True)):
+            source, said = self.sources[slot], all_tokens[:count].tolist()
             chose = chosen(experts[0][i], experts[1][i], count) if experts else None
             stopped, finished = said[-1] in self.stop_tokens, not (interrupted and interrupted[i])
-            found.append(Completion(source.row, said, likely.tolist(), stopped, chose, source.key, finished))
+            found.append(Completion(source.row, said, likely[i, :count].tolist(), stopped, chose, source.key, finished))
             if source.parked is None or interrupted:
                 freed.append(slot)
             else:
