@@ -2,7 +2,7 @@
 
 python benchmarks/gpu_step.py                                    # SmolLM2-135M: 128 prompts x 8, 120 tokens in, 256 out
 python benchmarks/gpu_step.py --shape qwen2.5-0.5b --parts rollout
-python benchmarks/gpu_step.py --shape qwen3-8b --parts rollout --profile   # decode steps by kind of kernel, too
+python benchmarks/gpu_step.py --shape qwen3-8b --parts rollout,step --profile   # kernels of decode steps and updates
 python benchmarks/gpu_step.py --shape qwen3-0.6b --parts mixed,training
 python benchmarks/gpu_step.py --parts algorithms                  # PPO, GRPO and RLOO on the same work
 python benchmarks/gpu_step.py --shape qwen3-0.6b --prompts 32 --weights fp32 --parts algorithms
@@ -36,7 +36,7 @@ import torch
 import transformers
 from bound import Bound, bound, speed_of
 from cpu_step import CASES, Case, build_model, write_prompts
-from kernel_times import decode_kernels, listed
+from kernel_times import Timeline, decode_kernels, listed, profiled, update_kernels
 from step_work import Work
 
 import paddock
@@ -172,8 +172,9 @@ class Bench:
             f"peak {peak_memory(self.device) / 2**30:.1f} GiB",
         )  # fmt: skip
         if self.args.profile:
-            kernels = decode_kernels(lambda: rollout.generate(prompts, replace(sampling, step=4)))
-            self.row(f"decode steps of the {name}", *listed(kernels))
+            again = partial(rollout.generate, prompts, replace(sampling, step=4))
+            self.row(f"time of the {name}", *Timeline.of(profiled(again)).listed())
+            self.row(f"decode steps of the {name}", *listed(decode_kernels(again)))
 
     def bound(self, config: Config, work: Counted) -> Bound:
         planned = job(config)
@@ -207,8 +208,7 @@ class Bench:
 
     def step(self, estimator: str = "grpo") -> dict[str, float]:
         run = self.folder / estimator
-        extra = [f"trainer.default_local_dir={run}", "trainer.resume_mode=disable", *self.args.set]
-        config = config_of(self.work, self.device.type, estimator, extra)
+        config = self.step_config(estimator, run)
         train(config)
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][self.args.warmup :]
         names = ("step", "gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
@@ -220,7 +220,14 @@ class Bench:
         least = self.bound(config, Counted(case.prompts, case.n, self.work.prompt_tokens, case.new_tokens))
         shown += [f"bound of gen {least.rollout:.3f}, of update_actor {least.update:.3f}"]
         self.row(f"step {estimator}", *shown, f"prob gap {statistics.median(gaps):.5f}")
+        if self.args.profile:
+            again = self.step_config(estimator, self.folder / f"{estimator}-profiled")
+            self.row(f"update of step {estimator}", *listed(update_kernels(lambda: train(again))))
         return found
+
+    def step_config(self, estimator: str, run: Path) -> Config:
+        keys = [f"trainer.default_local_dir={run}", "trainer.resume_mode=disable", *self.args.set]
+        return config_of(self.work, self.device.type, estimator, keys)
 
     def vllm(self) -> None:
         """The same step with vLLM's engine in this process: what its sleep frees, and what a weight sync takes."""
@@ -329,7 +336,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warmup", type=int, default=2, help="steps that do not count")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a further key of Paddock")
-    parser.add_argument("--profile", action="store_true", help="of rollouts on a GPU: decode steps by kind of kernel")
+    parser.add_argument("--profile", action="store_true", help="of rollouts and steps on a GPU: time by kind of kernel")
     args = parser.parse_args()
     if args.profile and args.device != "cuda":
         parser.error(f"--profile reads the times of kernels on a CUDA device, not on {args.device}")

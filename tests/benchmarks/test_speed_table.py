@@ -22,6 +22,7 @@ from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.facts.machine import GPU_SPEED
 from paddock.facts.models import shape_of
 from paddock.plan.counts import Work
+from paddock.workers.policy import Policy
 from tests.forked import ForkedCall
 
 with pytest.MonkeyPatch.context() as patch:
@@ -267,19 +268,18 @@ def test_products_between_the_last_norm_and_the_draw_are_the_heads() -> None:
             ("void at::native::fill", 0.5), ("draw_rows", 2.0)]  # fmt: skip
     found = kernel_times.by_kind(2 * [*layer, *layer, *ends])
     assert found == {"products": 60.0, "attention": 24.0, "norms": 10.0, "rotation": 2.0, "gates": 8.0, "head": 12.0,
-                     "draw": 4.0, "rest": 1.0}  # fmt: skip
+                     "draw": 4.0, "log-probs": 0.0, "optimizer": 0.0, "rest": 1.0}  # fmt: skip
     assert list(found) == list(kernel_times.SHOWN)
     listed = kernel_times.listed([("rotate", 3.0), ("a_new_kernel", 1.0)])
-    assert listed[0] == "all 4.0 ms" and "rotation 3.0 ms (75%)" in listed and "gates 0.0 ms (0%)" in listed
-    assert listed[-1] == "in the rest 1.0 ms: a_new_kernel"
+    assert listed == ["all 4.0 ms", "rotation 3.0 ms (75%)", "rest 1.0 ms (25%)", "in the rest 1.0 ms: a_new_kernel"]
 
 
-def test_every_kernel_that_paddock_launches_to_decode_has_a_kind() -> None:
+def test_every_kernel_that_paddock_launches_has_a_kind() -> None:
     sources = [path.read_text() for path in (ROOT / "paddock" / "kernels").glob("*.py")]
     launched = {name for source in sources for name in re.findall(r"^\s+(\w+)\[\(", source, re.MULTILINE)}
-    trained = {"gather_rows", "gradient_rows", "normalise_rows"}
-    assert {"attend_rows", "draw_rows", "gate", "norm_rows", "rotate", "thin_rows"} <= launched
-    assert {name for name in launched if kernel_times.kind_of(name) == "rest"} == trained
+    assert {"attend_rows", "draw_rows", "gate", "gradient_rows", "norm_rows", "rotate", "thin_rows"} <= launched
+    assert not {name for name in launched if kernel_times.kind_of(name) == "rest"}
+    assert kernel_times.kind_of("void at::native::multi_tensor_apply_kernel<of Adam>") == "optimizer"
 
 
 def event(name: str, device: DeviceType, start: float, end: float) -> SimpleNamespace:
@@ -295,10 +295,36 @@ def test_kernels_count_while_decode_steps_are_marked() -> None:
     times = {"prefill": (10, 90), "first": (110, 150), "second": (150, 190), "sorting": (210, 290), "third": (310, 390)}
     kernels = [event(name, DeviceType.CUDA, *at) for name, at in times.items()]
     launch = event("aten::mm", DeviceType.CPU, 105, 106)
-    found = kernel_times.within([*kernels[::-1], shadow, launch, *marks])
-    assert found == [("first", 0.04), ("second", 0.04), ("third", 0.08)]
+    events = sorted([*kernels, shadow, launch, *marks], key=lambda event: event.time_range.start)
+    assert kernel_times.within(events) == [("first", 0.04), ("second", 0.04), ("third", 0.08)]
     with pytest.raises(SystemExit, match="embedded"):
         kernel_times.within(kernels)
+
+
+def test_a_timeline_tells_short_gaps_from_waits_for_the_host() -> None:
+    times = [(30, 50), (40, 100), (60, 80), (104, 200), (230, 300)]  # two overlap the one before them
+    kernels = [event("kernel", DeviceType.CUDA, *at) for at in times]
+    call, shadow = event(kernel_times.CALL, DeviceType.CPU, 10, 340), event(kernel_times.CALL, DeviceType.CUDA, 30, 300)
+    found = kernel_times.Timeline.of([call, shadow, event("aten::mm", DeviceType.CPU, 12, 13), *kernels])
+    assert found == kernel_times.Timeline(before=0.02, busy=0.236, short=0.004, long=0.03, after=0.04)
+    assert found.listed()[2] == "gaps under 10 us 0.0 ms"
+    with pytest.raises(SystemExit, match="no kernel"):
+        kernel_times.Timeline.of([call])
+
+
+def test_the_last_update_of_a_run_is_profiled(monkeypatch) -> None:
+    kernels, ran = iter("abc"), []
+    monkeypatch.setattr(Policy, "learn", lambda self, batch: ran.append(batch) or batch)
+
+    def profiled(call) -> list[SimpleNamespace]:
+        call()
+        name = next(kernels)
+        return [event(name, DeviceType.CPU, 0, 1), event(name, DeviceType.CUDA, 2, 5)]
+
+    monkeypatch.setattr(kernel_times, "profiled", profiled)
+    policy = object.__new__(Policy)
+    found = kernel_times.update_kernels(lambda: [Policy.learn(policy, number) for number in (1, 2, 3)])
+    assert ran == [1, 2, 3] and found == [("c", 0.003)]
 
 
 def test_a_rollout_has_a_mark_for_each_decode_step() -> None:
