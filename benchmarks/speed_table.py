@@ -208,8 +208,8 @@ def head(names: Iterable[str]) -> str:
     return f"| {' | '.join(columns)} |\n|{'---|' * WORDS}{'---:|' * (len(columns) - WORDS)}"
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """Returns a measured row as a line of the table."""
+def markdown(found: dict[str, Any], names: Iterable[str]) -> str:
+    """Returns a measured row as a line of the table with a column for each of these peers."""
     length = f"{found['response_tokens']:,}" + (f", mean {found['written_tokens'] / found['prompts'] / found['n']:,.0f}"
                                                 if found["mean_tokens"] else "")  # fmt: skip
     work = f"{found['prompts']} x {found['n']}, {found['prompt_tokens']} -> {length}"
@@ -220,7 +220,8 @@ def markdown(found: dict[str, Any]) -> str:
         seconds, least = found[f"{phase}_s"], found[f"{phase}_bound_s"]
         cells += [f"{seconds:.2f}", f"{least:.2f} ({least / seconds:.0%})"]
     cells += [f"{found['step_planned_s']:.2f}", f"{found['peak_gib']:.1f}"]
-    cells += [cell(name, numbers) for name, numbers in found.get("peers", {}).items()]
+    others = found.get("peers", {})
+    cells += [cell(name, others[name]) if name in others else "" for name in names]
     return f"| {' | '.join(cells)} |"
 
 
@@ -268,7 +269,7 @@ def main() -> None:
             build_model(SHAPES[shape], Path(folder) / "model", torch.device(args.device))
             for row in group:
                 found = measure(row, Path(folder) / "model", Path(folder), args)
-                print(markdown(found), flush=True)
+                print(markdown(found, args.peers), flush=True)
                 if args.json:
                     with args.json.open("a") as file:
                         print(json.dumps(found), file=file)

@@ -138,16 +138,17 @@ OWN = (
 
 
 def test_a_line_of_the_table_is_made_of_the_numbers_in_json() -> None:
-    assert speed_table.markdown(line_of("qwen2.5-7b/short/full")) == OWN
+    assert speed_table.markdown(line_of("qwen2.5-7b/short/full"), []) == OWN
     assert len(speed_table.head([]).splitlines()[0].split(" | ")) == len(OWN.split(" | "))
 
 
 def test_a_line_with_peers_has_a_cell_for_each() -> None:
     numbers = {"vllm": {"tokens_per_s": 16_712.4}, "trl": {"step_s": 61.238, "peak_gib": 90.0}}
     line = line_of("qwen2.5-7b/short/full")
-    assert speed_table.markdown(line | {"peers": numbers}) == f"{OWN} 16,712 | 61.24 |"
+    assert speed_table.markdown(line | {"peers": numbers}, speed_table.PEERS) == f"{OWN} 16,712 | 61.24 |"
     failed = {"vllm": None, "trl": {"missing": "failed", "reason": "OutOfMemoryError: too little"}}
-    assert speed_table.markdown(line | {"peers": failed}) == f"{OWN} - | failed |"
+    assert speed_table.markdown(line | {"peers": failed}, speed_table.PEERS) == f"{OWN} - | failed |"
+    assert speed_table.markdown(line, speed_table.PEERS) == f"{OWN}  |  |", "nobody asked them"
     names, rule = speed_table.head(numbers).splitlines()
     assert names.endswith("| GiB | vLLM, tok/s | TRL step, s |")
     assert rule.count("|") == names.count("|") == OWN.count("|") + 2
@@ -349,7 +350,8 @@ def test_a_rollout_has_a_mark_for_each_decode_step() -> None:
 def test_the_page_of_performance_shows_the_measured_rows() -> None:
     text = (ROOT / "docs/performance.md").read_text()
     lines = [json.loads(line) for line in (ROOT / "docs/curves/speed.jsonl").read_text().splitlines()]
-    assert "\n".join([speed_table.head([]), *map(speed_table.markdown, lines)]) in text
+    table = [speed_table.head(speed_table.PEERS), *(speed_table.markdown(line, speed_table.PEERS) for line in lines)]
+    assert "\n".join(table) in text
     off = [abs(line["step_planned_s"] / line["step_s"] - 1) for line in lines]
     assert f"within {max(off):.0%} of every step".replace("%", " %") in text and max(off) < 0.25
     for line in lines:
