@@ -68,7 +68,9 @@ PICTURES = (
             "cispo-0.5b": "#1b998b",
             "reinforce-plus-plus-0.5b": "#c2255c",
             "rloo-no-kl-0.5b": COLOUR["rloo"],
+            "dapo-0.5b": "#8a5a2b",
         },
+        top=0.6,
     ),
     Picture(
         "results_gsm8k_size.svg",
@@ -76,6 +78,13 @@ PICTURES = (
         {"grpo-0.5b": COLOUR["grpo"], "grpo-1.5b": "#d98324"},
         top=0.8,
         labels={"grpo-0.5b": "GRPO, 0.5B"},
+    ),
+    Picture(
+        "results_gsm8k_small.svg",
+        "GRPO on GSM8K with a model of 135M parameters",
+        {"grpo-135m": COLOUR["grpo"]},
+        top=0.2,
+        labels={"grpo-135m": "GRPO after SFT, 135M"},
     ),
     Picture(
         "results_gsm8k_calculator.svg",
@@ -135,7 +144,8 @@ def subtitle(shown: dict[str, list[Run]]) -> str:
     (answers,) = {prompts * samples for prompts, samples in sizes}
     models = " and ".join(dict.fromkeys(one.model.rpartition("/")[2] for one in loaded))
     bands = "; bands span seeds" if any(len(found) > 1 for found in shown.values()) else ""
-    return f"{models}, one H200, {answers:,} answers a step{bands}."
+    kept = "".join(f" ({run['title']}: kept ones)" for run, *_ in shown.values() if "rounds" in run["curves"])
+    return f"{models}, one H200, {answers:,} answers a step{kept}{bands}."
 
 
 def legend(picture: Picture, shown: dict[str, list[Run]]) -> list[str]:

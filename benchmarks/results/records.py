@@ -39,11 +39,13 @@ CURVES = {
     "malformed": "environment/malformed_calls",
     "failed": "environment/failed_calls",
     "late": "reward/sandbox/timeout/mean",
+    "rounds": "training/num_gen_batches",
 }
 """Our name of a curve and the metric. `cut` is the share of answers that reached the longest length; `gap` the mean
 difference of a token's probability between rollout and trainer; `turns` counts the prompt too, and with the three below
 it is a mean over conversations; `late` is the share of programs that ran out of time; `reward_seconds` is the time that
-a step waits for scores after its rollout. A run without a reference, a critic, conversations or programs lacks their
+a step waits for scores after its rollout; `rounds` counts the batches that a step sampled until one was full of groups
+that teach something. A run without a reference, a critic, conversations, programs or such a filter lacks their
 curves."""
 VALIDATION = "timing_s/testing"
 DIGITS = 5

@@ -17,9 +17,8 @@ from typing import Any
 
 from benchmarks.results.pictures import CURVES, Run, methods, read
 
-STEPS = (0, 20, 40, 60, 80)
-FEW, OFTEN = 50, 10
-"""A run of at most so many steps has a column for every tenth step."""
+STEPS, FEW = (0, 20, 40, 60, 80), 50
+"""Runs of more than FEW steps, up to the last of STEPS, share these columns; any other has those of its validations."""
 MISSING = "-"
 SAMPLED = ("mean@8", "pass@8")
 PHASES = ("step_seconds", "rollout_seconds", "update_seconds")
@@ -30,8 +29,8 @@ def greedy(runs: list[Run]) -> list[str]:
     """Title, seeds, accuracy after each number of steps, strict if there are two; and then lenient accuracy at step 0
     and a run's last one."""
     first, *others = methods(runs[0])
-    most = runs[0]["steps"]
-    columns = range(0, most + 1, OFTEN) if most <= FEW else STEPS
+    own = sorted({step for run in runs for step in run["held_out"]["step"]})
+    columns = STEPS if FEW < runs[0]["steps"] <= STEPS[-1] else own
     by_step = [cell(held_out(run, first, step) for run in runs) for step in columns]
     for name in others:
         by_step.append(cell(held_out(run, name, 0) for run in runs))

@@ -29,9 +29,9 @@ RUNS = pictures.read()
 ALL = [run for runs in RUNS.values() for run in runs]
 ON_GSM8K = [run for run in ALL if "strict" in run["held_out"]]
 FINISHED = [run for run in ON_GSM8K if run["finished"]]
-EVALUATED = [run for run in FINISHED if "sampled" in run]
-"""Runs from the model as it ships. Those after supervised training know the format, and have no eight samples."""
-GRPO = RUNS["grpo-0.5b"]
+AS_SHIPPED = [run for run in FINISHED if "warm_up" not in run]
+"""Runs from the model as it ships. Those after supervised training know the format."""
+GRPO, SMALL = RUNS["grpo-0.5b"], RUNS["grpo-135m"]
 WITHOUT_TOOL, WITH_TOOL, TEXT_CALLS = (RUNS[f"grpo-sft{name}-0.5b"] for name in ("", "-calculator", "-calculator-text"))
 """Runs after supervised training: without a tool, with the calculator, and with calls to it in plain text."""
 
@@ -68,6 +68,13 @@ def test_curves_leave_validation_out_of_a_step_and_a_line_that_is_half_written(t
     assert records.curves(tmp_path / "nowhere") == {"step": [], "seconds": []}
 
 
+def test_curves_keep_how_often_a_run_sampled_until_its_batch_was_full(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    lines = [{"step": step, "timing_s/step": 1.0, "training/num_gen_batches": 4.0 - step} for step in (1, 2)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert records.curves(file)["rounds"] == [3.0, 2.0]
+
+
 def answered(*answers: str, group: int) -> list[Sample]:
     return [Sample("?", answer, 0.0, len(answer), group, data_source=SOURCE, ground_truth="72") for answer in answers]
 
@@ -99,7 +106,7 @@ def test_a_run_on_programs_has_one_accuracy_in_its_document_rows_and_picture(tmp
         **{"title": "P", "seed": 1, "steps": 20, "held_out": held_out.read(), "curves": {"reward": [0.25] * 20}},
         "sampled": {"after": {"passed": {"mean@8": 0.5, "pass@8": 0.75}}},
     }
-    assert tables.greedy([run]) == ["P", "1", "50.0", "-", "100.0"]
+    assert tables.greedy([run]) == ["P", "1", "50.0", "100.0"]
     assert tables.sampled([run]) == ["P", "50.0", "75.0"]
     assert tables.start({"accuracy": run["sampled"]["after"]}) == ["50.0", "75.0"]
     (picture,) = (picture for picture in pictures.PICTURES if "grpo-code-1.5b" in picture.colours)
@@ -142,7 +149,16 @@ def test_a_row_ends_with_the_lenient_accuracy_of_the_runs_own_last_step():
     assert tables.greedy([{**run, "steps": 80}])[-1] == "-"
 
 
-@pytest.mark.parametrize("run", EVALUATED, ids=lambda run: f"{run['experiment']}-{run['seed']}")
+@pytest.mark.parametrize("steps", [40, 150])
+def test_a_row_of_a_shorter_or_a_longer_run_has_the_steps_at_which_any_seed_was_validated(steps):
+    runs = [
+        {"title": "A", "seed": 1, "steps": steps, "held_out": {"step": [0, steps], "passed": [0.1, 0.3]}},
+        {"title": "A", "seed": 2, "steps": steps, "held_out": {"step": [0, 30], "passed": [0.1, 0.2]}},
+    ]
+    assert tables.greedy(runs) == ["A", "1, 2", "10.0", "20.0", "30.0"]
+
+
+@pytest.mark.parametrize("run", AS_SHIPPED, ids=lambda run: f"{run['experiment']}-{run['seed']}")
 def test_a_committed_run_learnt_more_than_the_format(run):
     """By far more than chance: five standard errors of the difference of two accuracies over 1,319 problems."""
     noise = 5 * sqrt(2 * 0.25 / 1319)
@@ -159,13 +175,13 @@ def test_a_finished_run_has_every_step_and_was_validated_after_the_last(run):
     assert len(run["curves"]["reward"]) == run["steps"] == run["held_out"]["step"][-1]
 
 
-def test_runs_without_eight_samples_are_those_after_supervised_training():
-    assert [run for run in FINISHED if "sampled" not in run] == [run for run in FINISHED if "warm_up" in run]
+def test_runs_without_eight_samples_are_the_arms_with_and_without_a_calculator():
+    assert [run for run in FINISHED if "sampled" not in run] == [*WITHOUT_TOOL, *WITH_TOOL, *TEXT_CALLS]
 
 
 @pytest.mark.parametrize(
     "runs",
-    (GRPO, RUNS["grpo-1.5b"], RUNS["grpo-code-1.5b"], WITHOUT_TOOL, WITH_TOOL, TEXT_CALLS),
+    (GRPO, RUNS["dapo-0.5b"], RUNS["grpo-1.5b"], SMALL, RUNS["grpo-code-1.5b"], WITHOUT_TOOL, WITH_TOOL, TEXT_CALLS),
     ids=lambda runs: runs[0]["experiment"],
 )
 def test_the_committed_runs_are_their_experiment_with_every_seed(runs):
@@ -268,6 +284,78 @@ def test_what_the_page_says_of_the_kin_of_grpo_is_so():
              for run, first, last in ((doctor, 1, 62), (gspo, 26, 50), (cispo, 46, 80)))  # fmt: skip
     words = "{:.2f} s in Dr.GRPO (steps 1 to 62), {:.2f} s in GSPO (26 to 50) and {:.2f} s in CISPO (46 to 80"
     assert words.format(*alone) in text
+
+
+def test_what_the_page_says_of_the_set_of_dapo_is_so():
+    text = " ".join(PAGES[0].read_text().split())
+    (run,), found = RUNS["dapo-0.5b"], experiment.load("dapo-0.5b").settings
+    clips = [found[f"actor_rollout_ref.actor.clip_ratio_{side}"] for side in ("low", "high")]
+    longest = found["data.max_response_length"] - found["reward_model.reward_kwargs.overlong_buffer_cfg.len"]
+    assert "clipped at {} below and {} above one".format(*clips) in text and f"more than {longest} tokens lose" in text
+    prompts, answers = 128, 128 * 8
+    rounds, strict = run["curves"]["rounds"], [100 * share for share in run["held_out"]["strict"]]
+    assert len(rounds) == 80 and f"{rounds[0]:.0f} batches in step 1" in text and f"{sum(rounds):.0f} in all" in text
+    assert f"samples {sum(rounds) / 80:.1f} times as much" in text
+    passes = [prompts * batches / 7473 for batches in (sum(rounds), 80)]
+    assert (
+        f"That is {answers * sum(rounds):,.0f} answers, {passes[0]:.1f} passes over the problems; "
+        f"GRPO had {answers * 80:,} and {passes[1]:.1f}" in text
+    )
+    ends = [100 * one["held_out"]["strict"][-1] for one in GRPO]
+    above = strict[-1] - max(ends)
+    noise = standard_error(strict[-1] / 100, max(ends) / 100)
+    assert f"ends {above:.1f} points above GRPO's best seed" in text and f"has {strict[-1]:.1f} % after 80" in text
+    assert f"{above:.1f} points are {above / noise:.1f} standard errors of a difference" in text
+    sampled = [
+        (100 * run["sampled"]["after"]["strict"][name], tables.cell(tables.after(one, "strict", name) for one in GRPO))
+        for name in tables.SAMPLED
+    ]
+    (share, others), (best, theirs) = ((ours, cell.split()[0]) for ours, cell in sampled)
+    assert f"mean@8 {share:.1f} against {others}), pass@8 does not ({best:.1f} against {theirs})" in text
+    reached = next(step for step in range(1, 81) if sum(rounds[:step]) >= 80)
+    assert f"as GRPO in all its steps, DAPO's set was in step {reached}." in text
+    assert run["held_out"]["step"][1:3] == [20, 40] and sum(rounds[:2]) > sum(rounds[:20]) / 2
+    assert (
+        f"it had sampled {answers * sum(rounds[:20]):,.0f}, more than half of them in steps 1 and 2, and had "
+        f"{strict[1]:.1f} %; GRPO's worst seed had {min(ends):.1f} % with {answers * 80:,}" in text
+    )
+    updates = [prompts // experiment.load(name).settings["actor_rollout_ref.actor.ppo_mini_batch_size"]
+               for name in ("dapo-0.5b", "grpo-0.5b")]  # fmt: skip
+    assert 40 * updates[0] == 80 * updates[1], "after 40 steps as many optimizer steps as GRPO in all"
+    assert (
+        f"it had sampled {answers * sum(rounds[:40]):,.0f}, with as many optimizer steps as GRPO in all, and had "
+        f"{strict[2]:.1f} %, which is {strict[2] - max(ends):.1f} points above GRPO's best seed" in text
+    )
+    assert late(run) == "+2.7" and "DAPO's set gained 2.7" in text and run["shared_device"]
+
+
+def test_what_the_page_says_of_the_small_model_is_so():
+    text = " ".join(PAGES[0].read_text().split())
+    assert "trainer.total_epochs=3" in SMALL[0]["warm_up"] and "three epochs, 348 steps" in text
+    assert 3 * (7473 // 64) == 348 and all(run["shared_device"] for run in SMALL)
+    starts, ends = ([100 * run["held_out"]["strict"][place] for run in SMALL] for place in (0, -1))
+    (before,) = set(starts)
+    gains = [end - before for end in ends]
+    assert "{:.1f} % become {:.1f}, {:.1f} and {:.1f}: gains of".format(before, *ends) in text
+    assert "gains of {:.1f}, {:.1f} and {:.1f} points, {:.1f} in the mean".format(*gains, mean(gains)) in text
+    noise = standard_error(mean(ends) / 100), standard_error(before / 100, mean(ends) / 100)
+    assert "by {:.1f} points (one standard error), and a difference of two by {:.1f}".format(*noise) in text
+    assert sum(gain > 2 * noise[1] for gain in gains) == 1 and "one seed of three is beyond twice that" in text
+    after = [run["held_out"]["strict"][run["held_out"]["step"].index(60)] for run in SMALL]
+    assert "After 60 steps the seeds had {:.1f}, {:.1f} and {:.1f} %".format(*(100 * share for share in after)) in text
+    assert all(run["held_out"]["strict"] == run["held_out"]["lenient"] for run in SMALL)
+    errors = []
+    for name, unit in (("mean@8", " %"), ("pass@8", "")):
+        (low,) = {run["sampled"]["before"]["strict"][name] for run in SMALL}
+        shares = [run["sampled"]["after"]["strict"][name] for run in SMALL]
+        errors += [100 * (share - low) / standard_error(low, share) for share in shares]
+        shown = [f"{100 * share:.1f}" for share in (low, *shares)]
+        assert "from {} to {}, {} and {}".format(*shown) + unit in text
+    assert f"by at least {min(errors):.1f} standard errors of a difference over 1,319 problems" in text
+    first, last, long, short, *_ = (cell.split()[0] for cell in tables.health(SMALL)[1:])
+    assert f"rises from {first} to {last} % in 150 steps" in text and f"from {long} to {short} tokens" in text
+    gap, larger = (max(max(run["curves"]["gap"]) for run in runs) for runs in (SMALL, GRPO))
+    assert f"is {gap:.4f} at most**, twice" in text and round(gap / larger) == 2
 
 
 def test_what_the_page_says_of_the_larger_model_is_so():
@@ -377,6 +465,11 @@ def test_what_the_page_says_of_the_calculator_by_an_example_is_so():
     assert f"with {min(without):.0f} to {max(without):.0f} tokens" in text
     rollouts = [mean(median(run["curves"]["rollout_seconds"]) for run in runs) for runs in ([paid], GRPO)]
     assert "A rollout takes {:.2f} s where GRPO's takes {:.2f}".format(*rollouts) in text
+
+
+def standard_error(*shares: float) -> float:
+    """In points, of an accuracy over GSM8K's test set, or of the difference of two."""
+    return 100 * sqrt(sum(share * (1 - share) / 1319 for share in shares))
 
 
 def mean_step(runs):
