@@ -76,11 +76,11 @@ def cause(output: str) -> str:
     return (errors or output.strip().splitlines() or [""])[-1].strip()
 
 
-def trl(work: Work) -> dict[str, Any]:
+def trl(work: Work, patience: float = PATIENCE) -> dict[str, Any]:
     """Returns seconds of a GRPO step and of its generation by TRL, and the memory that it takes."""
     path = Path(work.folder) / "trl.json"
     work.write(path)
-    found = report("trl_step.py", str(path))
+    found = report("trl_step.py", str(path), patience=patience)
     return {
         "step_s": statistics.median(sum(wall for wall, _ in step.values()) for step in found["steps"]),
         "generation_s": statistics.median(step["generation"][0] for step in found["steps"]),
@@ -89,23 +89,25 @@ def trl(work: Work) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def vllm(work: Work, limits: list[int]) -> dict[str, Any]:
+def vllm(work: Work, limits: list[int], patience: float = PATIENCE) -> dict[str, Any]:
     """Returns seconds and tokens/s of rollouts by vLLM; responses to the i-th prompt have `limits[i]` tokens."""
     path = Path(work.folder) / "vllm.json"
     work.write(path)
-    found = report("vllm_rollout.py", str(path), json.dumps(limits))
+    found = report("vllm_rollout.py", str(path), json.dumps(limits), patience=patience)
     seconds, written = statistics.mean(found["seconds"]), work.n * sum(limits)
-    return {"rollout_s": seconds, "tokens_per_s": written / seconds, "steps": work.steps, **found["settings"],
-            "versions": found["versions"]}  # fmt: skip
+    return {"rollout_s": seconds, "tokens_per_s": written / seconds,
+            "tokens_per_s_without_log_probs": written / found["seconds_without_log_probs"], "steps": work.steps,
+            **found["settings"], "versions": found["versions"]}  # fmt: skip
 
 
-def measured(peer: str, work: Work, limits: list[int]) -> dict[str, Any]:
-    """Returns the numbers of a peer; or under `missing` what a table shows in their place, with the reason."""
+def measured(peer: str, work: Work, limits: list[int], patience: float = PATIENCE) -> dict[str, Any]:
+    """Returns the numbers of a peer; or under `missing` what a table shows in their place, with the reason. A peer that
+    takes more than `patience` seconds is ended."""
     if find_spec(peer) is None:
         return {"missing": "not installed", "reason": f"this Python cannot import {peer}"}
     work = replace(work, warmup=1, steps=min(work.steps, STEPS))
     try:
-        return trl(work) if peer == "trl" else vllm(work, limits)
+        return trl(work, patience) if peer == "trl" else vllm(work, limits, patience)
     except PeerError as error:
         print(error.output, file=sys.stderr, flush=True)
         return {"missing": "failed", "reason": str(error)}

@@ -163,7 +163,7 @@ def measure(row: Row, model: Path, folder: Path, args: argparse.Namespace) -> di
         raise SystemExit(f"{row.name}: responses have {wrote} tokens on average, not {work.written / work.rows}")
     least, told, peak = bound(planned.actor, work, speed), duration(planned, work, speed), peak_memory(device)
     clear(device)
-    others = beside(row, replace(step, device=device.type), args.peers)
+    others = beside(row, replace(step, device=device.type), args.peers, args.patience)
     return {
         "name": row.name, **asdict(row), "rank": args.rank if row.way == "lora" else 0,
         "written_tokens": work.written, "rollout_tokens_per_s": work.written / times["gen"],
@@ -177,9 +177,12 @@ def measure(row: Row, model: Path, folder: Path, args: argparse.Namespace) -> di
     }  # fmt: skip
 
 
-def beside(row: Row, step: step_work.Work, names: Iterable[str]) -> dict[str, dict[str, Any] | None]:
+def beside(
+    row: Row, step: step_work.Work, names: Iterable[str], patience: float = peers.PATIENCE
+) -> dict[str, dict[str, Any] | None]:
     """Returns what these peers take for the row's work, None for one that does not do it, and says what failed."""
-    found = {name: peers.measured(name, step, row.limits()) if does(name, row) else None for name in names}
+    limits = row.limits()
+    found = {name: peers.measured(name, step, limits, patience) if does(name, row) else None for name in names}
     for name, numbers in found.items():
         if numbers and "missing" in numbers:
             print(f"{row.name}: {name} {numbers['missing']}: {numbers['reason']}", file=sys.stderr, flush=True)
@@ -259,6 +262,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a further key of Paddock")
     parser.add_argument("--gpu", metavar="NAME", help="choose budgets by this GPU's memory, as `paddock plan --gpu`")
     parser.add_argument("--peers", type=named, default=[], metavar="NAMES", help=f"of {','.join(PEERS)}")
+    parser.add_argument("--patience", type=float, default=peers.PATIENCE, help="seconds after which a peer is ended")
     args = parser.parse_args()
     if args.list:
         print("\n".join(row.name for row in rows()))

@@ -3,7 +3,7 @@
 The engine runs in a process of its own, as vLLM has it. Prompts are read once for all their responses (prefix caching),
 and nothing is decoded to text, which training does not need. Sequences run beside each other as far as vLLM's memory
 for keys and values holds them, at most MOST. Products are bf16; float32 on a CPU, many of which lack instructions that
-vLLM's kernels for bf16 take.
+vLLM's kernels for bf16 take. A last round asks for no log-probs, which training needs: what they cost vLLM.
 """
 
 from __future__ import annotations
@@ -46,23 +46,28 @@ def main() -> None:
         work.model, skip_tokenizer_init=True, enable_prefix_caching=True, seed=0, gpu_memory_utilization=SHARE,
         max_model_len=work.prompt_tokens + max(limits), enforce_eager=on_cpu, **settings,
     )  # fmt: skip
-    asked = [
-        vllm.SamplingParams(
-            n=work.n, max_tokens=limit, temperature=1.0, logprobs=0, ignore_eos=True, detokenize=False
-        )
-        for limit in limits
-    ]  # fmt: skip
-    prompts, seconds = read(work), []
-    for step in range(work.warmup + work.steps):
+    prompts = read(work)
+
+    def seconds(step: int, log_probs: int | None) -> float:
         now = [{"prompt_token_ids": tokens} for tokens in prompts[step * work.prompts : (step + 1) * work.prompts]]
+        asked = [
+            vllm.SamplingParams(
+                n=work.n, max_tokens=limit, temperature=1.0, logprobs=log_probs, ignore_eos=True, detokenize=False
+            )
+            for limit in limits
+        ]  # fmt: skip
         start = time.perf_counter()
         answers = engine.generate(now, asked, use_tqdm=False)
-        seconds.append(time.perf_counter() - start)
+        taken = time.perf_counter() - start
         lengths = [[len(output.token_ids) for output in answer.outputs] for answer in answers]
         if lengths != [[limit] * work.n for limit in limits]:
             raise RuntimeError(f"responses have {lengths} tokens, not {limits}")
+        return taken
+
+    taken = [seconds(step, log_probs=0) for step in range(work.warmup + work.steps)][work.warmup :]
+    found = {"seconds": taken, "seconds_without_log_probs": seconds(work.warmup, log_probs=None)}
     versions = {"vllm": vllm.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
-    print(json.dumps({"seconds": seconds[work.warmup :], "settings": settings, "versions": versions}), flush=True)
+    print(json.dumps({**found, "settings": settings, "versions": versions}), flush=True)
 
 
 if __name__ == "__main__":

@@ -247,18 +247,21 @@ def test_a_peer_runs_few_steps_after_one_that_does_not_count(step, monkeypatch) 
     seen = []
     timed = {"generation": (2.0, 0.0), "update": (1.0, 0.0)}
     reports = {"trl_step.py": {"steps": [timed], "memory": 3 * 2**30, "versions": {"trl": "1"}},
-               "vllm_rollout.py": {"seconds": [1.0, 3.0], "settings": {}, "versions": {"vllm": "1"}}}  # fmt: skip
+               "vllm_rollout.py": {"seconds": [1.0, 3.0], "seconds_without_log_probs": 0.5, "settings": {},
+                                   "versions": {"vllm": "1"}}}  # fmt: skip
 
-    def report(script: str, path: str, *rest: str) -> dict:
+    def report(script: str, path: str, *rest: str, patience: float) -> dict:
+        assert patience == 9.0
         seen.append((step_work.Work.read(path), *map(json.loads, rest)))
         return reports[script]
 
     monkeypatch.setattr(peers, "find_spec", lambda name: True)
     monkeypatch.setattr(peers, "report", report)
-    trl, vllm = (peers.measured(name, step, [4, 2]) for name in ("trl", "vllm"))
+    trl, vllm = (peers.measured(name, step, [4, 2], patience=9.0) for name in ("trl", "vllm"))
     assert [(work.warmup, work.steps, *limits) for work, *limits in seen] == [(1, 2), (1, 2, [4, 2])]
     assert (trl["step_s"], trl["generation_s"], trl["peak_gib"], trl["versions"]) == (3.0, 2.0, 3.0, {"trl": "1"})
     assert (vllm["rollout_s"], vllm["tokens_per_s"]) == (2.0, 6.0), "two responses each, of 4 and 2 tokens, in 2 s"
+    assert vllm["tokens_per_s_without_log_probs"] == 24.0
 
 
 def test_products_between_the_last_norm_and_the_draw_are_the_heads() -> None:
