@@ -48,6 +48,23 @@ def merge(top, total, out, part_top, part_total, part):
 
 
 @triton.jit
+def merge_parts(
+    top, total, out, STATE, STATE_TOP, STATE_TOTAL, base, count, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Adds what `attend_prompts` left for each of `count` parts of a prompt, the first of them at `base`."""
+    column, query = tl.arange(0, WIDE), tl.arange(0, ROWS)
+    real = (query < GROUP)[:, None] & (column < D)[None, :]
+    for number in range(count):
+        state = base + number * GROUP + query
+        part = tl.load(STATE + state[:, None] * D + column[None, :], mask=real, other=0.0)
+        part_top = tl.load(STATE_TOP + state, mask=query < GROUP, other=-1e30)
+        part_total = tl.load(STATE_TOTAL + state, mask=query < GROUP, other=1.0)
+        top, total, out = merge(top, total, out, part_top, part_total, part)
+    return top, total, out
+
+
+@triton.jit
 def order_rows(PROMPT, PROMPT_LENGTH, ORDER, FIRST, LAST, rows, COUNTED: tl.constexpr):
     """Counts the rows that come before a row, to find its place: no sort of few rows is faster."""
     row = tl.program_id(0) * COUNTED + tl.arange(0, COUNTED)
@@ -183,12 +200,8 @@ def attend_rows(
         if EARLY:
             gdc_wait()
         count = tl.cdiv(prompt_length, part_of(prompt_length, BLOCK, LEAST, PARTS))
-        for number in range(tl.where(split == 0, count, 0)):
-            state = ((row * keys + head) * PARTS + number) * GROUP + query
-            part = tl.load(STATE + state[:, None] * D + column[None, :], mask=real, other=0.0)
-            part_top = tl.load(STATE_TOP + state, mask=query < GROUP, other=-1e30)
-            part_total = tl.load(STATE_TOTAL + state, mask=query < GROUP, other=1.0)
-            top, total, out = merge(top, total, out, part_top, part_total, part)
+        count, base = tl.where(split == 0, count, 0), (row * keys + head) * PARTS * GROUP
+        top, total, out = merge_parts(top, total, out, STATE, STATE_TOP, STATE_TOTAL, base, count, GROUP, ROWS, D, WIDE)
     if SPLITS == 1:
         tl.store(OUT + at, (out / total[:, None]).to(OUT.dtype.element_ty), mask=real)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, Protocol
 
 import torch
@@ -26,7 +27,8 @@ from paddock.rollouts.conversations import OnEpisodes
 from paddock.rollouts.episode import Episode, one_turn_each
 
 Metrics = dict[str, float]
-
+STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "std": fmean, "min": min, "max": max}
+"""By the last part of a metric's name: how rounds of equal size become one. Metrics with other names count answers."""
 
 Generating = Callable[[Timer], AbstractContextManager[None]]
 """Makes a context in which the rollout engine has the policy's weights."""
@@ -104,19 +106,20 @@ class Collector:
                 drawn = self.draw(rows, step, time)
             return self.score_drawn(drawn, time)
         buffer = GroupBuffer(data.train_batch_size, filter_groups.max_num_gen_batches)
-        metrics: Metrics = {}
+        rounds: list[Metrics] = []
         prompts = 0
         with generating(time):
             while not buffer.full:
                 drawn = self.draw(self.loader.next_prompts(data.gen_batch_size), step, time)
                 batch, metrics = self.score_drawn(drawn, time)
+                rounds.append(metrics)
                 prompts += data.gen_batch_size
                 buffer.add(batch, group_metric(batch, filter_groups.metric))
-        rounds = {
+        found = {
             "training/num_gen_batches": float(buffer.rounds),
             "training/informative_groups": len(buffer.groups) / prompts,
         }
-        return buffer.take(), metrics | rounds
+        return buffer.take(), over_rounds(rounds) | found
 
     def draw(self, rows: list[PromptRow], step: int, time: Timer) -> Drawn:
         """Draws responses to these prompts, and for ReMax the greedy one of each."""
@@ -198,6 +201,15 @@ class Collector:
         if backend is None or self.tokenizer.clean_up_tokenization_spaces:
             return self.tokenizer.batch_decode(answers, skip_special_tokens=True)
         return backend.decode_batch(answers, skip_special_tokens=True)  # all cores, without Python between two texts
+
+
+def over_rounds(rounds: Sequence[Metrics]) -> Metrics:
+    """Returns the metrics of all answers that were scored in these rounds; a spread is the mean of theirs."""
+    found: dict[str, list[float]] = {}
+    for metrics in rounds:
+        for name, value in metrics.items():
+            found.setdefault(name, []).append(value)
+    return {name: STATISTICS.get(name.rpartition("/")[2], sum)(values) for name, values in found.items()}
 
 
 def episodes(

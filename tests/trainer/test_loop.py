@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from paddock.config.load import load
 from paddock.errors import UserError
+from paddock.rollouts.collect import over_rounds
 from paddock.trainer.run import train
 from tests.forked import Forked
 
@@ -91,6 +92,38 @@ def test_every_algorithm_trains(overrides, tmp_path):
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["actor/skipped"] == 0 for row in rows)
     assert changed(tmp_path)
+
+
+LOGGED = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    score = float(len(solution_str) % 3 == 0)
+    with open({log!r}, "a") as file:
+        print(score, file=file)
+    return {{"score": score, "length": len(solution_str)}}
+"""
+
+
+def test_metrics_of_rewards_are_of_all_answers_where_groups_are_filtered(tmp_path):
+    (tmp_path / "reward.py").write_text(LOGGED.format(log=str(tmp_path / "scores")))
+    (row,) = run(tmp_path, "algorithm.adv_estimator=grpo", "algorithm.filter_groups.enable=True", ONE_STEP,
+                 "algorithm.filter_groups.metric=score", "data.gen_batch_size=2", "data.val_files=[]",
+                 f"custom_reward_function.path={tmp_path}/reward.py")  # fmt: skip
+    rounds = int(row["training/num_gen_batches"])
+    scores = [float(line) for line in (tmp_path / "scores").read_text().split()][-rounds * 2 * 4 :]  # one was a trial
+    assert rounds > 4 and len(scores) == rounds * 2 * 4
+    assert row["reward/score/mean"] == pytest.approx(sum(scores) / len(scores))
+    kept = row["critic/score/mean"]
+    assert 0 < kept < 1 and kept != row["reward/score/mean"]
+
+
+def test_rounds_become_one_by_the_statistic_that_a_metric_is_named_for():
+    rounds = [{"reward/acc/mean": 0.25, "reward/model/max": 2.0, "reward/model/min": 1.0, "reward/timeouts": 3.0},
+              {"reward/acc/mean": 0.75, "reward/model/max": 1.0, "reward/model/min": 0.5, "reward/timeouts": 1.0,
+               "reward/judge/failed": 2.0}]  # fmt: skip
+    assert over_rounds(rounds) == {
+        "reward/acc/mean": 0.5, "reward/model/max": 2.0, "reward/model/min": 0.5, "reward/timeouts": 4.0,
+        "reward/judge/failed": 2.0,
+    }  # fmt: skip
 
 
 def test_roles_are_built_only_where_they_are_needed(tmp_path):
