@@ -263,6 +263,7 @@ HELD = (  # keys whose values depend on each other, or that name things which mu
     "n_gpus_per_node",
     "nnodes",
     "reward_model.enable",
+    "distillation.enabled",
     "rollout.name",
     "lora.",
     "use_pf_ppo",
