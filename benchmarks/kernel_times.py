@@ -2,7 +2,7 @@
 
 Kernels are told apart by their names; those of products that stand between the last norm and the draw are the head's.
 A kernel that starts before the one ahead of it has ended is counted from its start, so that the sum can be somewhat
-above the time that passes. `timeline` says how long the device was idle, and where.
+above the time that passes. A `Timeline` says how long the device was idle, and where.
 """
 
 from __future__ import annotations
@@ -111,27 +111,31 @@ def update_kernels(train: Callable[[], object]) -> list[Kernel]:
 
     with patch.object(Policy, "learn", seen):
         train()
-    return [(event.name, event.time_range.elapsed_us() / 1e3) for event in on_device(updates[-1])]
+    return [timed(event) for event in on_device(updates[-1])]
+
+
+def timed(event: Any) -> Kernel:
+    return event.name, event.time_range.elapsed_us() / 1e3
 
 
 def profiled(call: Callable[[], object]) -> list[Any]:
-    """Returns the profiler's events of a call and of the kernels that it launched, in the order of their starts."""
-    synchronize(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    """Returns the profiler's events of a call on a CUDA device, kernels among them, in the order of their starts."""
+    device = torch.device("cuda")
+    synchronize(device)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen, record_function(CALL):
         call()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        synchronize(device)
     return sorted(seen.events(), key=lambda event: event.time_range.start)
 
 
 def on_device(events: Iterable[Any]) -> list[Any]:
-    """Returns those that ran on the device: kernels and copies, not marks."""
+    """Returns the events of kernels and copies, without those of the host and without marks."""
     return [event for event in events if event.device_type != DeviceType.CPU and event.name not in (DECODE, CALL)]
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Milliseconds of a call, by what the device does meanwhile."""
+    """Holds the milliseconds of a call, by what the device does meanwhile."""
 
     before: float
     """Until its first kernel."""
@@ -176,5 +180,5 @@ def within(events: list[Any]) -> list[Kernel]:
         while mark.end < event.time_range.start and (later := next(waiting, None)):
             mark = later
         if mark.start <= event.time_range.start <= mark.end:
-            found.append((event.name, event.time_range.elapsed_us() / 1e3))
+            found.append(timed(event))
     return found

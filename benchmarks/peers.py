@@ -89,7 +89,7 @@ def trl(work: Work, patience: float = PATIENCE) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def vllm(work: Work, limits: list[int], patience: float = PATIENCE) -> dict[str, Any]:
+def vllm(work: Work, limits: list[int], patience: float) -> dict[str, Any]:
     """Returns seconds and tokens/s of rollouts by vLLM; responses to the i-th prompt have `limits[i]` tokens."""
     path = Path(work.folder) / "vllm.json"
     work.write(path)
@@ -100,7 +100,7 @@ def vllm(work: Work, limits: list[int], patience: float = PATIENCE) -> dict[str,
             **found["settings"], "versions": found["versions"]}  # fmt: skip
 
 
-def measured(peer: str, work: Work, limits: list[int], patience: float = PATIENCE) -> dict[str, Any]:
+def measured(peer: str, work: Work, limits: list[int], patience: float) -> dict[str, Any]:
     """Returns the numbers of a peer; or under `missing` what a table shows in their place, with the reason. A peer that
     takes more than `patience` seconds is ended."""
     if find_spec(peer) is None:

@@ -177,9 +177,7 @@ def measure(row: Row, model: Path, folder: Path, args: argparse.Namespace) -> di
     }  # fmt: skip
 
 
-def beside(
-    row: Row, step: step_work.Work, names: Iterable[str], patience: float = peers.PATIENCE
-) -> dict[str, dict[str, Any] | None]:
+def beside(row: Row, step: step_work.Work, names: Iterable[str], patience: float) -> dict[str, dict[str, Any] | None]:
     """Returns what these peers take for the row's work, None for one that does not do it, and says what failed."""
     limits = row.limits()
     found = {name: peers.measured(name, step, limits, patience) if does(name, row) else None for name in names}

@@ -3,7 +3,7 @@
 The engine runs in a process of its own, as vLLM has it. Prompts are read once for all their responses (prefix caching),
 and nothing is decoded to text, which training does not need. Sequences run beside each other as far as vLLM's memory
 for keys and values holds them, at most MOST. Products are bf16; float32 on a CPU, many of which lack instructions that
-vLLM's kernels for bf16 take. A last round asks for no log-probs, which training needs: what they cost vLLM.
+vLLM's kernels for bf16 take. A last round asks for no log-probs, to show what they cost vLLM; training needs them.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def main() -> None:
         return taken
 
     taken = [seconds(step, log_probs=0) for step in range(work.warmup + work.steps)][work.warmup :]
+    engine.reset_prefix_cache()  # the last round reads prompts that others have read
     found = {"seconds": taken, "seconds_without_log_probs": seconds(work.warmup, log_probs=None)}
     versions = {"vllm": vllm.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
     print(json.dumps({**found, "settings": settings, "versions": versions}), flush=True)

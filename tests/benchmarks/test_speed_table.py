@@ -178,17 +178,17 @@ def step(tmp_path) -> step_work.Work:
 def test_a_peer_that_is_not_installed_is_said_and_the_table_goes_on(step, monkeypatch, capsys) -> None:
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
     row, other = speed_table.chosen(["smallest/short/*"])
-    found = speed_table.beside(row, step, ["vllm", "trl"])
+    found = speed_table.beside(row, step, ["vllm", "trl"], peers.PATIENCE)
     assert [speed_table.cell(*peer) for peer in found.items()] == ["not installed", "not installed"]
     assert "smallest/short/full: trl not installed: this Python cannot import trl" in capsys.readouterr().err
-    assert speed_table.beside(other, step, ["vllm", "trl"]) == {"vllm": None, "trl": None}
+    assert speed_table.beside(other, step, ["vllm", "trl"], peers.PATIENCE) == {"vllm": None, "trl": None}
 
 
 def test_a_peer_that_fails_is_said_with_its_reason_and_the_table_goes_on(step, tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "trl_step.py").write_text("raise RuntimeError('no room for logits')")
     monkeypatch.setattr(peers, "find_spec", lambda name: True)
     monkeypatch.setattr(peers, "HERE", tmp_path)
-    found = speed_table.beside(speed_table.chosen(["smallest/short/full"])[0], step, ["trl"])
+    found = speed_table.beside(speed_table.chosen(["smallest/short/full"])[0], step, ["trl"], peers.PATIENCE)
     assert found == {"trl": {"missing": "failed", "reason": "RuntimeError: no room for logits"}}
     said = capsys.readouterr().err
     assert "Traceback" in said and "smallest/short/full: trl failed: RuntimeError: no room for logits" in said
