@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paddock.core.device import to_device
 from paddock.errors import UserError
 
 PerRow = Tensor  # [B]     one value per sampled response
@@ -174,12 +175,12 @@ class Batch:
         return Batch(**picked, extras={name: [values[i] for i in positions] for name, values in self.extras.items()})
 
     def to(self, device: torch.device | str) -> Batch:
-        """Returns the batch with all columns on this device.
+        """Returns the batch with all columns on this device; the copies to it are not waited for.
 
         >>> batch.to("cpu").row.device
         device(type='cpu')
         """
-        return self.with_(**{name: column.to(device) for name, column in self.columns().items()})
+        return self.with_(**{name: to_device(column, device) for name, column in self.columns().items()})
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:

@@ -129,9 +129,12 @@ def synchronize(device: torch.device) -> None:
         vendor(device.type).synchronize(device)
 
 
-def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copies a tensor of the host without waiting for the device, however large it is: from pinned memory."""
-    pinned = tensor.pin_memory() if device.type != "cpu" and tensor.device.type == "cpu" else tensor
+def to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Copies a tensor of the host without waiting for the device, however large it is: from pinned memory. One of a
+    device that comes to the host is waited for."""
+    if torch.device(device).type == "cpu":
+        return tensor.to(device)
+    pinned = tensor.pin_memory() if tensor.device.type == "cpu" else tensor
     return pinned.to(device, non_blocking=True)
 
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paddock.core.device import to_device
 from paddock.kernels.decode import BLOCK, QUERIES, absorb
 from paddock.kernels.launch import power_of_two
 
@@ -47,7 +48,7 @@ def tiles_of(lengths: list[int], device: torch.device) -> Tensor:
     for length in lengths:
         rows += [(start, first, length) for first in range(0, length, QUERIES)]
         start += length
-    return torch.tensor(rows, dtype=torch.int32).t().contiguous().to(device, non_blocking=True)
+    return to_device(torch.tensor(rows, dtype=torch.int32).t().contiguous(), device)
 
 
 def packed_attention(

@@ -15,6 +15,7 @@ from torch.nn.functional import pad as longer
 from transformers import PreTrainedModel
 
 from paddock.core.batch import Batch, PerRow, PerToken
+from paddock.core.device import to_device
 from paddock.core.images import Images
 from paddock.models.attention import Packed
 from paddock.models.experts import ARGUMENT, Routing
@@ -136,18 +137,18 @@ def pack(batch: Batch, device: torch.device | str = "cpu") -> Inputs:
     row, step = wanted.nonzero(as_tuple=True)
     images, ends = images_of(batch), used[order].tolist()
     placed = place_images([images[i] for i in order.tolist()], ends, device) if images else None
-    flat = (columns - first[rows]).unsqueeze(0).to(device, non_blocking=True)
+    flat = to_device((columns - first[rows]).unsqueeze(0), device)
     return Inputs(
-        tokens=torch.cat([prompts, responses], 1)[rows, columns].unsqueeze(0).to(device, non_blocking=True),
+        tokens=to_device(torch.cat([prompts, responses], 1)[rows, columns].unsqueeze(0), device),
         positions=placed[0] if placed else flat,
         images=placed[1] if placed else None,
         packed=Packed(ends, device),
         mask=None,
-        states=(starts[row] + prompt_length[row] + step - 1).to(device, non_blocking=True),
-        targets=responses[row, step].to(device, non_blocking=True),
-        places=(row * responses.shape[1] + step).to(device, non_blocking=True),
+        states=to_device(starts[row] + prompt_length[row] + step - 1, device),
+        targets=to_device(responses[row, step], device),
+        places=to_device(row * responses.shape[1] + step, device),
         shape=(len(batch), responses.shape[1]),
-        cells=(rows * len(column) + columns).to(device, non_blocking=True),
+        cells=to_device(rows * len(column) + columns, device),
     )
 
 
@@ -166,14 +167,14 @@ def pad(batch: Batch, device: torch.device | str = "cpu") -> Inputs:
     images = images_of(batch)
     positions = plain_positions(images, first[:, 0].tolist(), width) if images else (column - first).clamp(min=0)
     return Inputs(
-        tokens=torch.cat([prompts, responses[:, :-1]], 1).to(device),
-        positions=positions.to(device),
+        tokens=to_device(torch.cat([prompts, responses[:, :-1]], 1), device),
+        positions=to_device(positions, device),
         pixels=plain(images, device),
         packed=None,
-        mask=mask.to(device),
-        states=(row * width + prompts.shape[1] + step - 1).to(device),
-        targets=responses[row, step].to(device),
-        places=(row * responses.shape[1] + step).to(device),
+        mask=to_device(mask, device),
+        states=to_device(row * width + prompts.shape[1] + step - 1, device),
+        targets=to_device(responses[row, step], device),
+        places=to_device(row * responses.shape[1] + step, device),
         shape=(len(batch), responses.shape[1]),
-        cells=torch.where(read, cells, -1).flatten().to(device),
+        cells=to_device(torch.where(read, cells, -1).flatten(), device),
     )

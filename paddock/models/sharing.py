@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paddock.core.batch import Batch
+from paddock.core.device import to_device
 from paddock.models.attention.shared_prompts import SharedPrompts, ranges
 from paddock.models.packing import Inputs, counted, images_of, prompt_lengths
 from paddock.models.vision import Placed, place_images
@@ -86,21 +87,21 @@ def pack_shared(batch: Batch, device: torch.device | str = "cpu") -> Inputs | No
             start += groups.response[row] - 1
     tokens = torch.cat([batch.prompts, batch.need("responses")], 1)
     owner, column = cells_of(members, prompts, groups.response, width)
-    flat = (column - width + lengths[owner]).unsqueeze(0).to(device, non_blocking=True)
+    flat = to_device((column - width + lengths[owner]).unsqueeze(0), device)
     positions, images = images_in(batch, members, prompts, groups.response, device) or (flat, None)
     speaker, step = counted(batch).nonzero(as_tuple=True)
     states = torch.where(step == 0, torch.tensor(last)[speaker], torch.tensor(first)[speaker] + step - 1)
     return Inputs(
-        tokens=tokens[owner, column].unsqueeze(0).to(device, non_blocking=True),
+        tokens=to_device(tokens[owner, column].unsqueeze(0), device),
         positions=positions,
         images=images,
         packed=SharedPrompts(prompts, responses, device),
         mask=None,
-        states=states.to(device, non_blocking=True),
-        targets=batch.need("responses")[speaker, step].to(device, non_blocking=True),
-        places=(speaker * batch.need("responses").shape[1] + step).to(device, non_blocking=True),
+        states=to_device(states, device),
+        targets=to_device(batch.need("responses")[speaker, step], device),
+        places=to_device(speaker * batch.need("responses").shape[1] + step, device),
         shape=(len(batch), batch.need("responses").shape[1]),
-        cells=(owner * tokens.shape[1] + column).to(device, non_blocking=True),
+        cells=to_device(owner * tokens.shape[1] + column, device),
     )
 
 

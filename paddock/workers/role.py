@@ -14,6 +14,7 @@ from torch import Tensor
 from paddock.algorithms.rollout_gap import gap_metrics
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.device import device_name
+from paddock.core.garbage import collecting_new_objects
 from paddock.core.masked import Denominators
 from paddock.engines.train.base import Outputs, Residency, TrainEngine, Want
 from paddock.errors import UserError
@@ -99,7 +100,7 @@ class TrainedRole(Role, ABC):
     def learn(self, batch: Batch, plan: UpdatePlan) -> Metrics:
         """Takes one optimizer step for each mini-batch; returns the means of their metrics."""
         seen = Average()
-        with self.on_device():
+        with self.on_device(), collecting_new_objects():
             for mini in plan.minis:
                 rows = batch.rows(mini.rows)
                 whole = MiniBatch(rows.row, mini.denominators, plan.uses_old_log_probs, self.select(rows, plan))

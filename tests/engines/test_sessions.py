@@ -13,7 +13,7 @@ from sessions import PROMPTS, ROOM, SAMPLED, close, converse, interrupted, whole
 from tiny_models import tiny_model
 from tiny_zoo import DENSE, SPARSE, tiny
 
-import paddock.engines.rollout.embedded.engine as embedded
+from paddock.core import garbage
 from paddock.engines.rollout.base import Limits, Request, joined, requests_of
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
@@ -61,7 +61,7 @@ def test_garbage_is_sought_seldom_and_only_among_new_objects_while_a_session_las
     try:
         engine.resume(SAMPLED, ROOM)
         assert gc.get_freeze_count() > 100_000
-        assert gc.get_threshold() == (embedded.NEW_OBJECTS, *thresholds[1:])
+        assert gc.get_threshold() == (garbage.NEW_OBJECTS, *thresholds[1:])
         end(engine)
         assert gc.get_freeze_count() == 0 and gc.get_threshold() == thresholds
     finally:
@@ -77,9 +77,9 @@ def test_a_session_leaves_alone_what_others_froze_but_not_what_python_itself_fro
     stand_in = SimpleNamespace(get_freeze_count=lambda: there, freeze=lambda: called.append("freeze"),
                                unfreeze=lambda: called.append("unfreeze"), get_threshold=gc.get_threshold,
                                set_threshold=lambda *_: None)  # fmt: skip
-    monkeypatch.setattr(embedded, "gc", stand_in)
-    monkeypatch.setattr(embedded, "FROZEN_AT_START", 375)
-    with embedded.collecting_new_objects():
+    monkeypatch.setattr(garbage, "gc", stand_in)
+    monkeypatch.setattr(garbage, "FROZEN_AT_START", 375)
+    with garbage.collecting_new_objects():
         assert called == ["freeze"] * freezes
     assert called == ["freeze", "unfreeze"] * freezes
 

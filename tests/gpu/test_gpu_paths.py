@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,9 @@ from tiny_models import EOS, FAMILIES, tiny_batch, tiny_model
 
 from paddock.config.engine import OptimConfig
 from paddock.config.load import load
+from paddock.core.batch import Batch
 from paddock.core.device import flash_attention
+from paddock.core.masked import Denominators
 from paddock.core.timing import Timer
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
@@ -27,6 +30,8 @@ from paddock.models.fused import fused
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import one_turn_each
 from paddock.trainer.out_of_memory import ROLLOUT, explaining
+from paddock.workers.policy import Policy
+from paddock.workers.role import MiniBatch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 GREEDY = Sampling(max_tokens=40, stop_tokens=frozenset({EOS}), seed=5, step=2, temperature=0.0)
@@ -175,13 +180,16 @@ def test_looks_behind_the_device_change_no_answer(sampling):
     assert 0 < len(early) < len(found) and all(one in found for one in early)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_prompts_computed_once_train_as_rows_alone(family):
+def groups_of_three() -> Batch:
     batch = tiny_batch()
     first = torch.arange(len(batch)) // 3 * 3
     mask = None if batch.prompt_mask is None else batch.prompt_mask[first]
-    batch = batch.with_(prompts=batch.prompts[first], prompt_mask=mask)
-    found = []
+    return batch.with_(prompts=batch.prompts[first], prompt_mask=mask)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_computed_once_train_as_rows_alone(family):
+    batch, found = groups_of_three(), []
     for share in (True, False):
         engine = engine_of(family, torch.bfloat16, hidden_size=64, head_dim=32, intermediate_size=128)
         engine.backend.settings = replace(engine.settings, share_prompts=share)
@@ -191,6 +199,25 @@ def test_prompts_computed_once_train_as_rows_alone(family):
         found.append((outputs.log_probs.detach(), grads))
     torch.testing.assert_close(found[0][0], found[1][0], atol=0.05, rtol=0)
     assert (found[0][1] - found[1][1]).norm() <= 0.03 * found[1][1].norm()
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_micro_batches_are_launched_without_waiting_for_the_device(share):
+    """The host lays out the next one while the device computes the one before."""
+    engine = engine_of("qwen2", torch.bfloat16, hidden_size=64, head_dim=32, intermediate_size=128)
+    engine.backend.settings = replace(engine.settings, share_prompts=share)
+    policy, batch = Policy(engine, load([]).config), groups_of_three()
+    batch = batch.with_(advantages=torch.ones(batch.mask.shape), rollout_log_probs=torch.zeros(batch.mask.shape))
+    mini = MiniBatch(batch.row, Denominators.count(batch.mask), uses_old_log_probs=False)
+    micro_batches = engine.micro_batches(batch, list(torch.arange(len(batch)).split(3)))
+    before = torch.cuda.get_sync_debug_mode()
+    for mode in ("default", "error"):  # the first time kernels are compiled
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            sums = engine._backward(micro_batches, partial(policy.loss, mini), policy.wants)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    assert all(total.isfinite() for total in sums.values())
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2"])

@@ -23,7 +23,20 @@ from paddock.kernels.launch import INTERPRETED
 if INTERPRETED:
     pytest.skip("kernels are interpreted in this process", allow_module_level=True)
 
-from paddock.kernels import decode, gated, launch, lora, matmul, norm, packed, rotary, sampling, statistics, thin
+from paddock.kernels import (
+    decode,
+    gated,
+    launch,
+    lora,
+    matmul,
+    norm,
+    packed,
+    repeat,
+    rotary,
+    sampling,
+    statistics,
+    thin,
+)
 from paddock.kernels.arguments import HeadNorm
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -97,6 +110,13 @@ def test_attention_of_a_decode_step_that_reads_prompts_together(launches, monkey
     decode.decode_attention(q, cache, cache, pieces, 0.1, 64, 30.0, sinks=zeros(heads))
     once = ["attend_prompts", "attend_rows"] + ["join_splits"] * (splits > 1)
     assert launches == ["order_rows", *once, *once]
+
+
+def test_copies_of_keys_for_every_response(launches):
+    tiles = repeat.Tiles.of([repeat.Stretch(0, 20, [0, 20]), repeat.Stretch(20, 20, [40])], 256, torch.device("cpu"))
+    keys, values = repeat.repeat(zeros(ROWS, 2, 128), zeros(ROWS, 2, 128), tiles, 60)
+    repeat.repeat_backward(keys, values, tiles, ROWS)
+    assert launches == ["copy_tiles", "copy_tiles"]
 
 
 def test_attention_of_packed_rows_with_exact_numbers(launches):
@@ -176,6 +196,6 @@ def test_statistics_of_logits(launches):
 def test_no_kernel_is_forgotten():
     """Each file with kernels is in one of the tests above."""
     files = {path.stem for path in Path(launch.__file__).parent.glob("*.py")}
-    tested = {module.__name__.rsplit(".", 1)[-1] for module in (*EARLY, matmul, packed, sampling, statistics)}
+    tested = {module.__name__.rsplit(".", 1)[-1] for module in (*EARLY, matmul, packed, repeat, sampling, statistics)}
     others = {"__init__", "arguments", "choice", "compiler", "gpu", "launch", "native"}
     assert files == tested | others

@@ -30,6 +30,7 @@ from paddock.kernels.rotary import HeadNorm, rotary, rotary_backward, rotary_int
 from paddock.kernels.sampling import Draws, draw, fill_uniforms
 from paddock.kernels.thin import thin_gated, thin_parts
 from paddock.models.attention import Packed, Scores
+from paddock.models.attention.shared_prompts import Repeated, SharedPrompts, summed
 from paddock.models.forward import hidden_states, module_states
 from paddock.models.fused import fuse, fused
 from paddock.models.token_stats import Head, token_stats
@@ -312,3 +313,22 @@ def test_exact_products_do_not_depend_on_the_company_of_a_row():
     same(found, x @ weight.t() + bias, 1e-5)
     assert torch.equal(exact_linear(x[40:47], weight, bias), found[40:47])
     assert torch.equal(exact_linear(x, weight[:128]), exact_linear(x, weight)[:, :128])
+
+
+@pytest.mark.parametrize("dtype,heads,dim", [(torch.float32, 3, 20), (torch.bfloat16, 2, 64), (torch.float32, 1, 5000)])
+def test_keys_of_prompts_are_copied_to_every_response_and_their_gradients_summed(dtype, heads, dim):
+    """The last width has more numbers a token than a tile; 3 tokens behind the last response have no copy."""
+    how = SharedPrompts([5, 90, 7], [[3, 4, 0], [], [70, 1]], DEVICE)
+    tokens = sum(how.lengths) + 3
+    k, v = (torch.randn(tokens, heads, dim, device=DEVICE).to(dtype).requires_grad_() for _ in range(2))
+    assert how.tiles_of(k, v) is not None
+    found, wanted = Repeated.apply(k, v, how), tuple(x.double().index_select(0, how.sources) for x in (k, v))
+    assert all(torch.equal(a, b.to(dtype)) for a, b in zip(found, wanted, strict=True))
+    grads = [torch.randn_like(x) for x in found]
+    mine = torch.autograd.grad(found, (k, v), grads)
+    theirs = torch.autograd.grad(wanted, (k, v), [grad.double() for grad in grads])
+    again = torch.autograd.grad(Repeated.apply(k, v, how), (k, v), grads)
+    for a, b, c, grad in zip(mine, theirs, again, grads, strict=True):
+        for other in (b, summed(grad, how.sources, tokens)):
+            torch.testing.assert_close(a, other, rtol=2**-7 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+        assert torch.equal(a, c)

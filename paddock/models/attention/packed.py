@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paddock.core.device import flash_attention
+from paddock.core.device import flash_attention, to_device
 from paddock.kernels.arguments import PromptGroups
 from paddock.models.attention.blocks import Block, BlockAttention, blocks_of
 from paddock.models.attention.choice import choose
@@ -39,7 +39,7 @@ class Packed:
     @cached_property
     def cu_seqlens(self) -> Tensor:
         """int32 ``[sequences + 1]``: where each begins, and where the last one ends."""
-        return torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32, device=self.device)
+        return to_device(torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32), self.device)
 
     @cached_property
     def tiles(self) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from paddock.core.device import to_device
 from paddock.kernels.arguments import Pieces
 from paddock.kernels.choice import kernels_for
 from paddock.models.attention.interface import Scores, layer_of
@@ -41,7 +42,7 @@ class PoolPrefill(Packed):
         super().__init__(lengths, device)
         self.pool = pool
         rows = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])
-        self.rows = rows.to(device, non_blocking=True)
+        self.rows = to_device(rows, device)
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         index, stored = layer_of(module), alike(key, value)

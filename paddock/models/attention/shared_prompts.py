@@ -11,11 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paddock.core.device import flash_attention
+from paddock.core.device import flash_attention, to_device
 from paddock.kernels.arguments import PromptGroups
+from paddock.kernels.launch import can_launch, has_triton
 from paddock.models.attention.blocks import Block, blocks_of
 from paddock.models.attention.interface import Call
 from paddock.models.attention.packed import Packed
+
+if has_triton():
+    from paddock.kernels.repeat import Stretch, Tiles, repeat, repeat_backward
 
 
 class SharedPrompts(Packed):
@@ -30,11 +34,12 @@ class SharedPrompts(Packed):
         self.prompts, self.responses = list(prompts), [list(group) for group in responses]
         behind = [prompt + length for prompt, group in zip(prompts, responses, strict=True) for length in group]
         self.key_lengths = [*prompts, *behind]
+        self.copied: dict[int, Tiles] = {}  # by the numbers of a token
         self.max_len = max(self.key_lengths, default=0)  # decides whether a window hides anything
 
     @cached_property
     def key_ends(self) -> Tensor:
-        return torch.tensor([0, *accumulate(self.key_lengths)], dtype=torch.int32, device=self.device)
+        return to_device(torch.tensor([0, *accumulate(self.key_lengths)], dtype=torch.int32), self.device)
 
     @cached_property
     def sources(self) -> Tensor:
@@ -46,7 +51,33 @@ class SharedPrompts(Packed):
                 pieces += [(start, prompt), (own, length)]
                 own += length
             start += prompt
-        return ranges(*zip(*pieces, strict=True)).to(self.device, non_blocking=True)
+        return to_device(ranges(*zip(*pieces, strict=True)), self.device)
+
+    @cached_property
+    def stretches(self) -> list[Stretch]:
+        """Prompts, then responses: where the keys of each are in the stream, and at which places of `key_lengths`."""
+        places = [0, *accumulate(self.key_lengths)]
+        behind = iter(places[len(self.prompts) :])
+        reads = [[next(behind) for _ in group] for group in self.responses]
+        starts = iter([0, *accumulate(self.lengths)])
+        found = [
+            Stretch(next(starts), prompt, [place, *copies])
+            for prompt, place, copies in zip(self.prompts, places, reads, strict=False)
+        ]
+        for prompt, copies, group in zip(self.prompts, reads, self.responses, strict=True):
+            found += [
+                Stretch(next(starts), length, [place + prompt]) for length, place in zip(group, copies, strict=True)
+            ]
+        return found
+
+    def tiles_of(self, keys: Tensor, values: Tensor) -> Tiles | None:
+        """Returns what a kernel that copies them reads; None where none can."""
+        if not can_launch(keys) or keys.shape[1:] != values.shape[1:]:
+            return None
+        width = keys[0].numel()
+        if width not in self.copied:
+            self.copied[width] = Tiles.of(self.stretches, width, keys.device)
+        return self.copied[width]
 
     @cached_property
     def prompt_groups(self) -> PromptGroups:
@@ -73,25 +104,33 @@ class SharedPrompts(Packed):
 
     def flash(self, call: Call) -> Tensor:
         """Computes one layer's call with the device's own kernel; it gets the prompt's keys again for each response."""
-        keys, values = Repeated.apply(call.k, self.sources), Repeated.apply(call.v, self.sources)
+        keys, values = Repeated.apply(call.k, call.v, self)
         ends, key_ends = (self.cu_seqlens, self.lengths), (self.key_ends, self.key_lengths)
         return flash_attention(call.q, keys, values, *ends, call.scores.scaling, call.scores.window, *key_ends)
 
 
 class Repeated(torch.autograd.Function):
-    """Rows of a stream, some of them several times; their gradients are summed in float32."""
+    """Keys and values of a stream as `SharedPrompts.key_lengths` has them, some several times; gradients of the copies
+    are summed in float32."""
 
     @staticmethod
-    def forward(ctx: Any, stream: Tensor, sources: Tensor) -> Tensor:
-        ctx.save_for_backward(sources)
-        ctx.length = len(stream)
-        return stream.index_select(0, sources)
+    def forward(ctx: Any, keys: Tensor, values: Tensor, how: SharedPrompts) -> tuple[Tensor, Tensor]:
+        ctx.how, ctx.tokens = how, len(keys)
+        if tiles := how.tiles_of(keys, values):
+            return repeat(keys, values, tiles, sum(how.key_lengths))
+        return keys.index_select(0, how.sources), values.index_select(0, how.sources)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (grad,), (sources,) = grads, ctx.saved_tensors
-        total = grad.new_zeros(ctx.length, *grad.shape[1:], dtype=torch.promote_types(grad.dtype, torch.float32))
-        return total.index_add_(0, sources, grad.to(total.dtype)).to(grad.dtype), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        (dkeys, dvalues), how = grads, ctx.how
+        if tiles := how.tiles_of(dkeys, dvalues):
+            return *repeat_backward(dkeys, dvalues, tiles, ctx.tokens), None
+        return summed(dkeys, how.sources, ctx.tokens), summed(dvalues, how.sources, ctx.tokens), None
+
+
+def summed(grad: Tensor, sources: Tensor, tokens: int) -> Tensor:
+    total = grad.new_zeros(tokens, *grad.shape[1:], dtype=torch.promote_types(grad.dtype, torch.float32))
+    return total.index_add_(0, sources, grad.to(total.dtype)).to(grad.dtype)
 
 
 def ranges(starts: Sequence[int], counts: Sequence[int]) -> Tensor:

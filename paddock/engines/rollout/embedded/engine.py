@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,8 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from paddock.config.schema import Config
-from paddock.core.device import Launched, can_record, empty_cache
+from paddock.core.device import Launched, can_record, empty_cache, to_device
+from paddock.core.garbage import collecting_new_objects
 from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.graphs import STEPS, TURN_STEPS, Graphs, bucket
 from paddock.engines.rollout.embedded.pool import TokenPool, worth_sharing
@@ -28,7 +28,7 @@ from paddock.errors import UserError
 from paddock.kernels.launch import can_launch
 from paddock.models.adapters import adapters_of, adapters_on
 from paddock.models.attention import NAME, Attention, cache_layout, no_mask
-from paddock.models.experts import ARGUMENT, Experts, Routing, experts_of, recordable
+from paddock.models.experts import ARGUMENT, Routing, experts_of, recordable
 from paddock.models.fused import fused
 from paddock.models.packing import spare
 from paddock.models.token_stats import Head, forbid
@@ -37,10 +37,6 @@ from paddock.models.vision import Placed, place_images, vision_tokens
 if TYPE_CHECKING:
     from paddock.engines.train.base import TrainEngine
 
-FROZEN_AT_START = gc.get_freeze_count()
-"""Objects outside of garbage collection before anybody froze some: Python 3.12 begins with a few hundred."""
-NEW_OBJECTS = 50_000
-"""Objects that a session makes between two garbage collections. Few are in cycles: references free the others."""
 ROUND = 16  # buffers grow in steps of so many positions
 PREFILL_SPARE = 8  # a share of a prefill that may be for nothing: lengths of prompts vary, and a prefill is short
 PACK_FROM = 16  # decode steps that repay putting the weights in order
@@ -82,7 +78,7 @@ class EmbeddedEngine(RolloutEngine):
         self.keeps = self.on_gpu and not free_cache
         self.record_experts = record_experts
         self.merge = merge
-        self.experts: Experts | None = None
+        self.experts = experts_of(model)
         self.never = vision_tokens(model.config)
         self.slots: TokenPool | None = None
         self.sequences: dict[int, Sequences] = {}
@@ -103,7 +99,6 @@ class EmbeddedEngine(RolloutEngine):
         slots = self.cache(limits, sampling)
         sequences = self.columns(slots, sampling)
         sequences.begin(sampling)
-        self.experts = experts_of(self.model)
         if self.record_experts:
             sequences.routes = Routes(recordable(self.experts), slots.count, sampling.max_tokens, self.model.device)
         with ExitStack() as contexts:
@@ -114,7 +109,7 @@ class EmbeddedEngine(RolloutEngine):
                 self.drop_old_graphs()
             contexts.enter_context(collecting_new_objects())
             contexts.enter_context(borrowed(self.model, NAME, self.autocast))
-            if sampling.max_tokens >= PACK_FROM:
+            if sampling.max_tokens >= PACK_FROM and not self.on_gpu:
                 contexts.enter_context(prepacked(self.model, slots.count))
             self.session, self.contexts, self.waiting = sequences, contexts.pop_all(), deque()
 
@@ -207,7 +202,7 @@ class EmbeddedEngine(RolloutEngine):
         tokens = torch.tensor([token for request in requests for token in request.tokens])
         positions = torch.cat([torch.arange(length) for length in lengths])
         last = torch.tensor(lengths).cumsum(0) - 1
-        tokens, positions, last = (x.to(device, non_blocking=True) for x in (tokens, positions, last))
+        tokens, positions, last = (to_device(x, device) for x in (tokens, positions, last))
         routing = sequences.routes.watch() if sequences.routes else None
         seen = place_images([request.images for request in requests], lengths, device)
         where, images = seen or (positions[None], None)
@@ -215,8 +210,7 @@ class EmbeddedEngine(RolloutEngine):
         logits = self.logits(pad(tokens[None], more), pad(where, more), how, last, routing, images)
         if sequences.routes and routing:
             sequences.routes.prefilled(routing, lengths, [len(request.rows) for request in requests])
-        which = torch.tensor([i for i, request in enumerate(requests) for _ in request.rows])
-        which = which.to(device, non_blocking=True)
+        which = to_device(torch.tensor([i for i, request in enumerate(requests) for _ in request.rows]), device)
         sequences.draw(logits[which], slice(start, sequences.live))
         sequences.aged(1, start)
 
@@ -397,25 +391,6 @@ def rounded(tokens: int) -> int:
 
 
 @contextmanager
-def collecting_new_objects() -> Iterator[None]:
-    """Garbage collection looks at objects that are made in the block alone, and seldom.
-
-    A look at all that was imported and loaded before takes some tenths of a second, and one at the answers of a
-    thousand conversations ten milliseconds; a GPU runs dry meanwhile.
-    """
-    others, thresholds = gc.get_freeze_count() > FROZEN_AT_START, gc.get_threshold()
-    if not others:
-        gc.freeze()
-        gc.set_threshold(NEW_OBJECTS, *thresholds[1:])
-    try:
-        yield
-    finally:
-        if not others:
-            gc.set_threshold(*thresholds)
-            gc.unfreeze()
-
-
-@contextmanager
 def borrowed(model: PreTrainedModel, attention: str, autocast: torch.dtype | None) -> Iterator[None]:
     """Puts the module in evaluation mode and under this attention function, and afterwards back.
 
@@ -423,13 +398,16 @@ def borrowed(model: PreTrainedModel, attention: str, autocast: torch.dtype | Non
     """
     training = [module for module in model.modules() if module.training]
     implementation = model.config._attn_implementation
-    model.eval()
-    model.set_attn_implementation(attention)
+    if training:
+        model.eval()
+    if implementation != attention:
+        model.set_attn_implementation(attention)
     try:
         with torch.autocast(model.device.type, autocast) if autocast else nullcontext():
             yield
     finally:
-        model.set_attn_implementation(implementation)
+        if implementation != attention:
+            model.set_attn_implementation(implementation)
         for module in training:
             module.training = True
 
