@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
+from paddock.core.garbage import collecting_new_objects
 from paddock.core.timing import Timer
 from paddock.data.loader import Loader
 from paddock.errors import UserError
@@ -211,7 +212,7 @@ class TrainingRun(ABC):
     def advance(self, tracker: Tracker) -> Step:
         """Trains one step, and does what its number calls for."""
         self.step_no += 1
-        with self.timer("step"):
+        with self.timer("step"), collecting_new_objects():
             metrics, batch = self.step()
             self.settle(metrics, batch, tracker)
         return self.record(metrics, batch, tracker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import time
@@ -13,8 +14,9 @@ from conftest import ROOT
 from safetensors.torch import load_file
 
 from paddock.config.load import load
+from paddock.core.garbage import NEW_OBJECTS
 from paddock.errors import UserError
-from paddock.rollouts.collect import over_rounds
+from paddock.rollouts.collect import Collector, over_rounds
 from paddock.trainer.run import train
 from tests.forked import Forked
 
@@ -291,3 +293,20 @@ def test_a_step_logs_the_spread_of_rewards_and_the_gap_between_trainer_and_rollo
         assert 0 < gap["probs_diff_mean"] < gap["probs_diff_max"] < 1e-5 and 0 < gap["probs_diff_std"] < 1e-5
         assert 0 < line["reward/std"] <= 1
         assert not any(name.startswith("moment") or "/moment/" in name for name in line)
+
+
+def test_no_step_waits_for_a_garbage_collection_of_all_that_was_loaded(tmp_path, monkeypatch):
+    seen, score, thresholds = [], Collector.score_drawn, gc.get_threshold()
+
+    def watched(*arguments):
+        seen.append((gc.get_threshold()[0], gc.get_freeze_count() > 100_000))
+        return score(*arguments)
+
+    monkeypatch.setattr(Collector, "score_drawn", watched)
+    gc.unfreeze()  # what the tests took out of it for themselves
+    try:
+        run(tmp_path, "algorithm.adv_estimator=grpo")
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()
+    assert seen == [(NEW_OBJECTS, True)] * 2 and gc.get_threshold() == thresholds
