@@ -26,8 +26,8 @@ from paddock.workers.policy import Policy
 DECODE, CALL = "decode steps of a rollout", "the whole call"
 DRAW = "draw_rows"
 KINDS = {
+    "attention": r"attend_|join_splits|order_rows|copy_tiles|.*(flash|fmha)",
     "products": r"multiply|thin_rows|widen_rows|narrow_rows|.*(gemm|gemv|nvjet|cutlass|splitk|cublas)",
-    "attention": r"attend_|join_splits|order_rows|.*(flash|fmha)",
     "norms": r"norm_rows",
     "rotation": r"rotate",
     "gates": r"gate",
@@ -35,7 +35,8 @@ KINDS = {
     "log-probs": r"gather_rows|gradient_rows|normalise_rows",
     "optimizer": r".*(multi_tensor_apply|adam)",
 }
-"""How the names of kernels begin: Paddock's own as in paddock/kernels, others by a word of their library."""
+"""How the names of kernels begin: Paddock's own as in paddock/kernels, others by a word of their library. The first
+that fits counts: flash attention is built on cutlass."""
 SHOWN = ("products", "attention", "norms", "rotation", "gates", "head", "draw", "log-probs", "optimizer", "rest")
 SHORT = 10.0  # microseconds: gaps between kernels that are launched ahead
 KERNELS = 0.01  # share of the whole from which a kernel of no known kind is named

@@ -360,6 +360,7 @@ def test_the_page_of_performance_shows_the_measured_rows() -> None:
     for line in lines:
         assert line["date"] in text and line["versions"]["torch"].partition("+")[0] in text
     steps = {line["name"]: line["step_s"] for line in lines}
-    ratios = [f"{steps[f'{name}/lora'] / steps[f'{name}/full']:.2f} x" for name in
-              ("qwen2.5-1.5b/short", "smollm2-135m/short", "smollm2-135m/long")]  # fmt: skip
-    assert "{} for Qwen2.5-1.5B (wanted: 1.0), {} and {} for SmolLM2-135M".format(*ratios) in text
+    names = "qwen2.5-1.5b/short", "smollm2-135m/short", "smollm2-135m/long", "qwen2.5-0.5b/short", "qwen2.5-7b/short"
+    ratios = [f"{steps[f'{name}/lora'] / steps[f'{name}/full']:.2f} x" for name in names]
+    said = "{} for Qwen2.5-1.5B (wanted: 1.0), {} and {} for SmolLM2-135M, {} for Qwen2.5-0.5B and {} for 7B"
+    assert said.format(*ratios) in text
