@@ -10,6 +10,9 @@ from conftest import ROOT
 
 from tests.forked import ForkedCall
 
+ONE_MEASUREMENT = {"gap.py", "passes.py", "products.py"}
+"""Scripts that train no number of steps."""
+
 
 @pytest.mark.parametrize(
     "arguments,rows",
@@ -17,6 +20,20 @@ from tests.forked import ForkedCall
         (["gpu_step.py", "--shape", "smallest", "--parts", "rollout,step,training", "--device", "cpu"], 3),
         (["speed_table.py", "smallest/*/full", "--device", "cpu"], 4),
         (["products.py", "--shape", "smallest", "--device", "cpu", "--turns", "1"], 9),
+        (
+            [
+                "gap.py",
+                "--model",
+                "builtin:tiny",
+                "--data",
+                "builtin:addition/train",
+                "--prompts",
+                "2",
+                "--device",
+                "cpu",
+            ],
+            4,
+        ),
         (["passes.py", "--shape", "smallest", "--device", "cpu", "--turns", "1", "--tokens", "300"], 10),
         pytest.param(
             ["speed_table.py", "smallest/*/lora", "--device", "cpu", "--rank", "4"], 4, marks=pytest.mark.slow
@@ -27,13 +44,13 @@ from tests.forked import ForkedCall
             ["offload.py", "--shape", "smallest", "--device", "cpu", "--tokens", "64"], 5, marks=pytest.mark.slow
         ),
     ],
-    ids=["gpu_step", "speed_table", "products", "passes", "speed_table_lora", "cpu_step", "lora", "offload"],
+    ids=["gpu_step", "speed_table", "products", "gap", "passes", "speed_table_lora", "cpu_step", "lora", "offload"],
 )
 def test_the_script_prints_its_table(arguments, rows):
     script, *rest = arguments
 
     def run() -> None:
-        sys.argv = [script, *rest, *([] if "--turns" in rest else ["--steps", "1", "--warmup", "1"])]
+        sys.argv = [script, *rest, *([] if script in ONE_MEASUREMENT else ["--steps", "1", "--warmup", "1"])]
         sys.path.insert(0, str(ROOT / "benchmarks"))
         runpy.run_path(str(ROOT / "benchmarks" / script), run_name="__main__")
 
