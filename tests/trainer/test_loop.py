@@ -6,6 +6,7 @@ import gc
 import json
 import signal
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -295,11 +296,18 @@ def test_a_step_logs_the_spread_of_rewards_and_the_gap_between_trainer_and_rollo
         assert not any(name.startswith("moment") or "/moment/" in name for name in line)
 
 
+class Cycle:
+    """Refers to itself: only garbage collection frees it."""
+
+
 def test_no_step_waits_for_a_garbage_collection_of_all_that_was_loaded(tmp_path, monkeypatch):
-    seen, score, thresholds = [], Collector.score_drawn, gc.get_threshold()
+    seen, score, thresholds, cycles = [], Collector.score_drawn, gc.get_threshold(), []
 
     def watched(*arguments):
         seen.append((gc.get_threshold()[0], gc.get_freeze_count() > 100_000))
+        cycle = Cycle()
+        cycle.itself = cycle
+        cycles.append(weakref.ref(cycle))
         return score(*arguments)
 
     monkeypatch.setattr(Collector, "score_drawn", watched)
@@ -307,6 +315,7 @@ def test_no_step_waits_for_a_garbage_collection_of_all_that_was_loaded(tmp_path,
     try:
         run(tmp_path, "algorithm.adv_estimator=grpo")
         assert gc.get_freeze_count() == 0
+        assert len(cycles) == 2 and not any(cycle() for cycle in cycles), "a step leaves no cycle behind"
     finally:
         gc.freeze()
     assert seen == [(NEW_OBJECTS, True)] * 2 and gc.get_threshold() == thresholds
