@@ -15,6 +15,7 @@ from paddock.kernels.arguments import Pieces
 from paddock.kernels.choice import kernels_for
 from paddock.models.attention.interface import Scores, layer_of
 from paddock.models.attention.packed import Packed
+from paddock.models.attention.shared_prompts import ranges
 
 
 class PoolBuffers(Protocol):
@@ -41,8 +42,7 @@ class PoolPrefill(Packed):
     def __init__(self, pool: PoolBuffers, lengths: Sequence[int], starts: Sequence[int], device: torch.device):
         super().__init__(lengths, device)
         self.pool = pool
-        rows = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])
-        self.rows = to_device(rows, device)
+        self.rows = to_device(ranges(starts, lengths), device)
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         index, stored = layer_of(module), alike(key, value)

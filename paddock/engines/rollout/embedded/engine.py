@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -28,6 +30,7 @@ from paddock.errors import UserError
 from paddock.kernels.launch import can_launch
 from paddock.models.adapters import adapters_of, adapters_on
 from paddock.models.attention import NAME, Attention, cache_layout, no_mask
+from paddock.models.attention.shared_prompts import ranges
 from paddock.models.experts import ARGUMENT, Routing, experts_of, recordable
 from paddock.models.fused import fused
 from paddock.models.packing import spare
@@ -199,9 +202,9 @@ class EmbeddedEngine(RolloutEngine):
         start, device = sequences.live, self.model.device
         lengths = [len(request.tokens) for request in requests]
         how = sequences.slots.prefill(lengths, sequences.admit(requests), device)
-        tokens = torch.tensor([token for request in requests for token in request.tokens])
-        positions = torch.cat([torch.arange(length) for length in lengths])
-        last = torch.tensor(lengths).cumsum(0) - 1
+        every = chain.from_iterable(request.tokens for request in requests)
+        tokens = torch.from_numpy(np.fromiter(every, np.int64))  # torch would take six times as long
+        positions, last = ranges([0] * len(lengths), lengths), torch.tensor(lengths).cumsum(0) - 1
         tokens, positions, last = (to_device(x, device) for x in (tokens, positions, last))
         routing = sequences.routes.watch() if sequences.routes else None
         seen = place_images([request.images for request in requests], lengths, device)

@@ -215,7 +215,8 @@ class Sequences:
             offsets = [request.images.offset if request.images else 0 for request in requests for _ in request.rows]
             self.offset[start : self.live] = torch.tensor(offsets).to(device, non_blocking=True)
         counters = [(row, request.step, request.start) for request in requests for row in request.rows]
-        columns = to_device(torch.tensor([*zip(*counters, strict=True), limits, lengths]), device)
+        numbered = np.array([*zip(*counters, strict=True), limits, lengths], np.int64)
+        columns = to_device(torch.from_numpy(numbered), device)
         self.limit[start : self.live], self.length[start : self.live] = columns[3:]
         numbers = self.numbers[start : self.live, : max(limits)]
         if can_launch(numbers):
