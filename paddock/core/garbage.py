@@ -17,8 +17,8 @@ def collecting_new_objects() -> Iterator[None]:
     """Garbage collection looks at objects that are made in the block alone: seldom, and once at its end.
 
     A look at all that was imported and loaded before takes some tenths of a second, and one at the answers of a
-    thousand conversations ten milliseconds; a GPU runs dry meanwhile. Cycles that a step leaves behind may hold much
-    memory of a device, though: at its end they are gone, for few objects are left to look at.
+    thousand conversations ten milliseconds; a GPU runs dry meanwhile. Cycles of a step may hold much memory of a
+    device, so they are collected at its end, where few objects are left to look at.
     """
     others, thresholds = gc.get_freeze_count() > FROZEN_AT_START, gc.get_threshold()
     if not others:

@@ -56,13 +56,12 @@ class SharedPrompts(Packed):
     @cached_property
     def stretches(self) -> list[Stretch]:
         """Prompts, then responses: where the keys of each are in the stream, and at which places of `key_lengths`."""
-        places = [0, *accumulate(self.key_lengths)]
-        behind = iter(places[len(self.prompts) :])
-        reads = [[next(behind) for _ in group] for group in self.responses]
-        starts = iter([0, *accumulate(self.lengths)])
+        places, starts = iter([0, *accumulate(self.key_lengths)]), iter([0, *accumulate(self.lengths)])
+        alone = [next(places) for _ in self.prompts]
+        reads = [[next(places) for _ in group] for group in self.responses]
         found = [
             Stretch(next(starts), prompt, [place, *copies])
-            for prompt, place, copies in zip(self.prompts, places, reads, strict=False)
+            for prompt, place, copies in zip(self.prompts, alone, reads, strict=True)
         ]
         for prompt, copies, group in zip(self.prompts, reads, self.responses, strict=True):
             found += [
