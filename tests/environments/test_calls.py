@@ -301,6 +301,16 @@ def test_thinking_in_the_familys_own_marks_has_no_call(name):
     assert len(form.parse(f"hm{closing}{call}")[0]) == 1
 
 
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_marks_of_thinking_inside_of_a_text_are_text(form):
+    opening, closing = form.thinking
+    for said in (opening, closing, f"{opening}1{closing}", f"{closing} {opening}"):
+        calls = [Call("add", {"a": said}), Call("add", {"a": "2"})]
+        for before in ("", f"{opening}hm{closing}", f"hm{closing}"):
+            read, malformed = form.parse(before + form.render(calls))
+            assert malformed == [] and same(read, calls, form)
+
+
 PIECES = sorted({piece for text in [*WRITTEN.values(), *(text for _, text, _ in MALFORMED if len(text) < 200)]
                  for piece in (text, text[: len(text) // 2], text[len(text) // 2 :], text[:12])})  # fmt: skip
 

@@ -33,17 +33,33 @@ class Format:
 
         The turn is decoded with special tokens, without its end of turn. What stands in thinking is no call.
         """
-        found = list(self.read(outside_thinking(text, *self.thinking)))
+        found = self.read_outside_thinking(text)
         calls = [one for one in found if isinstance(one, Call)]
         return calls, [one for one in found if isinstance(one, Malformed)]
 
+    def read_outside_thinking(self, text: str) -> list[Call | Malformed]:
+        """Reads the turn without its thinking. Marks of thinking inside of the texts of a call are text, behind what a
+        turn begins with at least: a turn of many thoughts is not read again for each."""
+        for _ in range(2):
+            found = list(self.read(text))
+            calls = [written_json(dict(one.arguments)) for one in found if isinstance(one, Call)]
+            if self.thinking_marks(text) == sum(map(self.thinking_marks, calls)):
+                return found
+            text = without_thinking(text, *self.thinking, most=1)
+        return list(self.read(without_thinking(text, *self.thinking)))
 
-def outside_thinking(text: str, opening: str, closing: str) -> str:
-    """Returns what stands outside of thinking; the generation prompt may have opened it."""
+    def thinking_marks(self, text: str) -> int:
+        return sum(text.count(mark) for mark in self.thinking)
+
+
+def without_thinking(text: str, opening: str, closing: str, most: int = 0) -> str:
+    """Removes the first `most` thoughts, or all; the generation prompt may have opened the first one."""
     opened, closed = text.find(opening), text.find(closing)
     if closed >= 0 and (opened < 0 or closed < opened):
         text = text[closed + len(closing) :]
-    return re.sub(f"{re.escape(opening)}.*?(?:{re.escape(closing)}|$)", "", text, flags=re.S)
+        if most == 1:
+            return text
+    return re.sub(f"{re.escape(opening)}.*?(?:{re.escape(closing)}|$)", "", text, count=most, flags=re.S)
 
 
 def call_of(
