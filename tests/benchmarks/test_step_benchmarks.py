@@ -12,6 +12,7 @@ from tests.forked import ForkedCall
 
 ONE_MEASUREMENT = {"gap.py", "passes.py", "products.py"}
 """Scripts that train no number of steps."""
+GAP = ["--model", "builtin:tiny", "--data", "builtin:addition/train", "--prompts", "2", "--device", "cpu"]
 
 
 @pytest.mark.parametrize(
@@ -20,20 +21,7 @@ ONE_MEASUREMENT = {"gap.py", "passes.py", "products.py"}
         (["gpu_step.py", "--shape", "smallest", "--parts", "rollout,step,training", "--device", "cpu"], 3),
         (["speed_table.py", "smallest/*/full", "--device", "cpu"], 4),
         (["products.py", "--shape", "smallest", "--device", "cpu", "--turns", "1"], 9),
-        (
-            [
-                "gap.py",
-                "--model",
-                "builtin:tiny",
-                "--data",
-                "builtin:addition/train",
-                "--prompts",
-                "2",
-                "--device",
-                "cpu",
-            ],
-            4,
-        ),
+        pytest.param(["gap.py", *GAP], 4, marks=pytest.mark.slow),
         (["passes.py", "--shape", "smallest", "--device", "cpu", "--turns", "1", "--tokens", "300"], 10),
         pytest.param(
             ["speed_table.py", "smallest/*/lora", "--device", "cpu", "--rank", "4"], 4, marks=pytest.mark.slow
