@@ -36,7 +36,7 @@ HEAD = "| weights | tokens | surprise | log-probs apart: mean | 99 % | max | pro
 
 
 def random_twin(model: str, folder: Path, device: str) -> Path:
-    """Writes a model of the same shape and vocabulary with the weights that training would begin with."""
+    """Writes a model of the same shape and vocabulary and with random weights, as pretraining begins."""
     config = transformers.AutoConfig.from_pretrained(model)
     torch.manual_seed(0)
     with torch.device(device):

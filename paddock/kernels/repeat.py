@@ -1,4 +1,4 @@
-"""Keys and values of prompts, once for each response that reads them, and back: the gradients of all copies, summed."""
+"""Kernels that repeat keys and values of a prompt for each response to it, and sum the gradients of all copies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOCK = 4096  # numbers of a tile
 
 
 class Stretch(NamedTuple):
-    """Neighbouring tokens of a stream that are copied together."""
+    """Names neighbouring tokens of a stream that are copied together."""
 
     start: int
     """The first of them, in the stream."""
@@ -28,7 +28,7 @@ class Stretch(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Stretches, cut into tiles that a program copies."""
+    """Holds stretches, cut into tiles of which a program copies one."""
 
     table: Tensor
     """int32 ``[5, tiles]``: first token in the stream, tokens, place in `starts`, copies, tokens of the stretch before

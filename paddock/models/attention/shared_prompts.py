@@ -109,8 +109,8 @@ class SharedPrompts(Packed):
 
 
 class Repeated(torch.autograd.Function):
-    """Keys and values of a stream as `SharedPrompts.key_lengths` has them, some several times; gradients of the copies
-    are summed in float32."""
+    """Repeats the keys and values of prompts for each response, in the order of `SharedPrompts.key_lengths`; gradients
+    of the copies are summed in float32."""
 
     @staticmethod
     def forward(ctx: Any, keys: Tensor, values: Tensor, how: SharedPrompts) -> tuple[Tensor, Tensor]:
@@ -128,6 +128,7 @@ class Repeated(torch.autograd.Function):
 
 
 def summed(grad: Tensor, sources: Tensor, tokens: int) -> Tensor:
+    """Sums the gradients of all copies of a token, where no kernel does."""
     total = grad.new_zeros(tokens, *grad.shape[1:], dtype=torch.promote_types(grad.dtype, torch.float32))
     return total.index_add_(0, sources, grad.to(total.dtype)).to(grad.dtype)
 
