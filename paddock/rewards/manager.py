@@ -203,12 +203,28 @@ class RewardManager:
         """Builds the requests of rows whose responses are there, by index; None if a reward model or its own agent loop
         scores the row."""
         whole = bool({COLUMNS, ENVIRONMENTS, FIELDS} & {*self.shapes.values()})
-        prompts = batch.extras.get("written_prompt") or batch.extras.get("messages")
-        ids, held, steps = batch.row.tolist(), batch.extras.get("environment"), (self.steps_done, self.total_steps)
+        columns, nothing = batch.extras, [None] * len(batch)
+        prompts, held = columns.get("written_prompt") or columns.get("messages"), columns.get("environment")
+        styles, scores, infos, places, told = (
+            columns.get(name) or nothing for name in ("style", "reward_score", "extra_info", "location", "extra_fields")
+        )
+        ids, steps = batch.row.tolist(), (self.steps_done, self.total_steps)
         found: dict[int, ScoreRequest | None] = {}
         for index, text, tokens, last_turn, turns in rows:
-            request = request_of(batch, index, ids[index], text, last_turn, turns)
-            if request is not None and whole:
+            if styles[index] == "model" or scores[index] is not None:
+                found[index] = None
+                continue
+            request = ScoreRequest(
+                columns["data_source"][index],
+                text,
+                columns["ground_truth"][index],
+                infos[index] or {},
+                f"{places[index]} (row id {ids[index]})" if places[index] else f"row {ids[index]}",
+                last_turn=last_turn,
+                turns=turns,
+                told=told[index] or {},
+            )
+            if whole:
                 request = replace(
                     request,
                     prompt=prompts[index] if prompts else None,
@@ -376,28 +392,6 @@ def where(request: ScoreRequest) -> str:
     return (
         f"on {request.location} (data_source={request.data_source}, ground_truth={request.ground_truth!r:.60}, "
         f"response {request.solution!r:.120})"
-    )
-
-
-def request_of(
-    batch: Batch, index: int, row_id: int, text: str, last_turn: str | None, turns: Sequence[Mapping[str, Any]] | None
-) -> ScoreRequest | None:
-    def column(name: str) -> Any:
-        values = batch.extras.get(name)
-        return values[index] if values is not None else None
-
-    if column("style") == "model" or column("reward_score") is not None:
-        return None
-    where = column("location")
-    return ScoreRequest(
-        batch.extras["data_source"][index],
-        text,
-        batch.extras["ground_truth"][index],
-        column("extra_info") or {},
-        f"{where} (row id {row_id})" if where else f"row {row_id}",
-        last_turn=last_turn,
-        turns=turns,
-        told=column("extra_fields") or {},
     )
 
 

@@ -31,7 +31,7 @@ from paddock.rewards.channel import Channel
 from paddock.rewards.custom import Target
 from paddock.rewards.score import ScoreRequest
 from paddock.rewards.supervisor import PATIENCE
-from paddock.rewards.worker import READY, SCORED, Failure
+from paddock.rewards.worker import READY, SCORED, TOOK, Failure
 
 LOADING = 300.0  # seconds a scorer may take to be imported
 SENDING = 5  # seconds in which a worker must take what it is sent
@@ -39,7 +39,7 @@ GRACE = 2.0  # seconds beyond the limit, in which a worker interrupts a coroutin
 BUSY = 0.1  # seconds for which all workers work before there are more of them
 LARGEST_CHUNK = 32
 CHUNKS_PER_WORKER = 4
-QUICK = 0.01  # seconds for a chunk: the next one of its scorer may be twice as large
+QUICK = 0.01  # seconds for the calls of a chunk; as long as they take less, chunks grow, at most to twice the size
 LARGEST_QUICK_CHUNK = 512
 GATHERING = 0.0005  # seconds in which answers of a quick chunk gather before they are read
 BOOT = """import json, sys
@@ -221,9 +221,11 @@ class Pool:
 
     def _chunk(self) -> list[Job]:
         """Neighbouring jobs with one target, few enough that every worker gets several chunks. Of a quick scorer more
-        than that, up to half of what waits for each worker that there is."""
+        than that, up to an equal share of what waits for each worker that there is; half a share of few jobs, so that
+        one that hangs has fewer behind it."""
         fair = min(LARGEST_CHUNK, len(self.waiting) // (self.size * CHUNKS_PER_WORKER))
-        quick = min(self._quick.get(self.waiting[0].target, 0), len(self.waiting) // (2 * len(self.workers)))
+        shares = len(self.workers) * (1 if len(self.waiting) > LARGEST_CHUNK else 2)
+        quick = min(self._quick.get(self.waiting[0].target, 0), -(-len(self.waiting) // shares))
         size = max(fair, quick)
         chunk = [self.waiting.popleft()]
         while self.waiting and len(chunk) < size and not chunk[0].batch and self.waiting[0].target == chunk[0].target:
@@ -236,7 +238,7 @@ class Pool:
             job.started, job.deadline = False, inf
         jobs[0].deadline = time.monotonic() + LOADING
         worker.jobs.update(numbered)
-        worker.chunk, worker.sent = len(jobs), time.monotonic()
+        worker.chunk, worker.sent, worker.took = len(jobs), time.monotonic(), inf
         calls = [(number, job.request) for number, job in numbered.items()]
         try:
             worker.channel.send((jobs[0].target, self.timeout, calls))
@@ -256,6 +258,9 @@ class Pool:
             self._cut_off(worker)
 
     def _heard(self, worker: Worker, kind: str, number: int, value: Any) -> None:
+        if kind == TOOK:
+            worker.took = value
+            return
         if kind == READY:
             self._more_at += time.monotonic() - worker.sent  # while it loads its scorer, nobody is busy
         else:
@@ -270,14 +275,16 @@ class Pool:
             job.started, job.deadline = True, time.monotonic() + min(self.timeout, job.limit)
 
     def _time(self, worker: Worker, target: Target) -> None:
-        """Sizes the next chunks of a scorer by the time that this one took."""
-        size = self._quick.get(target)
+        """Sizes the next chunks of a scorer by the time that the calls of this one took: the way there and back takes
+        longer while the trainer's other threads work."""
+        size = self._quick.get(target, 1)
         if size == 0:
             return
-        if time.monotonic() - worker.sent < QUICK:
-            self._quick[target] = max(size or 0, min(2 * worker.chunk, LARGEST_QUICK_CHUNK))
+        fits = int(worker.chunk * QUICK / worker.took) if worker.took else LARGEST_QUICK_CHUNK
+        if fits >= worker.chunk:
+            self._quick[target] = max(size, min(fits, 2 * worker.chunk, LARGEST_QUICK_CHUNK))
         else:
-            self._quick.pop(target, None)
+            self._quick[target] = max(1, fits)
 
     def _cut_off(self, worker: Worker) -> None:
         """Kills a worker with a job whose time is up; jobs that are not late go to another."""
@@ -337,8 +344,8 @@ class Worker:
         self.channel = Channel(data)
         self.owner = os.getpid()
         self.jobs: dict[int, Job] = {}
-        self.chunk, self.sent = 0, 0.0
-        """How many jobs it was sent last, and when."""
+        self.chunk, self.sent, self.took = 0, 0.0, inf
+        """How many jobs it was sent last, when, and how many seconds their calls took."""
 
     def how_it_ended(self) -> str:
         """Returns how a worker ended by itself, as its supervisor reports it."""

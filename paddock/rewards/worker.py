@@ -3,7 +3,8 @@
 In: (target, seconds, [(number, request), ...]); a request is one response, or a tuple of all for a batch function. An
 empty tuple asks for the function's shape (columns.py).
 Out: (READY, first number, whether the function can be interrupted), then for each number (SCORED, number, score),
-(FAILED, number, failure) or (TIMED_OUT, number, None). If the target cannot be loaded, FAILED for each.
+(FAILED, number, failure) or (TIMED_OUT, number, None); before the last of them (TOOK, number, seconds of all calls). If
+the target cannot be loaded, FAILED for each.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import inspect
 import os
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -20,7 +22,7 @@ from paddock.rewards.columns import load_whole
 from paddock.rewards.custom import Failed, Target, blaming, caller_of, load
 from paddock.rewards.score import ScoreRequest, checked
 
-READY, SCORED, FAILED, TIMED_OUT = "ready", "scored", "failed", "timed out"
+READY, SCORED, FAILED, TIMED_OUT, TOOK = "ready", "scored", "failed", "timed out", "took"
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
@@ -60,11 +62,15 @@ def answer(channel: Channel, target: Target, calls: list[tuple[int, Any]]) -> No
             channel.send((FAILED, number, failure(error)))
         return
     channel.send((READY, first, False))
+    start, last = time.monotonic(), calls[-1][0]
     for number, request in calls:
         try:
-            channel.send((SCORED, number, score(request)))
+            said: tuple[str, int, Any] = (SCORED, number, score(request))
         except Failed as error:
-            channel.send((FAILED, number, failure(error)))
+            said = (FAILED, number, failure(error))
+        if number == last:
+            channel.send((TOOK, number, time.monotonic() - start))
+        channel.send(said)
 
 
 def failure(error: Failed) -> Failure:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paddock.core.batch import NOBODY, Batch, require_one_turn
+from paddock.data.loader import left_padded
 from paddock.rollouts.episode import Episode
 
 
@@ -66,12 +67,7 @@ def with_responses(batch: Batch, episodes: Sequence[Episode], pad: int) -> Batch
 
 def with_prompts(batch: Batch, episodes: Sequence[Episode], pad: int) -> Batch:
     """Returns the batch with the prompts of its episodes, padded on the left: an environment may ask its own."""
-    prompts = [episode.prompt.tokens for episode in episodes]
-    width = max(len(tokens) for tokens in prompts)
-    tokens, mask = np.full((len(prompts), width), pad, np.int64), np.zeros((len(prompts), width), np.int64)
-    for row, own in enumerate(prompts):
-        tokens[row, width - len(own) :] = own
-        mask[row, width - len(own) :] = 1
+    tokens, mask = left_padded([episode.prompt.tokens for episode in episodes], pad)
     return batch.with_(prompts=torch.from_numpy(tokens), prompt_mask=torch.from_numpy(mask))
 
 
