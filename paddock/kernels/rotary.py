@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from paddock.kernels.arguments import HeadNorm
 from paddock.kernels.launch import early, filling, power_of_two
 
-HEADS = 8  # heads of one program
+PAIRS = 1024  # of numbers that turn together: those of one program
 
 
 @triton.jit
@@ -33,18 +33,18 @@ def head_weights(WQ, WK, column, half, is_query, UNIT: tl.constexpr):
 
 @triton.jit
 def rotate(
-    QKV, COS, SIN, WQ, WK, Q, K, V, PLACE, stride, queries, keys, dim, eps, PLACED: tl.constexpr, NORMED: tl.constexpr,
-    UNIT: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    QKV, COS, SIN, WQ, WK, Q, K, V, PLACE, stride, rows, queries, keys, dim, eps, PLACED: tl.constexpr,
+    NORMED: tl.constexpr, UNIT: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Rotates the q and k heads of one token by its angle; k and v go to their token's row."""
+    """Rotates q and k heads by the angle of their token; k and v go to their token's row. A row is one head."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    token, head = (row // (queries + 2 * keys)).to(tl.int64), row % (queries + 2 * keys)
     column, half = tl.arange(0, HALF), dim // 2
     is_query, turns = head < queries, head < queries + keys
-    inside = (head < queries + 2 * keys) & (column < half)[None, :]
+    inside = (row < rows) & (column < half)[None, :]
     narrow = Q.dtype.element_ty
     x1, x2 = halves(QKV + token * stride + head * dim, column[None, :], half, inside)
     n1, n2 = x1, x2
@@ -56,12 +56,12 @@ def rotate(
         else:
             n1 = ((x1 * scale).to(narrow).to(tl.float32) * w1).to(narrow).to(tl.float32)
             n2 = ((x2 * scale).to(narrow).to(tl.float32) * w2).to(narrow).to(tl.float32)
-    cos1, cos2 = halves(COS + token * dim, column[None, :], half, (column < half)[None, :])
-    sin1, sin2 = halves(SIN + token * dim, column[None, :], half, (column < half)[None, :])
+    cos1, cos2 = halves(COS + token * dim, column[None, :], half, inside)
+    sin1, sin2 = halves(SIN + token * dim, column[None, :], half, inside)
     turned1 = (n1 * cos1).to(narrow).to(tl.float32) - (n2 * sin1).to(narrow).to(tl.float32)
     turned2 = (n2 * cos2).to(narrow).to(tl.float32) + (n1 * sin2).to(narrow).to(tl.float32)
     out1, out2 = tl.where(turns, turned1, x1).to(narrow), tl.where(turns, turned2, x2).to(narrow)
-    place = tl.load(PLACE + token).to(tl.int64) if PLACED else token
+    place = tl.load(PLACE + token, mask=row < rows, other=0).to(tl.int64) if PLACED else token
     q = Q + (token * queries + head) * dim + column[None, :]
     k = K + (place * keys + head - queries) * dim + column[None, :]
     v = V + (place * keys + head - queries - keys) * dim + column[None, :]
@@ -75,29 +75,27 @@ def rotate(
 
 @triton.jit
 def rotate_backward(
-    DQ, DK, DV, QKV, COS, SIN, WQ, WK, DQKV, DWQ, DWK, stride, dstride, tokens, queries, keys, dim, eps,
+    DQ, DK, DV, QKV, COS, SIN, WQ, WK, DQKV, DWQ, DWK, stride, dstride, rows, queries, keys, dim, eps,
     NORMED: tl.constexpr, UNIT: tl.constexpr, WEIGHS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The transposed rotation and the norm's gradient, back into one projection's; weights' gradients in parts."""
-    program, block = tl.program_id(0), tl.program_id(1)
-    head = block * BLOCK + tl.arange(0, BLOCK)[:, None]
+    program = tl.program_id(0)
     column, half = tl.arange(0, HALF), dim // 2
-    is_query, turns = head < queries, head < queries + keys
-    real = (head < queries + 2 * keys) & (column < half)[None, :]
     dq1, dq2 = tl.zeros((HALF,), tl.float32), tl.zeros((HALF,), tl.float32)
     dk1, dk2 = tl.zeros((HALF,), tl.float32), tl.zeros((HALF,), tl.float32)
-    for turn in range(0, tl.cdiv(tokens, tl.num_programs(0))):
-        token = (turn * tl.num_programs(0) + program).to(tl.int64)
-        inside = real & (token < tokens)
+    for turn in range(0, tl.cdiv(rows, tl.num_programs(0) * BLOCK)):
+        row = (turn * tl.num_programs(0) + program) * BLOCK + tl.arange(0, BLOCK)[:, None]
+        token, head = (row // (queries + 2 * keys)).to(tl.int64), row % (queries + 2 * keys)
+        is_query, turns = head < queries, head < queries + keys
+        inside = (row < rows) & (column < half)[None, :]
         q1, q2 = halves(DQ + (token * queries + head) * dim, column[None, :], half, inside & is_query)
         k = DK + (token * keys + head - queries) * dim
         k1, k2 = halves(k, column[None, :], half, inside & turns & (head >= queries))
         v = DV + (token * keys + head - queries - keys) * dim
         v1, v2 = halves(v, column[None, :], half, inside & (head >= queries + keys))
         y1, y2 = q1 + k1 + v1, q2 + k2 + v2
-        there = (column < half)[None, :] & (token < tokens)
-        cos1, cos2 = halves(COS + token * dim, column[None, :], half, there)
-        sin1, sin2 = halves(SIN + token * dim, column[None, :], half, there)
+        cos1, cos2 = halves(COS + token * dim, column[None, :], half, inside)
+        sin1, sin2 = halves(SIN + token * dim, column[None, :], half, inside)
         d1, d2 = y1 * cos1 + y2 * sin2, y2 * cos2 - y1 * sin1
         if NORMED:
             x1, x2 = halves(QKV + token * stride + head * dim, column[None, :], half, inside)
@@ -116,7 +114,7 @@ def rotate_backward(
         tl.store(target, tl.where(turns, d1, y1).to(DQKV.dtype.element_ty), mask=inside)
         tl.store(target + half, tl.where(turns, d2, y2).to(DQKV.dtype.element_ty), mask=inside)
     if WEIGHS:
-        part = (program * tl.num_programs(1) + block) * dim + column
+        part = program * dim + column
         tl.store(DWQ + part, dq1, mask=column < half)
         tl.store(DWQ + part + half, dq2, mask=column < half)
         tl.store(DWK + part, dk1, mask=column < half)
@@ -163,17 +161,19 @@ def rotary_backward(
     dq, dk, dv = dq.contiguous(), dk.contiguous(), dv.contiguous()
     tokens, queries, dim = dq.shape
     keys = dk.shape[1]
-    heads = queries + 2 * keys
-    dqkv, blocks = dq.new_empty(tokens, heads * dim + room), triton.cdiv(heads, HEADS)
-    programs = tokens if norm is None else min(tokens, filling(dq.device))
+    heads, half = queries + 2 * keys, power_of_two(dim // 2)
+    dqkv, block = dq.new_empty(tokens, heads * dim + room), max(1, PAIRS // half)
+    programs = triton.cdiv(tokens * heads, block)
+    if norm is not None:
+        programs = min(programs, filling(dq.device))
     weighs = norm is not None and (norm.queries.requires_grad or norm.keys.requires_grad)
-    parts = dq.new_empty(2, programs * blocks if weighs else 1, dim, dtype=torch.float32)
-    rotate_backward[(programs, blocks)](
+    parts = dq.new_empty(2, programs if weighs else 1, dim, dtype=torch.float32)
+    rotate_backward[(programs,)](
         dq, dk, dv, dq if qkv is None else qkv, cos, sin, cos if norm is None else norm.queries,
         cos if norm is None else norm.keys, dqkv, parts[0], parts[1],
-        0 if qkv is None else qkv.stride(0), dqkv.stride(0), tokens, queries, keys, dim,
-        0.0 if norm is None else norm.eps, norm is not None, norm is not None and norm.unit, weighs,
-        power_of_two(dim // 2), HEADS, num_warps=2,
+        0 if qkv is None else qkv.stride(0), dqkv.stride(0), tokens * heads, queries, keys, dim,
+        0.0 if norm is None else norm.eps, norm is not None, norm is not None and norm.unit, weighs, half, block,
+        num_warps=4,
     )  # fmt: skip
     if norm is None or not weighs:
         return dqkv, None, None
@@ -185,12 +185,12 @@ def launch(
     qkv: Tensor, cos: Tensor, sin: Tensor, norm: HeadNorm | None, q: Tensor, k: Tensor, v: Tensor, place: Tensor | None
 ) -> None:
     queries, dim = q.shape[1:]
-    keys = k.shape[1]
-    soon = early(qkv.device)
-    if len(qkv):
-        rotate[(len(qkv), triton.cdiv(queries + 2 * keys, HEADS))](
+    keys, soon, half = k.shape[1], early(qkv.device), power_of_two(dim // 2)
+    rows, block = len(qkv) * (queries + 2 * keys), max(1, PAIRS // half)
+    if rows:
+        rotate[(triton.cdiv(rows, block),)](
             qkv, cos, sin, cos if norm is None else norm.queries, cos if norm is None else norm.keys, q, k, v,
-            qkv if place is None else place, qkv.stride(0), queries, keys, dim, 0.0 if norm is None else norm.eps,
-            place is not None, norm is not None, norm is not None and norm.unit, power_of_two(dim // 2), HEADS,
-            bool(soon), num_warps=2, **soon,
+            qkv if place is None else place, qkv.stride(0), rows, queries, keys, dim,
+            0.0 if norm is None else norm.eps, place is not None, norm is not None, norm is not None and norm.unit,
+            half, block, bool(soon), num_warps=4, **soon,
         )  # fmt: skip
