@@ -206,7 +206,7 @@ class RewardManager:
         columns, nothing = batch.extras, [None] * len(batch)
         prompts, held = columns.get("written_prompt") or columns.get("messages"), columns.get("environment")
         styles, scores, infos, places, told = (
-            columns.get(name) or nothing for name in ("style", "reward_score", "extra_info", "location", "extra_fields")
+            columns.get(name, nothing) for name in ("style", "reward_score", "extra_info", "location", "extra_fields")
         )
         ids, steps = batch.row.tolist(), (self.steps_done, self.total_steps)
         found: dict[int, ScoreRequest | None] = {}
