@@ -14,7 +14,12 @@ LONGEST_PATH, LONGEST_NAME = 4095, 255  # bytes
 
 
 def expand(path: str) -> str:
-    return os.path.expanduser(os.path.expandvars(path))
+    """Returns the path with `~` and `$VARS` replaced; `~` stays where no user could have the name behind it."""
+    path = os.path.expandvars(path)
+    try:
+        return os.path.expanduser(path)
+    except ValueError:  # a null byte
+        return path
 
 
 def expanded(key: str, path: str) -> str:

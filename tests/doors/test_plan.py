@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from conftest import ROOT
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from paddock.cli import main
@@ -309,6 +309,7 @@ def test_valid_overrides_survive_a_round_trip_through_json(data, capsys, tmp_pat
         max_size=4,
     )
 )
+@example(words=["--config-path", "~\0"])
 def test_garbage_never_gives_a_traceback(words, capsys):
     assert main(["plan", "--json", *words]) in (0, 2)
     capsys.readouterr()
