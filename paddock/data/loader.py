@@ -178,7 +178,7 @@ def validation_batches(
 
 
 def prompt_batch(rows: list[PromptRow], samples: int, pad_token: int) -> Batch:
-    """`samples` rows for each prompt, side by side: row = group * samples + sample. Prompts are padded on the left."""
+    """Returns `samples` rows for each prompt, side by side: row = group * samples + sample. Padding is on the left."""
     prompts, mask = (column.repeat(samples, 0) for column in left_padded([row.tokens for row in rows], pad_token))
     groups = torch.tensor([row.group for row in rows])
     return Batch(

@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from paddock.kernels.arguments import HeadNorm
 from paddock.kernels.launch import early, filling, power_of_two
 
-PAIRS = 1024  # of numbers that turn together: those of one program
+PAIRS = 1024  # pairs of numbers, each rotated by one angle, that one program has
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def rotate(
     QKV, COS, SIN, WQ, WK, Q, K, V, PLACE, stride, rows, queries, keys, dim, eps, PLACED: tl.constexpr,
     NORMED: tl.constexpr, UNIT: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Rotates q and k heads by the angle of their token; k and v go to their token's row. A row is one head."""
+    """Rotates q and k heads by the angle of their token; k and v go to their place. A row is one head of one token."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -78,7 +78,7 @@ def rotate_backward(
     DQ, DK, DV, QKV, COS, SIN, WQ, WK, DQKV, DWQ, DWK, stride, dstride, rows, queries, keys, dim, eps,
     NORMED: tl.constexpr, UNIT: tl.constexpr, WEIGHS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The transposed rotation and the norm's gradient, back into one projection's; weights' gradients in parts."""
+    """Rotates gradients back, through the norm, into that of one projection; those of the norm's weights in parts."""
     program = tl.program_id(0)
     column, half = tl.arange(0, HALF), dim // 2
     dq1, dq2 = tl.zeros((HALF,), tl.float32), tl.zeros((HALF,), tl.float32)

@@ -220,9 +220,9 @@ class Pool:
         return self.workers[-1]
 
     def _chunk(self) -> list[Job]:
-        """Neighbouring jobs with one target, few enough that every worker gets several chunks. Of a quick scorer more
-        than that, up to an equal share of what waits for each worker that there is; half a share of few jobs, so that
-        one that hangs has fewer behind it."""
+        """Takes neighbouring jobs with one target, few enough that every worker gets several chunks; of a quick scorer
+        more than that, up to an equal share of what waits for each worker that there is; half a share of few jobs, so
+        that one that hangs has fewer behind it."""
         fair = min(LARGEST_CHUNK, len(self.waiting) // (self.size * CHUNKS_PER_WORKER))
         shares = len(self.workers) * (1 if len(self.waiting) > LARGEST_CHUNK else 2)
         quick = min(self._quick.get(self.waiting[0].target, 0), -(-len(self.waiting) // shares))

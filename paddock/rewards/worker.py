@@ -3,8 +3,8 @@
 In: (target, seconds, [(number, request), ...]); a request is one response, or a tuple of all for a batch function. An
 empty tuple asks for the function's shape (columns.py).
 Out: (READY, first number, whether the function can be interrupted), then for each number (SCORED, number, score),
-(FAILED, number, failure) or (TIMED_OUT, number, None); before the last of them (TOOK, number, seconds of all calls). If
-the target cannot be loaded, FAILED for each.
+(FAILED, number, failure) or (TIMED_OUT, number, None). Where calls run one after the other, (TOOK, number, seconds of
+all) comes before the last of them. If the target cannot be loaded, FAILED for each.
 """
 
 from __future__ import annotations
