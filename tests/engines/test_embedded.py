@@ -335,20 +335,21 @@ def test_ragged_lengths_read_in_several_spans_give_the_same_answers():
 
 
 @pytest.mark.parametrize(
-    "requests,at_once,shared",
+    "requests,at_once,numbers,shared",
     [
-        ([(512, 8)] * 128, 1024, True),
-        ([(120, 8)] * 128, 1024, False),  # slower on a GPU, as measured
-        ([(2048, 1)] * 1024, 1024, False),  # nobody to read with
-        ([(2048, 8)] * 32, 256, True),
-        ([(2048, 8)] * 32, 64, False),  # few at a time
-        ([(SPARED, 2)], 2, True),
-        ([(SPARED - 1, 2)], 2, False),
-        ([(2048, 8), *[(2048, 1)] * 300], 308, False),  # what counts is all that is read
+        ([(512, 8)] * 128, 1024, 256, True),
+        ([(120, 8)] * 128, 1024, 512, False),  # slower on a GPU, as measured
+        ([(120, 8)] * 128, 1024, 2048, True),  # eight heads of keys, not two
+        ([(2048, 1)] * 1024, 1024, 256, False),  # nobody to read with
+        ([(2048, 8)] * 32, 256, 256, True),
+        ([(2048, 8)] * 32, 64, 256, False),  # few at a time
+        ([(SPARED // 256, 2)], 2, 256, True),
+        ([(SPARED // 256 - 1, 2)], 2, 256, False),
+        ([(2048, 8), *[(2048, 1)] * 300], 308, 256, False),  # what counts is all that is read
     ],
 )
-def test_prompts_are_read_together_where_that_spares_responses_enough(requests, at_once, shared):
-    assert worth_sharing(requests, at_once) is shared
+def test_prompts_are_read_together_where_that_spares_responses_enough(requests, at_once, numbers, shared):
+    assert worth_sharing(requests, at_once, numbers) is shared
 
 
 def test_a_cpu_answers_groups_that_a_gpu_would_read_together(monkeypatch):

@@ -21,7 +21,7 @@ from paddock.core.device import Launched, can_record, empty_cache, to_device
 from paddock.core.garbage import collecting_new_objects
 from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.graphs import STEPS, TURN_STEPS, Graphs, bucket
-from paddock.engines.rollout.embedded.pool import TokenPool, worth_sharing
+from paddock.engines.rollout.embedded.pool import TokenPool, numbers_of_a_token, worth_sharing
 from paddock.engines.rollout.embedded.prepacked import prepacked
 from paddock.engines.rollout.embedded.routes import Routes
 from paddock.engines.rollout.embedded.sequences import Extension, KeyValues, Sequences
@@ -312,7 +312,7 @@ class EmbeddedEngine(RolloutEngine):
             self.slots = pool
         elif pool.shapes:
             self.restore(pool)
-        pool.shares = self.on_gpu and worth_sharing(parts, count)
+        pool.shares = self.on_gpu and worth_sharing(parts, count, numbers_of_a_token(self.model.config))
         return pool
 
     @property

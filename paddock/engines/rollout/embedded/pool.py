@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from paddock.core.device import can_record
 from paddock.engines.rollout.base import Request
@@ -53,17 +54,24 @@ class Spans:
 
 
 LEAST = 32  # rows of an extension: fewer sizes, fewer graphs
-SPARED = 2**18
-"""Prompt tokens that all responses in flight must be spared to read at a step, for prompts to be read once per group: a
-kernel more, and the state that it leaves for each response, take as long as about half of them (one H200, keys and
-values of 512 bytes a token and layer: benchmarks/decode_attention.py)."""
+SPARED = 2**26
+"""Keys and values, in numbers, that all responses in flight must be spared to read in a layer of a step, for prompts to
+be read once per group: a kernel more, and the state that it leaves for each response, take about as long as half of
+them (one H200: benchmarks/decode_attention.py)."""
 
 
-def worth_sharing(requests: Sequence[tuple[int, int]], at_once: int) -> bool:
+def worth_sharing(requests: Sequence[tuple[int, int]], at_once: int, numbers: int) -> bool:
     """True if decode attention should read a prompt once for its group; `requests`: tokens and responses of each, of
-    which so many are in flight at a time."""
-    spared = sum(tokens * (rows - 1) for tokens, rows in requests)
+    which so many are in flight at a time; `numbers`: of a token's keys and values in a layer."""
+    spared = numbers * sum(tokens * (rows - 1) for tokens, rows in requests)
     return spared * at_once >= SPARED * sum(rows for _, rows in requests)
+
+
+def numbers_of_a_token(config: PretrainedConfig) -> int:
+    """Returns how many numbers the keys and values of a token have in a layer."""
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return 2 * heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
 
 class TokenPool:
