@@ -36,11 +36,10 @@ def gate(BOTH, OUT, columns, stride, KIND: tl.constexpr, BLOCK: tl.constexpr, EA
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
-    narrow = OUT.dtype.element_ty
     x = tl.load(BOTH + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(BOTH + row * stride + columns + column, mask=inside, other=0.0).to(tl.float32)
     value, _ = activation(x, KIND)
-    tl.store(OUT + row * columns + column, (value.to(narrow).to(tl.float32) * up).to(narrow), mask=inside)
+    tl.store(OUT + row * columns + column, (value * up).to(OUT.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -56,8 +55,7 @@ def gate_backward(DOUT, BOTH, DBOTH, OUT, columns, stride, dstride, KIND: tl.con
     value, slope = activation(x, KIND)
     tl.store(DBOTH + dat, (dout * up * slope).to(DBOTH.dtype.element_ty), mask=inside)
     tl.store(DBOTH + dat + columns, (dout * value).to(DBOTH.dtype.element_ty), mask=inside)
-    narrow = OUT.dtype.element_ty
-    tl.store(OUT + row * columns + column, (value.to(narrow).to(tl.float32) * up).to(narrow), mask=inside)
+    tl.store(OUT + row * columns + column, (value * up).to(OUT.dtype.element_ty), mask=inside)
 
 
 def gated(both: Tensor, activation_name: str) -> Tensor:

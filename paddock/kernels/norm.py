@@ -16,28 +16,25 @@ def norm_rows(
     X, BRANCH, WEIGHT, Y, SUM, SCALE, rows, columns, stride, branch_stride, eps,
     PARTS: tl.constexpr, UNIT: tl.constexpr, EARLY: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """SUM = X + BRANCH, Y = SUM / rms(SUM) * weight; rounded where transformers rounds."""
+    """SUM = X + BRANCH, Y = SUM / rms(SUM) * weight; rounded when stored, not before."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDE)
     inside = column < columns
-    narrow = Y.dtype.element_ty
     x = tl.load(X + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     if PARTS > 0:
         branch = tl.load(BRANCH + row * branch_stride + column, mask=inside, other=0.0).to(tl.float32)
         for part in tl.static_range(1, PARTS):
             branch += tl.load(BRANCH + (part * rows + row) * branch_stride + column, mask=inside, other=0.0)
-        if PARTS > 1:
-            branch = branch.to(narrow).to(tl.float32)
         total = (x + branch).to(SUM.dtype.element_ty)
         tl.store(SUM + row * columns + column, total, mask=inside)
         x = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / columns + eps)
     weight = tl.load(WEIGHT + column, mask=inside, other=0.0).to(tl.float32)
-    y = x * scale * (1.0 + weight) if UNIT else (x * scale).to(narrow).to(tl.float32) * weight
-    tl.store(Y + row * columns + column, y.to(narrow), mask=inside)
+    y = x * scale * (1.0 + weight if UNIT else weight)
+    tl.store(Y + row * columns + column, y.to(Y.dtype.element_ty), mask=inside)
     tl.store(SCALE + row, scale)
 
 
@@ -77,9 +74,8 @@ def add_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``norm(x + branch) * weight`` in `dtype`, ``x + branch`` in the type of x, and 1 / rms of each row ``[T, D]``.
 
-    `unit`: the weight is kept as its difference from 1, and multiplied before rounding, as in Gemma. A branch may come
-    in parts ``[parts, T, D]`` that are yet to be added up (see thin.py). Between the rows of x, and of a branch in one
-    part, there may be other numbers.
+    `unit`: the weight is kept as its difference from 1, as in Gemma. A branch may come in parts ``[parts, T, D]`` that
+    are yet to be added up (see thin.py). Between the rows of x, and of a branch in one part, others may lie.
     """
     rows, columns = x.shape
     parts, soon = 0 if branch is None else len(branch) if branch.dim() == 3 else 1, early(x.device)

@@ -51,15 +51,11 @@ def rotate(
     if NORMED:
         scale = tl.rsqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / dim + eps)[:, None]
         w1, w2 = head_weights(WQ, WK, column, half, is_query, UNIT)
-        if UNIT:
-            n1, n2 = (x1 * scale * w1).to(narrow).to(tl.float32), (x2 * scale * w2).to(narrow).to(tl.float32)
-        else:
-            n1 = ((x1 * scale).to(narrow).to(tl.float32) * w1).to(narrow).to(tl.float32)
-            n2 = ((x2 * scale).to(narrow).to(tl.float32) * w2).to(narrow).to(tl.float32)
+        n1, n2 = x1 * scale * w1, x2 * scale * w2
     cos1, cos2 = halves(COS + token * dim, column[None, :], half, inside)
     sin1, sin2 = halves(SIN + token * dim, column[None, :], half, inside)
-    turned1 = (n1 * cos1).to(narrow).to(tl.float32) - (n2 * sin1).to(narrow).to(tl.float32)
-    turned2 = (n2 * cos2).to(narrow).to(tl.float32) + (n1 * sin2).to(narrow).to(tl.float32)
+    # one rounding of one kind, whichever of the two products a compiler would fuse: exact numerics need it
+    turned1, turned2 = tl.fma(n1, cos1, -(n2 * sin1)), tl.fma(n2, cos2, n1 * sin2)
     out1, out2 = tl.where(turns, turned1, x1).to(narrow), tl.where(turns, turned2, x2).to(narrow)
     place = tl.load(PLACE + token, mask=row < rows, other=0).to(tl.int64) if PLACED else token
     q = Q + (token * queries + head) * dim + column[None, :]

@@ -46,9 +46,8 @@ def thin_rows(
     if EARLY:
         gdc_launch_dependents()
     if KIND >= 0:
-        narrow = Y.dtype.element_ty
-        value, _ = activation(total.to(narrow).to(tl.float32), KIND)
-        total = value.to(narrow).to(tl.float32) * up.to(narrow).to(tl.float32)
+        value, _ = activation(total, KIND)
+        total = value * up
     at = (part * rows + row).to(tl.int64)[:, None] * columns + column[None, :]
     tl.store(Y + at, total.to(Y.dtype.element_ty), mask=(row < rows)[:, None])
 

@@ -129,6 +129,20 @@ def test_a_rotation_and_back(dtype, dim, kind):
     )
 
 
+@pytest.mark.parametrize("kind", ["plain", "normed", "unit"])
+def test_gates_and_rotations_in_bf16_are_rounded_once(kind):
+    dtype, dim, keys = torch.bfloat16, 32, 2
+    qkv, weights = numbers(70, 8 * dim, dtype=dtype), numbers(2, dim, dtype=dtype, seed=2)
+    cos, sin = numbers(2, 70, dim, dtype=dtype, seed=1).unbind()
+    norm = None if kind == "plain" else HeadNorm(*weights.unbind(), 1e-6, kind == "unit")
+    wide = norm and HeadNorm(*weights.double().unbind(), norm.eps, norm.unit)
+    gate, up = qkv.double().chunk(2, 1)
+    found = [*native.rotary(qkv, cos, sin, norm, keys, dim)[:2], native.gated(qkv, "silu")]
+    wanted = [*plain_rotary(qkv.double(), cos.double(), sin.double(), wide, keys, dim)[:2], silu(gate) * up]
+    apart = [(mine != theirs.to(dtype)).double().mean() for mine, theirs in zip(found, wanted, strict=True)]
+    assert max(apart) < 0.01  # float32 beside float64
+
+
 @pytest.mark.parametrize(("window", "softcap", "sunk"), [(None, None, False), (4, None, True), (None, 2.0, False)])
 @pytest.mark.parametrize("dim", [8, 64, 128, 20])
 @pytest.mark.parametrize("dtype", TYPES)

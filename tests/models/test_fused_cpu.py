@@ -64,14 +64,14 @@ def test_a_norm_and_its_gradients_are_those_of_autograd(unit, adds):
     assert frozen[2] is None
 
 
-def test_a_norm_in_bf16_rounds_where_the_modules_round():
-    model = packed_model(dtype=torch.bfloat16)
-    norm, x = model.model.norm, torch.randn(50, 48).to(torch.bfloat16)
-    norm.weight.data = torch.randn(48).to(torch.bfloat16)
-    with torch.no_grad():
-        found = add_norm(x, None, norm.weight, norm.variance_epsilon, False, torch.bfloat16)[0]
-        wanted = norm(x)
-    assert (found != wanted).float().mean() < 0.01  # sums in another order
+@pytest.mark.parametrize("unit", [False, True])
+def test_a_norm_in_bf16_is_rounded_once(unit):
+    torch.manual_seed(0)
+    x, weight = torch.randn(50, 48).bfloat16(), torch.randn(48).bfloat16()
+    found = add_norm(x, None, weight, 1e-6, unit, torch.bfloat16)[0]
+    wide = x.double()
+    wanted = wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (weight.double() + int(unit))
+    assert (found != wanted.bfloat16()).float().mean() < 0.01  # float32 beside float64
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

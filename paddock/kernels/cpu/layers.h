@@ -29,9 +29,9 @@ template <class T> inline float scale_of(const T *x, long columns, float eps) {
     return 1.0f / std::sqrt(sum_of(squares) / columns + eps);
 }
 
-// x / rms(x) * weight, rounded where transformers rounds.
-template <class T> inline Floats normed(Floats x, float scale, Floats weight, bool unit) {
-    return unit ? x * scale * (1.0f + weight) : through<T>(x * scale) * weight;
+// x / rms(x) * weight.
+inline Floats normed(Floats x, float scale, Floats weight, bool unit) {
+    return x * scale * (unit ? 1.0f + weight : weight);
 }
 
 // sum = x + branch, y = norm(sum). S: the type of the stream between layers.
@@ -52,7 +52,7 @@ void add_norm(const S *x, const T *branch, const T *weight, T *y, S *sum, float 
         float s = scale[row] = scale_of(from, columns, eps);
         for (long i = 0; i < columns; i += LANES) {
             long left = columns - i;
-            store(y + row * columns + i, normed<T>(load(from + i, left), s, load(weight + i, left), unit), left);
+            store(y + row * columns + i, normed(load(from + i, left), s, load(weight + i, left), unit), left);
         }
     }
 }
@@ -105,7 +105,7 @@ template <class T, int KIND> void gate(const T *both, T *out, long rows, long co
         for (long i = 0; i < columns; i += LANES) {
             long left = columns - i;
             Floats slope, value = activation<KIND>(load(gates + i, left), slope);
-            store(out + row * columns + i, through<T>(value) * load(ups + i, left), left);
+            store(out + row * columns + i, value * load(ups + i, left), left);
         }
     }
 }
@@ -122,7 +122,7 @@ void gate_backward(const T *dout, const T *both, T *dboth, T *out, long rows, lo
             Floats by = load(dout + row * columns + i, left), up = load(ups + i, left);
             store(dgates + i, by * up * slope, left);
             store(dups + i, by * value, left);
-            store(out + row * columns + i, through<T>(value) * up, left);
+            store(out + row * columns + i, value * up, left);
         }
     }
 }
@@ -136,23 +136,25 @@ void gated_backward(const T *dout, const T *both, T *dboth, T *out, long rows, l
     (kind ? gate_backward<T, 1> : gate_backward<T, 0>)(dout, both, dboth, out, rows, columns);
 }
 
-// One head: its norm, if a weight is given, then the rotation by cos and sin.
-template <class T>
-inline void turn(const T *x, const T *weight, const T *cos, const T *sin, T *to, long dim, float eps, bool unit) {
-    T room[MAX_DIM];
-    if (weight) {
-        float scale = scale_of(x, dim, eps);
-        for (long i = 0; i < dim; i += LANES)
-            store(room + i, normed<T>(load(x + i, dim - i), scale, load(weight + i, dim - i), unit), dim - i);
-        x = room;
-    }
+// The rotation of one head by cos and sin.
+template <class S, class T> inline void rotate(const S *x, const T *cos, const T *sin, T *to, long dim) {
     long half = dim / 2;
     for (long i = 0; i < half; i += LANES) {
         long j = half + i, left = half - i;
         Floats a = load(x + i, left), b = load(x + j, left);
-        store(to + i, through<T>(a * load(cos + i, left)) - through<T>(b * load(sin + i, left)), left);
-        store(to + j, through<T>(b * load(cos + j, left)) + through<T>(a * load(sin + j, left)), left);
+        store(to + i, a * load(cos + i, left) - b * load(sin + i, left), left);
+        store(to + j, b * load(cos + j, left) + a * load(sin + j, left), left);
     }
+}
+
+// One head: its norm, if a weight is given, then the rotation.
+template <class T>
+inline void turn(const T *x, const T *weight, const T *cos, const T *sin, T *to, long dim, float eps, bool unit) {
+    if (!weight) return rotate(x, cos, sin, to, dim);
+    float room[MAX_DIM], scale = scale_of(x, dim, eps);
+    for (long i = 0; i < dim; i += LANES)
+        store(room + i, normed(load(x + i, dim - i), scale, load(weight + i, dim - i), unit), dim - i);
+    rotate(room, cos, sin, to, dim);
 }
 
 // qkv [tokens, (queries + 2 keys) dim] -> q, k, v; with places, keys and values of a token go to row place[token].

@@ -1,10 +1,11 @@
 """A decoder's forward in few kernels, over its modules' own parameters: training, prefill and decode alike.
 
 transformers' modules launch about forty small kernels a layer. Here the projections that read the same input are one
-product, and norms, rotations and activations one pass over memory each. Roundings are those of the modules, but the
-stream between layers is float32, which halves the gap between two ways to compute the same. Which layers are there, how
-they scale, cap and slide is read off one forward of the modules themselves, and layers are compared with theirs: a
-model that does anything else keeps its modules' forward (see probe.py). There is no file a family.
+product, and norms, rotations and activations one pass over memory each. Numbers are rounded when they are stored, and
+the stream between layers is float32: two ways to compute the same are less far apart (benchmarks/roundings.py). Which
+layers are there, how they scale, cap and slide is read off one forward of the modules themselves, and layers are
+compared with theirs: a model that does anything else keeps its modules' forward (see probe.py). There is no file a
+family.
 """
 
 from __future__ import annotations

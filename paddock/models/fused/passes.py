@@ -1,8 +1,9 @@
 """What a layer does between its products, in few passes over memory each way: by kernels of the device at hand, or in
 torch where there are none (a CPU without a compiler).
 
-Both have the same arguments and results, and round where transformers rounds, or less often. Nothing here is seen by
-autograd: `layer.py` calls backward functions by name, and they compute again what is cheaper than to keep.
+Both have the same arguments and results, and round where transformers rounds or less often; kernels round what they
+store, and nothing before. Nothing here is seen by autograd: `layer.py` calls backward functions by name, and they
+compute again what is cheaper than to keep.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def add_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``norm(x + branch) * weight`` in `dtype`, ``x + branch`` in the type of x, and 1 / rms of each row ``[T, D]``.
 
-    `unit`: the weight is kept as its difference from 1, and multiplied before rounding, as in Gemma.
+    `unit`: the weight is kept as its difference from 1, as in Gemma.
     """
     if kernels := norm_kernels(x, dtype, weight, branch):
         return kernels.add_norm(x, branch, weight, eps, unit, dtype)
@@ -43,8 +44,7 @@ def add_norm(
     wide = total.float()
     scale = torch.linalg.vector_norm(wide, dim=-1).square_().div_(x.shape[1]).add_(eps).rsqrt_()
     y = wide * scale[:, None] if wide is total else wide.mul_(scale[:, None])
-    y = y.mul_(1 + weight.float()).to(dtype) if unit else y.to(dtype).mul_(weight)
-    return y, total, scale
+    return y.mul_(weight.float() + int(unit)).to(dtype), total, scale
 
 
 def add_norm_backward(
