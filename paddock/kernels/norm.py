@@ -75,7 +75,7 @@ def add_norm(
     """``norm(x + branch) * weight`` in `dtype`, ``x + branch`` in the type of x, and 1 / rms of each row ``[T, D]``.
 
     `unit`: the weight is kept as its difference from 1, as in Gemma. A branch may come in parts ``[parts, T, D]`` that
-    are yet to be added up (see thin.py). Between the rows of x, and of a branch in one part, others may lie.
+    are yet to be added up (see thin.py). Rows of x, and of a branch in one part, may have gaps between them.
     """
     rows, columns = x.shape
     parts, soon = 0 if branch is None else len(branch) if branch.dim() == 3 else 1, early(x.device)

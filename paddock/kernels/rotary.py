@@ -54,7 +54,7 @@ def rotate(
         n1, n2 = x1 * scale * w1, x2 * scale * w2
     cos1, cos2 = halves(COS + token * dim, column[None, :], half, inside)
     sin1, sin2 = halves(SIN + token * dim, column[None, :], half, inside)
-    # one rounding of one kind, whichever of the two products a compiler would fuse: exact numerics need it
+    # a compiler may fuse the sum with either product; exact numerics need the same one in training and decode
     turned1, turned2 = tl.fma(n1, cos1, -(n2 * sin1)), tl.fma(n2, cos2, n1 * sin2)
     out1, out2 = tl.where(turns, turned1, x1).to(narrow), tl.where(turns, turned2, x2).to(narrow)
     place = tl.load(PLACE + token, mask=row < rows, other=0).to(tl.int64) if PLACED else token
