@@ -11,8 +11,9 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
+from math import sqrt
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, variance
 from typing import Any
 
 from benchmarks.results.pictures import CURVES, Run, methods, read
@@ -23,6 +24,9 @@ MISSING = "-"
 SAMPLED = ("mean@8", "pass@8")
 PHASES = ("step_seconds", "rollout_seconds", "update_seconds")
 WINDOW = 10  # steps over which the reward at the end is averaged
+BASE = "grpo-0.5b"
+"""The experiment beside which its kin are set: those of the same model and as many steps."""
+SURE = 2.45  # standard errors: chance goes beyond so many once in twenty times, with a spread known by six numbers
 
 
 def greedy(runs: list[Run]) -> list[str]:
@@ -51,6 +55,45 @@ def sampled(runs: list[Run]) -> list[str]:
 
 def after(run: Run, method: str, metric: str) -> float | None:
     return 100 * run["sampled"]["after"][method][metric] if "sampled" in run else None
+
+
+def beside(runs: dict[str, list[Run]]) -> list[list[str]]:
+    """Title, seeds, then how far BASE's kin end from it in greedy accuracy, mean@8 and pass@8, each counted strictly
+    and with a standard error; bold beyond `SURE` of them. Nothing without several seeds of one of them.
+
+    The error is that of other seeds on the same problems. Their spread is taken to be the same for all experiments, and
+    pooled from those with several seeds.
+    """
+    like = {(found[0]["model"], found[0]["steps"]) for name, found in runs.items() if name == BASE}
+    alike = {
+        name: found
+        for name, found in runs.items()
+        if (found[0]["model"], found[0]["steps"]) in like
+        and all("sampled" in run and "warm_up" not in run for run in found)
+    }
+    several = [found for found in alike.values() if len(found) > 1]
+    if BASE not in alike or not several:
+        return []
+    rows = {name: [found[0]["title"], seeds(found)] for name, found in alike.items() if name != BASE}
+    for kind in range(1 + len(SAMPLED)):
+        ends = {name: [strict_ends(run)[kind] for run in found] for name, found in alike.items()}
+        free = sum(len(found) - 1 for found in several)
+        spread = sqrt(sum(variance(values) * (len(values) - 1) for values in ends.values() if len(values) > 1) / free)
+        for name, cells in rows.items():
+            cells.append(apart(ends[name], ends[BASE], spread))
+    return list(rows.values())
+
+
+def strict_ends(run: Run) -> list[float]:
+    """Strict accuracies after the last step, in %: greedy, mean@8 and pass@8."""
+    shares = [run["held_out"]["strict"][-1], *(run["sampled"]["after"]["strict"][metric] for metric in SAMPLED)]
+    return [100 * share for share in shares]
+
+
+def apart(values: list[float], others: list[float], spread: float) -> str:
+    difference, error = mean(values) - mean(others), spread * sqrt(1 / len(values) + 1 / len(others))
+    shown = f"{difference:+.1f} ± {error:.1f}"
+    return f"**{shown}**" if abs(difference) > SURE * error else shown
 
 
 def start(document: dict[str, Any]) -> list[str]:
@@ -119,6 +162,7 @@ def tables(folder: Path = CURVES) -> dict[str, list[str]]:
         "sampled": [row(sampled(found)) for found in evaluated],
         "tools": [row(tools(found)) for found in conversed],
         "start": [row(start(document)) for document in starts],
+        "beside": [row(cells) for cells in beside(runs)],
     }
 
 

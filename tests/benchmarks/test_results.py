@@ -149,6 +149,33 @@ def test_a_row_ends_with_the_lenient_accuracy_of_the_runs_own_last_step():
     assert tables.greedy([{**run, "steps": 80}])[-1] == "-"
 
 
+def ended(title: str, seed: int, strict: float, mean: float, best: float) -> dict[str, Any]:
+    after = {"strict": {"mean@8": mean, "pass@8": best}}
+    held_out = {"step": [0, 80], "strict": [0.0, strict]}
+    return {"title": title, "seed": seed, "model": "m", "steps": 80, "held_out": held_out, "sampled": {"after": after}}
+
+
+def test_runs_beside_grpo_have_the_error_that_other_seeds_would_make():
+    runs = {
+        "grpo-0.5b": [ended("G", seed, share, 0.4, 0.5) for seed, share in ((1, 0.30), (2, 0.32), (3, 0.34))],
+        "a": [ended("A", 1, 0.40, 0.4, 0.6)],
+        "b": [ended("B", seed, share, 0.4, 0.5) for seed, share in ((1, 0.33), (2, 0.33))],
+        "shorter": [{**ended("C", 1, 0.9, 0.9, 0.9), "steps": 40}],
+        "warm": [{**ended("D", 1, 0.9, 0.9, 0.9), "warm_up": "paddock sft"}],
+    }
+    # squares of G's differences from its mean: 4 + 0 + 4, of B's: 0, with 2 + 1 free: the spread is sqrt(8 / 3) = 1.63,
+    # and the errors 1.63 sqrt(1 + 1 / 3) = 1.89 and 1.63 sqrt(1 / 2 + 1 / 3) = 1.49
+    assert tables.beside(runs) == [
+        ["A", "1", "**+8.0 ± 1.9**", "+0.0 ± 0.0", "**+10.0 ± 0.0**"],
+        ["B", "1, 2", "+1.0 ± 1.5", "+0.0 ± 0.0", "+0.0 ± 0.0"],
+    ]
+
+
+def test_no_run_is_set_beside_grpo_without_a_spread_of_seeds():
+    assert tables.beside({"a": [ended("A", 1, 0.4, 0.4, 0.4)]}) == []
+    assert tables.beside({"grpo-0.5b": [ended("G", 1, 0.3, 0.3, 0.3)], "a": [ended("A", 1, 0.4, 0.4, 0.4)]}) == []
+
+
 @pytest.mark.parametrize("steps", [40, 150])
 def test_a_row_of_a_shorter_or_a_longer_run_has_the_steps_at_which_any_seed_was_validated(steps):
     runs = [
@@ -284,6 +311,19 @@ def test_what_the_page_says_of_the_kin_of_grpo_is_so():
              for run, first, last in ((doctor, 1, 62), (gspo, 26, 50), (cispo, 46, 80)))  # fmt: skip
     words = "{:.2f} s in Dr.GRPO (steps 1 to 62), {:.2f} s in GSPO (26 to 50) and {:.2f} s in CISPO (46 to 80"
     assert words.format(*alone) in text
+
+
+def test_what_the_page_says_of_what_helped_is_so():
+    text = " ".join(PAGES[0].read_text().split())
+    rows = {title: cells for title, _, *cells in tables.beside(RUNS)}
+    assert f"of these {sum(map(len, rows.values()))} one might" in text
+    sure = {title: [cell.strip("*")[0] if "*" in cell else "" for cell in cells] for title, cells in rows.items()}
+    assert {title: signs for title, signs in sure.items() if any(signs)} == {
+        "CISPO": ["-", "-", ""],
+        "DAPO's set": ["+", "+", ""],
+        "PPO": ["+", "", ""],
+    }
+    assert f"by up to {100 * sqrt(2 * 0.4 * 0.6 / 1319):.1f} points more" in text
 
 
 def test_what_the_page_says_of_the_set_of_dapo_is_so():
