@@ -1,7 +1,8 @@
 """How fast answers are scored: GSM8K, MATH, what the processes around MATH cost, answers that no parser computes, and
-the answers of a step, from tokens to scores, beside what its decoding and its calls alone take.
+the answers of a step, from tokens to scores, beside what its decoding and its calls alone take; and a step whose slow
+answers are neighbours.
 
-python benchmarks/rewards.py [--answers 10000] [--maths 2000] [--workers 2] [--prompts 128] [--parts kinds,step]
+python benchmarks/rewards.py [--answers 10000] [--maths 2000] [--workers 2] [--prompts 128] [--parts kinds,step,uneven]
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from paddock.rollouts.episode import one_turn_each
 LIMIT = 2.0  # seconds
 WORDS, SAMPLES, TOKENS = 49_152, 8, 256
 STEPS = 7
+SLOW, SLOW_SECONDS = 32, 1.0  # answers of a step whose calls wait, and for how long each
 
 
 def gsm8k_answers(count: int) -> list[ScoreRequest]:
@@ -139,13 +141,28 @@ def step(name: str, source: str, rule: Callable[..., Any], prompts: int, config:
     )
 
 
+def uneven(count: int, workers: int, config: Config) -> None:
+    """Times a step in which the calls of some neighbouring answers wait, after steps in which all calls were quick."""
+    with RewardManager(config) as rewards:
+        for number in range(STEPS):
+            waits = [SLOW_SECONDS if number == STEPS - 1 and 100 <= row < 100 + SLOW else 0.0 for row in range(count)]
+            begin = time.perf_counter()
+            rewards.score([ScoreRequest("e", str(wait), str(row)) for row, wait in enumerate(waits)])
+    seconds, bound = time.perf_counter() - begin, SLOW_SECONDS * -(-SLOW // workers)
+    print(
+        f"a step of {count:,} answers, of which {SLOW} neighbours wait {SLOW_SECONDS:g} s each, {workers} processes: "
+        f"{seconds:.2f} s, {seconds / bound:.2f} times {bound:g} s",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--answers", type=int, default=10_000)
     parser.add_argument("--maths", type=int, default=2_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=128, help=f"of a step, with {SAMPLES} answers each")
-    parser.add_argument("--parts", default="kinds,step")
+    parser.add_argument("--parts", default="kinds,step,uneven")
     args = parser.parse_args()
     settings = [f"reward_model.num_workers={args.workers}", f"reward_model.timeout={LIMIT}"]
     if "kinds" in args.parts:
@@ -154,6 +171,9 @@ def main() -> None:
         step("a function in a process", "e", step_work.compute_score, args.prompts,
              load([*settings, f"custom_reward_function.path={step_work.__file__}"]).config)  # fmt: skip
         step("GSM8K's rule", "openai/gsm8k", gsm8k, args.prompts, load(settings).config)
+    if "uneven" in args.parts:
+        function = [f"custom_reward_function.path={step_work.__file__}", "custom_reward_function.name=compute_slowly"]
+        uneven(SAMPLES * args.prompts, args.workers, load([*settings, *function]).config)
 
 
 def kinds(args: argparse.Namespace, config: Config) -> None:

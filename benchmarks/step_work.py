@@ -56,6 +56,12 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
     return float(len(solution_str))
 
 
+def compute_slowly(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    """A reward that takes as many seconds as the answer says."""
+    time.sleep(float(solution_str))
+    return 1.0
+
+
 class Clock:
     """Wall and processor seconds of each step by phase. While one runs inside another, the other stands still."""
 

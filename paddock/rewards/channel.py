@@ -51,6 +51,8 @@ class Channel:
 
     def has_something(self) -> bool:
         """True if a message has arrived, or the end."""
+        if self.messages:
+            return True
         try:
             self.socket.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
         except BlockingIOError:

@@ -31,7 +31,7 @@ from paddock.rewards.channel import Channel
 from paddock.rewards.custom import Target
 from paddock.rewards.score import ScoreRequest
 from paddock.rewards.supervisor import PATIENCE
-from paddock.rewards.worker import READY, SCORED, TOOK, Failure
+from paddock.rewards.worker import READY, RECALL, RETURNED, SCORED, TOOK, Failure
 
 LOADING = 300.0  # seconds a scorer may take to be imported
 SENDING = 5  # seconds in which a worker must take what it is sent
@@ -39,7 +39,8 @@ GRACE = 2.0  # seconds beyond the limit, in which a worker interrupts a coroutin
 BUSY = 0.1  # seconds for which all workers work before there are more of them
 LARGEST_CHUNK = 32
 CHUNKS_PER_WORKER = 4
-QUICK = 0.01  # seconds for the calls of a chunk; as long as they take less, chunks grow, at most to twice the size
+QUICK = 0.01  # seconds for the calls of a chunk; as long as they take less, chunks grow, at most to twice the size;
+# a call that takes longer by itself gives those behind it to idle workers
 LARGEST_QUICK_CHUNK = 512
 GATHERING = 0.0005  # seconds in which answers of a quick chunk gather before they are read
 BOOT = """import json, sys
@@ -192,7 +193,9 @@ class Pool:
     def _next(self) -> float:
         """Returns the time of the next deadline, if nothing happens before."""
         more = self._more_at if self.waiting and len(self.workers) < self.size else inf
-        return min(more, *(job.deadline for worker in self.workers for job in worker.jobs.values()))
+        slow = min((worker.slow_at for worker in self.workers if len(worker.jobs) > 1), default=inf)
+        deadlines = (job.deadline for worker in self.workers for job in worker.jobs.values())
+        return min(more, slow if self._has_room() else inf, *deadlines)
 
     def _give(self) -> None:
         """Work for everyone who is idle. A worker that died since it last worked is replaced."""
@@ -201,6 +204,22 @@ class Pool:
         while self.waiting and (idle or len(self.workers) < hired):
             worker = idle.pop() if idle else self._hire()
             self._send(worker, self._chunk())
+        if self._has_room():
+            self._recall()
+
+    def _has_room(self) -> bool:
+        """True if nothing waits, and another worker could work."""
+        return not self.waiting and (len(self.workers) < self.size or not all(worker.jobs for worker in self.workers))
+
+    def _recall(self) -> None:
+        """Asks workers whose present call takes long for the calls behind it: each returns them when that call is
+        done."""
+        now = time.monotonic()
+        for worker in self.workers:
+            if len(worker.jobs) > 1 and worker.slow_at <= now:
+                worker.slow_at, worker.recalled = inf, True
+                with suppress(BrokenPipeError, ConnectionResetError):  # it died: the answer that does not come tells
+                    worker.channel.send(RECALL)
 
     def _crowded(self, idle: list[Worker]) -> bool:
         """Have all workers had work for a while? Not while one of them is still loading its scorer."""
@@ -239,6 +258,7 @@ class Pool:
         jobs[0].deadline = time.monotonic() + LOADING
         worker.jobs.update(numbered)
         worker.chunk, worker.sent, worker.took = len(jobs), time.monotonic(), inf
+        worker.slow_at, worker.recalled = inf, False
         calls = [(number, job.request) for number, job in numbered.items()]
         try:
             worker.channel.send((jobs[0].target, self.timeout, calls))
@@ -261,6 +281,10 @@ class Pool:
         if kind == TOOK:
             worker.took = value
             return
+        if kind == RETURNED:
+            self.waiting.extendleft(worker.jobs.pop(number) for number in reversed(value))
+            worker.chunk -= len(value)
+            return
         if kind == READY:
             self._more_at += time.monotonic() - worker.sent  # while it loads its scorer, nobody is busy
         else:
@@ -272,7 +296,9 @@ class Pool:
             if not worker.jobs:
                 self._time(worker, job.target)
         for job in itertools.islice(worker.jobs.values(), 1):  # the clock of a job starts when the one before is done
-            job.started, job.deadline = True, time.monotonic() + min(self.timeout, job.limit)
+            now = time.monotonic()
+            job.started, job.deadline = True, now + min(self.timeout, job.limit)
+            worker.slow_at = inf if worker.recalled else now + QUICK
 
     def _time(self, worker: Worker, target: Target) -> None:
         """Sizes the next chunks of a scorer by the time that the calls of this one took: the way there and back takes
@@ -346,6 +372,8 @@ class Worker:
         self.jobs: dict[int, Job] = {}
         self.chunk, self.sent, self.took = 0, 0.0, inf
         """How many jobs it was sent last, when, and how many seconds their calls took."""
+        self.slow_at, self.recalled = inf, False
+        """When its present call is slow, and whether it was asked for the calls behind that."""
 
     def how_it_ended(self) -> str:
         """Returns how a worker ended by itself, as its supervisor reports it."""

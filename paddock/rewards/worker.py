@@ -5,6 +5,8 @@ empty tuple asks for the function's shape (columns.py).
 Out: (READY, first number, whether the function can be interrupted), then for each number (SCORED, number, score),
 (FAILED, number, failure) or (TIMED_OUT, number, None). Where calls run one after the other, (TOOK, number, seconds of
 all) comes before the last of them. If the target cannot be loaded, FAILED for each.
+RECALL, in the middle of calls, is answered when the present one is done, by (RETURNED, its number, [numbers of those
+behind it]); these are not made. At any other time it is too late, and says nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import inspect
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -22,7 +25,8 @@ from paddock.rewards.columns import load_whole
 from paddock.rewards.custom import Failed, Target, blaming, caller_of, load
 from paddock.rewards.score import ScoreRequest, checked
 
-READY, SCORED, FAILED, TIMED_OUT, TOOK = "ready", "scored", "failed", "timed out", "took"
+READY, SCORED, FAILED, TIMED_OUT, TOOK, RETURNED = "ready", "scored", "failed", "timed out", "took", "returned"
+RECALL = "recall"
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
@@ -47,8 +51,9 @@ def serve(channel: Channel) -> None:
     """Serves one call after the other, until the other end closes."""
     while True:
         try:
-            target, _, calls = channel.receive()
-            answer(channel, target, calls)
+            if (message := channel.receive()) != RECALL:
+                target, _, calls = message
+                answer(channel, target, calls)
         except GONE:
             return
 
@@ -62,13 +67,17 @@ def answer(channel: Channel, target: Target, calls: list[tuple[int, Any]]) -> No
             channel.send((FAILED, number, failure(error)))
         return
     channel.send((READY, first, False))
-    start, last = time.monotonic(), calls[-1][0]
-    for number, request in calls:
+    start, left = time.monotonic(), deque(calls)
+    while left:
+        number, request = left.popleft()
         try:
             said: tuple[str, int, Any] = (SCORED, number, score(request))
         except Failed as error:
             said = (FAILED, number, failure(error))
-        if number == last:
+        if left and channel.has_something() and channel.receive() == RECALL:
+            channel.send((RETURNED, number, [number for number, _ in left]))
+            left.clear()
+        if not left:
             channel.send((TOOK, number, time.monotonic() - start))
         channel.send(said)
 

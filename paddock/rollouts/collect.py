@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from math import sqrt
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -27,8 +28,9 @@ from paddock.rollouts.conversations import OnEpisodes
 from paddock.rollouts.episode import Episode, one_turn_each
 
 Metrics = dict[str, float]
-STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "std": fmean, "min": min, "max": max}
-"""By the last part of a metric's name: how rounds of equal size become one. Metrics with other names count answers."""
+STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "min": min, "max": max}
+"""By the last part of a metric's name: how rounds of equal size become one. `std` needs the means as well; metrics with
+other names count answers."""
 
 Generating = Callable[[Timer], AbstractContextManager[None]]
 """Makes a context in which the rollout engine has the policy's weights."""
@@ -204,12 +206,24 @@ class Collector:
 
 
 def over_rounds(rounds: Sequence[Metrics]) -> Metrics:
-    """Returns the metrics of all answers that were scored in these rounds; a spread is the mean of theirs."""
+    """Returns the metrics of all answers that were scored in these rounds."""
     found: dict[str, list[float]] = {}
     for metrics in rounds:
         for name, value in metrics.items():
             found.setdefault(name, []).append(value)
-    return {name: STATISTICS.get(name.rpartition("/")[2], sum)(values) for name, values in found.items()}
+    return {
+        name: spread(rounds, name) if name.endswith("/std") else STATISTICS.get(name.rpartition("/")[2], sum)(values)
+        for name, values in found.items()
+    }
+
+
+def spread(rounds: Sequence[Metrics], name: str) -> float:
+    """Returns the standard deviation (population) of all answers, by that of each round and its distance from their
+    mean. A round in which no answer has a value has no mean, and does not count."""
+    mean = f"{name.removesuffix('std')}mean"
+    told = [(metrics[mean], metrics[name]) for metrics in rounds if mean in metrics]
+    middle = fmean(value for value, _ in told) if told else 0.0
+    return sqrt(fmean([own**2 + (value - middle) ** 2 for value, own in told] or [0.0]))
 
 
 def episodes(

@@ -6,6 +6,7 @@ import pickle
 import socket
 import textwrap
 import threading
+import time
 from dataclasses import fields, replace
 
 import pytest
@@ -15,6 +16,7 @@ from paddock.rewards.channel import LENGTH, Channel
 from paddock.rewards.custom import Target
 from paddock.rewards.pool import Job, JobFailed, Pool
 from paddock.rewards.score import Score, ScoreRequest
+from paddock.rewards.worker import READY, RECALL, RETURNED, SCORED, TOOK, serve
 
 
 @pytest.fixture
@@ -183,3 +185,66 @@ def test_a_call_that_fails_in_a_large_chunk_is_named(target, sizes):
         assert error.value.job == 77
     finally:
         pool.close()
+
+
+WAITING = """
+import os, pathlib, time
+
+def score(data_source, solution_str, ground_truth, extra_info):
+    with open(pathlib.Path(__file__).with_suffix(".calls"), "a") as file:
+        print(ground_truth, file=file)
+    time.sleep(float(solution_str))
+    return {"score": 1.0, "pid": os.getpid()}
+"""
+
+
+def test_calls_behind_a_slow_one_go_to_other_processes_and_are_made_once(tmp_path, monkeypatch):
+    (tmp_path / "waiting.py").write_text(textwrap.dedent(WAITING))
+    target = Target(str(tmp_path / "waiting.py"), "score")
+    monkeypatch.setattr(pools, "BUSY", 0.0)
+    pool = Pool(size=4, timeout=60.0)
+    try:
+        assert score(pool, target, ["0"])
+        pool._quick[target] = 64
+        jobs = [Job(target, ScoreRequest("mine", "0.02" if number else "0.3", str(number))) for number in range(64)]
+        pool.submit(jobs)
+        pids = [one.extras["pid"] for one in pool.results([job.future for job in jobs])]
+        assert len(pool.workers) == len(set(pids)) == 4 and pids.count(pids[0]) < 32
+    finally:
+        pool.close()
+    calls = (tmp_path / "waiting.calls").read_text().split()[1:]
+    assert calls[0] == "0" and sorted(calls, key=int) == [str(number) for number in range(64)]
+
+
+HELD = """
+import pathlib, time
+here = pathlib.Path(__file__).parent
+
+def score(data_source, solution_str, ground_truth, extra_info):
+    (here / "begun").touch()
+    while not (here / "go on").exists():
+        time.sleep(0.001)
+    return 1.0
+"""
+
+
+def test_a_worker_returns_the_calls_behind_the_present_one_if_it_is_asked_in_time(ends, tmp_path):
+    here, there = ends
+    (tmp_path / "held.py").write_text(textwrap.dedent(HELD))
+    target = Target(str(tmp_path / "held.py"), "score")
+    server = threading.Thread(target=serve, args=(there,))
+    server.start()
+    calls = [(number, ScoreRequest("mine", "", None)) for number in range(4)]
+    here.send(RECALL)  # no call is made: it says nothing
+    here.send((target, 60.0, calls))
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.001)
+    here.send(RECALL)
+    (tmp_path / "go on").touch()
+    expected = [(READY, 0, False), (RETURNED, 0, [1, 2, 3]), (TOOK, 0), (SCORED, 0)]
+    assert [here.receive()[: len(wanted)] for wanted in expected] == expected
+    here.send((target, 60.0, calls[1:2]))
+    assert [here.receive()[:2] for _ in range(3)] == [(READY, 1), (TOOK, 1), (SCORED, 1)]
+    here.close()
+    server.join(60)
+    assert not server.is_alive()

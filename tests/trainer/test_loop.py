@@ -7,7 +7,9 @@ import json
 import signal
 import time
 import weakref
+from itertools import chain
 from pathlib import Path
+from statistics import fmean, pstdev
 
 import pytest
 import torch
@@ -127,6 +129,14 @@ def test_rounds_become_one_by_the_statistic_that_a_metric_is_named_for():
         "reward/acc/mean": 0.5, "reward/model/max": 2.0, "reward/model/min": 0.5, "reward/timeouts": 4.0,
         "reward/judge/failed": 2.0,
     }  # fmt: skip
+
+
+def test_the_spread_over_rounds_is_that_of_all_their_answers():
+    answers = [[0.0, 1.0, 1.0], [3.0, 5.0, 4.0], []]
+    rounds = [{"reward/a/mean": fmean(one), "reward/a/std": pstdev(one)} if one else {"reward/a/std": 0.0}
+              for one in answers]  # fmt: skip
+    assert over_rounds(rounds)["reward/a/std"] == pytest.approx(pstdev(chain(*answers)))
+    assert over_rounds(rounds[2:]) == {"reward/a/std": 0.0}
 
 
 def test_roles_are_built_only_where_they_are_needed(tmp_path):
