@@ -194,6 +194,14 @@ def limited_calls_are_a_functions(config: Config) -> None:
             value=manager,
             fix="custom_reward_function.path=my_reward.py, or reward_model.reward_manager=naive",
         )
+    own = next((part for part in reward_parts(config) if part.path == PYTHON), None)
+    if manager == "rate_limited" and own is not None:
+        raise UserError(
+            f"limits calls in processes, and {own.function} is a function of this program, which runs in a thread",
+            key="reward_model.reward_manager",
+            value=manager,
+            fix="put the function into a module that can be imported; or reward_model.reward_manager=naive",
+        )
 
 
 def reward_model_has_devices_and_an_engine(config: Config) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from paddock.config.schema import DataConfig
 from paddock.data.tables import Record, Table, bad_row
 from paddock.errors import UserError
-from paddock.facts.files import ANSWERS, PROMPT, QUESTIONS
+from paddock.facts.files import ANSWERS, MESSAGES, PROMPT, QUESTIONS
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +150,8 @@ class PlainRows:
     def digest(self) -> bytes:
         """Returns a hash of the content and of the columns that are taken from it."""
         taken = repr((self.prompt, self.answer, self.templated, self.config.reward_fn_key, self.source))
+        if self.prompt == MESSAGES and self.answer:
+            taken += " without the answer"  # lengths that are kept from before are those of prompts that held it
         return hashlib.sha256(self.table.digest() + taken.encode()).digest()
 
     def records(self, names: Sequence[str]) -> Iterator[Record]:
@@ -165,10 +167,13 @@ class PlainRows:
 
     def _row(self, record: Record, location: str) -> Record:
         value, truth = question(record, self.prompt), None
+        answered = isinstance(value, list) and len(value) > 1 and _said_by_assistant(value[-1])
         if self.answer is not None:
             truth = truth_of(record.get(self.answer), location, self.answer)
-        elif isinstance(value, list) and len(value) > 1 and _said_by_assistant(value[-1]):
-            value, truth = value[:-1], value[-1].get("content")
+        elif answered:
+            truth = value[-1].get("content")
+        if answered:
+            value = value[:-1]  # the policy is not shown the answer
         written = value
         if self.templated and isinstance(value, str) and value:
             value = [{"role": "user", "content": value}]
@@ -208,13 +213,16 @@ def truth_of(value: Any, location: str, column: str) -> str | list[str]:
     each of them is a right answer."""
     if value is None or value == "" or value == []:
         raise bad_row(location, column, "there is no answer", "write one, or leave the row out")
-    if isinstance(value, list) and all(isinstance(item, str | int | float) for item in value):
+    if isinstance(value, list) and not any(isinstance(item, list | dict | None) for item in value):
         return [_as_text(item) for item in value]
     return _as_text(value)
 
 
 def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    """Decimals, dates and times, which tables have and JSON does not, are written as they are, without quotes."""
+    if value is None or isinstance(value, int | float | list | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
 
 
 def _said_by_assistant(message: Any) -> bool:

@@ -295,8 +295,7 @@ def _source(path: str, file: Path) -> Source | None:
 
 def _in_folder(path: str, folder: Path, key: str) -> list[Source]:
     if (folder / "dataset_dict.json").is_file():
-        names = json.loads((folder / "dataset_dict.json").read_text()).get("splits", [])
-        split = _split({name: name for name in names}, path, key)
+        split = _split(_saved_splits(path, folder, key), path, key)
         return _saved(f"{path}/{split}", folder / split, key)
     if (folder / "state.json").is_file():
         return _saved(path, folder, key)
@@ -336,13 +335,25 @@ def _split(splits: dict[str, str], path: str, key: str) -> str:
     return found
 
 
+def _saved_splits(path: str, folder: Path, key: str) -> dict[str, str]:
+    """Returns the splits that `datasets.DatasetDict.save_to_disk` wrote, as `_split` takes them."""
+    with _written_by_datasets(path, "dataset_dict.json", key):
+        return {name: name for name in json.loads((folder / "dataset_dict.json").read_text())["splits"]}
+
+
 def _saved(path: str, folder: Path, key: str) -> list[Source]:
     """Lists the files that `datasets.Dataset.save_to_disk` wrote: state.json lists its Arrow files."""
-    try:
+    with _written_by_datasets(path, "state.json", key):
         listed = json.loads((folder / "state.json").read_text())["_data_files"]
         return [Source(f"{path}/{entry['filename']}", folder / entry["filename"], "arrow") for entry in listed]
+
+
+@contextmanager
+def _written_by_datasets(path: str, file: str, key: str) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"state.json cannot be read, which `save_to_disk` writes: {error}"
+        reason = f"{file} cannot be read, which `save_to_disk` writes: {error}"
         raise UserError(reason, key=key, value=path, fix="save the data set again") from error
 
 

@@ -47,12 +47,14 @@ class LimitedPool(Pool):
         self.concurrent, self.retries, self.tokens_per_call = concurrent, retries, tokens_per_call
         self.room = max(2, -(-concurrent // self.size))  # above 1: the worker serves calls side by side
         self.calls, self.tokens = Rate(per_minute), Rate(tokens_per_minute)
+        self._full = False
+        """No process takes the next job before a call ends."""
 
     def _next(self) -> float:
         """A deadline, or the moment at which a waiting job may be given."""
         deadlines = [job.deadline for worker in self.workers for job in worker.jobs.values()]
         may_start = inf
-        if self.waiting and self._in_flight() < self.concurrent:
+        if self.waiting and not self._full and self._in_flight() < self.concurrent:
             may_start = max(self.calls.due, self.tokens.due, min(job.not_before for job in self.waiting))
         return min([may_start, *deadlines])
 
@@ -61,6 +63,7 @@ class LimitedPool(Pool):
 
     def _give(self) -> None:
         self._idle()  # removes the dead
+        self._full = False
         while self._in_flight() < self.concurrent:
             now = time.monotonic()
             job = next((job for job in self.waiting if job.not_before <= now), None)
@@ -68,6 +71,7 @@ class LimitedPool(Pool):
                 return
             worker = self._worker_for(job)
             if worker is None:
+                self._full = True
                 return
             self.waiting.remove(job)
             self.calls.take(now)

@@ -208,7 +208,7 @@ def prepared(rule: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(arguments)
     try:
         if rule == "regex" and "pattern" in found:
-            compiled(str(found["pattern"]).replace(TRUTH, ""))
+            compiled(str(found["pattern"]).replace(TRUTH, "x"))  # any text, where one will stand
         if rule == "json_schema" and isinstance(found.get("schema"), str):
             found["schema"] = json.loads(Path(found["schema"]).expanduser().read_text(encoding="utf-8"))
         if rule == "json_schema" and find_spec("jsonschema") and "schema" in found:

@@ -41,6 +41,7 @@ LARGEST_CHUNK = 32
 CHUNKS_PER_WORKER = 4
 QUICK = 0.01  # seconds for the calls of a chunk; as long as they take less, chunks grow, at most to twice the size;
 # a call that takes longer by itself gives those behind it to idle workers
+LEAST_QUICK_CHUNK = 2
 LARGEST_QUICK_CHUNK = 512
 GATHERING = 0.0005  # seconds in which answers of a quick chunk gather before they are read
 BOOT = """import json, sys
@@ -159,6 +160,7 @@ class Pool:
         stop(self.workers)
 
     def _serve(self) -> None:
+        self._more_at = time.monotonic() + BUSY
         try:
             while self._turn():
                 pass
@@ -222,12 +224,17 @@ class Pool:
                     worker.channel.send(RECALL)
 
     def _crowded(self, idle: list[Worker]) -> bool:
-        """Have all workers had work for a while? Not while one of them is still loading its scorer."""
+        """Have all workers had work for a while? Not while one of them is still loading its scorer. Those between two
+        calls of a slow scorer are not idle, if more calls wait."""
         now = time.monotonic()
         loading = any(not next(iter(worker.jobs.values())).started for worker in self.workers if worker.jobs)
-        if idle or loading:
+        if loading or (idle and not (len(self.waiting) > len(idle) and self._is_slow(self.waiting[0].target))):
             self._more_at = now + BUSY
         return not self.workers or now >= self._more_at
+
+    def _is_slow(self, target: Target) -> bool:
+        """True if one call of the scorer took as long as a chunk of quick ones may."""
+        return self._quick.get(target, LEAST_QUICK_CHUNK) < LEAST_QUICK_CHUNK
 
     def _idle(self) -> list[Worker]:
         for worker in [w for w in self.workers if not w.jobs and w.channel.has_something()]:  # it can only be the end

@@ -12,6 +12,8 @@ RESERVED = frozenset(
     {"data_source", "ground_truth", "extra_info", "messages", "index", "location", "style", "written_prompt"}
 )
 """Columns of a batch that come from the data; a scorer's own values go by other names."""
+LARGEST = 2**1023
+"""Whole numbers beyond it, which a policy may well write, are kept as texts: no float holds them, and a mean is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,15 @@ def _number(value: Any, verb: str) -> float:
 def _plain(value: Any, name: Any) -> Any:
     """Numbers, texts and lists of them: what any process can read and any log can show."""
     value = _scalar(value)
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool):
         return value
+    # what is of a class of the scorer's own, an Enum say, cannot be read by another process
+    if isinstance(value, int):
+        return int.__int__(value) if abs(value) < LARGEST else hex(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, str):
+        return str.__str__(value)
     if isinstance(value, list | tuple):
         return [_plain(item, name) for item in value]
     if isinstance(value, Mapping):

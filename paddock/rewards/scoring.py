@@ -77,7 +77,20 @@ class Scoring:
     def add(self, requests: Mapping[int, ScoreRequest | None]) -> None:
         """Starts scoring requests, by index in the batch; None: no rule scores the row. Raises if a request of this
         or an earlier call is known to have failed."""
-        jobs = []
+        jobs: list[Job] = []
+        try:
+            self._prepare(requests, jobs)
+        except BaseException:
+            for job in jobs:
+                job.future.cancel()  # it is not submitted: whoever has an equal request must not wait for it
+            raise
+        jobs.sort(key=lambda job: str(job.target))  # neighbours with one scorer share a chunk
+        self.pool.submit(jobs)
+        if self.broken:
+            self._wait()
+
+    def _prepare(self, requests: Mapping[int, ScoreRequest | None], jobs: list[Job]) -> None:
+        """Scores what is scored here, and appends a job for each request that is not."""
         for index, request in requests.items():
             if request is None:
                 self.here[index] = NO_RULE
@@ -94,10 +107,6 @@ class Scoring:
                 jobs[-1].future.add_done_callback(self._look)
                 if index in self.keys:
                     self.known.put(self.keys[index], jobs[-1].future)
-        jobs.sort(key=lambda job: str(job.target))  # neighbours with one scorer share a chunk
-        self.pool.submit(jobs)
-        if self.broken:
-            self._wait()
 
     def start(self) -> None:
         """Begins what waits for the last response; here nothing does."""

@@ -6,6 +6,8 @@ import csv
 import gzip
 import json
 import logging
+from datetime import date
+from decimal import Decimal
 
 import datasets
 import pyarrow as pa
@@ -115,6 +117,11 @@ def test_processes_find_the_same_lengths_and_report_a_broken_row(tmp_path, monke
         ({"instruction": "do", "input": "this", "label": True}, "do\n\nthis", "true"),
         ({"instruction": "do", "input": "", "ground_truth": "g", "prompt_id": 1}, "do", "g"),
         ({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}, "hi", "yo"),
+        (
+            {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}], "answer": 2},
+            "hi",
+            "2",
+        ),
         ({"prompt": "p", "other": "x"}, "p", None),
         ({"question": "q", "data_source": "mine/too", "answer": "a"}, "q", "a"),
     ],
@@ -124,6 +131,21 @@ def test_columns_are_found_by_their_names(tmp_path, row, prompt, truth):
     assert "".join(turn["content"] for turn in found.messages) == prompt
     assert found.ground_truth == truth
     assert found.data_source == row.get("data_source", "a")
+
+
+def test_true_answers_that_json_does_not_have_are_written_without_quotes(tmp_path):
+    for value in (Decimal("18.50"), date(2020, 1, 2), [Decimal("1.50"), Decimal("2.00")]):
+        parquet.write_table(pa.Table.from_pylist([{"question": "q", "answer": value}]), tmp_path / "a.parquet")
+        expected = [str(item) for item in value] if isinstance(value, list) else str(value)
+        assert opened(str(tmp_path / "a.parquet"))[0].ground_truth == expected
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"splits": 3}', "{}"])
+def test_a_damaged_list_of_splits_is_named(tmp_path, content):
+    folder = save(tmp_path, "splits")
+    (tmp_path / "splits" / "dataset_dict.json").write_text(content)
+    with pytest.raises(UserError, match=r"dataset_dict\.json cannot be read"):
+        opened(folder)
 
 
 def test_a_question_is_a_users_message_if_there_is_a_chat_template_and_plain_text_without(tmp_path):

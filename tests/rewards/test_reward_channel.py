@@ -8,14 +8,16 @@ import textwrap
 import threading
 import time
 from dataclasses import fields, replace
+from enum import IntEnum, StrEnum
 
 import pytest
 
 from paddock.rewards import pool as pools
 from paddock.rewards.channel import LENGTH, Channel
 from paddock.rewards.custom import Target
+from paddock.rewards.manager import mean_of
 from paddock.rewards.pool import Job, JobFailed, Pool
-from paddock.rewards.score import Score, ScoreRequest
+from paddock.rewards.score import Score, ScoreRequest, checked
 from paddock.rewards.worker import READY, RECALL, RETURNED, SCORED, TOOK, serve
 
 
@@ -255,3 +257,34 @@ def test_a_worker_returns_the_calls_behind_the_present_one_if_it_is_asked_in_tim
     here.close()
     server.join(60)
     assert not server.is_alive()
+
+
+def test_calls_of_some_hundredths_of_a_second_get_more_processes(tmp_path, monkeypatch):
+    """A process is idle for a moment after each of them, which is no reason not to start others."""
+    (tmp_path / "waiting.py").write_text("import time\ndef score(*_, **__):\n    time.sleep(0.05)\n    return 1.0")
+    target = Target(str(tmp_path / "waiting.py"), "score")
+    pool = Pool(size=4, timeout=60.0)
+    try:
+        assert score(pool, target, ["a"])
+        for _ in range(2):
+            assert all(score(pool, target, ["a"] * 15))
+        assert len(pool.workers) > 1
+    finally:
+        pool.close()
+
+
+def test_values_of_a_class_of_the_scorers_own_arrive_as_plain_ones():
+    class Kind(StrEnum):
+        GOOD = "good"
+
+    class Level(IntEnum):
+        HIGH = 3
+
+    class Share(float):
+        pass
+
+    found = checked({"score": 1.0, "kind": Kind.GOOD, "level": Level.HIGH, "share": Share(0.5), "pred": 10**400})
+    assert {name: (type(value), value) for name, value in found.extras.items()} == {
+        "kind": (str, "good"), "level": (int, 3), "share": (float, 0.5), "pred": (str, hex(10**400)),
+    }  # fmt: skip
+    assert mean_of([found.extras["pred"], 1, 2.0]) == 1.5

@@ -15,8 +15,10 @@ import pytest
 
 from paddock.config.load import load
 from paddock.errors import UserError
-from paddock.rewards.limited import Rate
+from paddock.rewards.custom import Target
+from paddock.rewards.limited import LimitedPool, Rate
 from paddock.rewards.manager import RewardManager
+from paddock.rewards.pool import Job
 from paddock.rewards.score import ScoreRequest
 
 SYNC = """
@@ -232,6 +234,30 @@ def test_a_time_out_is_tried_again_before_it_counts(manager, service):
 def test_limits_without_a_function_of_ones_own_are_refused():
     with pytest.raises(UserError, match="limits the calls of a function of your own, and none is named"):
         RewardManager(load(["reward_model.reward_manager=rate_limited"]).config)
+
+
+def test_limits_are_refused_for_a_function_that_runs_in_a_thread():
+    config = load(["reward_model.reward_manager=rate_limited", "custom_reward_function.path=python:judge"]).config
+    with pytest.raises(UserError, match="judge is a function of this program, which runs in a thread"):
+        RewardManager(config, {"judge": lambda data_source, solution_str, ground_truth, extra_info: 1.0})
+
+
+def test_calls_that_wait_to_be_alone_in_the_only_process_do_not_keep_a_core_busy(tmp_path):
+    """Of those that a hanging thread took with it, each is made again alone."""
+    code = ["import time", "def score(data_source, solution_str, *_, **__):", "    time.sleep(float(solution_str))"]
+    (tmp_path / "waiting.py").write_text("\n".join([*code, "    return 1.0"]))
+    target = Target(str(tmp_path / "waiting.py"), "score")
+    pool = LimitedPool(1, 1.0, concurrent=4, per_minute=None, tokens_per_minute=None, tokens_per_call=1, retries=0)
+    turns, turn = [], pool._turn
+    pool._turn = lambda: turns.append(None) or turn()
+    try:
+        jobs = [Job(target, ScoreRequest("mine", seconds, None)) for seconds in ("100", "100", "0.1")]
+        pool.submit(jobs)
+        scores = pool.results([job.future for job in jobs])
+    finally:
+        pool.close()
+    assert [score and score.value for score in scores] == [None, None, 1.0]
+    assert len(turns) < 100
 
 
 @pytest.mark.parametrize("name", ["max_concurrent", "max_rpm", "max_tpm", "estimated_tokens_per_request", "timeout"])

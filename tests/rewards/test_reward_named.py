@@ -13,7 +13,7 @@ from paddock.config.schema import REWARD_RULES
 from paddock.data.dataset import PromptDataset
 from paddock.errors import UserError
 from paddock.rewards.manager import RewardManager
-from paddock.rewards.named import NAMED, contains, exact_match, json_schema, last_json, regex
+from paddock.rewards.named import NAMED, contains, exact_match, json_schema, last_json, prepared, regex
 from paddock.rewards.score import Score, ScoreRequest
 
 
@@ -99,9 +99,12 @@ def test_contains(response, truth, options, score):
         ("Answer: 3x5", "3.5", r"Answer: {ground_truth}$", 0),
         ("Answer: UK", ["United Kingdom", "UK"], r"(?i)answer: {ground_truth}$", 1),
         ("aaa", "unused", "a{3}", 1),
+        ("b", "ab", r"^[{ground_truth}]$", 1),
+        ("3", "3x", r"^{ground_truth}?$", 1),
     ],
 )
 def test_regex(response, truth, pattern, score):
+    assert prepared("regex", {"pattern": pattern}) == {"pattern": pattern}
     assert ask(regex, response, truth, pattern=pattern) == score
 
 

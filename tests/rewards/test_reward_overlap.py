@@ -187,6 +187,16 @@ def test_equal_answers_to_equal_questions_are_scored_once(rewards, monkeypatch):
     assert len(submitted) == 3
 
 
+def test_after_a_row_that_cannot_be_asked_nobody_waits_for_the_rows_before_it(rewards):
+    asked = [maths(r"\boxed{3}"), maths("3", source="nobody knows it")]
+    with pytest.raises(UserError, match="nobody knows it"):
+        rewards.score(asked)
+    scoring = rewards.begin()
+    scoring.add({0: asked[0]})
+    (future,) = scoring.away.values()
+    assert future.result(60).value == 1.0
+
+
 def test_an_answer_that_hangs_costs_its_limit_once_however_often_it_is_given(rewards):
     begin = time.monotonic()
     scores = rewards.score([maths(r"\boxed{9^{9^{9^9}}}")] * 8)
