@@ -74,7 +74,10 @@ class KLController:
 
 
 class FixedKL(KLController):
-    """beta stays."""
+    """beta stays what the config says, also in a run that goes on with another."""
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Has nothing to go on with."""
 
 
 class AdaptiveKL(KLController):

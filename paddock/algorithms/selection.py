@@ -15,8 +15,10 @@ from paddock.errors import UserError
 
 
 def group_metric(batch: Batch, name: str) -> PerRow:
-    """The column ``algorithm.filter_groups.metric`` names: a sum over the response's tokens, or one of the extras."""
-    if name == "seq_reward":
+    """The column ``algorithm.filter_groups.metric`` names: a sum over the response's tokens, or one of the extras.
+
+    Where groups are filtered no KL penalty is known yet, and rewards are the scores."""
+    if name == "seq_reward" or (name == "seq_final_reward" and batch.rewards is None):
         return batch.need("scores").sum(-1)
     if name == "seq_final_reward":
         return batch.need("rewards").sum(-1)

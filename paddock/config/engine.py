@@ -15,7 +15,7 @@ STRATEGIES = ("fsdp", "fsdp2", "megatron", "single")
 class OptimConfig:
     optimizer: str = key("AdamW", "class of torch.optim", choices=("AdamW", "Adam", "SGD"))
     lr: float = key(1e-6, "peak learning rate", low=0)
-    lr_warmup_steps: int = key(-1, "linear warm-up in optimizer steps; -1: use the ratio")
+    lr_warmup_steps: int = key(-1, "linear warm-up in steps of the run; -1: use the ratio")
     lr_warmup_steps_ratio: float = key(0.0, "warm-up as a share of all steps", low=0, high=1)
     lr_warmup_init: float = key(0.0, "learning rate at the start of the warm-up", low=0)
     lr_scheduler_type: str = key("constant", "after the warm-up", choices=("constant", "linear", "cosine"))

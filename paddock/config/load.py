@@ -160,7 +160,8 @@ def _layers(
     layers = [(f"recipe {estimator}", _recipe(estimator).values), ("--config-name", base)]
     deciding = set(recipes.EMBEDDED_UNLESS_SET) - ({recipes.DEVICES} if chosen.get(recipes.DEVICE) == "cpu" else set())
     if not any(chosen.get(key) is not None for key in deciding):
-        layers.append(("embedded default", recipes.embedded(chosen.get("environment"))))
+        embedded = recipes.embedded(chosen.get("environment"))
+        layers.append(("embedded default", recipes.left_to_user(embedded, chosen)))
     elif own:
         layers.append((own_data.ORIGIN, ours))
     else:

@@ -77,7 +77,10 @@ def choices(chosen: Mapping[str, Any], machine: Machine) -> list[Choice]:
         *_batch(rows, tiny, device),
         *_details(tiny, device),
     ]
-    return [choice for choice in found if chosen.get(choice.key) is None]
+    passes = chosen.get(recipes.EPOCHS) is not None  # the user's, and steps follow from them
+    return [
+        choice for choice in found if chosen.get(choice.key) is None and not (passes and choice.key == recipes.STEPS)
+    ]
 
 
 def _model(machine: Machine, device: str) -> tuple[str, ModelShape | None, str]:

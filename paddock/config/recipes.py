@@ -7,7 +7,7 @@ estimator of its own by `@estimator(name, needs=...)`, which adds an entry.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,6 +110,14 @@ EMBEDDED_IN: dict[str, dict[str, Any]] = {
 def embedded(environment: str | None) -> dict[str, Any]:
     """Returns the embedded default of a run in this environment."""
     return EMBEDDED | EMBEDDED_IN.get(environment or "", EPISODES if environment else {})
+
+
+STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
+
+
+def left_to_user(values: dict[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns defaults without the number of steps, if the user says how many passes over the rows there are."""
+    return {key: value for key, value in values.items() if key != STEPS or chosen.get(EPOCHS) is None}
 
 
 # Otherwise a missing model or data file is the guide's.

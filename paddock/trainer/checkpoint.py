@@ -321,11 +321,17 @@ def disk_refusal(error: BaseException) -> OSError | None:
 
 
 def checkpoint_store(config: Config) -> CheckpointStore:
-    """The store of a run. One folder holds actor and critic, so the larger of the two limits counts."""
+    """The store of a run. One folder holds actor and critic, so the larger of the two limits counts; none, if all of
+    the actor's are kept."""
     checkpoints_wait_for_steps(config)
-    trainer = config.trainer
-    limits = [n for n in (trainer.max_actor_ckpt_to_keep, trainer.max_critic_ckpt_to_keep) if n is not None]
-    return CheckpointStore(trainer.default_local_dir, max(limits, default=None))
+    actor, critic = config.trainer.max_actor_ckpt_to_keep, config.trainer.max_critic_ckpt_to_keep
+    if actor is None and critic is not None:
+        log.warning(
+            "trainer.max_critic_ckpt_to_keep=%d has no effect: trainer.max_actor_ckpt_to_keep is unset, which keeps all "
+            "checkpoints, and the critic is in the actor's folder",
+            critic,
+        )
+    return CheckpointStore(config.trainer.default_local_dir, None if actor is None else max(actor, critic or actor))
 
 
 def resume_point(trainer: TrainerConfig, store: CheckpointStore) -> Checkpoint | None:

@@ -51,7 +51,7 @@ class Command:
         """
         overrides = [self.translate(argument) for argument in arguments]
         given = {setting.key: setting.value for setting in parse(overrides).settings} | dict(values or {})
-        defaults = {**self.situation(given), **self.defaults}
+        defaults = recipes.left_to_user({**self.situation(given), **self.defaults}, given)
         own = [f"{key}={text(value)}" for key, value in defaults.items() if key not in given]
         loaded = load([*own, *overrides], values=values, here=here, gpu=gpu, trains=self.trains)
         unset = defaults.keys() - given.keys()

@@ -201,11 +201,11 @@ class TrainingRun(ABC):
         return Outcome(self.step_no >= self.total_steps, self.step_no - first, self.total_steps, self.saved)
 
     def begin(self, tracker: Tracker) -> None:
-        """Validates before the first step if that is asked for, or if the run ended before it had."""
+        """Validates if the run is there for that, before the first step if that is asked for, or if the run ended
+        before it had."""
         trainer = self.config.trainer
-        if self.step_no == 0 and self.validates and (trainer.val_before_train or trainer.val_only):
-            tracker.log(0, self.validated(tracker))
-        elif self.finished.get("validation_owed"):
+        first = self.step_no == 0 and trainer.val_before_train
+        if (self.validates and (first or trainer.val_only)) or self.finished.get("validation_owed"):
             tracker.log(self.step_no, self.validated(tracker))
         self.timer.reset()
 

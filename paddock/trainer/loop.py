@@ -123,7 +123,11 @@ class Trainer(TrainingRun):
     def with_old_log_probs(self, batch: Batch) -> Batch:
         """Fills `old_log_probs`: copies those of the rollout in bypass mode or if they are the same, else computes."""
         if self.copies_log_probs:
-            return batch.with_(old_log_probs=batch.need("rollout_log_probs"))
+            batch = batch.with_(old_log_probs=batch.need("rollout_log_probs"))
+            if "sum_pi_squared" not in self.needs:
+                return batch
+            found = self.roles.actor.forward(batch, frozenset({"sum_pi_squared"}))
+            return batch.with_(sum_pi_squared=found.sum_pi_squared)
         want = {"log_probs", "sum_pi_squared"} if "sum_pi_squared" in self.needs else {"log_probs"}
         if self.replays == "R2":
             want |= EXPERT_COLUMNS

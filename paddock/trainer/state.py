@@ -31,6 +31,8 @@ FIXED = {
     "critic.model.lora_rank": SHAPE,
     "critic.model.lora_alpha": "it scales the adapters, so the values would jump",
     "critic.model.target_modules": SHAPE,
+    "actor_rollout_ref.actor.optim.optimizer": "the optimizer state of the checkpoint is the other optimizer's",
+    "critic.optim.optimizer": "the optimizer state of the checkpoint is the other optimizer's",
     "algorithm.adv_estimator": "estimators differ in roles and in the scale of advantages",
     "data.train_batch_size": "the position in the data and the number of steps are counted in batches of that size",
     "trainer.seed": ORDER,

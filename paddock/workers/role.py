@@ -107,6 +107,7 @@ class TrainedRole(Role, ABC):
                 totals = self.engine.train_step(self.micro_batches(rows), partial(self.loss, whole), self.wants)
                 metrics = gap_metrics(totals, mini.denominators.tokens)
                 seen.add({name if "/" in name else f"{self.prefix}/{name}": value for name, value in metrics.items()})
+        self.engine.advance()
         self.version += 1
         return seen.means()
 

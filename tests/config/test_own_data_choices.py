@@ -151,3 +151,13 @@ def test_a_folder_with_a_held_out_split_is_validated_on(tmp_path):
     assert value(load([f"data.train_files={folder}"], LAPTOP), "data.val_files") is None
     rows(folder, name="test.jsonl")
     assert value(load([f"data.train_files={folder}"], LAPTOP), "data.val_files") == [str(folder)]
+
+
+def test_passes_that_the_user_asks_for_decide_how_long_a_run_is(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n' * 64)
+    epochs = "trainer.total_epochs=2"
+    for arguments in ([epochs], [epochs, f"data.train_files={tmp_path}/rows.jsonl"]):
+        config = load(arguments).config
+        assert config.trainer.total_training_steps is None and config.trainer.total_epochs == 2
+        assert SFT.load(arguments).config.trainer.total_training_steps is None
+    assert load([epochs, "trainer.total_training_steps=7"]).config.trainer.total_training_steps == 7

@@ -329,3 +329,52 @@ def test_no_step_waits_for_a_garbage_collection_of_all_that_was_loaded(tmp_path,
     finally:
         gc.freeze()
     assert seen == [(NEW_OBJECTS, True)] * 2 and gc.get_threshold() == thresholds
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+def test_a_schedule_counts_steps_of_the_run_and_ends_with_it_however_many_updates_a_step_has(estimator, tmp_path):
+    """Four steps of two mini-batches and two epochs; beside a critic that warms up, the actor begins at step 3."""
+    keys = [f"algorithm.adv_estimator={estimator}", "trainer.total_training_steps=4", "trainer.save_freq=-1",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.actor.ppo_epochs=2",
+            "actor_rollout_ref.actor.optim.lr=1e-3", "actor_rollout_ref.actor.optim.lr_scheduler_type=linear",
+            "critic.optim.lr=1e-3", "critic.optim.lr_warmup_steps=2"]  # fmt: skip
+    rows = run(tmp_path, *keys, *(["trainer.critic_warmup=3"] if estimator == "gae" else []))
+    expected = [1e-3, 0.5e-3] if estimator == "gae" else [1e-3, 0.75e-3, 0.5e-3, 0.25e-3]
+    assert [row["actor/lr"] for row in rows if "actor/lr" in row] == pytest.approx(expected)
+    if estimator == "gae":
+        assert [row["critic/lr"] for row in rows] == pytest.approx([0, 0.5e-3, 1e-3, 1e-3])
+
+
+def test_a_run_that_goes_on_has_the_settings_that_it_reports(tmp_path):
+    common = ["algorithm.adv_estimator=rloo", "trainer.total_training_steps=2"]
+    run(tmp_path, *common, "algorithm.kl_ctrl.kl_coef=0.001", ONE_STEP)
+    optim = "actor_rollout_ref.actor.optim"
+    rows = run(tmp_path, *common, "algorithm.kl_ctrl.kl_coef=0.5", f"{optim}.weight_decay=0.25",
+               f"{optim}.betas=[0.5,0.6]")  # fmt: skip
+    assert [row["actor/reward_kl_penalty_coeff"] for row in rows] == [0.001, 0.5]
+    saved = torch.load(tmp_path / "global_step_2/actor/optimizer.pt", weights_only=True)["optimizer"]
+    assert saved["param_groups"][0]["weight_decay"] == 0.25 and tuple(saved["param_groups"][0]["betas"]) == (0.5, 0.6)
+    with pytest.raises(UserError, match=r"optim\.optimizer"):
+        run(tmp_path, *common, f"{optim}.optimizer=SGD", "trainer.total_training_steps=3")
+
+
+def test_val_only_validates_the_checkpoint_that_is_there(tmp_path):
+    keys = ["algorithm.adv_estimator=grpo", ONE_STEP]
+    run(tmp_path, *keys)
+    rows = run(tmp_path, *keys, "trainer.val_only=True")
+    assert [row["step"] for row in rows] == [1]
+    assert "val-core/paddock/addition/reward/mean@1" in rows[0] and "actor/lr" in rows[0]
+
+
+def test_groups_are_filtered_by_their_final_reward(tmp_path):
+    keys = ["algorithm.adv_estimator=grpo", "algorithm.filter_groups.enable=True", ONE_STEP]
+    (one,) = run(tmp_path / "a", *keys, "algorithm.filter_groups.metric=seq_final_reward")
+    (other,) = run(tmp_path / "b", *keys)
+    assert one["critic/score/mean"] == other["critic/score/mean"]
+
+
+def test_optimal_token_baselines_have_what_they_need_in_bypass_mode(tmp_path):
+    keys = ["algorithm.adv_estimator=optimal_token_baseline", ONE_STEP]
+    (one,) = run(tmp_path / "a", *keys, "algorithm.rollout_correction.bypass_mode=True")
+    (other,) = run(tmp_path / "b", *keys)
+    assert one["critic/advantages/max"] == pytest.approx(other["critic/advantages/max"], abs=1e-4)

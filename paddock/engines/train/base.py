@@ -78,6 +78,9 @@ class TrainEngine(Protocol):
         step void).
         """
 
+    def advance(self) -> None:
+        """Advances the schedule of the learning rate: by one for each step of the run, whatever mini-batches it has."""
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields whole tensors as the model computes with them, under Hugging Face names, with adapters merged.
 

@@ -103,6 +103,10 @@ class Engine:
         self.model.eval()
         return numbers
 
+    def advance(self) -> None:
+        assert self.updater is not None, "the weights of this engine are frozen"
+        self.updater.step_no += 1
+
     def _backward(self, micro_batches: list[Batch], loss: LossFn, want: Want) -> dict[str, Tensor]:
         """Adds the gradients of all micro-batches; returns the sums of the loss and of the metrics."""
         sums = {"loss": torch.zeros((), dtype=torch.float64, device=self.device)}

@@ -55,7 +55,7 @@ def backend_of(config: Config, alone: bool) -> Kind:
 
 
 def actor_engine(config: Config, total_steps: int | None = None, backend: Kind = SingleBackend) -> TrainEngine:
-    """Makes the actor's engine. `total_steps` are the optimizer steps of the run, if its schedule ends with it."""
+    """Makes the actor's engine. `total_steps` are those of the run in which it learns, if its schedule ends with it."""
     device, model = device_of(config.trainer.device), config.actor_rollout_ref.model
     settings = actor_settings(config, device, total_steps)
     lora = Lora.of(model, POLICY, config.trainer.seed)

@@ -20,7 +20,7 @@ OPTIMIZERS = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam, "SGD": torch
 
 
 def lr_at(step: int, config: OptimConfig, total_steps: int | None = None) -> float:
-    """Returns the rate of optimizer step 0, 1, 2, ...: linear from `lr_warmup_init` to `lr`, then constant or falling.
+    """Returns the rate of step 0, 1, 2, ... of the run: linear from `lr_warmup_init` to `lr`, then constant or falling.
 
     With p the share of the decay that has passed and m = `min_lr_ratio`: linear lr (1 - (1 - m) p), cosine
     lr (m + (1 - m) (1 + cos(2 pi num_cycles p)) / 2). After the decay, p stays 1.
@@ -90,7 +90,7 @@ class Updater:
     ):
         self.config = config
         self.total_steps = total_steps
-        self.step_no = 0
+        self.step_no = 0  # the place in the schedule of the learning rate
         self.names, self.params = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
         dtypes = [compute.get(name, param.dtype) for name, param in zip(self.names, self.params, strict=True)]
         self.masters = [narrow(param, dtype) for param, dtype in zip(self.params, dtypes, strict=True)]
@@ -118,7 +118,6 @@ class Updater:
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr
         self.optimizer.step()
-        self.step_no += 1
         self.publish()
 
     @torch.no_grad()
@@ -140,7 +139,11 @@ class Updater:
         return {"optimizer": self.optimizer.state_dict(), "step": self.step_no}
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Takes the moments and the place in the schedule; weight decay, betas and so on stay those of the config."""
+        own = [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, keys in zip(self.optimizer.param_groups, own, strict=True):
+            group.update(keys)
         self.step_no = state["step"]
 
     def idle_tensors(self) -> Iterator[Tensor]:

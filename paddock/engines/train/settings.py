@@ -78,7 +78,7 @@ class Settings:
     wide: torch.dtype = torch.float32
     """Type in which weights are loaded, and kept by the optimizer."""
     total_steps: int | None = None
-    """Optimizer steps of the run, for schedules that end with it."""
+    """Steps of the run in which the role learns, for schedules that end with it."""
     temperature: float = 1.0
     topk: int = 0
     """Number of tokens of the columns `topk_tokens` and `topk_log_probs`."""
