@@ -119,9 +119,9 @@ def guarded(
 def blaming(name: str, kwargs: Mapping[str, Any], takes: str = "") -> Iterator[None]:
     try:
         yield
-    except UserError:
+    except (UserError, KeyboardInterrupt, GeneratorExit):
         raise
-    except Exception as error:
+    except BaseException as error:  # sys.exit, too
         given = ", ".join(f"{key}={value!r:.40}" for key, value in kwargs.items()) or "no arguments"
         fix = f"it is called with {given}{takes}"
         raise refused(name, f"cannot be made: {told(error)}", fix) from error

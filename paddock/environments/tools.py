@@ -149,10 +149,18 @@ def parameters_of(function: Callable[..., Any], name: str, described: Mapping[st
             found = {**found, "description": described[argument.name]}
         if argument.default is argument.empty:
             required.append(argument.name)
-        elif argument.default is not None:
-            found = {**found, "default": argument.default}
+        elif (default := written_default(argument.default)) is not None:
+            found = {**found, "default": default}
         properties[argument.name] = found
     return {"type": "object", "properties": properties, "required": required}
+
+
+def written_default(value: Any) -> Any:
+    """Returns a default as JSON has it: templates write schemas, and checkpoints keep them. None: it cannot be told."""
+    try:
+        return json.loads(json.dumps(value.value if isinstance(value, enum.Enum) else value))
+    except (TypeError, ValueError):
+        return None
 
 
 def schema_of(hint: Any, name: str) -> Schema:
@@ -214,7 +222,7 @@ def converted(value: Any, schema: Schema, name: str) -> Any:
     if isinstance(value, str) and kind in ("integer", "number", "boolean", "array", "object"):
         try:
             value = json.loads(value.strip().lower() if kind == "boolean" else value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ToolError(f"{name} is {value!r:.80}, not of type {kind}") from None
     if kind == "integer" and isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -39,14 +39,25 @@ class Workers:
 
     def start(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Begins a call; a coroutine function runs in the event loop."""
+        call = partial(function, *args, **kwargs)
+        if inspect.iscoroutinefunction(function):
+            return self.begin(call())
         if inspect.iscoroutinefunction(inspect.unwrap(function)):
-            return self.begin(function(*args, **kwargs))
+            return self.begin(self.unwrapped(call))
+        return self.in_thread(call)
+
+    async def unwrapped(self, call: Callable[[], Any]) -> Any:
+        """Calls what stands around a coroutine function in a thread: it may have made a plain function of it."""
+        found = await asyncio.wrap_future(self.in_thread(call))
+        return await found if inspect.isawaitable(found) else found
+
+    def in_thread(self, call: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
         with self.lock:
             self.busy += 1
             wanted = self.busy > self.threads and self.threads < MOST_THREADS
             self.threads += wanted
-        self.jobs.put((partial(function, *args, **kwargs), future))
+        self.jobs.put((call, future))
         if wanted:
             threading.Thread(target=self.serve, name="environment", daemon=True).start()
         return future
@@ -79,7 +90,7 @@ class Workers:
         self.woken = False  # before the look: what is begun from now on wakes the loop again
         while self.begun:
             coroutine, future = self.begun.popleft()
-            task = loop.create_task(coroutine)
+            task = loop.create_task(kept(coroutine))
             task.add_done_callback(partial(told, future))
             future.add_done_callback(partial(cancelled, loop, task))
 
@@ -125,15 +136,31 @@ class Workers:
             asyncio.run_coroutine_threadsafe(cancel_all(loop), loop)
 
 
+class Left:
+    """Holds a SystemExit, which would end the event loop if a task raised it."""
+
+    def __init__(self, error: SystemExit):
+        self.error = error
+
+
+async def kept(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return await coroutine
+    except SystemExit as error:
+        return Left(error)
+
+
 def told(future: Future[Any], task: asyncio.Task[Any]) -> None:
     """Hands what a task returned or raised to the future that others wait for."""
     if task.cancelled():
         future.cancel()
     if not future.set_running_or_notify_cancel():
         return
-    error = task.exception()
+    error, found = task.exception(), None if task.exception() else task.result()
+    if isinstance(found, Left):
+        error = found.error
     if error is None:
-        future.set_result(task.result())
+        future.set_result(found)
     else:
         future.set_exception(error)
 

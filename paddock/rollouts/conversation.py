@@ -293,12 +293,14 @@ class Conversation:
         except ToolError as error:
             self.counts.failed_calls += 1
             return f"error: {error}"
-        if not tool.inline or inspect.iscoroutinefunction(tool.function):
+        if not tool.inline or inspect.iscoroutinefunction(inspect.unwrap(tool.function)):
             return self.setting.workers.start(tool.function, **arguments)
         found: Future[Any] = Future()
         try:
             found.set_result(tool.function(**arguments))
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             found.set_exception(error)
         return found
 
@@ -310,9 +312,9 @@ class Conversation:
             self.counts.timeouts += 1
             self.counts.failed_calls += 1
             return TIMED_OUT.format(self.setting.limits.tool_timeout)
-        except UserError:
+        except (UserError, GeneratorExit, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # a tool that runs a program may meet its SystemExit
             self.counts.failed_calls += 1
             return f"error: {error}" if isinstance(error, ToolError) else f"error: {type(error).__name__}: {error}"
 
@@ -395,7 +397,11 @@ class Conversation:
         function = getattr(environment, method)
         inline = environment.inline or not overrides(environment, method)
         try:
-            return (yield from self.call(inline and not inspect.iscoroutinefunction(function), function, *args))
+            return (
+                yield from self.call(
+                    inline and not inspect.iscoroutinefunction(inspect.unwrap(function)), function, *args
+                )
+            )
         except (TimeLimit, UserError, GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -139,10 +139,11 @@ class Conversations:
         turns that do not go on from the one before."""
         found = Limits.of(self.requests(self.wanted)).requests + [(self.prompt_length, 1)] * len(self.waiting)
         crowded = self.slots is not None and len(self.conversations) > self.slots
-        if crowded or not all(one.extends for one in self.conversations):
-            longest = max(tokens for tokens, _ in found)
-            found.append((longest + self.sampling.max_tokens, 1))
-        return Limits(found)
+        longest, extend = max(tokens for tokens, _ in found), all(one.extends for one in self.conversations)
+        whole = (longest if extend else max(longest, self.prompt_length)) + self.sampling.max_tokens
+        if crowded or not extend:
+            found.append((whole, 1))
+        return Limits(found, whole, None if extend else whole)
 
     def requests(self, wanted: dict[int, Wanted]) -> list[Request]:
         """Returns a request for each turn; first turns of equal prompts of a group are one."""
@@ -185,7 +186,7 @@ class Conversations:
         if self.waiting.get(key, (None,))[0] is not future:
             return  # its time was up
         del self.waiting[key]
-        error = future.exception()
+        error = CancelledError() if future.cancelled() else future.exception()
         self.served.append((key, None if error else future.result(), error))
 
     def submit(self) -> None:

@@ -327,8 +327,8 @@ def checkpoint_store(config: Config) -> CheckpointStore:
     actor, critic = config.trainer.max_actor_ckpt_to_keep, config.trainer.max_critic_ckpt_to_keep
     if actor is None and critic is not None:
         log.warning(
-            "trainer.max_critic_ckpt_to_keep=%d has no effect: trainer.max_actor_ckpt_to_keep is unset, which keeps all "
-            "checkpoints, and the critic is in the actor's folder",
+            "trainer.max_critic_ckpt_to_keep=%d has no effect: trainer.max_actor_ckpt_to_keep is unset, which keeps "
+            "all checkpoints, and the critic is in their folder",
             critic,
         )
     return CheckpointStore(config.trainer.default_local_dir, None if actor is None else max(actor, critic or actor))

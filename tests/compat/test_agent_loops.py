@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from chatty import ROLLOUT, TURNS, keys_of, metrics, save_chatty, talk, write_rows
+from tiny_models import tiny_model
 
 from paddock.config.load import load
+from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
 from paddock.errors import UserError
 from paddock.rollouts.episode import Episode
@@ -122,6 +126,52 @@ def test_engines_that_keep_a_conversation_draw_what_others_draw(model, folder):
         assert [[span.tokens for span in one.spans] for one in others] == [
             [span.tokens for span in one.spans] for one in kept
         ]
+
+
+@pytest.mark.parametrize("said", [1, 20])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_turns_that_go_on_beyond_the_response_take_nothing_of_other_episodes(folder, said, deterministic):
+    """The loop cuts its response, as verl's do: the last turn may end behind it. Row 3 has much to hear."""
+    attentive = save_chatty(folder / "attentive")
+    torch.manual_seed(0)
+    other = tiny_model("llama", vocab_size=272, eos_token_id=1, pad_token_id=0)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(12 if weight.ndim == 2 else 1)
+    other.save_pretrained(attentive)
+    own = loop(
+        folder,
+        f"""
+class Loop(AgentLoopBase):
+    async def run(self, sampling_params, **kwargs):
+        generate = self.server_manager.generate
+        prompt = await self.apply_chat_template(kwargs["raw_prompt"])
+        size = self.config.actor_rollout_ref.rollout.response_length
+        short = dict(sampling_params, max_tokens=6)
+        ids = list((await generate(request_id="a", prompt_ids=prompt, sampling_params=short)).token_ids)
+        mask, heard = [1] * len(ids), [66] * ({said} if kwargs["index"] == 3 else 1)
+        second = await generate(request_id="a", prompt_ids=prompt + ids + heard, sampling_params=sampling_params)
+        ids, mask = ids + heard + second.token_ids, mask + [0] * len(heard) + [1] * len(second.token_ids)
+        return AgentLoopOutput(prompt_ids=prompt, response_ids=ids[:size], response_mask=mask[:size], metrics={{}})
+""",
+    )
+    keys = *own, "data.max_response_length=32", f"{ROLLOUT}.deterministic={deterministic}"
+    kept, plain = (talk(attentive, folder, *keys, length=32, engine=kind) for kind in (EmbeddedEngine, HFEngine))
+    for one, same in zip(kept, plain, strict=True):
+        assert [span.tokens for span in one.spans] == [span.tokens for span in same.spans]
+
+
+def test_a_prompt_of_a_later_turn_may_be_longer_than_all_first_ones(model, folder):
+    own = loop(folder, body("""
+        other = (prompt * 10)[:100]
+        second = (await generate(request_id="b", prompt_ids=other, sampling_params=sampling_params)).token_ids
+        return self.output(other, second)
+    """))  # fmt: skip
+    write_rows(folder / "rows.jsonl", count=1)
+    engine = partial(EmbeddedEngine, max_model_len=128 + 8)
+    keys = "data.max_response_length=8", f"{ROLLOUT}.deterministic=True"
+    (found,) = talk(model, folder, *own, *keys, samples=1, length=8, engine=engine)
+    assert len(found.prompt.tokens) == 100
 
 
 def test_a_rows_agent_name_picks_a_loop_that_a_module_registered(model, folder):

@@ -159,6 +159,11 @@ MALFORMED = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {"x": "\\ud800"}}</tool_call>', "surrogate"),
     ("hermes", f"<tool_call>{'[' * 100_000}</tool_call>", "the JSON cannot be read"),
     ("hermes", f"<tool_call>{'9' * 10_000}</tool_call>", "the JSON cannot be read"),
+    *(
+        ("pythonic", f"[add(a={value})]", "must be numbers, texts, lists or dictionaries")
+        for value in ("{1, 2}", "b'x'", "1j", "...", "{(1, 2): 3}", "'\\ud800'")
+    ),
+    ("lfm2", "<|tool_call_start|>[add(a={1})]<|tool_call_end|>", "must be numbers"),
     ("qwen3_coder", "<tool_call>add(1)</tool_call>", "no <function=NAME>"),
     ("qwen3_coder", "<function=add><parameter=a>1</function>", "not closed by </parameter>"),
     ("qwen3_coder", "<function=></function>", "names no tool"),

@@ -147,3 +147,25 @@ def test_python_runs_in_the_sandbox_without_the_network_and_without_this_process
         del os.environ["PADDOCK_TEST_TRUTH"]
     assert "1776" not in said and str(os.getpid()) not in said
     assert "error" in run.function(code="import socket; socket.create_connection(('127.0.0.1', 9))")
+
+
+def test_a_default_is_told_as_json_has_it_and_left_out_if_json_has_none():
+    class Unit(enum.Enum):
+        KM = "km"
+
+    def far(unit: Unit = Unit.KM, sides: tuple[int, ...] = (1, 2), name: str | object = object()) -> str:
+        return unit.value
+
+    far.__annotations__ = {"unit": Unit, "sides": list[int], "name": str}
+    told = tool_of(far).parameters["properties"]
+    assert told["unit"] == {"type": "string", "enum": ["km"], "default": "km"} and type(told["unit"]["default"]) is str
+    assert told["sides"]["default"] == [1, 2] and "default" not in told["name"]
+
+
+def test_an_argument_of_many_brackets_is_told_to_be_wrong():
+    def add(a: int, b: list[int]) -> int:
+        return a + len(b)
+
+    for name, other in (("a", {"b": []}), ("b", {"a": 1})):
+        with pytest.raises(ToolError, match="not of type"):
+            tool_of(add).arguments({name: "[" * 100_000, **other})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from concurrent.futures import CancelledError, wait
 
@@ -72,3 +73,27 @@ def test_close_cancels_coroutines_seen_by_the_loop_or_not():
     workers.close()
     done, left = wait([first, *others], 10)
     assert not left and all(future.cancelled() for future in done)
+
+
+def test_a_wrapper_that_makes_a_function_of_a_coroutine_function_is_called_in_a_thread(workers):
+    @functools.wraps(squared)
+    def plain(number):
+        return threading.current_thread().name, asyncio.run(squared(number))
+
+    @functools.wraps(squared)
+    def passed(number):
+        return squared(number)
+
+    name, found = workers.start(plain, 7).result(10)
+    assert found == 49 and name == "environment"
+    assert workers.start(passed, 7).result(10) == 49
+
+
+def test_a_coroutine_that_exits_ends_neither_the_loop_nor_the_others(workers):
+    async def exits():
+        raise SystemExit(3)
+
+    first, second = workers.start(exits), workers.start(squared, 7)
+    with pytest.raises(SystemExit):
+        first.result(10)
+    assert second.result(10) == 49 and workers.start(squared, 8).result(10) == 64

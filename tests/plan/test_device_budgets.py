@@ -247,6 +247,14 @@ def test_sequences_at_a_time_are_chosen_on_several_devices_too() -> None:
     assert values(found, TOKENS, PREFILL) == [DEFAULTS[TOKENS], DEFAULTS[PREFILL]]
 
 
+def test_a_row_of_an_agent_loop_has_room_for_a_later_prompt() -> None:
+    plain, loops = (job(loaded(SMALL, 139, *keys).config, machine=device(139))
+                    for keys in ((), (f"{RO}.agent.default_agent_loop=mine.Loop",)))  # fmt: skip
+    assert plain is not None and loops is not None
+    prompt, response = loops.rollout.shared_tokens, plain.rollout.row_tokens - plain.rollout.shared_tokens
+    assert prompt > 0 and loops.rollout.row_tokens == 2 * prompt + response
+
+
 def test_prefill_by_hand() -> None:
     """A forward's live tensors are c (3f + 4h) bytes a token, beside the cache and what rests."""
     found = loaded(SMALL, 139)

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from talks import EOS, opened, rows, sampling, talk, texts, tokenizer
+from talks import EOS, model, opened, rows, sampling, talk, texts, tokenizer
 
 import paddock
 from paddock.core.batch import NOBODY
@@ -115,6 +115,16 @@ def test_an_engine_that_cannot_wait_gets_its_next_launch_between_a_few_conversat
     monkeypatch.setattr(EmbeddedEngine, "can_wait", lambda self: False)
     assert texts(talk(environment, count=6, samples=4)) == texts(whole)
     assert max(resumed) == 2
+
+
+@pytest.mark.parametrize("slots", [8, 3])
+def test_a_longest_sequence_of_prompt_and_response_is_enough_if_conversations_are_computed_anew(slots):
+    environments = opened(Echo, f"actor_rollout_ref.rollout.max_num_seqs={slots}")
+    engine = EmbeddedEngine(model(), max_num_seqs=slots, max_model_len=64)  # 32 + 32
+    try:
+        assert len(environments.run(engine, 7, rows(4), 2, sampling(32))) == 8
+    finally:
+        environments.close()
 
 
 def test_a_conversation_that_waits_holds_nobody_up():

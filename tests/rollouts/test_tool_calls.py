@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
@@ -11,7 +12,7 @@ from talks import conversation, driven, talk
 import paddock
 from paddock.environments.environment import Answer, Call, Malformed
 from paddock.environments.tools import tool_of
-from paddock.rollouts.conversation import TimeLimit
+from paddock.rollouts.conversation import Conversation, TimeLimit
 
 LIMITS = "actor_rollout_ref.rollout.multi_turn"
 
@@ -195,3 +196,35 @@ def test_tools_that_return_at_once_need_no_thread_and_what_they_raise_is_told():
     assert [one["content"] for one in end.value.value] == [here, f"error: ValueError: {here}"]
     (told,) = driven(own.results(Answer("", calls=(Call("later", {}),))))
     assert told["content"] not in ("", here)
+
+
+class Leaves(paddock.Environment):
+    """Its tool ends the program, or is cancelled, as the code that it runs may be."""
+
+    max_turns, call_format = 2, "pythonic"
+
+    @paddock.tool
+    def exits(self) -> str:
+        """Exits."""
+        raise SystemExit(0)
+
+    @paddock.tool
+    async def later(self) -> str:
+        """Exits later."""
+        raise SystemExit(0)
+
+    @paddock.tool
+    async def cancelled(self) -> str:
+        """Is cancelled."""
+        raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize("name", ["exits", "later", "cancelled"])
+def test_a_tool_that_exits_or_is_cancelled_ends_no_run(name, inline, monkeypatch):
+    monkeypatch.setattr(Leaves, "inline", inline)
+    monkeypatch.setattr(Conversation, "read", lambda self, done: Answer("", done.tokens, calls=[Call(name, {})]))
+    for one in talk(Leaves, f"{LIMITS}.tool_timeout=20", count=2):
+        told = one.extras["conversation"][1]["content"]
+        assert told.startswith("error: CancelledError" if name == "cancelled" else "error: SystemExit")
+        assert one.extras["timeouts"] == 0 and one.extras["failed_calls"] == 2

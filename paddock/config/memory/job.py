@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from paddock.config.conversations import has_agent_loops
 from paddock.config.distillation import teachers_of
 from paddock.config.engine import FrozenConfig, FrozenMegatronConfig, FSDPConfig, MegatronConfig, ShardedConfig
 from paddock.config.memory.model import Hardware, Job, Role, Rollout
@@ -185,10 +186,12 @@ def _host_optimizer(role: ActorConfig | RefConfig | CriticConfig) -> float:
 def _rollout(config: Config) -> Rollout:
     rollout, size, data = config.actor_rollout_ref.rollout, engine_size(config), config.data
     shares_prompts = engine_kind(rollout.name).trainer_log_probs and config.trainer.device != "cpu"
+    # a later turn of an agent loop may have another prompt, which is cached behind the first
+    later_prompt = data.max_prompt_length if shares_prompts and has_agent_loops(config) else 0
     return Rollout(
         engine=rollout.name or "embedded",
         rows=-(-config.data.train_batch_size * rollout.n * size // rollout_devices(config)),
-        row_tokens=row_tokens(config.data),
+        row_tokens=row_tokens(data) + later_prompt,
         max_sequences=rollout.max_num_seqs or 1,
         tensor=size,
         memory_fraction=rollout.gpu_memory_utilization,

@@ -119,6 +119,10 @@ class Limits:
 
     requests: list[tuple[int, int]]
     """Tokens and responses of each request."""
+    whole: int | None = None
+    """Most tokens of a prompt with its response; None: the longest request, and a whole response behind it."""
+    behind: int | None = None
+    """Most tokens of all turns behind those that a kept response began with; None: those of one response."""
 
     @staticmethod
     def of(requests: Iterable[Request]) -> Limits:

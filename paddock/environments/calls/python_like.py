@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator, Sequence
 from textwrap import dedent
@@ -43,7 +44,7 @@ def python_call(node: ast.AST, text: str, form: str = PYTHON_FORM, json_names: b
         arguments = {
             str(keyword.arg): ast.literal_eval(value) for keyword, value in zip(node.keywords, values, strict=True)
         }
-        repr(arguments).encode()
+        json.dumps(arguments, ensure_ascii=False).encode()  # sets, bytes and half surrogate pairs are no JSON
         return Call(name, arguments)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return Malformed(text, "arguments must be numbers, texts, lists or dictionaries, written out")

@@ -299,16 +299,12 @@ class EmbeddedEngine(RolloutEngine):
             empty_cache(self.model.device)  # of the update before: it would stand beside keys and values
         if not self.pooled:
             return Slots(count, sizes[0] + sampling.max_tokens, self.autocast)
+        behind = sampling.max_tokens if limits.behind is None else limits.behind
         at_once = sum(sizes[: count // min(rows for _, rows in parts)])
         pool = self.slots
-        if (
-            pool is None
-            or pool.count < count
-            or pool.prompt_tokens < at_once
-            or pool.answer_tokens < sampling.max_tokens
-        ):
+        if pool is None or pool.count < count or pool.prompt_tokens < at_once or pool.answer_tokens < behind:
             self.free()
-            pool = TokenPool(count, rounded(at_once), rounded(sampling.max_tokens), self.model.device)
+            pool = TokenPool(count, rounded(at_once), rounded(behind), self.model.device)
             self.slots = pool
         elif pool.shapes:
             self.restore(pool)
@@ -356,9 +352,10 @@ class EmbeddedEngine(RolloutEngine):
     def check(self, limits: Limits, sampling: Sampling) -> None:
         sizes = [tokens for tokens, _ in limits.requests]
         assert all(sizes), "a prompt is empty"
-        if self.max_model_len is not None and max(sizes) + sampling.max_tokens > self.max_model_len:
+        longest = max(sizes) if limits.whole is None else limits.whole - sampling.max_tokens
+        if self.max_model_len is not None and longest + sampling.max_tokens > self.max_model_len:
             raise UserError(
-                f"a prompt of {max(sizes)} tokens and a response of up to {sampling.max_tokens} do not fit",
+                f"a prompt of {longest} tokens and a response of up to {sampling.max_tokens} do not fit",
                 key="actor_rollout_ref.rollout.max_model_len",
                 value=self.max_model_len,
                 fix="raise it, or lower data.max_prompt_length or data.max_response_length",
