@@ -15,6 +15,8 @@ from paddock.door import INTERRUPTED, say_last
 from paddock.report.write import conclude_run
 from paddock.trainer.lifecycle import Outcome, resume_command
 
+COLUMNS = ("prompt_key", "answer_key", "reward_fn_key", "apply_chat_template_kwargs")
+"""Keys of `data` without which the same files are read otherwise."""
 SCORERS = frozenset({"custom_reward_function", "reward", "reward_kwargs", "reward_weights"})
 
 
@@ -67,7 +69,7 @@ def after_training(outcome: Outcome, config: Config) -> tuple[Path | None, list[
     if outcome.checkpoint is None:
         return None, []
     actor = outcome.checkpoint.folder / "actor"
-    commands = [f"paddock export {outcome.checkpoint.folder} FOLDER"]
+    commands = [f"paddock export {shlex.quote(str(outcome.checkpoint.folder))} FOLDER"]
     if any(actor.glob("model*.safetensors")):
         commands.insert(0, evaluation(actor, config))
     return actor, commands
@@ -76,10 +78,21 @@ def after_training(outcome: Outcome, config: Config) -> tuple[Path | None, list[
 def evaluation(model: Path, config: Config) -> str:
     """Returns the command that evaluates the model on the run's validation data with its scorer."""
     files = config.data.val_files or config.data.train_files
-    data = ",".join(map(str, files)) if isinstance(files, list) else str(files)
-    words = [f"model={model}", f"data={f'[{data}]' if ',' in data else data}"]
+    files = files[0] if isinstance(files, list) and len(files) == 1 else files
+    words = [setting("model", str(model)), setting("data", files)]
     words.append(f"data.max_response_length={config.data.max_response_length}")
+    default = Config().data
+    if config.data.max_prompt_length > default.max_prompt_length:
+        words.append(f"data.max_prompt_length={config.data.max_prompt_length}")
+    own = [name for name in COLUMNS if getattr(config.data, name) != getattr(default, name)]
+    words += [setting(f"data.{name}", getattr(config.data, name)) for name in own]
     return " ".join(["paddock eval", *words, *scorer_words(config)])
+
+
+def setting(key: str, value: Any) -> str:
+    """Returns an override as a shell takes it."""
+    text = f"{key}={written(value)}"
+    return text if re.fullmatch(r"[\w./:=,\[\]-]+", text, re.ASCII) else shlex.quote(text)
 
 
 def scorer_words(config: Config) -> list[str]:
@@ -96,6 +109,6 @@ def written(value: Any) -> str:
         return f"[{','.join(map(written, value))}]"
     if isinstance(value, dict):
         return f"{{{','.join(f'{name}:{written(item)}' for name, item in value.items())}}}"
-    if isinstance(value, str) and not re.fullmatch(r"[\w./:-]+", value):
+    if isinstance(value, str) and not re.fullmatch(r"[\w./:-]+", value, re.ASCII):
         return "'" + value.replace("'", "\\'") + "'"
     return "null" if value is None else str(value)

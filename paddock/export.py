@@ -62,6 +62,8 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None, max_shard_size
     from paddock.models.save import whole_folder
 
     source: dict[str, Any] = {"path": str(actor), "key": KEY} if (actor / CONFIG).is_file() else base_model(actor)
+    if dtype and dtype not in TYPES:
+        raise UserError("is no type of weights", key="dtype", value=dtype, fix=" or ".join(DTYPES))
     with whole_folder(out, OUT) as writing:
         wanted = TYPES[dtype] if dtype else load_config(**source).dtype
         model = load_causal_lm(**source, dtype=wanted)

@@ -107,6 +107,14 @@ def require_writable_file(key: str, file: Path) -> None:
     require_writable(key, file.absolute().parent)
 
 
+def require_other_file(key: str, file: Path, config: Config) -> None:
+    """Refuses to write over the rows that the same command reads."""
+    files = config.data.val_files
+    read = files if isinstance(files, list) else [files] if files else []
+    if any(os.path.exists(name) and file.exists() and os.path.samefile(name, file) for name in read):
+        raise UserError("is a file of rows that this command reads", key=key, value=file, fix="name another file")
+
+
 def choose_threads(config: Config) -> None:
     """Sets the number of threads before torch reads it at its import; the user's own setting wins."""
     if wants_one_thread(config):

@@ -211,8 +211,10 @@ def question(record: Record, column: str) -> Any:
 def truth_of(value: Any, location: str, column: str) -> str | list[str]:
     """The true answer as a text: a number as it is written, an object as JSON. A list of texts or numbers stays one:
     each of them is a right answer."""
-    if value is None or value == "" or value == []:
+    if value is None or value == "" or value == [] or value != value:  # NaN is how pandas writes a missing value
         raise bad_row(location, column, "there is no answer", "write one, or leave the row out")
+    if isinstance(value, bytes):
+        raise bad_row(location, column, f"is {value!r:.40}, bytes and not a text", "write the column as text")
     if isinstance(value, list) and not any(isinstance(item, list | dict | None) for item in value):
         return [_as_text(item) for item in value]
     return _as_text(value)

@@ -6,6 +6,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from paddock.config.rewards import PATH, PYTHON, WEIGHTS
@@ -24,7 +25,10 @@ def reward_settings(reward: Any) -> tuple[dict[str, Any], dict[str, Callable[...
     """Returns the keys that name these rewards, and the functions that are named `python:NAME` in them."""
     weighted = reward if isinstance(reward, Mapping) else None
     parts = parts_of(reward)
-    weights = {id(part): float(weighted[part]) for part in parts} if weighted is not None else {}
+    weights = {id(part): weighted[part] for part in parts} if weighted is not None else {}
+    for weight in weights.values():
+        if not isinstance(weight, Real):
+            raise UserError("is no weight", key="reward", value=f"{weight!r:.80}", fix="a number: {function: 0.5}")
     for part in parts:
         if not isinstance(part, str) and not callable(part):
             fix = "a function, the name of a rule, a list of these, or a dict with a weight for each"
@@ -36,14 +40,14 @@ def reward_settings(reward: Any) -> tuple[dict[str, Any], dict[str, Callable[...
     if functions:
         found[PATH] = addresses
     if weighted is not None:
-        found |= {"reward_weights": [weights[id(part)] for part in parts if part in rules]} if rules else {}
-        found |= {WEIGHTS: [weights[id(part)] for part in parts if part not in rules]} if functions else {}
+        found |= {"reward_weights": [float(weights[id(part)]) for part in parts if part in rules]} if rules else {}
+        found |= {WEIGHTS: [float(weights[id(part)]) for part in parts if part not in rules]} if functions else {}
     return found, own
 
 
 def environment_settings(environment: Any, tools: Any) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
     """Returns the keys that name an environment and tools, and what is named `python:NAME` in them."""
-    named = [] if tools is None else [tools] if isinstance(tools, str) or callable(tools) else list(tools)
+    named = parts_of(tools)
     given = [one for one in (environment, *named) if one is not None and not isinstance(one, str)]
     if wrong := next((one for one in given if not callable(one)), None):
         key = "environment" if wrong is environment else "tools"
@@ -61,7 +65,8 @@ def environment_settings(environment: Any, tools: Any) -> tuple[dict[str, Any], 
 
 def parts_of(reward: Any) -> list[Any]:
     """Returns the rules and functions of a reward, one after the other."""
-    return [] if reward is None else [reward] if isinstance(reward, str) or callable(reward) else list(reward)
+    several = isinstance(reward, Sequence | Mapping) and not isinstance(reward, str)
+    return [] if reward is None else list(reward) if several else [reward]
 
 
 def addresses_of(functions: Sequence[Callable[..., Any]]) -> tuple[list[str], dict[str, Callable[..., Any]]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
+from paddock.config import tree
 from paddock.config.overrides import PROGRAM
 from paddock.core.registry import suggest
 from paddock.errors import UserError
@@ -83,8 +84,25 @@ def settings_of(keywords: Mapping[str, Any], config: Mapping[str, Any]) -> dict[
             fix = f"{suggest(name, sorted(KEYS))}; any key of a config goes through config={{'a.b': value}}"
             raise UserError("is no keyword", key=PROGRAM, value=name, fix=fix)
     found = {KEYS[name]: value for name, value in keywords.items() if value is not None}
-    for key in config:
+    for key, value in dotted(config):
         if key in found:
-            name = next(name for name, known in KEYS.items() if known == key)
-            raise UserError(f"is set by {name}= as well", key=key, value=config[key], fix="set it once")
-    return found | dict(config)
+            by = next(
+                (f"by {name}= as well" for name in keywords if KEYS[name] == key and keywords[name] is not None),
+                "twice",
+            )
+            raise UserError(f"is set {by}", key=key, value=value, fix="set it once")
+        found[key] = value
+    return found
+
+
+def dotted(config: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields keys with all their dots, and values, of a config whose sections may be mappings."""
+    if not isinstance(config, Mapping):
+        fix = "a mapping of keys and values: config={'a.b': value}"
+        raise UserError("is no mapping", key="config", value=f"{config!r:.80}", fix=fix)
+    for name, value in config.items():
+        key = f"{section}{name}"
+        if isinstance(value, Mapping) and key in tree.sections():
+            yield from dotted(value, f"{key}.")
+        else:
+            yield key, value

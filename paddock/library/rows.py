@@ -27,7 +27,7 @@ def files_of_rows(data: Any, name: str) -> list[str]:
         return [os.fspath(item) for item in data]
     if isinstance(data, Sequence):
         return [str(written(f"{name}.jsonl", lines_of(data, name)))]
-    table = arrow_table(data)
+    table = arrow_table(data, name)
     if table is not None:
         return [str(written(f"{name}.parquet", parquet_of(table)))]
     raise UserError(f"is {described(data)}", key=name, value=f"{data!r:.80}", fix=SHAPES)
@@ -57,7 +57,7 @@ def plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} is not JSON")
 
 
-def arrow_table(data: Any) -> Any:
+def arrow_table(data: Any, name: str) -> Any:
     """Returns an arrow table of the rows; None for an object that is no table."""
     if type(data).__module__.partition(".")[0] == "datasets":
         if not hasattr(data, "with_format") or not hasattr(data, "num_rows") or isinstance(data.num_rows, dict):
@@ -66,7 +66,13 @@ def arrow_table(data: Any) -> Any:
     if type(data).__module__.partition(".")[0] == "pandas":
         import pyarrow as pa
 
-        return pa.Table.from_pandas(data, preserve_index=False)
+        if not hasattr(data, "columns"):  # a Series
+            return None
+        try:
+            return pa.Table.from_pandas(data, preserve_index=False)
+        except (ValueError, TypeError) as error:  # of arrow, too: ArrowInvalid, ArrowTypeError
+            fix = 'one type for each column, each name once: table["answer"] = table["answer"].astype(str)'
+            raise UserError(f"the table cannot be read: {error}", key=name, fix=fix) from None
     if hasattr(data, "to_arrow"):  # polars
         return data.to_arrow()
     return data if hasattr(data, "schema") and hasattr(data, "num_rows") else None

@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from paddock.config.load import Loaded, load
 from paddock.config.schema import Config
+from paddock.errors import UserError
 from paddock.library.functions import Reward, environment_settings, parts_of, reward_settings, source_of, tell
 from paddock.library.keywords import KEYS, Keywords, settings_of
 from paddock.library.rows import files_of_rows
@@ -86,13 +87,17 @@ class Run:
         texts = [source_of(part) for part in (*parts_of(reward), *parts_of(tools), environment) if callable(part)]
         values = settings_of(keywords, config or {})
         if model is not None:
-            values[MODEL] = str(model)
+            named[MODEL] = str(model)
         for key, given, name in ((TRAIN, data, "data"), (HELD_OUT, validation, "validation")):
             if given is not None:
-                values[key] = files_of_rows(given, name)
-        values |= named
+                named[key] = files_of_rows(given, name)
         if algorithm not in (SFT, REWARD_MODEL):
-            values[ALGORITHM] = NAMES.get(algorithm, algorithm)
+            named[ALGORITHM] = NAMES.get(algorithm, algorithm)
+        if twice := next((key for key in named if key in values), None):
+            fix = f"set it once: algorithm={values[twice]!r}" if twice == ALGORITHM else "set it once"
+            reason = "is set by an argument of Run as well"
+            raise UserError(reason, key=twice, value=values[twice], fix=fix)
+        values |= named
         self.own_folder = FOLDER not in values
         if self.own_folder:
             values[FOLDER] = str(Path(RUNS) / f"{algorithm}-{identity(values, texts)}")
@@ -134,9 +139,11 @@ class Run:
         >>> "2 prompts x 4 responses" in str(run.plan())
         True
         """
-        from paddock.plan.plan import make
+        from paddock.plan.plan import make, require_known
         from paddock.plan.tables import PrintedPlan
 
+        if gpu is not None:
+            require_known("gpu", gpu)
         loaded = self.loaded if gpu is None else self.load(self.values, gpu)
         return PrintedPlan(**vars(make(loaded, gpu)))
 
@@ -183,8 +190,9 @@ class Run:
         >>> [len(responses) for responses in run.generate(["2+2=", "1+5="], temperature=0)]
         [1, 1]
         """
-        one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], Mapping))
-        found = self.open().generate([prompts] if one else list(prompts), n, temperature, response_length)
+        many = [prompts] if isinstance(prompts, str) else list(prompts)
+        one = isinstance(prompts, str) or (bool(many) and isinstance(many[0], Mapping))
+        found = self.open().generate([prompts] if one else many, n, temperature, response_length)
         return found[0] if one else found
 
     def export(self, folder: str | Path, dtype: str | None = None) -> Path:
@@ -195,8 +203,9 @@ class Run:
         """
         from paddock.export import export
 
-        export(self.save().folder, Path(folder).expanduser(), dtype)
-        return Path(folder)
+        out = Path(folder).expanduser()
+        export(self.save().folder, out, dtype)
+        return out
 
     def save(self) -> Checkpoint:
         """Writes a checkpoint of the last finished step, unless there is one.

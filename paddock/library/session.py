@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -35,6 +38,8 @@ from paddock.trainer.loop import Trainer
 from paddock.trainer.model_rewards import validation_styles
 from paddock.trainer.training import Kind, Training
 from paddock.trainer.validation import Validation
+
+log = logging.getLogger(__name__)
 
 ROW = "row"
 """Name under which an episode's extras have the row of data that it answers."""
@@ -83,6 +88,13 @@ class Session:
     def generate(
         self, prompts: Sequence[Any], n: int, temperature: float | None, response_length: int | None
     ) -> list[list[str]]:
+        require_count("n", n)
+        if response_length is not None:
+            require_count("response_length", response_length)
+        if temperature is not None and not (isinstance(temperature, Real) and 0 <= temperature < math.inf):
+            raise UserError(
+                "is no temperature", key="temperature", value=f"{temperature!r:.80}", fix="0 (greedy), or more"
+            )
         with self.trainer() as trainer:
             collector, data = trainer.collector, trainer.config.data
             templated = collector.tokenizer.chat_template or "chat_template" in data.apply_chat_template_kwargs
@@ -122,6 +134,8 @@ class Session:
             return [list(itertools.islice(texts, n)) for _ in tokens]
 
     def sample(self, rows: Any, n: int | None) -> list[Episode]:
+        if n is not None:
+            require_count("n", n)
         with self.trainer() as trainer:
             collector = trainer.collector
             samples = n or collector.samples
@@ -151,6 +165,8 @@ class Session:
         return [replace(row, group=next(self.asked)) for row in dataset.rows(range(len(dataset)))]
 
     def score(self, found: Sequence[Episode]) -> Batch:
+        if not found:
+            raise UserError("there is no episode to score", key="run.score", fix="run.sample gives some")
         with self.trainer() as trainer:
             pad = trainer.collector.tokenizer.pad_token_id
             batch = prompt_batch([row_of(one) for one in found], 1, pad)
@@ -212,11 +228,30 @@ class Session:
             assert run.saved is not None
             return run.saved
 
+    def keep(self) -> None:
+        """Saves the last step of a run that is closed between two steps: the next call goes on behind it."""
+        run = self.training.run
+        if run is None or not run.intact or not self.config.trainer.save_last:
+            return
+        if run.finished["step"] == (run.saved.step if run.saved else 0):
+            return
+        try:
+            self.save()
+        except Exception as error:  # whatever ended the block in which the run was open is what people shall read
+            log.error("the steps since the last checkpoint could not be saved: %s", error)
+
     def close(self) -> None:
+        self.keep()
         self.training.__exit__(None, None, None)
         device = device_of(self.config.trainer.device)
         gc.collect()
         empty_cache(device)
+
+
+def require_count(name: str, value: Any) -> None:
+    """Refuses what is no number of responses or tokens, before an engine makes room for so many."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise UserError("is no number of them", key=name, value=f"{value!r:.80}", fix="a whole number from 1 on")
 
 
 def row_of(episode: Episode) -> PromptRow:

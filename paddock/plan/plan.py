@@ -13,7 +13,8 @@ from paddock.config.paths import BUILTIN
 from paddock.config.recipes import recipe_of
 from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards, needs_reference
-from paddock.errors import FIX
+from paddock.errors import FIX, UserError
+from paddock.facts.machine import GPU_MEMORY_GIB
 from paddock.plan.advice import Advice, advise
 from paddock.plan.arithmetic import BatchPlan, DataFile, batch_plan, data_files
 from paddock.plan.duration import Duration
@@ -45,6 +46,13 @@ class Plan:
         anywhere = [f"training refuses it: {error}" for error in refusals(config)]
         here = [f"training does not start on this machine: {error}" for error in stops_here(config)]
         return [text.replace(FIX, "; fix: ") for text in (*anywhere, *here)]
+
+
+def require_known(key: str, gpu: str) -> None:
+    """Refuses a GPU whose memory is in no table."""
+    if gpu.lower() not in GPU_MEMORY_GIB:
+        fix = f"one of: {', '.join(GPU_MEMORY_GIB)}"
+        raise UserError("no such GPU in the table", key=key, value=gpu or "''", fix=fix)
 
 
 def make(loaded: Loaded, gpu: str | None = None, assumed_rows: int | None = None, strict: bool = True) -> Plan:

@@ -9,9 +9,8 @@ from typing import Any
 
 from paddock.config.load import load
 from paddock.errors import UserError
-from paddock.facts.machine import GPU_MEMORY_GIB
 from paddock.plan.arithmetic import roles
-from paddock.plan.plan import Plan, algorithm, make
+from paddock.plan.plan import Plan, algorithm, make, require_known
 
 
 def run(arguments: list[str], strict: bool = True) -> int:
@@ -43,9 +42,8 @@ def _flags(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
         if not re.fullmatch("0*[1-9][0-9]{0,17}", flags["rows"]):
             raise UserError("is not a number of rows", key="--rows", value=flags["rows"] or "''", fix="--rows 7473")
         flags["rows"] = int(flags["rows"])
-    if flags["gpu"] is not None and flags["gpu"].lower() not in GPU_MEMORY_GIB:
-        known = ", ".join(GPU_MEMORY_GIB)
-        raise UserError("no such GPU in the table", key="--gpu", value=flags["gpu"] or "''", fix=f"one of: {known}")
+    if flags["gpu"] is not None:
+        require_known("--gpu", flags["gpu"])
     return flags, rest
 
 

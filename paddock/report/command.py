@@ -35,6 +35,8 @@ def run(arguments: list[str]) -> int:
     out = Path(given.out).expanduser() if given.out else (runs[0].folder if len(runs) == 1 else Path()) / NAME
     if out.is_dir():
         raise UserError("is a folder", key="--out", value=out, fix=f"--out {out / NAME}")
+    if out.exists() and out.suffix.lower() not in (".html", ".htm"):
+        raise UserError("is there already, and is no page", key="--out", value=out, fix=f"--out {NAME}")
     write_page(runs, out, "--out")
     print(f"{out}: {len(runs)} run{'s' if len(runs) > 1 else ''}, {out.stat().st_size / 1000:,.0f} kB", file=sys.stdout)
     return 0

@@ -19,8 +19,9 @@ ulimit() {
 
 # Environments of others are passed over where they are not: this Python serves.
 command_not_found_handle() {
-    case "$1" in
-        conda | mamba | micromamba | module | ml | deactivate)
+    case "$1:${2:-}" in
+        conda:run | mamba:run | micromamba:run) ;; # a command stands behind it, and would not run
+        conda:* | mamba:* | micromamba:* | module:* | ml:* | deactivate:*)
             __paddock_said "passed over, it is not on this machine: $*"
             return 0
             ;;

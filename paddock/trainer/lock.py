@@ -203,6 +203,8 @@ def refuse_if_alive(file: int, path: Path, locked: bool) -> None:
 def refusal(owner: Owner | None, folder: Path, last_touch: str | None = None) -> UserError:
     whose = str(owner) if owner else "a process that has not written its name yet"
     stop = f"stop it (kill {owner.pid} on {owner.host})" if owner else "stop it"
+    if owner and owner.pid == os.getpid() and owner.boot == boot_id():  # a notebook keeps a run whose cell raised
+        stop = "close it (run.close(), of the Run of this process that holds the folder)"
     return UserError(
         f"another run is writing here: {whose}" + (f"; its last sign of life was {last_touch}" if last_touch else ""),
         key=KEY,

@@ -8,7 +8,7 @@ from pathlib import Path
 from paddock.config.load import Loaded
 from paddock.door import guarded, helpful
 from paddock.errors import UserError
-from paddock.preflight import check_paths, choose_threads, require_writable_file
+from paddock.preflight import check_paths, choose_threads, require_other_file, require_writable_file
 
 OUTPUT_NAMES = ("output", "data.output_path")
 FORMATS = (".jsonl", ".parquet")
@@ -46,6 +46,7 @@ def write(loaded: Loaded, output: Path) -> int:
     choose_threads(loaded.config)
     check_paths(loaded.config, ("val",), ())
     require_writable_file("output", output)
+    require_other_file("output", output, loaded.config)
     from paddock.trainer.generation import generate
 
     print(f"{output}: {generate(loaded.config, output)}")

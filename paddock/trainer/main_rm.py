@@ -16,14 +16,14 @@ def run(arguments: list[str]) -> int:
     check(loaded.config)
     choose_threads(loaded.config)
     start_log(loaded.warnings)
-    from paddock.ending import conclude
+    from paddock.ending import conclude, setting
     from paddock.trainer.launch import Launch
     from paddock.trainer.rm import train_reward_model
     from paddock.trainer.sft import EXPORT
 
     outcome = train_reward_model(loaded.config, Launch("rm train", loaded.origins))
     model = Path(loaded.config.trainer.default_local_dir) / EXPORT
-    use = f"paddock train reward_model.enable=True reward_model.model.path={model}"
+    use = f"paddock train reward_model.enable=True {setting('reward_model.model.path', str(model))}"
     return conclude(outcome, loaded.config, model, [use])
 
 

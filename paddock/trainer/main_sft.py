@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -21,15 +22,15 @@ def train(loaded: Loaded) -> int:
     check(loaded.config)
     choose_threads(loaded.config)
     start_log(loaded.warnings)
-    from paddock.ending import conclude
+    from paddock.ending import conclude, setting
     from paddock.trainer.launch import Launch
     from paddock.trainer.sft import EXPORT, fine_tune
 
     outcome = fine_tune(loaded.config, Launch("sft", loaded.origins))
     model = Path(loaded.config.trainer.default_local_dir) / EXPORT
     commands = [
-        f"paddock generate {model} prompt=TEXT",
-        f"paddock train actor_rollout_ref.model.path={model} data.train_files=FILE",
+        f"paddock generate {shlex.quote(str(model))} prompt=TEXT",
+        f"paddock train {setting('actor_rollout_ref.model.path', str(model))} data.train_files=FILE",
     ]
     return conclude(outcome, loaded.config, model, commands)
 
