@@ -13,6 +13,11 @@ VECTOR = 16
 """Numbers that a CPU's kernels work on at once."""
 
 
+def is_odd(vocab_size: int) -> bool:
+    """True where a draw reads logits one by one: no 16 divides a row, so no row but the first is aligned."""
+    return vocab_size % 16 != 0
+
+
 @dataclass(frozen=True, eq=False)
 class HeadNorm:
     """RMS norm of every query and of every key, before they are rotated."""

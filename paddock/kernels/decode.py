@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paddock.core.device import multiprocessors
+from paddock.core.device import multiprocessors, shared_memory
 from paddock.kernels.arguments import Pieces
 from paddock.kernels.launch import early, power_of_two
 
@@ -110,7 +110,7 @@ def attend_prompts(
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
-    head, place, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, place, part = tl.program_id(0) % keys, tl.program_id(0) // keys, tl.program_id(1)
     MEMBERS: tl.constexpr = ROWS // GROUP
     leader, first, last = tl.load(ORDER + place), tl.load(FIRST + place), tl.load(LAST + place)
     if (place - first) % MEMBERS == 0:
@@ -166,7 +166,7 @@ def attend_rows(
         if PARTS == 0:
             gdc_wait()
         gdc_launch_dependents()
-    head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    head, row, split = tl.program_id(0) % keys, (tl.program_id(0) // keys).to(tl.int64), tl.program_id(1)
     start, prompt_length = tl.load(PROMPT + row).to(tl.int64), tl.load(PROMPT_LENGTH + row)
     answer, end = tl.load(ANSWER + row).to(tl.int64), tl.load(LENGTH + row) + 1
     column, query = tl.arange(0, WIDE), tl.arange(0, ROWS)
@@ -220,7 +220,7 @@ def join_splits(
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
-    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    head, row = tl.program_id(0) % keys, (tl.program_id(0) // keys).to(tl.int64)
     column, query = tl.arange(0, WIDE), tl.arange(0, ROWS)
     top = tl.full((ROWS,), -1e30, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -269,24 +269,24 @@ def decode_attention(
     out, soon = torch.empty_like(q), early(q.device)
     how = scale, softcap or 1.0, window or 0, shared, group
     kind = window is not None, softcap is not None
-    launch = {"num_warps": WARPS, "num_stages": STAGES, **soon}
+    launch = {"num_warps": WARPS, "num_stages": stages_of(q, wide), **soon}
     parts, state = 0, (out, out, out)
     if pieces.by_prompt is not None and not exact:
         tile = tile_of(q, group)
         parts = splits_of(triton.cdiv(rows, tile // group) * shared, q.device, 1)
         state = states(q, rows, shared, parts, group, dim)
-        attend_prompts[(shared, rows, parts)](
+        attend_prompts[(shared * rows, parts)](
             q, keys, values, *state, *pieces.by_prompt.unbind(), pieces.prompt, pieces.prompt_length, pieces.length,
             *how, tile, dim, wide, BLOCK, LEAST, parts, *kind, q.dtype == torch.float32, bool(soon), **launch,
         )  # fmt: skip
     found = (out, out, out) if splits == 1 else states(q, rows, shared, splits, block_rows, dim)
-    attend_rows[(shared, rows, splits)](
+    attend_rows[(shared * rows, splits)](
         q, keys, values, *found, pieces.prompt, pieces.prompt_length, pieces.answer, pieces.length,
         q if sinks is None else sinks, *state, *how, block_rows, dim, wide, BLOCK, splits, LEAST, parts, *kind,
         sinks is not None, q.dtype == torch.float32, bool(soon), **launch,
     )  # fmt: skip
     if splits > 1:
-        join_splits[(shared, rows)](
+        join_splits[(shared * rows,)](
             *found, out, shared, group, block_rows, dim, wide, splits, bool(soon), num_warps=4, **soon
         )
     return out
@@ -296,6 +296,12 @@ def tile_of(q: Tensor, group: int) -> int:
     """Returns the queries of a tile of rows that share a prompt: fewer where registers and shared memory are few."""
     fits = q.dtype != torch.float32 and q.shape[2] <= 128
     return max(QUERIES if fits else MIN_ROWS, power_of_two(group))
+
+
+def stages_of(q: Tensor, wide: int) -> int:
+    """Returns how many blocks of keys and values are on their way at a time: fewer where shared memory has no room."""
+    room = shared_memory(q.device)
+    return min(STAGES, max(1, room // (2 * BLOCK * wide * q.element_size()))) if room else STAGES
 
 
 def states(q: Tensor, *shape: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -184,7 +184,7 @@ def draw(logits: Tensor, draws: Draws, temperature: float) -> None:
 
 def gather(
     logits: Tensor, tokens: Tensor, first: int, temperature: float, top: Tensor, total: Tensor, chosen: Tensor,
-    weighted: Tensor | None, squared: Tensor | None,
+    weighted: Tensor | None, squared: Tensor | None, odd: bool = False,
 ) -> None:  # fmt: skip
     assert tokens.dtype == torch.int64
     call("gather", logits.dtype, logits, tokens, top, total, chosen, weighted, squared, *logits.shape, first,

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paddock.core.device import to_device
-from paddock.kernels.decode import BLOCK, QUERIES, absorb
+from paddock.kernels.decode import BLOCK, QUERIES, absorb, stages_of
 from paddock.kernels.launch import power_of_two
 
 
@@ -56,10 +56,10 @@ def packed_attention(
 ) -> Tensor:
     """``q [T, H, D]``, ``k, v [T, K, D]``; returns ``[T, H, D]``."""
     heads, dim = q.shape[1:]
-    out = torch.empty_like(q)
+    out, wide = torch.empty_like(q), max(16, power_of_two(dim))
     attend_tiles[(tiles.shape[1], heads)](
         q.contiguous(), k.contiguous(), v.contiguous(), out, tiles[0], tiles[1], tiles[2], scale, softcap or 1.0,
-        window or 0, heads, k.shape[1], QUERIES, dim, max(16, power_of_two(dim)), BLOCK, window is not None,
-        softcap is not None, q.dtype == torch.float32, num_warps=4, num_stages=3,
+        window or 0, heads, k.shape[1], QUERIES, dim, wide, BLOCK, window is not None,
+        softcap is not None, q.dtype == torch.float32, num_warps=4, num_stages=stages_of(q, wide),
     )  # fmt: skip
     return out

@@ -64,7 +64,8 @@ def draw_rows(
         last = tl.max(tl.where(inside > 0, column, 0), 0)
         token = chosen * BLOCK + tl.minimum(index, last)
     token = tl.minimum(token, vocab_size - 1)
-    x = tl.load(LOGITS + row * vocab_size + token).to(tl.float32) * inverse_temperature
+    # rounded by itself, as statistics.py stores it: a product could be fused with the difference, which rounds once
+    x = tl.fma(tl.load(LOGITS + row * vocab_size + token).to(tl.float32), inverse_temperature, 0.0)
     tl.store(LOG_PROBS + row * width + drawn, x - (highest + tl.log(total)))
     tl.store(TOKENS + row * width + drawn, token.to(tl.int64))
     tl.store(TOKEN + row, token.to(tl.int64))

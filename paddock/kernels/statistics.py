@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paddock.kernels.arguments import is_odd
+
 BLOCK = 2048
 
 
@@ -42,6 +44,10 @@ def gather_rows(
         tl.store(WEIGHTED + row, weighted)
     if SQUARES:
         tl.store(SQUARED + row, squared)
+
+
+gather_odd_rows = triton.jit(gather_rows.fn, do_not_specialize=["columns"])
+"""Sums each block as `draw_rows` does for a vocabulary that no 16 divides: threads have single numbers, not four."""
 
 
 @triton.jit
@@ -82,14 +88,23 @@ def normalise(top: Tensor, total: Tensor) -> Tensor:
 
 def gather(
     logits: Tensor, tokens: Tensor, first: int, temperature: float, top: Tensor, total: Tensor, chosen: Tensor,
-    weighted: Tensor | None, squared: Tensor | None,
+    weighted: Tensor | None, squared: Tensor | None, odd: bool = False,
 ) -> None:  # fmt: skip
-    """Adds a chunk ``[N, columns]`` of the vocabulary from token `first` on to the running numbers of each row."""
+    """Adds a chunk ``[N, columns]`` of the vocabulary from token `first` on to the running numbers of each row; `odd`:
+    the number of all its tokens is no multiple of 16."""
     rows, columns = logits.shape
-    gather_rows[(rows,)](
+    (gather_odd_rows if odd else gather_rows)[(rows,)](
         logits, tokens, top, total, chosen, top if weighted is None else weighted, top if squared is None else squared,
         columns, first, 1.0 / temperature, weighted is not None, squared is not None, BLOCK, num_warps=8,
     )  # fmt: skip
+
+
+def log_probs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    """Log-probs of one token a row, step by step as a trainer computes them (exact numerics). Temperature 0: at 1."""
+    logits, (total, chosen) = logits.float().contiguous(), torch.zeros(2, len(logits), device=logits.device)
+    top = torch.full_like(total, torch.finfo(torch.float32).min)
+    gather(logits, tokens, 0, temperature or 1.0, top, total, chosen, None, None, is_odd(logits.shape[1]))
+    return chosen - normalise(top, total)
 
 
 def gradient(

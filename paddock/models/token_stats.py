@@ -19,6 +19,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from paddock.core.device import has_wide_products
+from paddock.kernels.arguments import is_odd
 from paddock.kernels.choice import kernels_for
 from paddock.kernels.launch import has_triton
 from paddock.models.fused import fused
@@ -166,7 +167,8 @@ class Statistics(torch.autograd.Function):
         for part, head in Head(weight, bias, scale, softcap, exact, never).chunks():
             if kernels:
                 kernels.gather(head.logits(hidden), tokens, part.start, temperature, top, total, chosen,
-                               weighted if want_entropy else None, squared if want_squares else None)  # fmt: skip
+                               weighted if want_entropy else None, squared if want_squares else None,
+                               is_odd(len(weight)))  # fmt: skip
                 continue
             z = logits_at(head, hidden, temperature)
             risen = torch.maximum(top, z.amax(-1))

@@ -42,10 +42,13 @@ PROMPTS = [
 ]
 
 
-def engine_of(family: str, dtype: torch.dtype = torch.float32, exact: bool = False, **shape: int) -> Engine:
+def engine_of(
+    family: str, dtype: torch.dtype = torch.float32, exact: bool = False, temperature: float = 1.0, **shape: int
+) -> Engine:
     model = tiny_model(family, **shape).to("cuda", dtype)
     model.set_attn_implementation("paddock")
-    settings = Settings(optim=OptimConfig(lr=1e-3), compute=dtype, exact=exact, budget=Budget(100), total_steps=9)
+    settings = Settings(optim=OptimConfig(lr=1e-3), compute=dtype, exact=exact, budget=Budget(100), total_steps=9,
+                        temperature=temperature)  # fmt: skip
     return Engine(SingleBackend(model, settings))
 
 
@@ -261,9 +264,19 @@ def test_updates_by_the_fused_forward_equal_those_by_modules(family):
         torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
-def test_in_exact_numerics_rollout_and_trainer_agree_bit_for_bit(family):
-    engine = engine_of(family, torch.bfloat16, exact=True, hidden_size=64, head_dim=32, intermediate_size=128)
+@pytest.mark.parametrize(
+    ("family", "draws", "shape"),
+    [
+        *((family, {}, {}) for family in ("llama", "qwen2", "qwen3", "gemma2")),
+        ("llama", {"temperature": 0.7}, {}),
+        ("llama", {"temperature": 0.7, "top_p": 0.9}, {}),
+        ("llama", {"temperature": 0.7}, {"vocab_size": 8192 + 7}),
+        ("gemma2", {}, {"head_dim": 256}),
+    ],
+)
+def test_in_exact_numerics_rollout_and_trainer_agree_bit_for_bit(family, draws, shape):
+    small = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128} | shape
+    engine = engine_of(family, torch.bfloat16, True, draws.get("temperature", 1.0), **small)
     rollout = EmbeddedEngine(engine.model, max_num_seqs=7, max_num_batched_tokens=30)
     batch = tiny_batch()
     width = batch.prompts.shape[1]
@@ -271,7 +284,7 @@ def test_in_exact_numerics_rollout_and_trainer_agree_bit_for_bit(family):
     for row in range(len(batch)):
         length = int(batch.prompt_mask[row].sum()) if batch.prompt_mask is not None else width
         prompts.append(Prompt(batch.prompts[row, width - length :].tolist(), [int(batch.row[row])]))
-    completions = rollout.generate(prompts, replace(SAMPLED, max_tokens=30))
+    completions = rollout.generate(prompts, replace(SAMPLED, **{"temperature": 1.0, "max_tokens": 30} | draws))
     episodes = one_turn_each(completions, prompts, batch.group.tolist(), version=0)
     batch = with_responses(batch.with_(responses=None, mask=None, lengths=None), episodes, 0)
     trainer = engine.forward(batch, frozenset({"log_probs"})).log_probs

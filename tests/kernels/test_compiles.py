@@ -42,6 +42,8 @@ from paddock.kernels.arguments import HeadNorm
 HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32",
          torch.int64: "*i64", torch.bool: "*i1"}  # fmt: skip
+SHARED = 228 * 1024  # bytes of an H100's multiprocessor
+MOST_SHARED = SHARED - 1024
 EARLY = (decode, gated, lora, norm, rotary, thin)
 
 
@@ -59,7 +61,8 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> 
         else:
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
     options = {k: v for k, v in named.items() if k not in names}
-    triton.compile(ASTSource(kernel, signature, constants), target=HOPPER, options=options)
+    found = triton.compile(ASTSource(kernel, signature, constants), target=HOPPER, options=options)
+    assert found.metadata.shared <= MOST_SHARED, "a launch would be refused"
 
 
 @pytest.fixture
@@ -67,6 +70,8 @@ def launches(monkeypatch) -> list[str]:
     seen: list[str] = []
 
     def get(kernel: Any, grid: tuple[int, ...]) -> Any:
+        assert max(grid[1:], default=1) < 1 << 16, "CUDA takes more in the first direction alone"
+
         def instead(*arguments: Any, **named: Any) -> None:
             seen.append(kernel.__name__)
             compiled(kernel, arguments, named)
@@ -74,6 +79,7 @@ def launches(monkeypatch) -> list[str]:
         return instead
 
     monkeypatch.setattr(JITFunction, "__getitem__", get)
+    monkeypatch.setattr(decode, "shared_memory", lambda device: SHARED, raising=False)
     for module in EARLY:
         monkeypatch.setattr(module, "early", lambda device: {"launch_pdl": True})
     return seen
@@ -110,6 +116,20 @@ def test_attention_of_a_decode_step_that_reads_prompts_together(launches, monkey
     decode.decode_attention(q, cache, cache, pieces, 0.1, 64, 30.0, sinks=zeros(heads))
     once = ["attend_prompts", "attend_rows"] + ["join_splits"] * (splits > 1)
     assert launches == ["order_rows", *once, *once]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_attention_of_wide_heads_in_float32(launches, exact):
+    """Exact numerics compare each layer with its module in float32, whatever its weights are."""
+    rows = 1 << 16
+    pieces = decode.Pieces(*zeros(3, rows, dtype=torch.int32), zeros(rows, dtype=torch.int64))
+    if exact:
+        q, tiles = zeros(ROWS, 2, 256, dtype=torch.float32), packed.tiles_of([20, 20], torch.device("cpu"))
+        packed.packed_attention(q, q, q, tiles, 0.1, None, None)
+    else:
+        q = zeros(rows, 2, 256, dtype=torch.float32)
+        decode.decode_attention(q, q[:8], q[:8], pieces, 0.1, None, None)
+    assert launches[0] == ("attend_tiles" if exact else "attend_rows")
 
 
 def test_copies_of_keys_for_every_response(launches):

@@ -28,12 +28,13 @@ from paddock.kernels.norm import add_norm, add_norm_backward
 from paddock.kernels.packed import packed_attention, tiles_of
 from paddock.kernels.rotary import HeadNorm, rotary, rotary_backward, rotary_into
 from paddock.kernels.sampling import Draws, draw, fill_uniforms
+from paddock.kernels.statistics import log_probs
 from paddock.kernels.thin import thin_gated, thin_parts
 from paddock.models.attention import Packed, Scores
 from paddock.models.attention.shared_prompts import Repeated, SharedPrompts, summed
 from paddock.models.forward import hidden_states, module_states
 from paddock.models.fused import fuse, fused
-from paddock.models.token_stats import Head, token_stats
+from paddock.models.token_stats import CHUNK, Head, token_stats
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NARROW = torch.bfloat16 if torch.cuda.is_available() else torch.float16
@@ -152,6 +153,17 @@ def test_numbers_in_16_bits_are_rounded_once(unit):
     ]
     for ours, theirs in zip(found, wanted, strict=True):
         assert (ours != theirs.to(NARROW)).double().mean() < 0.01  # float32 beside float64
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("vocab", [4096 + 16, 4096 + 7])
+def test_log_probs_of_filtered_draws_are_the_trainers_bit_for_bit(monkeypatch, vocab, temperature):
+    monkeypatch.setitem(CHUNK, DEVICE.type, 2048)
+    hidden, weight = randn(5, 32), randn(vocab, 32)
+    tokens = torch.arange(5, device=DEVICE) * (vocab // 5)
+    found = log_probs(Head(weight, exact=True).logits(hidden), tokens, temperature)
+    wanted = token_stats(hidden, Head(weight, exact=True), tokens, temperature).log_probs
+    assert torch.equal(found, wanted)
 
 
 def gapped(x: Tensor) -> Tensor:

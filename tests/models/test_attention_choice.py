@@ -59,6 +59,7 @@ def test_packed_sequences_on_a_cpu(asked, way, monkeypatch):
         (call(dtype=torch.bfloat16), "flash"),
         (call(dtype=torch.bfloat16, window=4), "flash"),
         (call(dim=256, dtype=torch.float16), "flash"),
+        (call(dim=100, dtype=torch.bfloat16), "blocks"),
         (call(dim=264, dtype=torch.bfloat16), "blocks"),
         (call(dtype=torch.bfloat16, values=32), "blocks"),
         (call(dtype=torch.bfloat16, softcap=30.0), "blocks"),

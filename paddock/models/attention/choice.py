@@ -16,6 +16,7 @@ from paddock.kernels.choice import kernels_for
 from paddock.models.attention.interface import Call
 
 MAX_FLASH_HEAD_DIM = 256
+FLASH_HEAD_STEP = 8  # torch's kernel refuses other widths
 MOST_KEYS = 512
 """Most keys (prompt tokens + own tokens) per sequence for which the kernel for short sequences is used."""
 
@@ -32,8 +33,9 @@ def has_softcap(call: Call) -> bool:
 
 
 def flash_can(call: Call) -> bool:
-    same_dims = call.q.shape[-1] == call.v.shape[-1] <= MAX_FLASH_HEAD_DIM
-    return has_flash(call.q, call.scores.window) and same_dims and call.scores.softcap is None
+    dim = call.q.shape[-1]
+    fits = dim == call.v.shape[-1] <= MAX_FLASH_HEAD_DIM and dim % FLASH_HEAD_STEP == 0
+    return has_flash(call.q, call.scores.window) and fits and call.scores.softcap is None
 
 
 def is_short(call: Call) -> bool:
@@ -59,7 +61,11 @@ class Row:
 TABLE: dict[Layout, tuple[Row, ...]] = {
     "packed": (
         Row("sinks", has_sinks, "the model has attention sinks (gpt-oss)"),
-        Row("flash", flash_can, "bf16 or fp16 on a GPU or NPU, heads of one width up to 256, no softcap"),
+        Row(
+            "flash",
+            flash_can,
+            "bf16 or fp16 on a GPU or NPU, heads of one width up to 256, a multiple of 8; no softcap",
+        ),
         Row("short", is_short, "a CPU with compiled kernels, at most 512 keys, no window, no softcap"),
         Row("blocks", always, "everything else: softcaps, wide heads, fp32 on a GPU, long sequences on a CPU"),
     ),

@@ -23,6 +23,7 @@ from paddock.models.attention import Attention
 
 if has_triton():
     from paddock.kernels.sampling import fill_uniforms
+    from paddock.kernels.statistics import log_probs
 
 STOPS = 256  # stop tokens there is room for
 
@@ -239,6 +240,8 @@ class Sequences:
             return kernels.draw(logits, draws, self.sampling.temperature)
         column = drawn[:, None]
         token, log_prob = sample(logits, self.numbers[span].gather(1, column)[:, 0], self.sampling)
+        if can_launch(logits):
+            log_prob = log_probs(logits, token, self.sampling.temperature)
         self.tokens[span].scatter_(1, column, token[:, None])
         self.log_probs[span].scatter_(1, column, log_prob[:, None])
         self.token[span] = token
