@@ -47,7 +47,6 @@ it is a mean over conversations; `late` is the share of programs that ran out of
 a step waits for scores after its rollout; `rounds` counts the batches that a step sampled until one was full of groups
 that teach something. A run without a reference, a critic, conversations, programs or such a filter lacks their
 curves."""
-VALIDATION = "timing_s/testing"
 DIGITS = 5
 
 Curve = list[float]
@@ -56,8 +55,6 @@ Curve = list[float]
 def curves(metrics: Path) -> dict[str, Curve]:
     """One list per curve, one entry per step. Step times leave validation out; `seconds` is their running sum."""
     steps = [line for line in lines_of(metrics) if line["step"] > 0]
-    for line in steps:
-        line["timing_s/step"] -= line.get(VALIDATION, 0.0)
     found = {
         name: [shortened(line[metric]) for line in steps]
         for name, metric in CURVES.items()

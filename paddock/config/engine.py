@@ -19,7 +19,9 @@ class OptimConfig:
     lr_warmup_steps_ratio: float = key(0.0, "warm-up as a share of all steps", low=0, high=1)
     lr_warmup_init: float = key(0.0, "learning rate at the start of the warm-up", low=0)
     lr_scheduler_type: str = key("constant", "after the warm-up", choices=("constant", "linear", "cosine"))
-    lr_decay_steps: int | None = key(None, "steps of the decay; unset: until the end of training", low=1)
+    lr_decay_steps: int | None = key(
+        None, "step of the run at which the decay ends, warm-up included; unset: the last", low=1
+    )
     min_lr_ratio: float = key(0.0, "lowest learning rate of a decay, as a share of lr", low=0, high=1)
     num_cycles: float = key(0.5, "cosine waves between peak and end", above=0)
     total_training_steps: int = key(-1, "length of the schedule; -1: the length of the run")

@@ -116,8 +116,10 @@ STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
 
 
 def left_to_user(values: dict[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns defaults without the number of steps, if the user says how many passes over the rows there are."""
-    return {key: value for key, value in values.items() if key != STEPS or chosen.get(EPOCHS) is None}
+    """Returns defaults without the number of steps, if the user says how many passes over the rows there are; without
+    that of passes, if the user says how many steps."""
+    other = {STEPS: EPOCHS, EPOCHS: STEPS}
+    return {key: value for key, value in values.items() if key not in other or chosen.get(other[key]) is None}
 
 
 # Otherwise a missing model or data file is the guide's.

@@ -356,6 +356,8 @@ class CriticConfig:
     shuffle: bool = follows(f"{_ACTOR}.shuffle", "shuffle rows between the mini-batches of a step")
     data_loader_seed: int = key(42, "seed of that shuffle")
     cliprange_value: float = key(0.5, "clip range of the value loss", above=0)
-    loss_agg_mode: str = key("token-mean", "how token losses become one number", choices=AGGREGATIONS)
+    loss_agg_mode: str | None = follows(
+        f"{_ACTOR}.loss_agg_mode", "how token losses become one number; unset: token-mean", choices=AGGREGATIONS
+    )
     ulysses_sequence_parallel_size: int = key(1, "ranks that share each sequence (FSDP)", low=1)
     checkpoint: CheckpointConfig = section(CheckpointConfig)

@@ -276,8 +276,10 @@ class TrainerConfig:
     )
     nnodes: int = key(1, "nodes", low=1)
     seed: int = key(42, "seed of everything that is random")
-    total_epochs: int = key(15, "passes over the training rows", low=1)
-    total_training_steps: int | None = key(None, "steps; unset: from total_epochs", low=1)
+    total_epochs: int | None = key(
+        None, "passes over the training rows, at most; unset: 15, or as many as total_training_steps takes", low=1
+    )
+    total_training_steps: int | None = key(None, "steps, at most; unset: from total_epochs", low=1)
     project_name: str = key("paddock", "project shown by loggers")
     experiment_name: str = follows("algorithm.adv_estimator", "run shown by loggers")
     logger: Any = key(
@@ -308,6 +310,11 @@ class TrainerConfig:
     ray_wait_register_center_timeout: int = key(300, "seconds to wait for every worker to come up", low=1)
     max_nonfinite_steps: int = key(3, "updates in a row that may be void (NaN, inf) before the run stops", low=1)
     max_restarts: int = key(0, "times a run restarts itself after a worker died", low=0)
+
+    def steps(self, per_epoch: int) -> int:
+        """Returns the steps of a run; of `total_training_steps` and `total_epochs`, what is reached first."""
+        limits = self.total_training_steps, self.total_epochs and per_epoch * self.total_epochs
+        return min(limit for limit in limits if limit is not None)
 
 
 @dataclass

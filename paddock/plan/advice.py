@@ -75,7 +75,7 @@ class Facts:
     use_kl_loss: bool
     kl_loss_coef: float
     test_freq: int
-    total_epochs: int
+    total_epochs: int | None
     steps_per_epoch: int | None
     total_steps: int | None
     train_batch_size: int
@@ -196,7 +196,7 @@ def validation(facts: Facts) -> Iterator[Advice]:
     if every > total:
         message = f"test_freq={every} counts steps and the run has {total}: only the last one validates"
         yield Advice(TEST_KEY, message, f"{TEST_KEY}={min(per_epoch, total)}")
-    elif every <= facts.total_epochs and every % per_epoch:
+    elif facts.total_epochs and every <= facts.total_epochs and every % per_epoch:
         message = (
             f"test_freq={every} counts steps, not epochs: at {per_epoch} steps an epoch it validates every "
             f"{every / per_epoch:.2g} epochs, {total // every} times in all"

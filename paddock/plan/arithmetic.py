@@ -107,7 +107,7 @@ def batch_plan(config: Config, train_files: list[DataFile], assumed_rows: int | 
             value=data.train_batch_size,
             fix=f"at most {train_rows}",
         )
-    total = trainer.total_training_steps or (per_epoch and per_epoch * trainer.total_epochs)
+    total = trainer.steps(per_epoch) if per_epoch else trainer.total_training_steps
     mini_batches = data.train_batch_size // actor.ppo_mini_batch_size
     devices = data_parallel_size(config, actor)
     return BatchPlan(

@@ -28,7 +28,7 @@ PHASES = {
     "save_checkpoint": "checkpoint",
 }
 """Timers of a step (`timing_s/*`) that do not overlap, in the order in which they run."""
-OUTSIDE = ("save_checkpoint",)
+OUTSIDE = ("testing", "save_checkpoint")
 """Phases that `timing_s/step` does not contain."""
 OTHER = "other"
 

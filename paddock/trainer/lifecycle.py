@@ -223,7 +223,7 @@ class TrainingRun(ABC):
         return self.validates and every > 0 and (self.step_no == self.total_steps or self.step_no % every == 0)
 
     def settle(self, metrics: Metrics, batch: Batch, tracker: Tracker) -> None:
-        """Publishes the weights of step `step_no`, and validates if that is due; adds to the step's metrics."""
+        """Publishes the weights of step `step_no`; adds to the step's metrics."""
         self.intact, self.unlogged = True, (metrics, batch)
         self.count_void_updates(metrics)
         self.finished = self.state() | {"validation_owed": self.validation_due}
@@ -231,12 +231,13 @@ class TrainingRun(ABC):
         self.keep_samples(tracker, batch)
         self.stop_if_void(batch)
         metrics |= self.publish()
-        if self.validation_due:
-            metrics |= self.validated(tracker)
 
     def record(self, metrics: Metrics, batch: Batch, tracker: Tracker) -> Step:
-        """Logs step `step_no`, and saves it if that is due."""
+        """Validates if that is due, logs step `step_no`, and saves it if that is due. A step's seconds are over."""
         trainer = self.config.trainer
+        if self.validation_due:
+            with collecting_new_objects():
+                metrics |= self.validated(tracker)
         self.lock.require()
         step = Step(self.step_no, metrics | self.cost(batch), batch, self.samples)
         tracker.log(self.step_no, step.metrics)

@@ -47,14 +47,14 @@ def open_trainer(
     check_routes(config, dataset.sources)
     loader = Loader.train(config.data, dataset)
     rewards = things.enter_context(RewardManager(config, functions))
-    total_steps = config.trainer.total_training_steps or loader.steps_per_epoch * config.trainer.total_epochs
+    total_steps = config.trainer.steps(loader.steps_per_epoch)
     rewards.total_steps = total_steps
     dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))
     first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
     in_environments = converses(config) or dataset.names_agents
     rewards.check([trial(row, in_environments) for row in first])
     log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
-    roles = things.enter_context(closing(build(config, tokenizer, total_steps)))
+    roles = things.enter_context(closing(build(config, tokenizer, config.trainer.total_training_steps or total_steps)))
     models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)
     if models:
         models.check(dataset)

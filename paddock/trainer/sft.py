@@ -120,9 +120,9 @@ def kind_of(trainer: type[SupervisedTrainer], command: str) -> Kind:
         tokenizer = open_tokenizer(config)
         loader = Loader.train(config.data, trainer.rows.train(config.data, tokenizer))
         validation = trainer.rows.validation(config.data, tokenizer) if config.data.val_files else None
-        total_steps = config.trainer.total_training_steps or loader.steps_per_epoch * config.trainer.total_epochs
+        total_steps = config.trainer.steps(loader.steps_per_epoch)
         log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
-        learner, close = build_learner(config, trainer.role, total_steps)
+        learner, close = build_learner(config, trainer.role, config.trainer.total_training_steps or total_steps)
         things.callback(close)
         return trainer(config, learner, loader, validation, store, lock, tokenizer, total_steps)
 

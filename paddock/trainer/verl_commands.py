@@ -158,12 +158,16 @@ ROWS_AS_VERL = {
 }
 """verl limits prompt and answer together, and stops at a row that is too long."""
 
+LAST_STEP = 10**9
+"""verl's SFT commands validate after the last step, whatever `trainer.test_freq` says, and not before the first."""
+
 SUPERVISED_DEFAULTS: dict[str, Any] = {
     **ROWS_AS_VERL,
     "data.max_length": 1024,
     "data.train_batch_size": 256,
     "trainer.total_epochs": 4,
-    "trainer.test_freq": -1,
+    "trainer.test_freq": LAST_STEP,
+    "trainer.val_before_train": False,
     "trainer.save_freq": -1,
     "trainer.project_name": "gsm8k-sft",
     "trainer.experiment_name": "test",
@@ -185,8 +189,13 @@ FSDP_SFT = Surface(
 ENGINE_SFT = Surface(
     "sft_trainer",
     SFT,
-    SUPERVISED,
-    {**SUPERVISED_DEFAULTS, "data.prompt_key": "messages", f"{_A}.optim.lr": 1e-3},
+    {**SUPERVISED, "data.truncation": Ignored("a row that is too long is cut at its end, as verl's sft_trainer does")},
+    {
+        **SUPERVISED_DEFAULTS,
+        "data.prompt_key": "messages",
+        "data.truncation": "right",
+        f"{_A}.optim.lr": 1e-3,
+    },
 )
 
 
@@ -198,7 +207,11 @@ def load_supervised(surface: Surface, arguments: Sequence[str], world: Mapping[s
     rules = {**ENGINES[engine], **surface.rules}
     defaults = {key: value for key, value in surface.defaults.items() if key not in rows}
     found = replace(surface, rules=rules, defaults={**defaults, **rows})
-    return found.load([*rest, *devices], here)
+    loaded = found.load([*rest, *devices], here)
+    if loaded.config.trainer.test_freq < 1:
+        loaded.config.trainer.test_freq = LAST_STEP
+        loaded.origins["trainer.test_freq"] = "verl validates after the last step"
+    return loaded
 
 
 def chosen_engine(arguments: Sequence[str]) -> tuple[str, list[str]]:

@@ -65,7 +65,8 @@ def actor_plan(config: Config, batch: Batch, step: int) -> UpdatePlan:
 
 
 def critic_plan(config: Config, batch: Batch, step: int) -> UpdatePlan:
-    return plan_update(config.critic, config.actor_rollout_ref.rollout.n, batch, step)
+    length = float(config.data.max_response_length)
+    return plan_update(config.critic, config.actor_rollout_ref.rollout.n, batch, step, length)
 
 
 def one_step_plan(batch: Batch, step: int) -> UpdatePlan:

@@ -30,7 +30,7 @@ def lr_at(step: int, config: OptimConfig, total_steps: int | None = None) -> flo
         return config.lr_warmup_init + (config.lr - config.lr_warmup_init) * step / warmup
     if config.lr_scheduler_type == "constant":
         return config.lr
-    decay = config.lr_decay_steps or schedule_length(config, total_steps) - warmup
+    decay = decay_end(config, total_steps) - warmup
     progress = min((step - warmup) / max(decay, 1), 1.0)
     floor = config.min_lr_ratio
     if config.lr_scheduler_type == "linear":
@@ -42,7 +42,12 @@ def warmup_steps(config: OptimConfig, total_steps: int | None) -> int:
     if config.lr_warmup_steps >= 0:
         return config.lr_warmup_steps
     share = config.lr_warmup_steps_ratio
-    return int(share * schedule_length(config, total_steps)) if share > 0 else 0
+    return int(share * decay_end(config, total_steps)) if share > 0 else 0
+
+
+def decay_end(config: OptimConfig, total_steps: int | None) -> int:
+    """Returns the step of the run at which a decay ends; like Megatron's, it counts the warm-up."""
+    return config.lr_decay_steps or schedule_length(config, total_steps)
 
 
 def schedule_length(config: OptimConfig, total_steps: int | None) -> int:
