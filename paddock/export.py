@@ -14,7 +14,7 @@ from paddock.config.paths import missing_folder
 from paddock.core.options import Options
 from paddock.errors import UserError
 
-ACTOR, CONFIG, KEY, OUT = "actor", "config.json", "CHECKPOINT", "OUT"
+ACTOR, REWARD_MODEL, CONFIG, KEY, OUT = "actor", "reward_model", "config.json", "CHECKPOINT", "OUT"
 OVERRIDES, REMOTE_CODE = "actor_rollout_ref.model.override_config", "actor_rollout_ref.model.trust_remote_code"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 TOKENIZER_KEYS = ("data.tokenizer", "actor_rollout_ref.model.tokenizer_path", "actor_rollout_ref.model.path")
@@ -112,6 +112,7 @@ def find_actor(folder: Path) -> Path:
     from paddock.models.adapters import CONFIG_FILE
     from paddock.trainer.checkpoint import NAME, CheckpointStore, find_damage
 
+    require_no_reward_model(folder)
     if (folder / CONFIG).is_file() or (folder / CONFIG_FILE).is_file():
         step, actor = folder.parent, folder
     elif (folder / ACTOR / CONFIG).is_file() or (folder / ACTOR / CONFIG_FILE).is_file():
@@ -123,6 +124,7 @@ def find_actor(folder: Path) -> Path:
         newest = CheckpointStore(folder).newest()
         if newest is None:
             raise UserError("there is no checkpoint", key=KEY, value=folder, fix=fix)
+        require_no_reward_model(newest.folder)
         step, actor = newest.folder, newest.folder / ACTOR
     if NAME.fullmatch(step.absolute().name) and (problem := find_damage(step)):
         raise UserError(f"is damaged: {problem}", key=KEY, value=step, fix="export another step, or restore the files")
@@ -130,13 +132,26 @@ def find_actor(folder: Path) -> Path:
     return actor
 
 
+def require_no_reward_model(step: Path) -> None:
+    """Refuses a checkpoint of `paddock rm train`: it holds no language model."""
+    from paddock.models.value_head import HEAD_FILE
+
+    if (step / REWARD_MODEL / HEAD_FILE).is_file():
+        raise not_a_policy(step / REWARD_MODEL)
+
+
 def require_policy(actor: Path) -> None:
     from paddock.models.value_head import HEAD_FILE
 
     if (actor / HEAD_FILE).is_file():
-        raise UserError(
-            "is a critic, not a language model", key=KEY, value=actor, fix="name the actor folder beside it"
-        )
+        raise not_a_policy(actor)
+
+
+def not_a_policy(folder: Path) -> UserError:
+    what, fix = "a critic", "name the actor folder beside it"
+    if folder.name == REWARD_MODEL:
+        what, fix = "a reward model", "take the folder huggingface that `paddock rm train` left, as it is"
+    return UserError(f"is {what}, not a language model", key=KEY, value=folder, fix=fix)
 
 
 def save_readers(actor: Path, writing: Path) -> None:

@@ -57,6 +57,7 @@ def loss_of(role: str, whole: Batch) -> LossFn:
         return policy_loss_terms(inputs, ActorConfig(entropy_coeff=0.1), denominators, outputs.entropy)
 
     def value(micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
-        return value_loss(outputs.values, micro.values, micro.returns, micro.mask, CriticConfig(), denominators)
+        columns = outputs.values, micro.values, micro.returns, micro.mask
+        return value_loss(*columns, CriticConfig(loss_agg_mode="token-mean"), denominators)
 
     return policy if role == "actor" else value

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paddock.models.adapters import adapters_of
+from paddock.models.experts import experts_of
 
 
 class GatheredModel:
@@ -25,6 +26,7 @@ class GatheredModel:
             copied = type(model)(copy.deepcopy(model.config))
         if adapters := adapters_of(model):
             adapters.put_into(copied)
+        experts_of(copied)  # known by the shapes of their parameters, which have none from here on
         empty_parameters(copied, device)
         for (name, module), own in zip(model.named_modules(), copied.modules(), strict=True):
             for key, buffer in module._buffers.items():

@@ -75,12 +75,11 @@ class Facts:
     use_kl_loss: bool
     kl_loss_coef: float
     test_freq: int
-    total_epochs: int | None
     steps_per_epoch: int | None
     total_steps: int | None
     train_batch_size: int
-    cut_by_rows: bool
-    """Micro-batches are a number of rows; else a token budget cuts them."""
+    cut_by_rows: frozenset[str]
+    """Phases whose micro-batches are a number of rows; a token budget cuts the others."""
     job: Job | None
     """None where the model's shape is not known."""
 
@@ -196,12 +195,13 @@ def validation(facts: Facts) -> Iterator[Advice]:
     if every > total:
         message = f"test_freq={every} counts steps and the run has {total}: only the last one validates"
         yield Advice(TEST_KEY, message, f"{TEST_KEY}={min(per_epoch, total)}")
-    elif facts.total_epochs and every <= facts.total_epochs and every % per_epoch:
+    elif every * per_epoch <= total and every % per_epoch:
         message = (
             f"test_freq={every} counts steps, not epochs: at {per_epoch} steps an epoch it validates every "
-            f"{every / per_epoch:.2g} epochs, {total // every} times in all"
+            f"{every / per_epoch:.2g} epochs, {total // every} times in all; every {every} epochs are "
+            f"{every * per_epoch} steps"
         )
-        yield Advice(TEST_KEY, message, f"{TEST_KEY}={every * per_epoch} for every {every} epochs")
+        yield Advice(TEST_KEY, message, f"{TEST_KEY}={every * per_epoch}")
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def memory(facts: Facts) -> Iterator[Advice]:
     yield Advice(key, message, f"{key}={size}, as it is")
 
 
-def adapters_that_fit(job: Job, cut_by_rows: bool) -> list[Change]:
+def adapters_that_fit(job: Job, cut_by_rows: frozenset[str]) -> list[Change]:
     """LoRA, and the steps with which it fits these devices; empty if it does not."""
     if job.actor.lora_rank:
         return []
@@ -251,10 +251,10 @@ def adapters_that_fit(job: Job, cut_by_rows: bool) -> list[Change]:
     return found if estimate(found[-1].job).fits else []
 
 
-def needed_steps(job: Job, cut_by_rows: bool) -> list[Step]:
+def needed_steps(job: Job, cut_by_rows: frozenset[str]) -> list[Step]:
     """The steps, less the slow ones (host transfers, tensor parallel) that the others make unnecessary."""
     offloads = [partial(offload, name) for name in job.roles]
-    micro_batches = [partial(micro_batch, phase, cut_by_rows) for phase in PHASES]
+    micro_batches = [partial(micro_batch, phase, phase in cut_by_rows) for phase in PHASES]
     steps: list[Step] = [fraction, *offloads, checkpointing, *micro_batches, tensor_parallel, fraction]
     for slow in (*offloads, tensor_parallel):
         fewer = [step for step in steps if step is not slow]

@@ -6,6 +6,7 @@ import os
 
 from paddock.config.memory.job import planned_device
 from paddock.config.memory.model import Job
+from paddock.config.micro_batches import PHASES
 from paddock.config.schema import Config
 from paddock.config.topology import (
     estimator_needs,
@@ -84,10 +85,9 @@ def advice_facts(config: Config, batch: BatchPlan, work: Job | None) -> Facts:
         use_kl_loss=actor.use_kl_loss,
         kl_loss_coef=actor.kl_loss_coef,
         test_freq=trainer.test_freq,
-        total_epochs=trainer.total_epochs,
         steps_per_epoch=batch.steps_per_epoch,
         total_steps=batch.total_steps,
         train_batch_size=config.data.train_batch_size,
-        cut_by_rows=not actor.use_dynamic_bsz,
+        cut_by_rows=frozenset(phase for phase, cut in PHASES.items() if not cut.by_tokens(config)),
         job=work,
     )

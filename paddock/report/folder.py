@@ -93,7 +93,8 @@ def metrics_of(folder: Path) -> Path:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the records of a jsonl file that carry a step; a torn last line is left out."""
+    """Returns the records of a jsonl file that carry a step; a torn last line is left out, and what is not finite is
+    None."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -104,7 +105,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in text.splitlines():
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_constant=lambda name: None)  # NaN and Infinity are no JSON
         except ValueError:
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):

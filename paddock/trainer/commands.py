@@ -35,6 +35,8 @@ class Command:
     """Defaults in which the embedded default differs from training's."""
     origin: str | None = None
     """Where defaults of this command come from, as a plan tells it; unset: the command's name."""
+    unreads: Mapping[str, str] = field(default_factory=dict)
+    """Patterns of keys among `reads` that it does not read after all, and the section that has them in their place."""
     trains: bool = True
 
     def load(
@@ -57,7 +59,8 @@ class Command:
         unset = defaults.keys() - given.keys()
         loaded.origins |= dict.fromkeys(unset, self.origin or f"paddock {self.name}")
         loaded.warnings = [warning for warning in loaded.warnings if warning.split()[0] not in unset]
-        idle = tuple(f"{own_data.CHOSEN}{key}=" for key in loaded.origins if not self.is_read(key))
+        unread = [key for key in loaded.origins if not self.is_read(key)]
+        idle = tuple(text for key in unread for text in (f"{own_data.CHOSEN}{key}=", f"{key}="))
         loaded.warnings = [warning for warning in loaded.warnings if not warning.startswith(idle)]
         loaded.warnings += self.unread(loaded)
         return loaded
@@ -82,13 +85,18 @@ class Command:
     def unread(self, loaded: Loaded) -> list[str]:
         told = " ".join(loaded.warnings)
         return [
-            f"{key} has no effect on `paddock {self.name}`"
+            f"{key} has no effect on `paddock {self.name}`{self.instead(key)}"
             for key, origin in loaded.origins.items()
             if set_by_user(origin) and key not in told and not self.is_read(key)
         ]
 
     def is_read(self, key: str) -> bool:
-        return any(fnmatchcase(key, name) for name in self.reads)
+        return not self.instead(key) and any(fnmatchcase(key, name) for name in self.reads)
+
+    def instead(self, key: str) -> str:
+        """Returns what to say of a key that another one stands for; nothing if none does."""
+        section = next((section for name, section in self.unreads.items() if fnmatchcase(key, name)), None)
+        return "" if section is None else f": it reads {section}.{key.rpartition('.')[2]}"
 
 
 def text(value: Any) -> str:
@@ -162,6 +170,7 @@ EVAL = Command(
     ),
     names={"model": f"{_M}.path", "model.": f"{_M}.", "data": "data.val_files", "rollout.": f"{_RO}."},
     defaults=NO_ESTIMATOR,
+    unreads={f"{_RO}.{name}": f"{_RO}.val_kwargs" for name in ("n", "do_sample", "temperature", "top_k", "top_p")},
     trains=False,
 )
 
@@ -179,5 +188,6 @@ GENERATE = Command(
         "rollout.": f"{_RO}.",
     },
     defaults={**NO_ESTIMATOR, f"{_RO}.n": 1, "data.filter_overlong_prompts": False},
+    unreads={f"{_RO}.val_kwargs.*": _RO},
     trains=False,
 )

@@ -19,7 +19,7 @@ from paddock.trainer.out_of_memory import VALIDATION, explaining
 from paddock.trainer.policy import Watched, open_policy, progress_bar, prompts_at_a_time
 from paddock.trainer.samples import Sample
 from paddock.trainer.validation import Validation
-from paddock.trainer.validation_metrics import by_source, value_of, variable_metrics
+from paddock.trainer.validation_metrics import by_source, core_variable, variable_metrics
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Evaluation:
     mean_length: float
     left_out: int
     seconds: float
+    adapter: str | None = None
+    """The LoRA adapter on the model, if there is one."""
 
 
 def evaluate(config: Config) -> Evaluation:
@@ -71,11 +73,11 @@ def evaluate(config: Config) -> Evaluation:
         mean_length=sum(sample.length for sample in samples) / len(samples),
         left_out=dataset.left_out,
         seconds=timer.seconds["testing"],
+        adapter=config.actor_rollout_ref.model.lora_adapter_path,
     )
 
 
 def of_source(prompts: list[list[Sample]]) -> dict[str, Any]:
     """`acc` where every scorer returned one, else the reward."""
-    every = all(value_of(sample, "acc") is not None for prompt in prompts for sample in prompt)
-    variable = "acc" if every else "reward"
+    variable = core_variable(prompts)
     return {"prompts": len(prompts), "variable": variable, "metrics": variable_metrics(prompts, variable)}

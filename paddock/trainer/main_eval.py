@@ -62,7 +62,8 @@ def show(found: Evaluation) -> None:
     for name in shown({name for source in found.sources.values() for name in source["metrics"]}):
         cells = (cell(source["metrics"], name) for source in found.sources.values())
         table.add_row(name.removesuffix("/mean"), *cells)
-    screen.print(f"{found.model} on {', '.join(found.files)}", markup=False, soft_wrap=True)
+    model = f"{found.model} with {found.adapter}" if found.adapter else found.model
+    screen.print(f"{model} on {', '.join(found.files)}", markup=False, soft_wrap=True)
     screen.print(table)
     left_out = f"; {found.left_out:,} prompts that are too long were left out" if found.left_out else ""
     screen.print(f"{found.mean_length:.1f} tokens an answer, {found.seconds:.1f} s{left_out}")

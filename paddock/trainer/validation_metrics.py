@@ -25,7 +25,7 @@ Indices = NDArray[np.int64]
 
 
 def validation_metrics(samples: Sequence[Sample], returned: Collection[str]) -> dict[str, float]:
-    """``val-core/{source}/{variable}/...`` for the mean, maj and best of `acc` (or else `reward`) at the largest N;
+    """``val-core/{source}/{variable}/...`` for the mean, maj and best of `core_variable` at the largest N;
     ``val-aux/...`` for the rest. Variables are the reward and, of the samples' extras, what the scorer `returned`."""
     found: dict[str, float] = {}
     for source, prompts in by_source(samples).items():
@@ -37,7 +37,7 @@ def validation_metrics(samples: Sequence[Sample], returned: Collection[str]) -> 
             if value is not None
         }
         names = ["reward", *(name for name in sorted(returned) if name in present)]
-        core = "acc" if "acc" in names else "reward"
+        core = core_variable(prompts) if "acc" in names else "reward"
         for variable in names:
             for metric, value in variable_metrics(prompts, variable).items():
                 statistic, _, size = metric.partition("/")[0].partition("@")
@@ -47,6 +47,12 @@ def validation_metrics(samples: Sequence[Sample], returned: Collection[str]) -> 
                 )
                 found[f"{section}/{source}/{variable}/{metric}"] = value
     return found | turns(samples)
+
+
+def core_variable(prompts: Sequence[Sequence[Sample]]) -> str:
+    """Returns `acc` if every answer of a data source has one, else `reward`: a mean over some of them says nothing."""
+    every = all(value_of(sample, "acc") is not None for prompt in prompts for sample in prompt)
+    return "acc" if every else "reward"
 
 
 def by_source(samples: Sequence[Sample]) -> dict[str, list[list[Sample]]]:

@@ -43,7 +43,9 @@ class Policy(TrainedRole):
 
     def loss(self, mini: MiniBatch, micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
         assert outputs.log_probs is not None
-        selected = None if mini.selected is None else mini.selected[indices_of(micro.row, mini.rows)]
+        selected = None
+        if mini.selected is not None:  # it was found on the host, where the rows of the mini-batch are
+            selected = mini.selected[indices_of(micro.row, mini.rows)].to(outputs.log_probs.device)
         inputs = loss_inputs(micro, outputs.log_probs, mini.uses_old_log_probs, selected)
         if self.learns_from_rewards:
             total, metrics = policy_loss_terms(

@@ -63,9 +63,10 @@ class PairLearner(Learner):
         return self.engine.model
 
     def export(self, folder: Path) -> None:
-        weights = dict(self.engine.weights())
-        if is_first():
-            save_classifier(self.model, folder, weights)
+        with self.on_device():
+            weights = dict(self.engine.weights())
+            if is_first():
+                save_classifier(self.model, folder, weights)
 
     def unread(self) -> int | None:
         return self.model.unread

@@ -65,6 +65,7 @@ def trained(engine: Engine, role: str, mine: Any, rows: int, steps: int = STEPS)
         micros = engine.micro_batches(mine(batch))
         engine.move("device")
         numbers.append(engine.train_step(micros, loss_of(role, batch), WANT[role]))
+        engine.advance()
         engine.move("host")
     engine.move("device")
     return {"numbers": numbers, "gradient": gradient, "weights": {n: t.clone() for n, t in engine.weights()}}

@@ -10,7 +10,7 @@ import torch
 from ranks import Ranks
 from test_fsdp import caught_gradient
 from tiny_updates import loss_of, rollouts, settings
-from tiny_zoo import tiny
+from tiny_zoo import SPARSE, tiny
 from torch import Tensor
 
 from paddock.core.balance import balanced_order
@@ -20,6 +20,8 @@ from paddock.engines.train.engine import Engine
 from paddock.engines.train.fsdp import FSDPBackend, Shards
 from paddock.engines.train.routers import RouterSettings
 from paddock.engines.train.single import SingleBackend
+from paddock.models.experts import experts_of
+from paddock.models.gathered import GatheredModel
 from paddock.models.packing import sequence_lengths
 
 LOG_PROBS, WANT = frozenset({"log_probs"}), frozenset({"log_probs", "entropy"})
@@ -79,6 +81,37 @@ def test_ranks_balance_and_replay_as_one_process_does(ranks, replay, sequence):
             )
         assert torch.equal(columns["prompt"], own.prompt_experts[columns["row"]])
         assert torch.equal(columns["response"], own.response_experts[columns["row"]])
+
+
+@pytest.mark.parametrize("family", sorted(SPARSE))
+def test_a_rollout_knows_the_experts_of_a_model_whose_weights_are_spread(family):
+    """Its engine asks when it is made, while the gathered model is empty."""
+    model = model_of(family)
+    found = experts_of(GatheredModel.of(model, torch.device("cpu")).model)
+    assert found == experts_of(model) and found.layers
+
+
+def uneven_on_a_rank(rank: int, family: str, batch: Batch, routers: RouterSettings) -> Any:
+    engine = Engine(FSDPBackend(model_of(family), settings(routers=routers), Shards()))
+    mine = batch.rows(torch.arange(len(batch) - 1) if rank == 0 else torch.tensor([len(batch) - 1]))
+    assert any(len(micro) == 0 for micro in engine.micro_batches(mine)) == (rank == 1)
+    found = engine.forward(mine, LOG_PROBS).log_probs
+    return *trained(engine, batch, mine), mine.row, found
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.5])
+def test_a_rank_without_rows_in_a_micro_batch_replays_with_the_others(ranks, balance):
+    family, routers = "qwen3_moe", RouterSettings(replay=True, balance=balance)
+    batch = recorded(family, rollouts())
+    plain = Engine(SingleBackend(model_of(family), settings(routers=routers)))
+    log_probs = plain.forward(batch, LOG_PROBS).log_probs
+    numbers, gradient = trained(plain, batch, batch)
+    scale = max(tensor.abs().max().item() for tensor in gradient.values())
+    for found, got, rows, theirs in ranks(uneven_on_a_rank, family, batch, routers):
+        assert found == pytest.approx(numbers, rel=1e-4, abs=1e-6)
+        torch.testing.assert_close(theirs, log_probs[rows], atol=1e-5, rtol=0)
+        for name, tensor in gradient.items():
+            torch.testing.assert_close(got[name], tensor, atol=1e-5 * scale, rtol=1e-3, msg=name)
 
 
 def test_sinks_are_shared_out_with_their_heads(ranks):

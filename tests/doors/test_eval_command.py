@@ -7,6 +7,7 @@ import json
 import pytest
 
 from paddock.cli import main
+from paddock.trainer.commands import EVAL, GENERATE
 from paddock.trainer.validation_metrics import pass_at
 
 SAMPLED = ["rollout.val_kwargs.n=4", "rollout.val_kwargs.do_sample=True", "rollout.val_kwargs.temperature=1.0"]
@@ -80,3 +81,15 @@ def test_batches_of_prompts_do_not_change_the_result(capsys):
 def test_what_cannot_be_done_is_refused_by_name(arguments, message, capsys):
     assert main(["eval", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name, value", [("n", "4"), ("temperature", "0.3"), ("top_p", "0.5")])
+def test_sampling_of_training_is_not_that_of_eval_and_the_other_way_round(name, value):
+    key = f"actor_rollout_ref.rollout.{name}"
+    assert EVAL.load([f"rollout.{name}={value}"]).warnings == [
+        f"{key} has no effect on `paddock eval`: it reads actor_rollout_ref.rollout.val_kwargs.{name}"
+    ]
+    assert GENERATE.load([f"rollout.val_kwargs.{name}={value}"]).warnings == [
+        f"actor_rollout_ref.rollout.val_kwargs.{name} has no effect on `paddock generate`: it reads {key}"
+    ]
+    assert GENERATE.load([f"rollout.{name}={value}"]).warnings == []

@@ -86,3 +86,16 @@ def test_a_row_that_is_no_pair_is_one_message(tmp_path, capsys):
     arguments = [f"data={tmp_path}/rows.jsonl", "model=builtin:tiny", f"trainer.default_local_dir={tmp_path}/run"]
     assert main(["rm", "train", *arguments, "data.train_batch_size=1"]) == 2
     assert f"{tmp_path}/rows.jsonl row 0, column 'rejected': is the same as 'chosen'" in capsys.readouterr().err
+
+
+def test_a_reward_model_is_not_taken_for_a_policy(tmp_path, capsys):
+    run = tmp_path / "run"
+    steps = ("trainer.total_training_steps=1", "trainer.test_freq=-1", "trainer.val_before_train=False")
+    assert main(["rm", "train", *steps, "trainer.logger=file", f"trainer.default_local_dir={run}"]) == 0
+    capsys.readouterr()
+    for folder in (run, run / "global_step_1", run / "global_step_1" / "reward_model"):
+        assert main(["export", str(folder), str(tmp_path / "out")]) == 2
+        assert "is a reward model, not a language model" in capsys.readouterr().err
+    assert main(["generate", str(run), "prompt=1+1="]) == 2
+    assert "is a reward model, not a language model" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -114,3 +114,15 @@ def test_several_answers_to_a_prompt_are_numbered(capsys):
 def test_a_prompt_that_cannot_be_answered_is_refused(arguments, message, capsys):
     assert main(["generate", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_eval_names_the_adapter_that_it_measured(with_adapter, tmp_path, capsys):
+    rows, scorer, actor = tmp_path / "rows.jsonl", tmp_path / "scorer.py", with_adapter / "a run/global_step_2/actor"
+    rows.write_text(json.dumps({"prompt": "1+1=", "data_source": "mine", "reward_model": {"ground_truth": "2"}}))
+    scorer.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n")
+    common = [f"data={rows}", f"custom_reward_function.path={scorer}", *SMALL[:2]]
+    assert main(["eval", str(with_adapter / "a run"), *common]) == 0
+    assert f"{with_adapter / 'model'} with {actor} on {rows}" in capsys.readouterr().out
+    assert main(["eval", str(with_adapter / "a run"), "--json", *common]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["model"], found["adapter"]) == (str(with_adapter / "model"), str(actor))

@@ -72,7 +72,7 @@ def policy_loss(batch: Batch) -> LossFn:
 
 
 def critic_loss(batch: Batch) -> LossFn:
-    config, denominators = CriticConfig(), Denominators.count(batch.mask)
+    config, denominators = CriticConfig(loss_agg_mode="token-mean"), Denominators.count(batch.mask)
 
     def loss(micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
         return value_loss(outputs.values, micro.values, micro.returns, micro.mask, config, denominators)

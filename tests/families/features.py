@@ -75,7 +75,7 @@ def critic_loss(batch: Batch) -> LossFn:
     def loss(micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
         assert outputs.values is not None
         columns = (micro.need(name) for name in ("values", "returns", "mask"))
-        return value_loss(outputs.values, *columns, CriticConfig(), denominators)
+        return value_loss(outputs.values, *columns, CriticConfig(loss_agg_mode="token-mean"), denominators)
 
     return loss
 

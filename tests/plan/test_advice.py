@@ -31,11 +31,10 @@ RIGHT = Facts(
     use_kl_loss=False,
     kl_loss_coef=0.001,
     test_freq=7,
-    total_epochs=15,
     steps_per_epoch=7,
     total_steps=105,
     train_batch_size=1024,
-    cut_by_rows=False,
+    cut_by_rows=frozenset(),
     job=None,
 )
 
@@ -167,12 +166,17 @@ def test_a_double_kl_is_told_with_both_numbers() -> None:
 def test_a_validation_frequency_meant_as_epochs_is_converted() -> None:
     advice = only("test_freq", test_freq=5)
     assert "every 0.71 epochs, 21 times" in advice.message
-    assert advice.suggestion.startswith("trainer.test_freq=35")
+    assert advice.message.endswith("every 5 epochs are 35 steps")
+    assert advice.suggestion == "trainer.test_freq=35"
 
 
 @pytest.mark.parametrize("frequency", [-1, 0, 7, 14, 20, 105])
 def test_a_validation_frequency_that_counts_steps_is_left_alone(frequency: int) -> None:
     assert about("test_freq", test_freq=frequency) == []
+
+
+def test_a_validation_frequency_is_not_taken_for_epochs_that_the_run_does_not_have() -> None:
+    assert about("test_freq", test_freq=10, steps_per_epoch=58, total_steps=100) == []
 
 
 def test_a_validation_frequency_beyond_the_run_is_told() -> None:
@@ -195,7 +199,7 @@ def job(
     )
 
 
-def told(work: Job, cut_by_rows: bool = False) -> list[str]:
+def told(work: Job, cut_by_rows: frozenset[str] = frozenset()) -> list[str]:
     """The suggestions on memory, less the closing note on the batch size."""
     suggestions = [advice.suggestion for advice in advise(replace(RIGHT, job=work, cut_by_rows=cut_by_rows))]
     if suggestions:
@@ -231,7 +235,9 @@ def test_an_engine_without_a_pool_gets_fewer_sequences() -> None:
 
 def test_micro_batches_too_large_are_halved_in_the_users_unit() -> None:
     key = "actor_rollout_ref.actor.ppo"
-    assert told(job(tokens=80 * 1536), cut_by_rows=True) == [f"{key}_micro_batch_size_per_gpu=40"]
+    assert told(job(tokens=80 * 1536), cut_by_rows=frozenset({"update_actor"})) == [
+        f"{key}_micro_batch_size_per_gpu=40"
+    ]
     assert told(job(tokens=131072)) == [f"{key}_max_token_len_per_gpu=65536"]
 
 
@@ -319,4 +325,25 @@ def test_a_7b_model_on_one_24_gb_card_is_told_lora_settings_that_fit_and_no_node
     start = next(i for i, advice in enumerate(told) if "lora_rank" in advice.suggestion)
     taken = [setting for advice in told[start:-1] for setting in advice.suggestion.split()]
     after = make(load([*asked, *taken], gpu=card), card, assumed_rows=7473)
+    assert after.memory is not None and after.memory.fits
+
+
+@pytest.mark.parametrize(
+    "rows, advised",
+    [
+        (["critic.ppo_micro_batch_size_per_gpu=64"], "critic.ppo_micro_batch_size_per_gpu=32"),
+        (
+            ["critic.use_dynamic_bsz=True", "critic.ppo_max_token_len_per_gpu=98304"],
+            "critic.ppo_max_token_len_per_gpu=49152",
+        ),
+    ],
+)
+def test_each_phase_is_cut_by_the_key_that_it_reads(rows: list[str], advised: str) -> None:
+    """The actor's micro-batches are tokens, whatever the critic's are."""
+    settings = ["actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct", "algorithm.adv_estimator=gae",
+                "trainer.n_gpus_per_node=8", "data.train_batch_size=1024", "actor_rollout_ref.rollout.name=hf",
+                "actor_rollout_ref.actor.ppo_mini_batch_size=256"]  # fmt: skip
+    before = make(load([*settings, *rows], here=False, gpu="a100"), gpu="a100", assumed_rows=7473)
+    assert advised in [advice.suggestion for advice in before.advice]
+    after = make(load([*settings, *rows, advised], here=False, gpu="a100"), gpu="a100", assumed_rows=7473)
     assert after.memory is not None and after.memory.fits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from html.parser import HTMLParser
@@ -209,3 +210,12 @@ def test_numbers_that_json_does_not_know_are_gaps():
     assert [short(x) for x in (1.0, 1 / 3, 1e20)] == [1, 0.333333, 1e20]
     page = Page(render([RecordedRun(Path("x"), [{"step": 1, "a": float("nan")}, {"step": 2, "a": 1.0}], [], [])]))
     assert series(page.data, "a") == [(1, None), (2, 1)]
+
+
+def test_numbers_of_a_scorer_that_are_not_finite_do_not_cost_the_page(tmp_path):
+    write_run(tmp_path / "run", steps=2)
+    with (tmp_path / "run" / "samples.jsonl").open("a") as file:
+        one = {"prompt": "p", "answer": "a", "score": 1.0, "extras": {"ratio": math.nan, "loss": -math.inf, "n": 2}}
+        file.write(json.dumps({"step": 2, "source": "mine", "samples": [one]}) + "\n")
+    lines = Page(render([read_run(tmp_path / "run")])).data["samples"][0]["lines"]
+    assert lines[-1]["samples"][0]["extras"] == {"ratio": None, "loss": None, "n": 2}

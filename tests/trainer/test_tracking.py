@@ -502,3 +502,12 @@ def test_kept_samples_are_bounded_and_hold_what_json_can(tmp_path):
     assert len(kept["prompt"]) < 2100 and len(kept["answer"]) < 4100 and kept["answer"].endswith("a" * 1000)
     assert "characters left out" in kept["prompt"]
     assert kept["ground_truth"] == "[1, 2]" and kept["extras"] == {"acc": True, "format": 1.5}
+
+
+def test_kept_samples_are_json_whatever_a_scorer_returned(tmp_path):
+    extras = {"ratio": math.nan, "best": math.inf, "large": 10**400, "right": True}
+    SamplesFile(tmp_path).log(1, "rollout", [Sample("p", "a", 1.0, 1, 0, extras=extras)])
+    (line,) = (tmp_path / "samples.jsonl").read_text().splitlines()
+    assert "NaN" not in line and "Infinity" not in line
+    found = json.loads(line)["samples"][0]["extras"]
+    assert found == {"ratio": None, "best": None, "large": 10**400, "right": True}

@@ -107,3 +107,12 @@ def test_a_test_set_takes_seconds():
     start = time.perf_counter()
     v.validation_metrics(rows, ["acc", "pred"])
     assert time.perf_counter() - start < 10
+
+
+def test_an_accuracy_that_some_answers_lack_is_not_the_accuracy_of_all():
+    """A scorer that returns a dict for right answers, and a plain 0 for others."""
+    rows = [sample(1.0, 0, acc=1.0), *(sample(0.0, group, acc=None) for group in (1, 2, 3))]
+    found = v.validation_metrics(rows, returned=["acc"])
+    assert found["val-core/gsm8k/reward/mean@1"] == 0.25
+    assert found["val-aux/gsm8k/acc/mean@1"] == 1.0
+    assert not [name for name in found if name.startswith("val-core/") and "/acc/" in name]

@@ -91,7 +91,7 @@ class Engine:
         self.updater.begin()
         routers.begin(self.backend, micro_batches, want)
         sums = self._backward(micro_batches, loss, want)
-        sums["grad_norm"] = self.updater.clip().double()
+        sums["grad_norm"] = self.updater.clip().to(self.device).double()  # gradients may be on the host: offload_policy
         numbers = self._numbers(sums) | routers.finish(self.device) | {"lr": self.updater.lr, "skipped": 0.0}
         if math.isfinite(numbers.pop("loss")) and math.isfinite(numbers["grad_norm"]):
             self.updater.step()

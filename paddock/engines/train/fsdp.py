@@ -259,8 +259,11 @@ class FSDPBackend:
         for number, master in enumerate(self.updater.masters):
             fields: dict[str, Tensor] = {}
             for field, value in state["optimizer"]["state"].get(number, {}).items():
-                room = torch.zeros_like(master, dtype=value.dtype) if value.shape == master.shape else value.clone()
-                copy_into(room, value)
+                if value.shape == master.shape:
+                    room = torch.zeros_like(master, dtype=value.dtype)
+                    copy_into(room, value)
+                else:
+                    room = value.to(self.updater.number_device(master), copy=True)
                 fields[field] = room
             self.updater.optimizer.state[master] = fields
 

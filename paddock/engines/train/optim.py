@@ -151,6 +151,12 @@ class Updater:
             group.update(keys)
         self.step_no = state["step"]
 
+    def number_device(self, master: Tensor) -> torch.device:
+        """Returns where the optimizer wants the count of a weight's steps: a fused one reads it where the weight is."""
+        (group,) = self.optimizer.param_groups
+        there = group.get("fused") or group.get("capturable")
+        return master.device if there else torch.device("cpu")
+
     def idle_tensors(self) -> Iterator[Tensor]:
         """Yields the optimizer state, and the masters that are not the model's own parameters."""
         for state in self.optimizer.state.values():

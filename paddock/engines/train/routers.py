@@ -71,10 +71,12 @@ class Routers:
         return replace(inputs, routing=Routing(self.experts, recorded, counts, self.frequency, required))
 
     def recorded(self, cells: Tensor, batch: Batch) -> Tensor | None:
-        """Returns recorded choices ``[T, layers, k]``; padding chooses what cell 0 chose."""
+        """Returns recorded choices ``[T, layers, k]``; padding chooses what cell 0 chose, and expert 0 without rows."""
         if not self.settings.replay or batch.response_experts is None:
             return None
         table = torch.cat([batch.need("prompt_experts"), batch.response_experts], 1).flatten(0, 1)
+        if len(table) == 0:  # a rank that has no rows runs one token of padding with the others
+            table = table.new_zeros(1, *table.shape[1:])
         return table[cells.clamp(min=0).to(table.device)].to(cells.device)
 
     def columns(self, inputs: Inputs, batch: Batch, want: Want) -> dict[str, Any]:

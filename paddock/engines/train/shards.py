@@ -56,7 +56,7 @@ def load_shards(folder: Path, weights: Mapping[str, Tensor], updater: Updater | 
     if updater is not None:
         state["step"] = 0
         for name, master in updater.named_masters().items():
-            fields[name] = optimizer_fields(f"optimizer/{name}/", known, master)
+            fields[name] = optimizer_fields(f"optimizer/{name}/", known, master, updater.number_device(master))
             state |= {f"optimizer/{name}/{field}": value for field, value in fields[name].items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is what is meant
@@ -67,14 +67,15 @@ def load_shards(folder: Path, weights: Mapping[str, Tensor], updater: Updater | 
             updater.optimizer.state[master] = fields[name]
 
 
-def optimizer_fields(prefix: str, known: Mapping[str, Any], master: Tensor) -> dict[str, Tensor]:
-    """Allocates what the optimizer keeps of a weight: tensors of the weight's own shape, or a number on the host."""
+def optimizer_fields(prefix: str, known: Mapping[str, Any], master: Tensor, numbers: torch.device) -> dict[str, Tensor]:
+    """Allocates what the optimizer keeps of a weight: tensors of the weight's own shape, or a number, on `numbers`."""
     found: dict[str, Tensor] = {}
     for key, what in known.items():
         if key.startswith(prefix) and isinstance(what, TensorStorageMetadata):
             dtype = what.properties.dtype
             whole = what.size == master.shape
-            found[key.removeprefix(prefix)] = torch.zeros_like(master, dtype=dtype) if whole else torch.zeros(what.size)
+            room = torch.zeros_like(master, dtype=dtype) if whole else torch.zeros(what.size, device=numbers)
+            found[key.removeprefix(prefix)] = room
     return found
 
 

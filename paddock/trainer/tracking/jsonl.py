@@ -153,8 +153,13 @@ def shown(sample: Sample) -> dict[str, Any]:
         if record[name] is not None:
             record[name] = shorten(record[name], longest)
     kept = {name: value for name, value in sample.extras.items() if isinstance(value, int | float)}
-    record["extras"] = {name: value for name, value in kept.items() if name not in ("score", "index")}
+    record["extras"] = {name: finite(value) for name, value in kept.items() if name not in ("score", "index")}
     return record
+
+
+def finite(value: float) -> float | None:
+    """Returns None for NaN and infinity, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def to_text(value: Any) -> str:
