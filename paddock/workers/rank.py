@@ -37,7 +37,7 @@ class Rank:
 
     def __init__(self, config: Config, total_steps: int, names: Sequence[str], backend: type[Backend] = SingleBackend):
         self.config, self.device = config, device_of(config.trainer.device)
-        actor_steps = max(1, total_steps - max(0, config.trainer.critic_warmup - 1))  # it begins with that step
+        actor_steps = max(1, total_steps - max(0, config.trainer.critic_warmup - 1))  # the actor begins with that step
         self.actor = Policy(actor_engine(config, actor_steps, backend), config) if "actor" in names else None
         self.rollout: Rollout | None = None
         self.reference: Policy | None = None
