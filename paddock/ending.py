@@ -54,9 +54,15 @@ def last_lines(outcome: Outcome, config: Config, model: Path | None, next_comman
 
 def nothing_trained(outcome: Outcome, config: Config) -> str:
     """Says that the run was complete before this command, and which keys make it train."""
+    trainer, total = config.trainer, outcome.total
+    held = max(total, outcome.checkpoint.step if outcome.checkpoint else 0)
+    limits = {"total_training_steps": trainer.total_training_steps and 2 * held,
+              "total_epochs": trainer.total_epochs and 2 * trainer.total_epochs}  # fmt: skip
+    further = " ".join(f"trainer.{name}={value}" for name, value in limits.items() if value)
+    end = f"of {total:,}" if held == total else f"already, and this command ends with step {total:,}"
     return (
-        f"Nothing was trained: {config.trainer.default_local_dir} holds step {outcome.total:,} of {outcome.total:,}.\n"
-        f"  to train further: trainer.total_training_steps={2 * outcome.total} (or more trainer.total_epochs)\n"
+        f"Nothing was trained: {trainer.default_local_dir} holds step {held:,} {end}.\n"
+        f"  to train further: {further}\n"
         "  to train anew: another trainer.experiment_name, or trainer.resume_mode=disable"
     )
 
@@ -92,7 +98,9 @@ def evaluation(model: Path, config: Config) -> str:
 def setting(key: str, value: Any) -> str:
     """Returns an override as a shell takes it."""
     text = f"{key}={written(value)}"
-    return text if re.fullmatch(r"[\w./:=,\[\]-]+", text, re.ASCII) else shlex.quote(text)
+    if re.fullmatch(r"[\w./:=,\[\]-]+", text, re.ASCII):
+        return text
+    return shlex.quote(text) if re.search(r'["$`\\!]', text) else f'"{text}"'
 
 
 def scorer_words(config: Config) -> list[str]:
@@ -100,7 +108,7 @@ def scorer_words(config: Config) -> list[str]:
     them."""
     chosen = [key for key in tree.leaves() if key.partition(".")[0] in SCORERS or key.startswith(ENVIRONMENTS)]
     given = {key: tree.get(config, key) for key in chosen if tree.get(config, key) != tree.get(Config(), key)}
-    return [shlex.quote(f"{key}={written(value)}") for key, value in given.items()]
+    return [setting(key, value) for key, value in given.items()]
 
 
 def written(value: Any) -> str:

@@ -93,6 +93,10 @@ def test_a_run_that_was_complete_says_that_nothing_was_trained_and_what_to_chang
     assert "Nothing was trained" in said and "Done" not in said
     assert "trainer.total_training_steps=4" in said and "trainer.resume_mode=disable" in said
     assert ledger(tmp_path) == before
+    assert main([*command, "trainer.total_training_steps=1", "trainer.total_epochs=5"]) == 0
+    said = capsys.readouterr().out
+    assert "holds step 2 already, and this command ends with step 1" in said
+    assert "trainer.total_training_steps=4 trainer.total_epochs=10" in said, "of two limits both must grow"
     assert main([*command, "trainer.total_training_steps=3"]) == 0
     assert "Done: 1 steps of 3" in capsys.readouterr().out
 
