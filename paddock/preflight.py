@@ -110,7 +110,7 @@ def require_writable_file(key: str, file: Path) -> None:
 def require_other_file(key: str, file: Path, config: Config) -> None:
     """Refuses to write over the rows that the same command reads."""
     files = config.data.val_files
-    read = files if isinstance(files, list) else [files] if files else []
+    read = [os.path.expanduser(name) for name in (files if isinstance(files, list) else [files] if files else [])]
     if any(os.path.exists(name) and file.exists() and os.path.samefile(name, file) for name in read):
         raise UserError("is a file of rows that this command reads", key=key, value=file, fix="name another file")
 

@@ -77,7 +77,7 @@ class FixedKL(KLController):
     """beta stays what the config says, also in a run that goes on with another."""
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Has nothing to go on with."""
+        """Ignores the coefficient of a checkpoint: the config's counts."""
 
 
 class AdaptiveKL(KLController):

@@ -18,7 +18,7 @@ from paddock.facts.machine import Machine
 from paddock.facts.models import shape_of
 
 CPU_BUDGET = 1280
-EPOCHS = 15
+DEFAULT_EPOCHS = 15
 
 
 def resolve(config: Config, origins: dict[str, str], machine: Machine) -> list[str]:
@@ -151,7 +151,7 @@ def _reward_components(config: Config, origins: dict[str, str]) -> None:
 
 def _seeds_and_loggers(config: Config, fill: _Filler, machine: Machine) -> None:
     if config.trainer.total_training_steps is None:
-        fill("trainer.total_epochs", EPOCHS, "guide")
+        fill("trainer.total_epochs", DEFAULT_EPOCHS, "guide")
     fill("data.seed", config.trainer.seed, "follows trainer.seed")
     fill("actor_rollout_ref.rollout.seed", config.trainer.seed, "follows trainer.seed")
     fill("reward_model.num_workers", machine.cores, "machine: cores")

@@ -144,6 +144,7 @@ class Left:
 
 
 async def kept(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Awaits a coroutine; returns a SystemExit of its own as a result."""
     try:
         return await coroutine
     except SystemExit as error:

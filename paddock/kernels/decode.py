@@ -299,7 +299,7 @@ def tile_of(q: Tensor, group: int) -> int:
 
 
 def stages_of(q: Tensor, wide: int) -> int:
-    """Returns how many blocks of keys and values are on their way at a time: fewer where shared memory has no room."""
+    """Returns how many blocks of keys and values are prefetched at a time: fewer where shared memory has no room."""
     room = shared_memory(q.device)
     return min(STAGES, max(1, room // (2 * BLOCK * wide * q.element_size()))) if room else STAGES
 

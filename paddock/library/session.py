@@ -249,9 +249,9 @@ class Session:
 
 
 def require_count(name: str, value: Any) -> None:
-    """Refuses what is no number of responses or tokens, before an engine makes room for so many."""
+    """Raises a UserError unless the value counts responses or tokens, before an engine makes room for so many."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise UserError("is no number of them", key=name, value=f"{value!r:.80}", fix="a whole number from 1 on")
+        raise UserError("is not a whole number above 0", key=name, value=f"{value!r:.80}", fix=f"{name}=1 or more")
 
 
 def row_of(episode: Episode) -> PromptRow:
