@@ -99,7 +99,7 @@ class Row:
 
 def rows() -> list[Row]:
     """Full weights of 7 billion parameters and more fit one device in bf16 alone, and only if layers are recomputed.
-    Their adapters, with few answers a step, are for a small device."""
+    Their adapters, with few answers a step, are for a small device. `merged`: adapters, by `lora.merge`."""
     found = []
     for shape in ("smallest", "smollm2-135m", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen3-1.7b", "qwen2.5-7b", "qwen3-8b"):
         large, middle = shape in ("qwen2.5-7b", "qwen3-8b"), shape in ("qwen2.5-1.5b", "qwen3-1.7b")
@@ -109,7 +109,7 @@ def rows() -> list[Row]:
         for work, sizes in works.items():
             recomputed = large or (middle and work == "long")
             found += [Row(shape, work, "full", *sizes, recomputed, "bf16" if large else "fp32"),
-                      Row(shape, work, "lora", *sizes, recomputed, "fp32")]  # fmt: skip
+                      *(Row(shape, work, way, *sizes, recomputed, "fp32") for way in ("lora", "merged"))]  # fmt: skip
         if large:
             found.append(Row(shape, "few", "lora", 8, 8, 256, 1024, None, True, "fp32"))
     return found
@@ -146,7 +146,8 @@ def measure(row: Row, model: Path, folder: Path, args: argparse.Namespace) -> di
         str(model), str(data), row.prompts, row.n, longest, row.response_tokens, args.steps, args.warmup, row.weights,
         case.micro_rows, row.checkpointing, str(folder), [],
     )  # fmt: skip
-    adapters = [f"actor_rollout_ref.model.lora_rank={args.rank}"] if row.way == "lora" else []
+    adapters = [f"actor_rollout_ref.model.lora_rank={args.rank}"] if row.way != "full" else []
+    adapters += ["actor_rollout_ref.model.lora.merge=True"] if row.way == "merged" else []
     keys = [f"trainer.default_local_dir={run}", "trainer.resume_mode=disable", *adapters, *args.set]
     config = config_of(step, device.type, "grpo", keys, args.gpu)
     clear(device)
@@ -165,7 +166,7 @@ def measure(row: Row, model: Path, folder: Path, args: argparse.Namespace) -> di
     clear(device)
     others = beside(row, replace(step, device=device.type), args.peers, args.patience)
     return {
-        "name": row.name, **asdict(row), "rank": args.rank if row.way == "lora" else 0,
+        "name": row.name, **asdict(row), "rank": args.rank if row.way != "full" else 0,
         "written_tokens": work.written, "rollout_tokens_per_s": work.written / times["gen"],
         "rollout_s": times["gen"], "rollout_bound_s": least.rollout, "rollout_planned_s": told.phases["rollout"],
         "update_s": times["update_actor"], "update_bound_s": least.update,
@@ -215,7 +216,11 @@ def markdown(found: dict[str, Any], names: Iterable[str]) -> str:
                                                 if found["mean_tokens"] else "")  # fmt: skip
     work = f"{found['prompts']} x {found['n']}, {found['prompt_tokens']} -> {length}"
     recomputed = ", recomputed" if found["checkpointing"] else ""
-    trained = f"LoRA, rank {found['rank']}" if found["rank"] else f"all, {found['weights']}"
+    trained = (
+        f"LoRA, rank {found['rank']}{', merged' * (found['way'] == 'merged')}"
+        if found["rank"]
+        else f"all, {found['weights']}"
+    )
     cells = [found["shape"], work, trained + recomputed, f"{found['rollout_tokens_per_s']:,.0f}"]
     for phase in ("rollout", "update", "step"):
         seconds, least = found[f"{phase}_s"], found[f"{phase}_bound_s"]

@@ -56,7 +56,10 @@ class LoraConfig:
 
 @dataclass
 class PolicyLoraConfig(LoraConfig):
-    merge: bool = key(False, "rollouts by merged weights, without the adapter beside them")
+    merge: bool = key(
+        False,
+        "compute by merged weights, without the adapter beside them: in rollouts, on one device in training too",
+    )
 
 
 @dataclass

@@ -165,11 +165,19 @@ def trains_adapters(config: Config) -> bool:
 
 
 def merges_adapters(config: Config) -> bool:
-    """True if rollouts run the actor's own weights with its adapters added to them. Megatron's are always handed over
-    merged."""
+    """True if rollouts run the actor's own weights with its adapters added to them. An engine that copies weights takes
+    merged ones in any case, and Megatron's are always handed over so."""
     group = config.actor_rollout_ref
     own = not engine_kind(group.rollout.name).copies_weights and group.actor.strategy != "megatron"
     return own and group.model.lora.merge and trains_adapters(config)
+
+
+def computes_merged(config: Config) -> bool:
+    """True if the actor itself computes by merged weights, in training and in rollouts: where one process has them
+    whole."""
+    group = config.actor_rollout_ref
+    alone = world_size(config) == 1 and group.actor.strategy != "megatron"
+    return alone and group.model.lora.merge and trains_adapters(config)
 
 
 def needs_reference(config: Config) -> bool:
@@ -201,7 +209,8 @@ def trusts_rollout(config: Config) -> bool:
     the same weights."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     one_update = actor.ppo_mini_batch_size == config.data.train_batch_size and actor.ppo_epochs == 1
-    same_numbers = engine_kind(rollout.name).trainer_log_probs and not merges_adapters(config)
+    same_weights = computes_merged(config) or not merges_adapters(config)
+    same_numbers = same_weights and engine_kind(rollout.name).trainer_log_probs
     same_numbers = same_numbers and "sum_pi_squared" not in estimator_needs(config)
     corrects = rollout_correction.parse(config.algorithm.rollout_correction).active
     return one_update and same_numbers and not corrects and actor.router_replay.mode != "R2"

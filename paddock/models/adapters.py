@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from paddock.config.paths import BUILTIN
@@ -39,6 +41,8 @@ MERGED = "huggingface"
 PREFIX = "base_model.model."
 """Prefix of every name in an adapter's file: peft wraps a model twice."""
 BASE = ".base_layer."
+SUM = "paddock_merged"
+"""Buffer of an adapted layer that holds W + s B A; see `Adapters.hold_merged`."""
 OTHER_KINDS = ("use_dora", "lora_bias", "modules_to_save", "layer_replication", "target_parameters",
                "trainable_token_indices", "fan_in_fan_out", "alora_invocation_tokens")  # fmt: skip
 """Fields of an adapter's config that make it something else than products of two matrices beside linear layers."""
@@ -109,10 +113,30 @@ class Adapters:
             for layer in self.layers.values():
                 layer._disable_adapters = False
 
+    def hold_merged(self) -> None:
+        """Gives every adapted layer W + s B A as a tensor of its own, by which it computes from now on; gradients go to
+        A and B as if it computed with those. `renew` is to follow each change of A or B."""
+        for layer in self.layers.values():
+            layer.register_buffer(SUM, torch.empty_like(layer.base_layer.weight.data), persistent=False)
+            vars(layer)["forward"] = partial(by_merged_weight, layer)
+        self.renew()
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Computes what `hold_merged` holds anew, if it was called."""
+        for layer in self.layers.values():
+            if (held := merged_weight(layer)) is not None:
+                a, b = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+                held.copy_(added(layer.base_layer.weight, a, b, layer.scaling[NAME]))
+
     @contextmanager
     def in_weights(self) -> Iterator[None]:
         """Adds the adapters to the weights themselves for the `with` block, in place, and switches them off; afterwards
-        the weights are what they were, bit for bit. Meanwhile the memory holds each weight twice."""
+        the weights are what they were, bit for bit. Meanwhile the memory holds each weight twice. Does nothing where
+        layers compute by merged weights anyway."""
+        if any(merged_weight(layer) is not None for layer in self.layers.values()):
+            yield
+            return
         kept: list[tuple[Tensor, Tensor]] = []
         try:
             with torch.no_grad():
@@ -188,6 +212,40 @@ class Pair:
     def is_off(self) -> bool:
         """See `Adapters.off`, which asks it of all."""
         return bool(self.module.disable_adapters)
+
+
+class MergedProduct(torch.autograd.Function):
+    """``x (W + s B A)' + bias``, of which A and B get gradients: ``dA = s (dy B)' x``, ``dB = s dy' (x A')``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(x, weight, a, b)
+        ctx.scale = scale
+        return linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        x, weight, a, b = ctx.saved_tensors
+        dy = grads[0]
+        dx = dy @ weight.to(dy.dtype) if ctx.needs_input_grad[0] else None
+        dy, x = dy.flatten(0, -2), x.flatten(0, -2)
+        by_a = ctx.scale * ((dy @ b.to(dy.dtype)).t() @ x)
+        by_b = ctx.scale * (dy.t() @ (x @ a.to(x.dtype).t()))
+        return dx, None, None, by_a.to(a.dtype), by_b.to(b.dtype), None
+
+
+def by_merged_weight(layer: Any, x: Tensor) -> Tensor:
+    """Computes an adapted layer by what `Adapters.hold_merged` gave it; without its adapter while that is off."""
+    base = layer.base_layer
+    if layer.disable_adapters:
+        return base(x)
+    a, b = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+    return MergedProduct.apply(x, merged_weight(layer), base.bias, a, b, layer.scaling[NAME])
+
+
+def merged_weight(layer: Any) -> Tensor | None:
+    """Returns W + s B A of a layer that computes by it; None of any other."""
+    return getattr(layer, SUM, None)
 
 
 def added(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:

@@ -113,7 +113,7 @@ def compute_rate(shape: ModelShape, speed: Speed) -> float:
 
 def layer_traffic(role: Role, compute_bytes: int) -> float:
     """Bytes that one token moves in a pass over all layers."""
-    adapters = ADAPTER_TRAFFIC if role.lora_rank else 1
+    adapters = ADAPTER_TRAFFIC if role.lora_rank and not role.merges else 1
     return LAYER_TRAFFIC * adapters * role.shape.layers * compute_bytes * layer_elements(role.shape)
 
 
@@ -124,7 +124,7 @@ def logit_traffic(shape: ModelShape) -> int:
 def rollout_seconds(job: Job, work: Work, speed: Speed) -> float:
     """Seconds of the fullest engine: its prompts, then its decode steps, as many as the cache's room asks for."""
     rollout = job.rollout
-    actor = replace(job.actor, lora_rank=0) if rollout.merges else job.actor
+    actor = replace(job.actor, lora_rank=0) if rollout.merges or job.actor.merges else job.actor
     part = rollout.rows / work.rows  # of the step's rows
     ways = 1 if shares_weights(job) else rollout.tensor
     compute, bandwidth = ways * compute_rate(actor.shape, speed), speed.bandwidth * BANDWIDTH_SHARE

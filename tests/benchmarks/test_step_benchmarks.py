@@ -24,7 +24,7 @@ GAP = ["--model", "builtin:tiny", "--data", "builtin:addition/train", "--prompts
         pytest.param(["gap.py", *GAP], 4, marks=pytest.mark.slow),
         (["passes.py", "--shape", "smallest", "--device", "cpu", "--turns", "1", "--tokens", "300"], 10),
         pytest.param(
-            ["speed_table.py", "smallest/*/lora", "--device", "cpu", "--rank", "4"], 4, marks=pytest.mark.slow
+            ["speed_table.py", "smallest/*/[lm]*", "--device", "cpu", "--rank", "4"], 6, marks=pytest.mark.slow
         ),
         pytest.param(["cpu_step.py", "--case", "smallest"], 3, marks=pytest.mark.slow),
         pytest.param(["lora.py", "--shape", "smallest", "--device", "cpu", "--rank", "4"], 3, marks=pytest.mark.slow),

@@ -215,9 +215,35 @@ def test_merged_rollouts_are_those_of_the_merged_model_and_keep_their_graphs(dty
     assert any(graphs.replays for graphs in kept.values())
 
 
+@pytest.mark.parametrize("changes", [{}, {"checkpointing": True}], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_by_merged_weights_in_float32_gradients_are_those_of_adapters_beside(family, changes):
+    ours, theirs = (gradients(engine_of(family, computes_merged=way, **changes), BOTH) for way in (True, False))
+    for name in BOTH:
+        torch.testing.assert_close(ours[0][name], theirs[0][name], atol=5e-4, rtol=0)
+    gaps = {name: gap(grad, theirs[1][name]) for name, grad in ours[1].items()}
+    assert max(gaps.values()) <= 1e-3, max(gaps.items(), key=lambda pair: pair[1])
+
+
+def test_graphs_by_merged_weights_see_each_update():
+    engine, batch = engine_of("qwen3", BF16, computes_merged=True), tiny_batch(8)
+    rollout = EmbeddedEngine(engine.model, max_num_seqs=7, free_cache=False, merge=True)
+    kept: dict[Any, Any] = {}
+    for _ in range(3):
+        plain = engine_of("qwen3", BF16, lora=None)
+        plain.model.load_state_dict(dict(engine.weights()), strict=False)
+        wanted = EmbeddedEngine(plain.model, max_num_seqs=7, free_cache=False)
+        assert tokens(rollout.generate(PROMPTS, SAMPLED)) == tokens(wanted.generate(PROMPTS, SAMPLED))
+        assert not kept or rollout.graphs == kept
+        kept = dict(rollout.graphs)
+        engine.train_step(engine.micro_batches(batch), loss, BOTH)
+    assert any(graphs.replays for graphs in kept.values())
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["beside", "merged"])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-def test_in_exact_numerics_rollout_and_trainer_agree_bit_for_bit(family):
-    engine = engine_of(family, BF16, exact=True)
+def test_in_exact_numerics_rollout_and_trainer_agree_bit_for_bit(family, merged):
+    engine = engine_of(family, BF16, exact=True, computes_merged=merged)
     rollout = EmbeddedEngine(engine.model, max_num_seqs=7, max_num_batched_tokens=30)
     batch = tiny_batch()
     lengths = batch.need("prompt_mask").sum(1).tolist()

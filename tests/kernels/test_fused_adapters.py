@@ -27,7 +27,7 @@ from paddock.engines.train.engine import Engine, offload_idle
 from paddock.engines.train.offload import Offload
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
-from paddock.models.adapters import Adapters, Lora, adapters_of, attach, is_adapter
+from paddock.models.adapters import Adapters, Lora, adapters_of, attach, is_adapter, merged_weight
 from paddock.models.attention import Packed, SharedPrompts
 from paddock.models.forward import FUSED, hidden_states, module_states
 from paddock.models.fused import fuse, fused
@@ -72,14 +72,16 @@ def stream() -> tuple[Tensor, Tensor, Packed]:
     return tokens, torch.cat([torch.arange(5), torch.arange(3)])[None].to(DEVICE), Packed([5, 3], DEVICE)
 
 
-def both_ways(model: Any, tokens: Tensor, positions: Tensor, how: Packed, keep_apart: bool = False) -> None:
+def both_ways(
+    model: Any, tokens: Tensor, positions: Tensor, how: Packed, keep_apart: bool = False, exact: bool = False
+) -> None:
     """States and gradients, by modules and fused; what is frozen has none."""
     wanted = module_states(model, tokens, positions, how)
     direction = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     (wanted * direction).sum().backward()
     grads = {name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None}
     model.zero_grad(set_to_none=True)
-    assert fuse(model, keep_apart=keep_apart) is None and fused(model) is not None
+    assert fuse(model, exact, keep_apart) is None and fused(model) is not None
     states = hidden_states(model, tokens, positions, how)
     (states * direction).sum().backward()
     same(states, wanted)
@@ -131,6 +133,75 @@ def test_adapters_that_have_memory_of_their_own():
     both_ways(model, *stream(), keep_apart=True)
     frozen = {p.untyped_storage().data_ptr() for n, p in model.named_parameters() if not is_adapter(n)}
     assert frozen.isdisjoint(p.untyped_storage().data_ptr() for n, p in model.named_parameters() if is_adapter(n))
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["fast", "exact"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3"], ids=["biases", "head norms", "norms behind"])
+def test_merged_weights_compute_what_modules_do_by_them_and_train_the_adapters(family, exact):
+    beside = hidden_of(adapted(family, layers=2))
+    model = adapted(family, layers=2)
+    found(model).hold_merged()
+    both_ways(model, *stream(), exact=exact)
+    with torch.no_grad():
+        same(hidden_states(model, *stream()), beside)
+    for joined in fused(model).products:
+        assert joined.whole is None and joined.merged is not None and joined.merged.is_contiguous()
+        parts = [merged_weight(pair.module) for pair in joined.adapters.pairs]
+        assert torch.equal(joined.merged, torch.cat(parts))
+        assert {part.untyped_storage().data_ptr() for part in parts} == {joined.merged.untyped_storage().data_ptr()}
+
+
+def hidden_of(model: Any) -> Tensor:
+    with torch.no_grad():
+        return module_states(model, *stream())
+
+
+@pytest.mark.parametrize("targets", [["k_proj", "o_proj", "up_proj"], ["model.layers.1.self_attn.q_proj"]])
+def test_merged_weights_of_some_projections_stand_beside_plain_ones(targets):
+    model = adapted("qwen2", Lora(rank=3, targets=targets), layers=2)
+    found(model).hold_merged()
+    both_ways(model, *stream())
+
+
+def test_merged_weights_follow_their_adapters_when_renewed_and_are_not_read_while_those_are_off():
+    model = adapted("qwen2")
+    found(model).hold_merged()
+    assert fuse(model) is None
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if is_adapter(name):
+                param.add_(0.1)
+        found(model).renew()
+        same(hidden_states(model, *stream()), module_states(model, *stream()))
+        plain = tiny_model("qwen2", num_hidden_layers=1).to(DEVICE)
+        own = {name.replace(".base_layer.", "."): param for name, param in model.named_parameters()}
+        plain.load_state_dict(own, strict=False)
+        plain.set_attn_implementation("paddock")
+        assert fuse(plain) is None
+        with found(model).off():
+            assert torch.equal(hidden_states(model, *stream()), hidden_states(plain, *stream()))
+
+
+def test_merged_weights_that_were_offloaded_come_back_as_they_are():
+    """What an update changed on the device is sent to the host once more; else the old copy would come back."""
+    settings = Settings(optim=OptimConfig(lr=0.01), budget=Budget(64), offload_params=True, computes_merged=True)
+    model = adapted("qwen2")
+    engine = Engine(SingleBackend(model, settings))
+    offload_idle(engine, least=1)
+    batch = tiny_batch(2, prompt_len=3, response_len=4)
+    for _ in range(3):
+        engine.move("host")
+        assert not any(joined.merged.untyped_storage().nbytes() for joined in fused(model).products)
+        engine.move("device")
+        engine.train_step([batch], mean_log_prob, frozenset({"log_probs"}))
+        now = [joined.merged.clone() for joined in fused(model).products]
+        engine.move("host")
+        engine.move("device")
+        for joined, before in zip(fused(model).products, now, strict=True):
+            assert torch.equal(joined.merged, before)
+        own = dict(engine.weights())
+        for name, layer in engine.adapters.layers.items():
+            assert torch.equal(merged_weight(layer), own[f"{name}.weight"])
 
 
 def test_weights_and_adapters_are_rows_of_one_tensor_without_gaps():

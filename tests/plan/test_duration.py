@@ -143,7 +143,7 @@ def test_log_probs_that_come_from_the_rollout_take_no_time() -> None:
         (["actor_rollout_ref.actor.ppo_epochs=2"], True),
         (["actor_rollout_ref.rollout.name=hf"], True),
         (["actor_rollout_ref.model.lora_rank=4"], False),
-        (["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora.merge=True"], True),
+        (["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora.merge=True"], False),
         (["actor_rollout_ref.rollout.name=hf", "algorithm.rollout_correction.bypass_mode=True"], False),
         (["algorithm.rollout_correction.rollout_is=token"], True),
         (["algorithm.adv_estimator=optimal_token_baseline"], True),

@@ -221,6 +221,16 @@ def test_a_rollout_by_merged_weights_keeps_a_copy_of_those_that_have_adapters() 
     assert merging.total("rollout") - plain.total("rollout") == copied == 2 * model.adapted_parameters
 
 
+def test_an_actor_that_computes_by_merged_weights_holds_them_in_every_phase() -> None:
+    model = shape("Qwen/Qwen2.5-0.5B")
+    one = actor(rollout(job(gpus=1, model=model), engine="embedded", tensor=1), lora_rank=32)
+    plain, merging = (estimate(actor(one, merges=merges)) for merges in (False, True))
+    for phase, parts in plain.phases.items():
+        more = merging.phases[phase]["parameters"] - parts["parameters"]
+        assert more == 2 * model.adapted_parameters, phase
+        assert {**merging.phases[phase], "parameters": 0} == {**parts, "parameters": 0}
+
+
 def test_an_embedded_cache_holds_the_rows_of_a_step_or_of_a_validation() -> None:
     made = rollout(job(gpus=1, model=shape("Qwen/Qwen2.5-0.5B")), engine="embedded", tensor=1, rows=64)
     per_row = 1536 * 24 * 2 * 2 * 64 * 2

@@ -23,7 +23,7 @@ from paddock.engines.train.engine import Engine, adapter_of
 from paddock.engines.train.open import actor_engine, reference_engine
 from paddock.errors import UserError
 from paddock.facts.machine import this_machine
-from paddock.models.adapters import MERGED, WEIGHTS_FILE, Adapters, adapters_on
+from paddock.models.adapters import MERGED, WEIGHTS_FILE
 from paddock.preflight import check
 from paddock.trainer.policy import open_policy
 from paddock.trainer.run import train
@@ -70,16 +70,24 @@ def logits(model: Any) -> torch.Tensor:
     return model(torch.arange(4, 12)[None]).logits
 
 
-def test_rollouts_by_merged_weights_train_and_validate(tmp_path, monkeypatch):
-    merged: list[bool] = []
-    before = Adapters.in_weights
-    monkeypatch.setattr(Adapters, "in_weights", lambda self: merged.append(adapters_on(self.model)) or before(self))
+def test_a_run_by_merged_weights_trusts_its_rollouts_and_resumes(tmp_path):
     keys = [*GRPO, "actor_rollout_ref.model.lora.merge=True", "trainer.test_freq=2", "data.val_max_samples=8"]
-    rows = run(tmp_path, *keys)
-    assert len(merged) >= 3 and all(merged)  # two steps and a validation
-    assert all("timing_s/old_log_prob" in row and row["actor/skipped"] == 0 for row in rows)
-    assert all(row["rollout_corr/log_ppl_abs_diff"] < 0.01 for row in rows)
-    assert max(tensor.abs().max() for name, tensor in adapter(tmp_path, 2).items() if "lora_B" in name) > 0
+    rows = run(tmp_path / "whole", *keys)
+    assert all(row["actor/skipped"] == 0 and row["training/rollout_probs_diff_max"] < 1e-5 for row in rows)
+    assert not any("timing_per_token_ms/old_log_prob" in row for row in rows), "the trainer computes none"
+    assert max(tensor.abs().max() for name, tensor in adapter(tmp_path / "whole", 2).items() if "lora_B" in name) > 0
+    run(tmp_path / "parts", *keys, "trainer.total_training_steps=1")
+    run(tmp_path / "parts", *keys)
+    for name, tensor in adapter(tmp_path / "whole", 2).items():
+        assert torch.equal(adapter(tmp_path / "parts", 2)[name], tensor), name
+
+
+@pytest.mark.parametrize("mini_batch", [8, 4])
+def test_log_probs_of_a_run_by_merged_weights_are_the_rollouts(tmp_path, mini_batch):
+    keys = ["actor_rollout_ref.model.lora.merge=True", f"actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch}"]
+    rows = run(tmp_path, *GRPO, *FP32, *keys)
+    told = [row["training/rollout_probs_diff_max"] for row in rows if "training/rollout_probs_diff_max" in row]
+    assert all(value < 1e-5 for value in told) and (mini_batch == 8 or len(told) == 2)
 
 
 @pytest.mark.parametrize("overrides", [GRPO, PPO], ids=["grpo", "ppo"])

@@ -16,6 +16,7 @@ from paddock.config.roles import ActorConfig, CriticConfig, CriticModelConfig, M
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import (
+    computes_merged,
     copies_rollout_log_probs,
     data_parallel_size,
     engine_size,
@@ -87,6 +88,7 @@ def _trained(config: Config, role: ActorConfig | CriticConfig, shape: ModelShape
         forward_tokens=min(PHASES[forward].most_tokens(config), most),
         dtype_bytes=4 if rank else _bytes(fsdp.model_dtype),  # adapters have float32 masters
         lora_rank=rank,
+        merges=isinstance(role, ActorConfig) and computes_merged(config),
         checkpointing=model.enable_gradient_checkpointing,
         activation_offload=model.enable_activation_offload,
         param_offload=offload.param_offload,
@@ -201,7 +203,7 @@ def _rollout(config: Config) -> Rollout:
         sharing=rollout.n,
         validation_rows=_validated(config),
         validation_sharing=rollout.val_kwargs.n,
-        merges=merges_adapters(config),
+        merges=merges_adapters(config) and not computes_merged(config),
         prefill_tokens=min(rollout.max_num_batched_tokens, data.train_batch_size * data.max_prompt_length),
     )
 

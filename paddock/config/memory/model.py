@@ -3,7 +3,8 @@
 The formulas, with P parameters of which T are trained, held by s ranks, h hidden, f MLP width, L layers:
 
     parameters   d P / s          d = 4: the fp32 master copy of FSDP mixed precision; 2 for a frozen bf16 model;
-                                  under LoRA c P + d T, one rank alone another c T: the copies that compute
+                                  under LoRA c P + d T, one rank alone another c T: the copies that compute, and
+                                  with lora.merge c W, the weights beside which adapters stand, with them added
     gradients    d T / s
     optimizer    2 d T / s        AdamW's two moments; fused, so that a step makes no temporary copy
     alone        c P, d T, 3 d T  one rank without FSDP, c < d: weights that compute, gradients, masters and moments
@@ -70,6 +71,8 @@ class Role:
     forward_tokens: int = 0
     dtype_bytes: int = 4
     lora_rank: int = 0
+    merges: bool = False
+    """True if the role computes by merged weights, which it holds beside its own."""
     checkpointing: bool = True
     activation_offload: bool = False
     """Inputs of layers wait on the host; two of them at a time are on the device."""
@@ -99,6 +102,7 @@ class Role:
         frozen = self.shape.vision_params if self.frozen_vision else 0
         own = self.split.states(self.shape, self.dtype_bytes, self.lora_parameters, frozen)
         more = sum(self.split.states(other, self.dtype_bytes, 0).parameters for other in self.others)
+        more += self.merges * self.split.frozen_bytes * self.shape.adapted_parameters
         return replace(own, parameters=own.parameters + more)
 
 
@@ -125,7 +129,7 @@ class Rollout:
     """Most responses that a validation asks for at a time."""
     validation_sharing: int = 1
     merges: bool = False
-    """True if adapters are added to the actor's own weights meanwhile."""
+    """True if adapters are added to gathered weights meanwhile."""
 
     @property
     def external(self) -> bool:
@@ -286,7 +290,8 @@ def rollout_parts(job: Job) -> tuple[dict[str, int], int]:
     """The engine's parts, and the tokens its KV cache holds.
 
     weights    c P / tp; none when the embedded engine shares the actor's
-    unmerged   c W, W: weights beside which adapters stand; a copy, to put them back after a rollout by merged ones
+    unmerged   c W, W: weights beside which adapters stand; a copy, to put gathered ones back after a rollout by
+               merged ones
     KV cache   external engines take memory fraction x memory, of which the weights are a part; the others what
                full-length responses of a step or a validation ask for, and a group's prompt once if it is shared
     then       embedded and hf: the larger of a prefill (`forward` for each of its tokens) and a decode step's logits,

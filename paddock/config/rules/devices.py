@@ -9,6 +9,7 @@ from typing import Any
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import (
+    computes_merged,
     data_parallel_size,
     engine_size,
     merges_adapters,
@@ -176,18 +177,19 @@ def adapters_suit_their_engine(config: Config) -> None:
                 value=value,
                 fix=fix if megatron else f"{fix}{model.lora.alpha}",
             )
-    if merges_adapters(config):
+    if merges_adapters(config) and not computes_merged(config):
         key = f"{_M}.lora.merge"
         if not engine_kind(group.rollout.name).merges_adapters:
             raise UserError(
-                f"{_RO}.name={group.rollout.name} runs adapters beside the weights",
+                f"{_RO}.name={group.rollout.name} runs adapters beside weights that are sharded",
                 key=key,
                 value=True,
                 fix=f"{key}=False, or {_RO}.name=embedded",
             )
         if group.numerics == "exact":
             raise UserError(
-                "merged weights are rounded, so log-probs of rollout and trainer are not equal bit for bit",
+                "several devices train with adapters beside the weights, and merged ones are rounded: log-probs of "
+                "rollout and trainer are not equal bit for bit",
                 key=key,
                 value=True,
                 fix=f"{key}=False, or actor_rollout_ref.numerics=fast",

@@ -95,6 +95,7 @@ class Engine:
         numbers = self._numbers(sums) | routers.finish(self.device) | {"lr": self.updater.lr, "skipped": 0.0}
         if math.isfinite(numbers.pop("loss")) and math.isfinite(numbers["grad_norm"]):
             self.updater.step()
+            self._renew()
             if self.offload:  # what is not trained is on the host as it is here, once it has been there
                 self.offload.written([*self.updater.params, *self.model.buffers()])
         else:
@@ -185,6 +186,12 @@ class Engine:
         for offload in offloads_of(self):
             offload.written()
         self.backend.load(path)
+        self._renew()
+
+    def _renew(self) -> None:
+        """Follows a change of the adapters, where layers compute by merged weights."""
+        if self.adapters and self.settings.computes_merged:
+            self.adapters.renew()
 
 
 def adapter_of(engine: Engine) -> dict[str, Tensor]:

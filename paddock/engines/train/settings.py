@@ -12,7 +12,7 @@ from paddock.config.engine import FrozenConfig, FSDPConfig, OptimConfig
 from paddock.config.refusals import no_float16, routers_are_balanced_by_the_engine
 from paddock.config.roles import CriticModelConfig, ModelConfig
 from paddock.config.schema import Config
-from paddock.config.topology import trains_adapters
+from paddock.config.topology import computes_merged, trains_adapters
 from paddock.core.balance import needed_micro_batches, split_into, token_budget_micro_batches
 from paddock.core.batch import Batch
 from paddock.core.device import DTYPES, compute_dtype
@@ -95,6 +95,8 @@ class Settings:
     """None: routers choose freely, and are not watched."""
     offload_params: bool = False
     offload_optimizer: bool = False
+    computes_merged: bool = False
+    """Layers compute by W + s B A, one rounded matrix, instead of both adapters beside W."""
     saves_merged: bool = False
     """Checkpoints hold the merged model too, beside adapters."""
 
@@ -116,6 +118,7 @@ def actor_settings(config: Config, device: torch.device, total_steps: int | None
         checkpointing=config.actor_rollout_ref.model.enable_gradient_checkpointing,
         offload_activations=config.actor_rollout_ref.model.enable_activation_offload,
         routers=router_settings(config),
+        computes_merged=computes_merged(config),
         saves_merged="hf_model" in actor.checkpoint.save_contents,
         **engine_settings(actor.fsdp_config, device, f"{_A}.fsdp_config", adapters=trains_adapters(config)),
     )

@@ -44,6 +44,8 @@ class SingleBackend:
         if settings.deterministic:
             make_deterministic(self.device)
         self.updater = updater_of(model, settings, forwards.compute_dtypes(model, settings.compute))
+        if self.adapters and settings.computes_merged:
+            self.adapters.hold_merged()
         reason = fuse(self.backbone, settings.exact, keep_apart=settings.offload_params)
         forwards.tell_unfused(self.backbone, settings, reason)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from paddock.kernels.launch import can_launch, has_triton
-from paddock.models.adapters import Pair
+from paddock.models.adapters import SUM, Pair, merged_weight
 from paddock.models.fused.passes import gated
 
 if has_triton():
@@ -31,7 +31,8 @@ class Joined:
 
     On a GPU the A of their adapters are further rows of it, ``[W; A]``: one product computes y and A x, and one the
     gradient of x. With `keep_apart` they are not: offloaded weights that are frozen are sent to the host once, unless
-    trained ones share their memory. Nor are they on a CPU, whose kernels read rows of y without gaps.
+    trained ones share their memory. Nor are they on a CPU, whose kernels read rows of y without gaps, nor where layers
+    hold W + s B A (`Adapters.hold_merged`): then y is one product with that, and A x is computed in backward.
 
     No gradient is computed for what is frozen.
     """
@@ -47,13 +48,29 @@ class Joined:
         self.weight = side_by_side(self.weights)
         self.bias = side_by_side(self.biases) if self.biased else None
         self.adapters = Beside(pairs, self.sizes, exact) if any(pairs) else None
+        self.merged = self.join_merged(modules)
+        """Every W + s B A, as `weight` is every W."""
         self.whole: Tensor | None = None
         """``[W; A]``, and zeros up to an aligned number of rows."""
         self.whole_bias: Tensor | None = None
-        if self.adapters and not keep_apart and can_launch(self.weight):
+        if self.adapters and self.merged is None and not keep_apart and can_launch(self.weight):
             self.stack(self.adapters)
         self.ordered: Callable[[Tensor], Tensor] | None = None
         """The product, for a while, with weights in the order of a CPU; see prepacked.py."""
+
+    @torch.no_grad()
+    def join_merged(self, modules: Sequence[nn.Module]) -> Tensor | None:
+        """Moves the merged weights of these layers, if they hold them, into one tensor; they become views of it. A
+        layer without an adapter has its weight there once more."""
+        held = [merged_weight(module) for module in modules]
+        if all(one is None for one in held):
+            return None
+        parts = [layer.weight.data if one is None else one for one, layer in zip(held, self.layers, strict=True)]
+        whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+        for module, one, part in zip(modules, held, whole.split(self.sizes), strict=True):
+            if one is not None:
+                setattr(module, SUM, part)
+        return whole
 
     def stack(self, adapters: Beside) -> None:
         """Moves the weights and every A into one tensor, of which they become views."""
@@ -90,30 +107,34 @@ class Joined:
     def forward(self, x: Tensor, adapted: bool, keeps: bool) -> tuple[Tensor, Tensor | None]:
         """Returns y ``[T, rows]``, between whose rows there may be other numbers, and A x for `Step.gradients`, where
         adapters are on and if `keeps`."""
-        adapters = self.adapters if adapted else None
+        adapters = self.adapters if adapted and self.merged is None else None
         product = exact_linear if self.exact else linear
         if adapters and self.whole is not None:
             both = product(x, self.whole, self.whole_bias)
             y, low = both[:, : self.rows], both[:, self.rows : self.rows + len(adapters.a)]
         else:
-            y = product(x, self.weight, self.bias) if self.ordered is None else self.ordered(x)
+            y = product(x, self.read(adapted), self.bias) if self.ordered is None else self.ordered(x)
             low = product(x, adapters.a) if adapters else y
         return y, adapters.add(y, low, keeps) if adapters else None
+
+    def read(self, adapted: bool) -> Tensor:
+        """Returns the weights of the product: merged ones where adapters are on and layers hold those."""
+        return self.weight if self.merged is None or not adapted else self.merged
 
     def in_parts(self, x: Tensor, adapted: bool) -> Tensor:
         """Computes the product of a decode step: for few rows in float32 parts ``[parts, T, N]``, which `add_norm` adds
         up."""
-        return thin_parts(x, self.weight) if self.is_thin(x, adapted) else self(x, adapted)
+        return thin_parts(x, self.read(adapted)) if self.is_thin(x, adapted) else self(x, adapted)
 
     def gated(self, x: Tensor, activation: str, adapted: bool) -> Tensor:
         """Computes an MLP's two projections in a decode step, with the gate applied."""
         if self.is_thin(x, adapted) and len(x) <= MOST_GATED_ROWS:
-            return thin_gated(x, self.weight, activation)
+            return thin_gated(x, self.read(adapted), activation)
         return gated(self(x, adapted), activation)
 
     def is_thin(self, x: Tensor, adapted: bool) -> bool:
-        plain = not (self.exact or self.biased or (self.adapters and adapted))
-        return plain and can_launch(x) and is_thin(x, self.weight)
+        beside = self.adapters is not None and adapted and self.merged is None
+        return not (self.exact or self.biased or beside) and can_launch(x) and is_thin(x, self.weight)
 
     def room(self, adapted: bool) -> int:
         """Returns how many columns more `backward` wants behind dy, for the gradient of A x."""
@@ -126,7 +147,8 @@ class Joined:
             return Step(self, dy, dy @ self.weight)
         if self.whole is None:
             dlow = self.adapters.backward(dy, dy.new_empty(len(dy), len(self.adapters.a)))
-            return Step(self, dy, (dy @ self.weight).addmm_(dlow, self.adapters.a), dlow)
+            dx = dy @ self.read(adapted)
+            return Step(self, dy, dx.addmm_(dlow, self.adapters.a) if self.merged is None else dx, dlow)
         if dy.shape[1] == self.rows:
             given, dy = dy, dy.new_empty(len(dy), len(self.whole))
             dy[:, : self.rows] = given
@@ -150,7 +172,7 @@ class Step:
     """The gradient of A x, where adapters were on."""
 
     def gradients(self, x: Tensor | None, low: Tensor | None) -> list[Tensor | None]:
-        """`x` may be None where `reads_input` says no; `low` is A x, as `Joined.forward` kept it."""
+        """`x` may be None where `reads_input` says no; `low` is A x, if `Joined.forward` kept it."""
         joined, adapters = self.joined, self.joined.adapters
         grads: list[Tensor | None] = [None] * len(joined.sizes)
         if x is not None and trains(joined.weights):
@@ -159,7 +181,8 @@ class Step:
             grads += self.dy.sum(0).split(joined.sizes)
         else:
             grads += [None] * len(joined.biases)
-        if adapters and x is not None and low is not None and self.dlow is not None and trains(adapters.parameters):
+        if adapters and x is not None and self.dlow is not None and trains(adapters.parameters):
+            low = linear(x, adapters.a) if low is None else low
             grads += adapters.gradients(self.dy, self.dlow, x, low)
         elif adapters:
             grads += [None] * len(adapters.parameters)

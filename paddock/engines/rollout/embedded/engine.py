@@ -335,7 +335,7 @@ class EmbeddedEngine(RolloutEngine):
 
     def drop_old_graphs(self) -> None:
         """Drops all graphs once weights have moved or adapters were switched."""
-        pointers = [parameter.data_ptr() for parameter in self.model.parameters()]
+        pointers = [tensor.data_ptr() for tensor in chain(self.model.parameters(), self.model.buffers())]
         addresses = hash((*pointers, adapters_on(self.model)))
         if addresses != self.addresses:
             self.graphs.clear()

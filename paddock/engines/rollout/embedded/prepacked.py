@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from paddock.models.adapters import adapters_on
 from paddock.models.fused import fused
 
 PAYS_FROM = 1 << 14  # weights of a layer: smaller ones are put in order in cache, at little cost
@@ -21,7 +22,7 @@ def prepacked(model: PreTrainedModel, rows: int) -> Iterator[None]:
     `rows`: the usual number of tokens in a forward.
     """
     decoder = fused(model)
-    joined = decoder.products if decoder is not None else []
+    joined, adapted = decoder.products if decoder is not None else [], adapters_on(model)
     inside = {layer for product in joined for layer in product.layers}
     layers = [module for module in model.modules() if type(module) is nn.Linear and module not in inside]
     layers = [layer for layer in layers if "forward" not in vars(layer) and pays(layer.weight.data)]
@@ -30,7 +31,7 @@ def prepacked(model: PreTrainedModel, rows: int) -> Iterator[None]:
             vars(layer)["forward"] = product(layer.weight.data, layer.bias, rows)
         for part in joined:
             if pays(part.weight):
-                part.ordered = product(part.weight, part.bias, rows)
+                part.ordered = product(part.read(adapted), part.bias, rows)
         yield
     finally:
         for layer in layers:
