@@ -121,9 +121,8 @@ def step(name: str, source: str, rule: Callable[..., Any], prompts: int, config:
         collector = Collector(config, None, None, rewards, tokenizer_of_words(), frozenset())  # type: ignore[arg-type]
         for number in range(STEPS):
             batch = answered(number, prompts, source)
-            answers = batch.answers()
             marks = [time.perf_counter()]
-            texts = collector.decode(answers)
+            texts = collector.texts(batch)
             marks.append(time.perf_counter())
             values = [rule(data_source=source, solution_str=t, ground_truth="18", extra_info={}) for t in texts]
             marks.append(time.perf_counter())

@@ -35,8 +35,8 @@ from paddock.rewards.threads import ThreadPool
 log = logging.getLogger(__name__)
 
 Answered = tuple[int, str, Sequence[int], str | None, Sequence[Mapping[str, Any]] | None]
-"""A row's index, its response as text and as tokens, the text of its last turn if there are several, and its messages
-if it is a conversation."""
+"""A row's index, its response as text and as tokens (if `reads_tokens`), the text of its last turn if there are
+several, and its messages if it is a conversation."""
 Functions = Mapping[str, Callable[..., Any]]
 NO_FUNCTIONS: Functions = {}
 
@@ -161,6 +161,11 @@ class RewardManager:
         """True if a function asks for the environments of conversations."""
         return ENVIRONMENTS in self.shapes.values()
 
+    @property
+    def reads_tokens(self) -> bool:
+        """True if a function may ask for the token ids of responses: one of TRL's contract, or of fields of a row."""
+        return bool({COLUMNS, ENVIRONMENTS, FIELDS} & {*self.shapes.values()})
+
     @functools.cached_property
     def shapes(self) -> dict[str, str]:
         """How each function is called (columns.py), by name. A process imports those of files: they may do anything."""
@@ -202,7 +207,7 @@ class RewardManager:
     def requests(self, batch: Batch, rows: Iterable[Answered]) -> dict[int, ScoreRequest | None]:
         """Builds the requests of rows whose responses are there, by index; None if a reward model or its own agent loop
         scores the row."""
-        whole = bool({COLUMNS, ENVIRONMENTS, FIELDS} & {*self.shapes.values()})
+        whole = self.reads_tokens
         columns, nothing = batch.extras, [None] * len(batch)
         prompts, held = columns.get("written_prompt") or columns.get("messages"), columns.get("environment")
         styles, scores, infos, places, told = (

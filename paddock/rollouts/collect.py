@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import sqrt
 from statistics import fmean
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from paddock.algorithms.selection import GroupBuffer, group_metric
@@ -23,9 +25,10 @@ from paddock.rewards.joint import JointScoring
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.rewards.scoring import Scoring
-from paddock.rollouts.batch import with_prompts, with_responses
+from paddock.rollouts.batch import in_a_row, with_prompts, with_responses
 from paddock.rollouts.conversations import OnEpisodes
 from paddock.rollouts.episode import Episode, one_turn_each
+from paddock.rollouts.texts import Pieces, pieces_of, texts_of
 
 Metrics = dict[str, float]
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "min": min, "max": max}
@@ -180,9 +183,9 @@ class Collector:
     def requests(self, batch: Batch, indices: Sequence[int]) -> dict[int, ScoreRequest | None]:
         """Builds what scorers are asked of these rows, which stand in the batch's order."""
         rest = batch if len(indices) == len(batch) else batch.rows(torch.tensor(indices))
-        answers = rest.answers()
+        answers = rest.answers() if self.rewards.reads_tokens else [()] * len(rest)
         conversations = rest.extras.get("conversation") or [None] * len(rest)
-        rows = zip(indices, self.decode(answers), answers, self.last_turns(rest), conversations, strict=True)
+        rows = zip(indices, self.texts(rest), answers, self.last_turns(rest), conversations, strict=True)
         return self.rewards.requests(batch, rows)
 
     def last_turns(self, batch: Batch) -> list[str | None]:
@@ -196,13 +199,25 @@ class Collector:
         return texts
 
     def texts(self, batch: Batch) -> list[str]:
-        return self.decode(batch.answers())
+        """Returns the text of each response."""
+        if self.pieces is None:
+            return self.decode(batch.answers())
+        tokens, lengths = (batch.need(name).cpu().numpy() for name in ("responses", "lengths"))
+        return texts_of(self.pieces, tokens[np.arange(tokens.shape[1]) < lengths[:, None]], lengths)
 
-    def decode(self, answers: list[list[int]]) -> list[str]:
+    def decode(self, answers: Sequence[list[int]]) -> list[str]:
+        """Returns the texts of these tokens, without special ones."""
+        if self.pieces is not None:
+            lengths = np.array([len(answer) for answer in answers], np.int64)
+            return texts_of(self.pieces, in_a_row(answers, np.int64), lengths)
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None or self.tokenizer.clean_up_tokenization_spaces:
             return self.tokenizer.batch_decode(answers, skip_special_tokens=True)
         return backend.decode_batch(answers, skip_special_tokens=True)  # all cores, without Python between two texts
+
+    @cached_property
+    def pieces(self) -> Pieces | None:
+        return pieces_of(self.tokenizer)
 
 
 def over_rounds(rounds: Sequence[Metrics]) -> Metrics:

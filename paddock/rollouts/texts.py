@@ -1,0 +1,56 @@
+"""Responses become texts by a table of the bytes of each token, where a token stands for the same bytes everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tokenizers import decoders, pre_tokenizers
+
+Pieces = np.ndarray
+"""The bytes of each token by its id, none for a special token; behind them none, for ids outside of the vocabulary."""
+
+
+def pieces_of(tokenizer: Any) -> Pieces | None:
+    """Returns the table of a byte-level tokenizer; None for others, where a token's text may depend on the ones beside
+    it.
+
+    Joined and decoded, pieces are what `decode_batch` returns without special tokens, in a quarter of the time.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or tokenizer.clean_up_tokenization_spaces or not isinstance(backend.decoder, decoders.ByteLevel):
+        return None
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    size = 1 + max(backend.get_vocab().values(), default=-1)
+    tokens = [backend.id_to_token(number) for number in range(size)]
+    found = np.full(size + 1, b"", object)
+    found[:size] = [b"" if token is None or token in special else bytes_of(token) for token in tokens]
+    return found
+
+
+def bytes_of(token: str) -> bytes:
+    """Returns the bytes that a byte-level token is written for; the text's own if not all of it is written that way, as
+    in tokens that were added."""
+    try:
+        return token.translate(WRITTEN).encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode()
+
+
+def texts_of(pieces: Pieces, tokens: np.ndarray, lengths: np.ndarray) -> list[str]:
+    """Returns the texts of responses of these lengths, whose tokens stand one after the other."""
+    found, ends = pieces.take(tokens, mode="clip").tolist(), lengths.cumsum()
+    spans = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
+    return [b"".join(found[start:end]).decode(errors="replace") for start, end in spans]
+
+
+def written() -> dict[int, int]:
+    """Returns, for `translate`, the byte that each character of byte-level tokens stands for. A byte that is a visible
+    character is written as that one, the others as characters from 256 on, in order; they stand for no byte themselves.
+    """
+    alphabet = {ord(character) for character in pre_tokenizers.ByteLevel.alphabet()}
+    hidden = [byte for byte in range(256) if byte not in alphabet]
+    return {256 + number: byte for number, byte in enumerate(hidden)} | dict.fromkeys(hidden, 256)
+
+
+WRITTEN = written()
