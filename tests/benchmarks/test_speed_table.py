@@ -77,10 +77,10 @@ def test_recomputing_adds_a_forward_and_adapters_leave_one_out() -> None:
 
 def test_the_rows_cover_shapes_works_and_ways() -> None:
     names = {row.name for row in speed_table.rows()}
-    assert len(names) == len(speed_table.rows()) == 7 * 2 * 2 + 2
+    assert len(names) == len(speed_table.rows()) == 7 * 2 * 3 + 2
     assert {row.shape for row in speed_table.rows()} <= SHAPES.keys()
     assert [row.name for row in speed_table.chosen(["qwen3-8b/long/*"])] == [
-        "qwen3-8b/long/full", "qwen3-8b/long/lora",
+        "qwen3-8b/long/full", "qwen3-8b/long/lora", "qwen3-8b/long/merged",
     ]  # fmt: skip
     with pytest.raises(SystemExit, match="--list"):
         speed_table.chosen(["qwen3-8b"])
@@ -177,11 +177,12 @@ def step(tmp_path) -> step_work.Work:
 
 def test_a_peer_that_is_not_installed_is_said_and_the_table_goes_on(step, monkeypatch, capsys) -> None:
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
-    row, other = speed_table.chosen(["smallest/short/*"])
+    row, *others = speed_table.chosen(["smallest/short/*"])
     found = speed_table.beside(row, step, ["vllm", "trl"], peers.PATIENCE)
     assert [speed_table.cell(*peer) for peer in found.items()] == ["not installed", "not installed"]
     assert "smallest/short/full: trl not installed: this Python cannot import trl" in capsys.readouterr().err
-    assert speed_table.beside(other, step, ["vllm", "trl"], peers.PATIENCE) == {"vllm": None, "trl": None}
+    for other in others:
+        assert speed_table.beside(other, step, ["vllm", "trl"], peers.PATIENCE) == {"vllm": None, "trl": None}
 
 
 def test_a_peer_that_fails_is_said_with_its_reason_and_the_table_goes_on(step, tmp_path, monkeypatch, capsys) -> None:
