@@ -80,6 +80,12 @@ PICTURES = (
         labels={"grpo-0.5b": "GRPO, 0.5B"},
     ),
     Picture(
+        "results_gsm8k_lora.svg",
+        "GRPO with adapters",
+        {"grpo-0.5b": COLOUR["grpo"], "grpo-lora-0.5b": "#d98324", "grpo-lora-merged-0.5b": "#7b4fa6"},
+        labels={"grpo-0.5b": "GRPO, all weights"},
+    ),
+    Picture(
         "results_gsm8k_small.svg",
         "GRPO on GSM8K with a model of 135M parameters",
         {"grpo-135m": COLOUR["grpo"]},

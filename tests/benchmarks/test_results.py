@@ -17,6 +17,7 @@ import pytest
 from conftest import ROOT
 from tiny_models import save_tiny
 
+from benchmarks.learning_curves import smooth
 from benchmarks.results import experiment, pictures, records, tables
 from paddock.config.load import load
 from paddock.data.prepare import humaneval
@@ -32,6 +33,8 @@ FINISHED = [run for run in ON_GSM8K if run["finished"]]
 AS_SHIPPED = [run for run in FINISHED if "warm_up" not in run]
 """Runs from the model as it ships. Those after supervised training know the format."""
 GRPO, SMALL = RUNS["grpo-0.5b"], RUNS["grpo-135m"]
+ADAPTERS = [RUNS[f"grpo-lora{name}-0.5b"] for name in ("", "-merged")]
+"""Runs with adapters beside the weights, and with merged ones."""
 WITHOUT_TOOL, WITH_TOOL, TEXT_CALLS = (RUNS[f"grpo-sft{name}-0.5b"] for name in ("", "-calculator", "-calculator-text"))
 """Runs after supervised training: without a tool, with the calculator, and with calls to it in plain text."""
 
@@ -208,7 +211,17 @@ def test_runs_without_eight_samples_are_the_arms_with_and_without_a_calculator()
 
 @pytest.mark.parametrize(
     "runs",
-    (GRPO, RUNS["dapo-0.5b"], RUNS["grpo-1.5b"], SMALL, RUNS["grpo-code-1.5b"], WITHOUT_TOOL, WITH_TOOL, TEXT_CALLS),
+    (
+        GRPO,
+        RUNS["dapo-0.5b"],
+        RUNS["grpo-1.5b"],
+        *ADAPTERS,
+        SMALL,
+        RUNS["grpo-code-1.5b"],
+        WITHOUT_TOOL,
+        WITH_TOOL,
+        TEXT_CALLS,
+    ),
     ids=lambda runs: runs[0]["experiment"],
 )
 def test_the_committed_runs_are_their_experiment_with_every_seed(runs):
@@ -417,6 +430,32 @@ def test_what_the_page_says_of_the_larger_model_is_so():
     (before,) = {run["sampled"]["before"]["lenient"]["mean@8"] for run in runs}
     after, best = (100 * mean(run["sampled"]["after"]["lenient"][name] for run in runs) for name in tables.SAMPLED)
     assert f"from {100 * before:.1f} to {after:.1f} %, and pass@8 from 75.1 to {best:.1f}" in text
+
+
+def test_what_the_page_says_of_adapters_is_so():
+    text = " ".join(PAGES[0].read_text().split())
+    found = experiment.load("grpo-lora-0.5b").settings
+    keys = "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha", "actor_rollout_ref.actor.optim.lr"
+    assert [found[key] for key in keys] == [32, 32, 3e-5] and "rank 32 on every linear layer, alpha 32" in text
+    (beside,), (merged,) = ADAPTERS
+    assert beside["shared_device"] and merged["shared_device"] and beside["commit"] == merged["commit"] == "5a81548"
+    at = [[tables.held_out(run, "strict", step) for run in (*GRPO, beside, merged)] for step in (20, 40, 60)]
+    words = "had {:.1f}, {:.1f} and {:.1f} % after 60 steps; adapters have {:.1f} beside the weights and {:.1f} merged"
+    assert words.format(*at[-1]) in text
+    early, *later = (shares[-2] - shares[-1] for shares in at)
+    assert f"are {early:.1f} points apart, after 40 and 60 steps {later[0]:.1f} and {later[1]:.1f}" in text
+    first, second = ([reached(run, level) for run in (merged, beside)] for level in (0.1, 0.3))
+    assert "10 % in step {}, and in step {} beside the weights; 30 % in step {} and {}".format(*first, *second) in text
+    assert "10 % in steps {}, {} and {}".format(*(reached(run, 0.1) for run in GRPO)) in text
+    gaps = [max(run["curves"]["gap"]) for run in (beside, merged)]
+    assert f"merged or not: {max(gaps):.4f} at most" in text
+    peaks = [max(run["curves"]["memory_gib"]) for run in (beside, merged, *GRPO)]
+    assert f"{peaks[0]:.1f} and {peaks[1]:.1f} GiB, where all weights take {mean(peaks[2:]):.1f}" in text
+
+
+def reached(run: dict[str, Any], level: float) -> int:
+    """First step after which the reward, smoothed as in the picture, is as high."""
+    return next(step for step, reward in enumerate(smooth(run["curves"]["reward"]), 1) if reward >= level)
 
 
 def test_what_the_page_says_of_programs_is_so():

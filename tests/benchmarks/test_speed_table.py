@@ -360,8 +360,28 @@ def test_the_page_of_performance_shows_the_measured_rows() -> None:
     assert f"within {max(off):.0%} of every step".replace("%", " %") in text and max(off) < 0.25
     for line in lines:
         assert line["date"] in text and line["versions"]["torch"].partition("+")[0] in text
-    steps = {line["name"]: line["step_s"] for line in lines}
-    names = "qwen2.5-1.5b/short", "smollm2-135m/short", "smollm2-135m/long", "qwen2.5-0.5b/short", "qwen2.5-7b/short"
-    ratios = [f"{steps[f'{name}/lora'] / steps[f'{name}/full']:.2f} x" for name in names]
-    said = "{} for Qwen2.5-1.5B (wanted: 1.0), {} and {} for SmolLM2-135M, {} for Qwen2.5-0.5B and {} for 7B"
-    assert said.format(*ratios) in text
+    rows = {line["shape"]: dict[tuple[str, str], list[str]]() for line in lines}
+    full: dict[tuple[str, str], float] = {}
+    for line in lines:
+        done = line["shape"], line["work"]
+        if line["way"] == "full":
+            full[done] = line["step_s"]
+        elif done in full:
+            rows[line["shape"]].setdefault((line["work"], line["way"]), []).append(f"{line['step_s'] / full[done]:.2f}")
+    columns = [(work, way) for work in ("short", "long") for way in ("lora", "merged")]
+    for shape, ratios in rows.items():
+        assert f"| {shape} | {' | '.join(', '.join(ratios.get(column, [])) for column in columns)} |" in text
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_of_lora_shows_measured_steps(language: str) -> None:
+    found = {
+        line["name"]: line for line in map(json.loads, (ROOT / "docs/curves/speed.jsonl").read_text().splitlines())
+    }
+    text = (ROOT / f"docs/{language}/lora.md").read_text()
+    rows = {"SmolLM2-135M": "short", "Qwen2.5-0.5B": "long", "Qwen2.5-1.5B": "short", "Qwen2.5-7B": "short"}
+    for shape, work in rows.items():
+        (row,) = re.findall(rf"^\| {re.escape(shape)}.*$", text, re.MULTILINE)
+        lines = [found[f"{shape.lower()}/{work}/{way}"] for way in ("full", "lora", "merged")]
+        shown = re.findall(r"([\d.]+) (?:s|秒)\b[^|]*?([\d.]+) GiB", row)
+        assert shown == [(f"{line['step_s']:.2f}", f"{line['peak_gib']:.1f}") for line in lines]
