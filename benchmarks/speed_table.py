@@ -91,6 +91,11 @@ class Row:
         lengths = [max(1, min(self.response_tokens, round(length))) for length in spaced]
         return random.Random(0).sample(lengths, len(lengths))
 
+    def adapters(self, rank: int) -> list[str]:
+        """Returns the keys of what is trained."""
+        beside = [f"actor_rollout_ref.model.lora_rank={rank}"] if self.way != "full" else []
+        return [*beside, *(["actor_rollout_ref.model.lora.merge=True"] if self.way == "merged" else [])]
+
     def counted(self, prompt_tokens: int) -> Work:
         """Returns the work as `paddock plan` counts it."""
         lengths = tuple(length for length in self.limits() for _ in range(self.n))
@@ -146,9 +151,7 @@ def measure(row: Row, model: Path, folder: Path, args: argparse.Namespace) -> di
         str(model), str(data), row.prompts, row.n, longest, row.response_tokens, args.steps, args.warmup, row.weights,
         case.micro_rows, row.checkpointing, str(folder), [],
     )  # fmt: skip
-    adapters = [f"actor_rollout_ref.model.lora_rank={args.rank}"] if row.way != "full" else []
-    adapters += ["actor_rollout_ref.model.lora.merge=True"] if row.way == "merged" else []
-    keys = [f"trainer.default_local_dir={run}", "trainer.resume_mode=disable", *adapters, *args.set]
+    keys = [f"trainer.default_local_dir={run}", "trainer.resume_mode=disable", *row.adapters(args.rank), *args.set]
     config = config_of(step, device.type, "grpo", keys, args.gpu)
     clear(device)
     with limited(row.limits()):

@@ -50,7 +50,7 @@ BANDWIDTH_SHARE = 0.92
 LAYER_TRAFFIC = 3
 """Times that a pass over a layer moves the tensors that autograd would keep of it (`layer_elements`): norms, rotation
 and activation read and write them again."""
-ADAPTER_TRAFFIC = 1.9
+ADAPTER_TRAFFIC = 1.3
 """The same of a layer with adapters, relative to one without: their outputs are added to those of each product."""
 LOGIT_TRAFFIC = 8
 """Bytes per logit and pass: it is written and read in float32."""

@@ -8,6 +8,7 @@ import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -17,11 +18,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from paddock.config.memory.job import job
 from paddock.config.memory.model import Role, estimate
+from paddock.config.schema import Config
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.facts.machine import GPU_SPEED
 from paddock.facts.models import shape_of
 from paddock.plan.counts import Work
+from paddock.plan.duration import duration
 from paddock.workers.policy import Policy
 from tests.forked import ForkedCall
 
@@ -88,23 +91,30 @@ def test_the_rows_cover_shapes_works_and_ways() -> None:
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "smallest"])
 def test_a_shape_is_that_of_the_public_model(name: str) -> None:
-    public = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M"}.get(name, f"Qwen/{name}")
-    shape, case = shape_of(public), SHAPES[name]
+    shape, case = shape_of(public(name)), SHAPES[name]
     assert shape is not None
     sizes = (shape.vocab, shape.hidden, shape.intermediate, shape.layers, shape.heads, shape.kv_heads)
     assert sizes == tuple(case.shape.values())[:6] and shape.tied_embeddings == case.tied
 
 
+def public(shape: str) -> str:
+    return {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M"}.get(shape, f"Qwen/{shape}")
+
+
+def config_on_one(gpu: str, row: speed_table.Row, folder: Path) -> Config:
+    """What the table would run on such a GPU, with the public model."""
+    lengths = (row.prompt_tokens, row.response_tokens)
+    step = step_work.Work(
+        public(row.shape), "rows.jsonl", row.prompts, row.n, *lengths, 1, 1, row.weights, 8, row.checkpointing,
+        str(folder), [],
+    )  # fmt: skip
+    return config_of(step, "cuda", "grpo", [*row.adapters(32), "trainer.n_gpus_per_node=1"], gpu)
+
+
 def test_few_answers_of_eight_billion_parameters_are_planned_for_24_gib(tmp_path) -> None:
     """With what `--gpu 4090` chooses: adapters, recomputed layers, and as many sequences as fit."""
     (row,) = speed_table.chosen(["qwen3-8b/few/lora"])
-    lengths = (row.prompt_tokens, row.response_tokens)
-    step = step_work.Work(
-        "Qwen/Qwen3-8B", "rows.jsonl", row.prompts, row.n, *lengths, 1, 1, row.weights, 8, row.checkpointing,
-        str(tmp_path), [],
-    )  # fmt: skip
-    keys = ["actor_rollout_ref.model.lora_rank=32", "trainer.n_gpus_per_node=1"]
-    config = config_of(step, "cuda", "grpo", keys, "4090")
+    config = config_on_one("4090", row, tmp_path)
     assert config.actor_rollout_ref.rollout.max_num_seqs < row.prompts * row.n
     planned = job(config, "4090")
     assert planned is not None and estimate(planned).fits
@@ -351,9 +361,22 @@ def test_a_rollout_has_a_mark_for_each_decode_step() -> None:
     assert code == 0, said
 
 
+def measured() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (ROOT / "docs/curves/speed.jsonl").read_text().splitlines()]
+
+
+def test_the_measured_rows_have_the_seconds_that_are_planned_today(tmp_path) -> None:
+    rows = {row.name: row for row in speed_table.rows()}
+    for line in {line["name"]: line for line in measured()}.values():
+        row = rows[line["name"]]
+        planned = job(config_on_one(line.get("chosen_for", "h200"), row, tmp_path), "h200")
+        assert planned is not None
+        told = duration(planned, row.counted(row.prompt_tokens), GPU_SPEED["h200"])
+        assert line["step_planned_s"] == pytest.approx(told.step), row.name
+
+
 def test_the_page_of_performance_shows_the_measured_rows() -> None:
-    text = (ROOT / "docs/performance.md").read_text()
-    lines = [json.loads(line) for line in (ROOT / "docs/curves/speed.jsonl").read_text().splitlines()]
+    text, lines = (ROOT / "docs/performance.md").read_text(), measured()
     table = [speed_table.head(speed_table.PEERS), *(speed_table.markdown(line, speed_table.PEERS) for line in lines)]
     assert "\n".join(table) in text
     off = [abs(line["step_planned_s"] / line["step_s"] - 1) for line in lines]
@@ -375,9 +398,7 @@ def test_the_page_of_performance_shows_the_measured_rows() -> None:
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_page_of_lora_shows_measured_steps(language: str) -> None:
-    found = {
-        line["name"]: line for line in map(json.loads, (ROOT / "docs/curves/speed.jsonl").read_text().splitlines())
-    }
+    found = {line["name"]: line for line in measured()}
     text = (ROOT / f"docs/{language}/lora.md").read_text()
     rows = {"SmolLM2-135M": "short", "Qwen2.5-0.5B": "long", "Qwen2.5-1.5B": "short", "Qwen2.5-7B": "short"}
     for shape, work in rows.items():

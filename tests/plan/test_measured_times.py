@@ -62,11 +62,15 @@ ROLLOUTS = [
     Measured(f"{QWEN}3-1.7B", LONG, 13.0),
     Measured(f"{QWEN}3-0.6B", QUARTER, 0.80),
     Measured(SMOL, SHORT, 0.95, rank=32),
+    Measured(f"{QWEN}2.5-0.5B", SHORT, 1.11, rank=32),
+    Measured(f"{QWEN}2.5-1.5B", SHORT, 2.47, rank=32),
+    Measured(f"{QWEN}2.5-7B", Work(64, 8, 120, 256), 4.16, rank=32),
 ]
 # docs/performance.md: gpu_step.py --parts step with budgets of 49,152, of 131,072 with checkpointing and of 16,384, the
 # default then, where the host's launches take longer (2026-11-17, steps of 2.78 to 2.97 s less 0.99 s of other phases);
 # gpu_step.py --parts training (0.6B, 94,000 tokens a second); lora.py. By the same script: steps of 1.5B, 7B and 1.7B,
 # whose budgets were not written down; nor whether 1.7B recomputed, but its peak of 53 GiB holds no update that did not.
+# Adapters beyond SmolLM2's first line, here and above: the table of speed (2026-11-18).
 UPDATES = [
     Measured(SMOL, SHORT, 0.89, budget=49152),
     Measured(SMOL, SHORT, 1.02, budget=131072, checkpointing=True),
@@ -78,6 +82,10 @@ UPDATES = [
     Measured(f"{QWEN}2.5-7B", Work(64, 8, 120, 256), 12.9, budget=0, checkpointing=True),
     Measured(f"{QWEN}3-1.7B", LONG, 11.7, budget=0, checkpointing=True),
     Measured(SMOL, SHORT, 1.08, rank=32),
+    Measured(SMOL, SHORT, 0.92, budget=49152, rank=32),
+    Measured(f"{QWEN}2.5-0.5B", SHORT, 1.85, budget=49152, rank=32),
+    Measured(f"{QWEN}2.5-1.5B", SHORT, 4.38, budget=44032, rank=32),
+    Measured(f"{QWEN}2.5-7B", Work(64, 8, 120, 256), 10.77, budget=49152, checkpointing=True, rank=32),
 ]
 
 
