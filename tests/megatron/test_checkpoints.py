@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ pytest.importorskip("megatron.core", reason="needs megatron-core: make test-mega
 
 import torch
 from distributed.ranks import Ranks
-from test_layouts import LORA, alone, engine_of, shares
+from test_layouts import LORA, alone, engine_of, pools, shares
 from tiny_updates import WANT, loss_of, rollouts
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -25,11 +24,9 @@ from paddock.models.value_head import ValueModel
 BF16 = {"compute": DTYPES["bf16"]}
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    pool = Ranks(2)
-    yield pool
-    pool.close()
+@pytest.fixture
+def two() -> Ranks:
+    return pools()[2]
 
 
 def steps(engine: Any, role: str, numbers: range) -> list[dict[str, float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -73,18 +73,22 @@ EXPERTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    pool = Ranks(2)
-    yield pool
-    pool.close()
+@cache
+def pools() -> dict[int, Ranks]:
+    """Two ranks and four, for all files of this folder. They end with this process, and begin before an engine of its
+    own makes a process group: a fork would have the group and not its threads."""
+    assert not dist.is_initialized(), "tests of several ranks come before those that join a group in this process"
+    return {size: Ranks(size) for size in (2, 4)}
 
 
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    pool = Ranks(4)
-    yield pool
-    pool.close()
+@pytest.fixture
+def two() -> Ranks:
+    return pools()[2]
+
+
+@pytest.fixture
+def four() -> Ranks:
+    return pools()[4]
 
 
 def plain_model(family: str) -> Any:
