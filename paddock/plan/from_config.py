@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 
-from paddock.config.memory.job import planned_device
+from paddock.config.load import Loaded
+from paddock.config.memory import budgets
+from paddock.config.memory.job import job, planned_device
 from paddock.config.memory.model import Job
 from paddock.config.micro_batches import PHASES
+from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
 from paddock.config.topology import (
+    computes_merged,
     estimator_needs,
     trains_adapters,
     wants_one_thread,
@@ -65,7 +70,21 @@ def threads(config: Config, machine: Machine) -> int:
     return 1 if wants_one_thread(config) else machine.cores
 
 
-def advice_facts(config: Config, batch: BatchPlan, work: Job | None) -> Facts:
+def merged_job(loaded: Loaded, gpu: str | None = None) -> Job | None:
+    """Returns the job with `lora.merge` and what is chosen then; None if it is set, where it would not make one GPU's
+    rollouts and updates read merged weights, and where the model's shape is not known."""
+    config = deepcopy(loaded.config)
+    if config.actor_rollout_ref.model.lora.merge or engine_kind(config.actor_rollout_ref.rollout.name).copies_weights:
+        return None
+    config.actor_rollout_ref.model.lora.merge = True
+    if not computes_merged(config) or config.trainer.device == "cpu":
+        return None
+    budgets.decide(config, budgets.undecided(loaded.origins), this_machine(), gpu)
+    return job(config, gpu)
+
+
+def advice_facts(loaded: Loaded, batch: BatchPlan, work: Job | None, gpu: str | None = None) -> Facts:
+    config = loaded.config
     group, algorithm, trainer = config.actor_rollout_ref, config.algorithm, config.trainer
     actor, optim = group.actor, group.actor.optim
     shape = shape_of(group.model.path or "")
@@ -90,4 +109,5 @@ def advice_facts(config: Config, batch: BatchPlan, work: Job | None) -> Facts:
         train_batch_size=config.data.train_batch_size,
         cut_by_rows=frozenset(phase for phase, cut in PHASES.items() if not cut.by_tokens(config)),
         job=work,
+        merged=merged_job(loaded, gpu),
     )

@@ -64,13 +64,13 @@ def make(loaded: Loaded, gpu: str | None = None, assumed_rows: int | None = None
     work = job(config, gpu)
     memory = estimate(work) if work else None
     time = seconds(config, work, gpu) if work else None
-    return Plan(loaded, train_files, val_files, batch, memory, time, _advice(config, batch, work))
+    return Plan(loaded, train_files, val_files, batch, memory, time, _advice(loaded, batch, work, gpu))
 
 
-def _advice(config: Config, batch: BatchPlan, work: Job | None) -> list[Advice]:
+def _advice(loaded: Loaded, batch: BatchPlan, work: Job | None, gpu: str | None) -> list[Advice]:
     """The embedded default is tuned as it is: the guide's rules are for language models."""
-    builtin = (config.actor_rollout_ref.model.path or "").startswith(BUILTIN)
-    return [] if builtin else advise(advice_facts(config, batch, work))
+    builtin = (loaded.config.actor_rollout_ref.model.path or "").startswith(BUILTIN)
+    return [] if builtin else advise(advice_facts(loaded, batch, work, gpu))
 
 
 def algorithm(config: Config) -> dict[str, Any]:

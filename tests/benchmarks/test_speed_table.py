@@ -23,6 +23,7 @@ from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.facts.machine import GPU_SPEED
 from paddock.facts.models import shape_of
+from paddock.plan.advice import MERGING_SAVES
 from paddock.plan.counts import Work
 from paddock.plan.duration import duration
 from paddock.workers.policy import Policy
@@ -391,6 +392,10 @@ def test_the_page_of_performance_shows_the_measured_rows() -> None:
             full[done] = line["step_s"]
         elif done in full:
             rows[line["shape"]].setdefault((line["work"], line["way"]), []).append(f"{line['step_s'] / full[done]:.2f}")
+    steps = {line["name"]: line["step_s"] for line in lines}
+    pairs = [(seconds, steps[name.replace("/merged", "/lora")]) for name, seconds in steps.items() if "/merged" in name]
+    saved = [1 - merged / beside for merged, beside in pairs]
+    assert f"{100 * min(saved):.0f} to {100 * max(saved):.0f} %" == MERGING_SAVES
     columns = [(work, way) for work in ("short", "long") for way in ("lora", "merged")]
     for shape, ratios in rows.items():
         assert f"| {shape} | {' | '.join(', '.join(ratios.get(column, [])) for column in columns)} |" in text

@@ -36,6 +36,7 @@ RIGHT = Facts(
     train_batch_size=1024,
     cut_by_rows=frozenset(),
     job=None,
+    merged=None,
 )
 
 
@@ -347,3 +348,37 @@ def test_each_phase_is_cut_by_the_key_that_it_reads(rows: list[str], advised: st
     assert advised in [advice.suggestion for advice in before.advice]
     after = make(load([*settings, *rows, advised], here=False, gpu="a100"), gpu="a100", assumed_rows=7473)
     assert after.memory is not None and after.memory.fits
+
+
+ADAPTERS = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.model.lora_rank=32", *SEVEN_BILLION]
+
+
+def merging(*keys: str, gpu: str = "h200") -> list[Advice]:
+    plan = make(load([*ADAPTERS, *keys], here=False, gpu=gpu), gpu, assumed_rows=7473)
+    assert plan.memory is not None and plan.memory.fits
+    return [advice for advice in plan.advice if advice.key.endswith("lora.merge")]
+
+
+def test_adapters_beside_the_weights_are_told_of_merging_and_that_fits_when_it_is_taken() -> None:
+    (told,) = merging()
+    shape = shape_of("Qwen/Qwen2.5-7B-Instruct")
+    assert shape is not None and f"a copy of them, {2 * shape.adapted_parameters / GIB:.1f} GiB" in told.message
+    assert told.suggestion == "actor_rollout_ref.model.lora.merge=True" and merging(told.suggestion) == []
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["trainer.n_gpus_per_node=2"],
+        ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.gpu_memory_utilization=0.5"],
+        ["actor_rollout_ref.model.lora_rank=0", "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B"],
+    ],
+    ids=["two devices", "an engine with weights of its own", "no adapters"],
+)
+def test_merging_is_not_told_where_rollouts_would_not_gain_by_it(keys: list[str]) -> None:
+    assert merging(*keys) == []
+
+
+def test_merging_is_not_told_where_a_copy_of_the_weights_has_no_room() -> None:
+    short = ["data.max_prompt_length=256", "data.max_response_length=256"]
+    assert merging(*short, gpu="a100") != [] and merging(*short, gpu="4090") == []

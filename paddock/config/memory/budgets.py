@@ -50,6 +50,8 @@ CHECKPOINTING = {
 }
 PREFILL = "actor_rollout_ref.rollout.max_num_batched_tokens"
 SEQUENCES = "actor_rollout_ref.rollout.max_num_seqs"
+MEMORY = "GiB of device memory"
+"""End of the origin of each key that follows from it."""
 
 
 def decide(
@@ -63,8 +65,8 @@ def decide(
     work = job(config, gpu, machine) if _applies(config, machine, gpu) else None
     if work is None:
         return []
-    memory = f"{work.hardware.memory_bytes / GIB:.0f} GiB of device memory"
-    found = [] if set_by_user(origins[SEQUENCES]) else _sequences(work, memory, trains)
+    memory = f"{work.hardware.memory_bytes / GIB:.0f} {MEMORY}"
+    found = [] if set_by_user(origins.get(SEQUENCES, "")) else _sequences(work, memory, trains)
     for choice in found:
         work = replace(work, rollout=replace(work.rollout, max_sequences=choice.value))
     if in_one_process(config) and trains:
@@ -78,6 +80,11 @@ def decide(
             tree.put(config, key, choice.value)
         origins[choice.key] = choice.why
     return found
+
+
+def undecided(origins: dict[str, str]) -> dict[str, str]:
+    """Returns the origins without those that `decide` gave, so that it chooses again."""
+    return {key: origin for key, origin in origins.items() if not origin.endswith(MEMORY)}
 
 
 def _applies(config: Config, machine: Machine, gpu: str | None) -> bool:
