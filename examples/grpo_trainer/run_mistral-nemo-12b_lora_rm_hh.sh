@@ -4,7 +4,7 @@
 #
 # hardware: 1 node x 1 h200 (141 GiB each)
 # memory:   127 GiB of 141 GiB a device (paddock plan)
-# time:     about 66 s a step, 32 h for 1750 steps (paddock plan, every response of full length)
+# time:     about 62 s a step, 30 h for 1750 steps (paddock plan, every response of full length)
 # data:     paddock data full_hh_rlhf --split rl --local_save_dir $HOME/data/full_hh_rlhf/rl
 # plan:     paddock run --plan run_mistral-nemo-12b_lora_rm_hh.sh
 # run:      bash run_mistral-nemo-12b_lora_rm_hh.sh [key=value ...]    (these win over the ones below)

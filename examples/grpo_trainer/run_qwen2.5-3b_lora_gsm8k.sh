@@ -4,7 +4,7 @@
 #
 # hardware: 1 node x 1 4090 (24 GiB each)
 # memory:   22 GiB of 24 GiB a device (paddock plan)
-# time:     about 3.3 min a step, 13 h for 232 steps (paddock plan, every response of full length)
+# time:     about 3.0 min a step, 12 h for 232 steps (paddock plan, every response of full length)
 # data:     paddock data gsm8k --local_save_dir $HOME/data/gsm8k
 # plan:     paddock run --plan run_qwen2.5-3b_lora_gsm8k.sh
 # run:      bash run_qwen2.5-3b_lora_gsm8k.sh [key=value ...]    (these win over the ones below)

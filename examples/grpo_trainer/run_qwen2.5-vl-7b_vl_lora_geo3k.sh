@@ -3,7 +3,7 @@
 #
 # hardware: 1 node x 2 a100 (80 GiB each)
 # memory:   71 GiB of 80 GiB a device (paddock plan)
-# time:     about 16 min a step, 32 h for 120 steps (paddock plan, every response of full length)
+# time:     about 15 min a step, 30 h for 120 steps (paddock plan, every response of full length)
 # data:     paddock data geo3k --local_save_dir $HOME/data/geo3k
 # plan:     paddock run --plan run_qwen2.5-vl-7b_vl_lora_geo3k.sh
 # run:      bash run_qwen2.5-vl-7b_vl_lora_geo3k.sh [key=value ...]    (these win over the ones below)

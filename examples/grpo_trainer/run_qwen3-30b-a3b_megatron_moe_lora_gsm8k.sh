@@ -3,7 +3,7 @@
 #
 # hardware: 1 node x 8 h100 (80 GiB each)
 # memory:   48 GiB of 80 GiB a device (paddock plan)
-# time:     about 60 s a step, 7.3 h for 435 steps (paddock plan, every response of full length)
+# time:     about 53 s a step, 6.5 h for 435 steps (paddock plan, every response of full length)
 # data:     paddock data gsm8k --local_save_dir $HOME/data/gsm8k
 # plan:     paddock run --plan run_qwen3-30b-a3b_megatron_moe_lora_gsm8k.sh
 # run:      bash run_qwen3-30b-a3b_megatron_moe_lora_gsm8k.sh [key=value ...]    (these win over the ones below)

@@ -3,7 +3,7 @@
 #
 # hardware: 1 node x 1 h100 (80 GiB each)
 # memory:   72 GiB of 80 GiB a device (paddock plan)
-# time:     about 2.5 min a step, 7.4 h for 174 steps (paddock plan, every response of full length)
+# time:     about 2.4 min a step, 6.8 h for 174 steps (paddock plan, every response of full length)
 # data:     paddock data gsm8k --local_save_dir $HOME/data/gsm8k
 # plan:     paddock run --plan run_llama-3.1-8b_lora_gsm8k.sh
 # run:      bash run_llama-3.1-8b_lora_gsm8k.sh [key=value ...]    (these win over the ones below)
