@@ -73,7 +73,7 @@ def threads(config: Config, machine: Machine) -> int:
 def merged_job(loaded: Loaded, gpu: str | None = None) -> Job | None:
     """Returns the job with `lora.merge` and what is chosen then; None if it is set, where it would not make one GPU's
     rollouts and updates read merged weights, and where the model's shape is not known."""
-    config = deepcopy(loaded.config)
+    config: Config = deepcopy(loaded.config)
     if config.actor_rollout_ref.model.lora.merge or engine_kind(config.actor_rollout_ref.rollout.name).copies_weights:
         return None
     config.actor_rollout_ref.model.lora.merge = True
@@ -83,8 +83,7 @@ def merged_job(loaded: Loaded, gpu: str | None = None) -> Job | None:
     return job(config, gpu)
 
 
-def advice_facts(loaded: Loaded, batch: BatchPlan, work: Job | None, gpu: str | None = None) -> Facts:
-    config = loaded.config
+def advice_facts(config: Config, batch: BatchPlan, work: Job | None, merged: Job | None = None) -> Facts:
     group, algorithm, trainer = config.actor_rollout_ref, config.algorithm, config.trainer
     actor, optim = group.actor, group.actor.optim
     shape = shape_of(group.model.path or "")
@@ -109,5 +108,5 @@ def advice_facts(loaded: Loaded, batch: BatchPlan, work: Job | None, gpu: str | 
         train_batch_size=config.data.train_batch_size,
         cut_by_rows=frozenset(phase for phase, cut in PHASES.items() if not cut.by_tokens(config)),
         job=work,
-        merged=merged_job(loaded, gpu),
+        merged=merged,
     )

@@ -18,7 +18,7 @@ from paddock.facts.machine import GPU_MEMORY_GIB
 from paddock.plan.advice import Advice, advise
 from paddock.plan.arithmetic import BatchPlan, DataFile, batch_plan, data_files
 from paddock.plan.duration import Duration
-from paddock.plan.from_config import advice_facts, seconds
+from paddock.plan.from_config import advice_facts, merged_job, seconds
 from paddock.preflight import refusals, stops_here
 
 
@@ -64,13 +64,14 @@ def make(loaded: Loaded, gpu: str | None = None, assumed_rows: int | None = None
     work = job(config, gpu)
     memory = estimate(work) if work else None
     time = seconds(config, work, gpu) if work else None
-    return Plan(loaded, train_files, val_files, batch, memory, time, _advice(loaded, batch, work, gpu))
+    advice = _advice(config, batch, work, merged_job(loaded, gpu))
+    return Plan(loaded, train_files, val_files, batch, memory, time, advice)
 
 
-def _advice(loaded: Loaded, batch: BatchPlan, work: Job | None, gpu: str | None) -> list[Advice]:
+def _advice(config: Config, batch: BatchPlan, work: Job | None, merged: Job | None) -> list[Advice]:
     """The embedded default is tuned as it is: the guide's rules are for language models."""
-    builtin = (loaded.config.actor_rollout_ref.model.path or "").startswith(BUILTIN)
-    return [] if builtin else advise(advice_facts(loaded, batch, work, gpu))
+    builtin = (config.actor_rollout_ref.model.path or "").startswith(BUILTIN)
+    return [] if builtin else advise(advice_facts(config, batch, work, merged))
 
 
 def algorithm(config: Config) -> dict[str, Any]:
