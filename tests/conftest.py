@@ -1,9 +1,10 @@
-"""One torch thread: on two cores a small model runs many times slower with the default."""
+"""One torch thread: on two cores a small model runs many times slower with the default. Signals as at a terminal."""
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) == signal.SIG_IGN:  # by nohup, or by a shell that runs the tests in the background
+        signal.signal(number, lambda *_: None)  # processes that tests start ignore what is ignored, not what is handled
 
 
 def pytest_collection_finish() -> None:
