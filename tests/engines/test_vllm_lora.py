@@ -106,6 +106,7 @@ def test_the_config_chooses_between_adapter_and_merged_weights(merge, tmp_path):
         for name, param in trainer.model.named_parameters():
             if ".lora_B." in name:
                 param.normal_(std=0.2)
+    trainer.adapters.renew()
     engine = rollout_engine(config, trainer)
     assert engine.takes_adapter is not merge
     assert sync(trainer, engine, LIMITS)["rollout/sync_gap"] < 1e-3
