@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from statistics import mean
 
 import pytest
 from conftest import ROOT
@@ -20,13 +19,13 @@ def committed(task: str) -> list[Run]:
 
 def learnt(run: Run) -> bool:
     """With the tool most products are right and without it none is; in the game the reward is three times what it
-    was. At the end it is a mean over ten steps: one of 256 samples is off by three points."""
-    greedy, first, last = list(run["greedy"].values()), run["reward"][0], mean(run["reward"][-10:])
+    was."""
+    greedy = list(run["greedy"].values())
     if run["task"] == "no_tool":
         return greedy[-1] < 0.02 and max(run["reward"]) < 0.02
     if run["task"] == "tool":
-        return greedy[-1] > 0.8 and last > 0.8 > 3 * first
-    return greedy[-1] > 2.5 * greedy[0] and last > 3 * first
+        return greedy[-1] > 0.8 and run["reward"][-1] > 0.8 > 3 * run["reward"][0]
+    return greedy[-1] > 2.5 * greedy[0] and run["reward"][-1] > 3 * run["reward"][0]
 
 
 @pytest.mark.parametrize("task", TASKS)
