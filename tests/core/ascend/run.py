@@ -34,7 +34,7 @@ def main(kind: str, path: str, dtype: str) -> dict[str, Any]:
     device = devices.device_of(kind)
     model = load_causal_lm(path, dtype=devices.DTYPES[dtype], device=device)
     settings = Settings(
-        optim=OptimConfig(lr=0.001),  # Adam steps by signs: larger ones part two roundings
+        optim=OptimConfig(lr=0.01),
         compute=devices.DTYPES[dtype],
         budget=Budget(24),
         checkpointing=True,
