@@ -382,6 +382,17 @@ def test_a_run_outlives_kill_9_in_every_phase(kept_processes, tmp_path, monkeypa
     finish_after_kills(phases, tmp_path, monkeypatch)
 
 
+def test_ranks_that_share_weights_sample_by_merged_ones_and_compute_old_log_probs_beside_them(kept, tmp_path):
+    model = "actor_rollout_ref.model"
+    keys = ["algorithm.adv_estimator=grpo", f"{model}.lora_rank=8", f"{model}.lora.merge=True",
+            "actor_rollout_ref.rollout.name=embedded", "actor_rollout_ref.actor.optim.lr=3e-3"]  # fmt: skip
+    rows = train(tmp_path, 2, *keys)
+    assert all("timing_s/old_log_prob" in row and row["actor/skipped"] == 0 for row in rows)
+    assert all(row["rollout_corr/log_ppl_abs_diff"] < 0.01 for row in rows)
+    adapter = load_file(tmp_path / f"global_step_{len(rows)}" / "actor" / "adapter_model.safetensors")
+    assert max(tensor.abs().max() for name, tensor in adapter.items() if "lora_B" in name) > 0
+
+
 @pytest.mark.parametrize("mode", [pytest.param("R2", marks=pytest.mark.slow), "R3"])
 def test_recorded_experts_reach_the_worker_that_trains_on_them(kept, mode, tmp_path):
     recorded = f"actor_rollout_ref.rollout.enable_rollout_routing_replay={mode == 'R3'}"
