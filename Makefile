@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests start hundreds of processes: without compiled files each of them would compile the package first.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test test-kernels test-slow test-gpu test-loggers test-browser test-ray test-chaos test-vllm test-megatron test-environments test-trl test-wheel models-table example-headers keys-reference api-reference docs lint format clean
+.PHONY: help quickstart test test-kernels test-slow test-gpu test-nccl test-loggers test-browser test-ray test-chaos test-vllm test-megatron test-environments test-trl test-wheel models-table example-headers keys-reference api-reference docs lint format clean
 
 help: ## this list
 	@sed -nE 's/^([a-z][a-z-]*):.*## (.*)/\1\t\2/p' Makefile | expand -t 18
@@ -112,6 +112,11 @@ docs: $(VENV)/.core ## the site, in site/
 	@$(INSTALL) -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The site is in site/: open site/index.html in a browser."
+
+# Several NCCL ranks on one GPU (from NCCL 2.30 on): what gloo is tested for, by NCCL. Ray and megatron-core must be there.
+test-nccl: $(VENV)/.dev ## several ranks by NCCL, on one CUDA device
+	@$(INSTALL) -e ".[dev,ray]"
+	PADDOCK_TESTS_DEVICE=cuda $(BIN)/python -m pytest tests/distributed tests/megatron -m "slow or not slow"
 
 test-loggers: $(VENV)/.dev ## real wandb, mlflow, swanlab, trackio, TensorBoard
 	@$(INSTALL) -e ".[loggers]"

@@ -209,7 +209,9 @@ def _devices(config: Config, machine: Machine) -> None:
             f"this machine has {there}, and the run asks for {wanted} of trainer.device={trainer.device}",
             key="trainer.n_gpus_per_node",
             value=trainer.n_gpus_per_node,
-            fix=f"trainer.n_gpus_per_node={left}" if left > 0 else fewer_devices(config, machine),
+            fix=f"trainer.n_gpus_per_node={left * trainer.ranks_per_device}"
+            if left > 0
+            else fewer_devices(config, machine),
         )
 
 

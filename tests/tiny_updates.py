@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from devices import DEVICE
 from tiny_models import tiny_batch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -32,11 +33,11 @@ def in_role(model: PreTrainedModel, role: str) -> PreTrainedModel | ValueModel:
     """The model as an actor or, with a value head that is not zero, as a critic."""
     model.set_attn_implementation("paddock")
     if role == "actor":
-        return model
+        return model.to(DEVICE)
     critic = ValueModel(model.base_model)
     torch.manual_seed(0)
     torch.nn.init.normal_(critic.value_head.weight)
-    return critic
+    return critic.to(DEVICE)
 
 
 def rollouts(rows: int = 7, seed: int = 0) -> Batch:

@@ -53,7 +53,7 @@ def _hardware(config: Config, fill: _Filler, machine: Machine) -> None:
         fill("trainer.n_gpus_per_node", 1, "one CPU process")
     elif machine.devices and trainer.device in (None, machine.device):
         fill("trainer.device", machine.device, f"machine: {machine.devices} {machine.device} device(s)")
-        fill("trainer.n_gpus_per_node", machine.devices, "machine")
+        fill("trainer.n_gpus_per_node", machine.devices * trainer.ranks_per_device, "machine")
     elif trainer.device is not None or asked_for_gpus or not _fits_host(config, machine):
         fill(
             "trainer.device", "cuda", "GPUs are asked for" if asked_for_gpus else "the model is too large for this CPU"

@@ -275,6 +275,9 @@ class TrainerConfig:
         None, "devices per node; unset: all that are here, else 1 process if the model fits this CPU, else 8", low=1
     )
     nnodes: int = key(1, "nodes", low=1)
+    ranks_per_device: int = key(
+        1, "ranks (n_gpus_per_node counts them) that share a GPU: tries the layout of many GPUs on few", low=1
+    )
     seed: int = key(42, "seed of everything that is random")
     total_epochs: int | None = key(
         None, "passes over the training rows, at most; unset: 15, or as many as total_training_steps takes", low=1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from paddock.config import rollout_correction
 from paddock.config.recipes import needs_of
@@ -27,6 +29,7 @@ class Pool:
     """Section of the config that says how many there are."""
     beside: str | None = None
     """Name of the pool whose devices its processes share; None: it has devices of its own."""
+    ranks_per_device: int = 1
 
     @property
     def size(self) -> int:
@@ -65,7 +68,7 @@ def pools(config: Config) -> list[Pool]:
         found.append(Pool("critic", critic.nnodes, critic.n_gpus_per_node, ("critic",), "critic"))
     if scores and reward.enable_resource_pool:
         found.append(Pool("reward_model", reward.nnodes, reward.n_gpus_per_node, ("reward_model",), "reward_model"))
-    return found
+    return [replace(pool, ranks_per_device=trainer.ranks_per_device) for pool in found]
 
 
 ANSWERS, PAIRS = "answers", "pairs"
@@ -74,7 +77,9 @@ ANSWERS, PAIRS = "answers", "pairs"
 
 def supervised_pools(config: Config, role: str) -> list[Pool]:
     """Returns the one pool of a run that trains one model on given answers."""
-    return [Pool("main", config.trainer.nnodes, config.trainer.n_gpus_per_node or 1, (role,), "trainer")]
+    trainer = config.trainer
+    shared = trainer.ranks_per_device
+    return [Pool("main", trainer.nnodes, trainer.n_gpus_per_node or 1, (role,), "trainer", ranks_per_device=shared)]
 
 
 def rolls_out_apart(config: Config) -> bool:
@@ -96,8 +101,8 @@ def rollout_devices(config: Config) -> int:
 
 
 def device_count(wanted: Iterable[Pool]) -> int:
-    """Returns the number of devices of these pools: those that pools share count once."""
-    return sum(pool.size for pool in wanted if not pool.beside)
+    """Returns the number of devices of these pools: a device that pools or ranks share counts once."""
+    return math.ceil(sum(Fraction(pool.size, pool.ranks_per_device) for pool in wanted if not pool.beside))
 
 
 def scores_by_model(config: Config) -> bool:

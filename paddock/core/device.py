@@ -84,6 +84,26 @@ def collective_backend(kind: str) -> str:
     return f"cpu:gloo,{kind}:{carriers[kind]}" if kind in carriers else "gloo"
 
 
+SHARES_FROM = 23000
+"""First version of NCCL that lets several ranks join on one device, as the library counts: 2.30.0."""
+
+
+def share_device(device: torch.device, ranks: int) -> None:
+    """Allows this process to join others of the same device; refuses a library of collectives that cannot."""
+    key = "trainer.ranks_per_device"
+    if device.type != "cuda" or torch.version.hip:
+        raise UserError("only NCCL lets ranks share a device", key=key, value=ranks, fix=f"{key}=1")
+    os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    version = ctypes.c_int()  # of the library that is loaded: torch names the one that it was built with
+    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
+    if version.value < SHARES_FROM:
+        cuda = str(torch.version.cuda).partition(".")[0]
+        raise UserError(
+            f"NCCL {version.value // 10000}.{version.value // 100 % 100} refuses several ranks on one device",
+            key=key, value=ranks, fix=f'pip install --no-deps "nvidia-nccl-cu{cuda}>=2.30"',
+        )  # fmt: skip
+
+
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
 RESOURCE = {"cuda": "GPU", "npu": "NPU", "cpu": "CPU"}
 """Ray's name for a device; it counts those of NVIDIA and Ascend by itself."""

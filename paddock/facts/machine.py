@@ -44,6 +44,9 @@ class Speed:
     flops: float  # products without sparsity, operations per second; of a GPU in bf16
     bandwidth: float  # of its memory, bytes per second
 
+    def shared(self, ways: int) -> Speed:
+        return Speed(self.flops / ways, self.bandwidth / ways)
+
 
 # TFLOP/s and TB/s; V100 has no bf16: its fp16.
 _SPEEDS = {

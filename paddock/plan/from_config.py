@@ -56,7 +56,7 @@ def speed_of(config: Config, work: Job, gpu: str | None, machine: Machine) -> Sp
     threads that the run's processes have together; None for the processors of other nodes."""
     if work.hardware.gpus:
         device = planned_device(config, gpu, machine)
-        return None if device is None else GPU_SPEED[device]
+        return None if device is None else GPU_SPEED[device].shared(config.trainer.ranks_per_device)
     if config.trainer.nnodes > 1:
         return None
     return processor_speed(min(machine.cores, world_size(config) * threads(config, machine)), work.compute_bytes == 2)

@@ -30,7 +30,7 @@ from paddock.config.plugins import import_plugin
 from paddock.config.schema import Config
 from paddock.config.topology import Pool
 from paddock.core.batch import Batch
-from paddock.core.device import RESOURCE, device_of, seed_all
+from paddock.core.device import RESOURCE, device_of, seed_all, share_device
 from paddock.core.processes import Rendezvous, join
 from paddock.engines.train.open import backend_of
 from paddock.errors import UserError
@@ -112,7 +112,10 @@ class RankProcess:
         self.heartbeat = Heartbeat(place.rank, TCPStore(*store, is_master=False))
         if place.size > 1:
             with self.heartbeat.during("joining the other ranks"):
-                join(place, device_of(config.trainer.device))
+                device = device_of(config.trainer.device)
+                if config.trainer.ranks_per_device > 1:
+                    share_device(device, config.trainer.ranks_per_device)
+                join(place, device)
         if config.actor_rollout_ref.model.external_lib:
             import_plugin(config.actor_rollout_ref.model.external_lib, "actor_rollout_ref.model.external_lib")
         seed_all(config.trainer.seed)
@@ -168,7 +171,7 @@ class RayRanks:
     def place(self, cores: int, sharing: int, groups: Sequence[PlacementGroup]) -> None:
         """A bundle a device, those of a node together; every process must come up within its time."""
         pool, resource = self.pool, RESOURCE[self.config.trainer.device or "cpu"]
-        share = {"CPU": float(cores)} | ({} if resource == "CPU" else {resource: 1.0 / sharing})
+        share = {"CPU": float(cores)} | ({} if resource == "CPU" else {resource: 1 / sharing / pool.ranks_per_device})
         bundle = {name: sharing * amount for name, amount in share.items()}
         self.placement_groups = list(groups) or [
             placement_group([bundle] * pool.per_node, "STRICT_PACK") for _ in range(pool.nodes)
@@ -416,10 +419,11 @@ def require_room(config: Config, wanted: Sequence[Pool]) -> None:
     """What the cluster has against what the pools ask for, before anything is placed."""
     resource = RESOURCE[config.trainer.device or "cpu"]
     has = nodes_with(resource)
-    free = list(has)
+    free = [float(number) for number in has]
     for pool in wanted:
+        asked = pool.per_node if resource == "CPU" else pool.per_node / pool.ranks_per_device
         for _ in range(pool.nodes if resource == "CPU" or not pool.beside else 0):
-            if not free or free[0] < pool.per_node:
+            if not free or free[0] < asked:
                 asks = ", ".join(f"{p.name}: {p.nodes} node(s) x {p.per_node}" for p in wanted)
                 more = "; on one machine: ray_kwargs.ray_init.num_cpus" if resource == "CPU" else ""
                 raise UserError(
@@ -429,7 +433,7 @@ def require_room(config: Config, wanted: Sequence[Pool]) -> None:
                     value=pool.per_node,
                     fix=f"lower it or {pool.key}.nnodes, or add nodes (`ray status` lists them){more}",
                 )
-            free[0] -= pool.per_node
+            free[0] -= asked
             free.sort(reverse=True)
 
 

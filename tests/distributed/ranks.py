@@ -1,4 +1,4 @@
-"""Processes that stay for a whole test file, joined by gloo: `ranks(function, *args)` runs a function on each."""
+"""Processes that stay for a whole test file, joined by gloo or NCCL: `ranks(function, *args)` runs it on each."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
+from devices import DEVICE, on_host
 
 
 def serve(rank: int, size: int, address: str, pipe: Any) -> None:
     torch.set_num_threads(1)
+    from paddock.core.device import device_of, share_device
     from paddock.core.processes import Rendezvous, joined
 
-    with joined(Rendezvous(rank, size, address, timeout=60), torch.device("cpu")):
+    device = device_of(DEVICE.type)
+    if device.type != "cpu":
+        share_device(device, size)
+    with joined(Rendezvous(rank, size, address, timeout=60), device):
         while (order := pipe.recv()) is not None:
             function, args = order
             try:
-                pipe.send((function(rank, *args), None))
+                pipe.send((on_host(function(rank, *args)), None))
             except Exception as error:
                 pipe.send((error, traceback.format_exc()))
 
@@ -29,7 +34,8 @@ class Ranks:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
-        context = mp.get_context("fork")  # of the process of the tests, which has imported torch
+        # a fork of the process of the tests has imported torch, but cannot use a GPU that this process has used
+        context = mp.get_context("fork" if DEVICE.type == "cpu" else "spawn")
         pairs = [context.Pipe() for _ in range(size)]
         self.pipes = [ours for ours, _ in pairs]
         self.processes = [

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import DEVICE, on_host
 from ranks import Ranks
 from tiny_models import tiny_model
 from tiny_updates import WANT, in_role, loss_of, rollouts, settings
@@ -27,6 +28,7 @@ from paddock.errors import UserError
 from paddock.models.packing import sequence_lengths
 
 STEPS = 4
+TOKENS = torch.arange(4, 20)[None]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def trained(engine: Engine, role: str, mine: Any, rows: int, steps: int = STEPS)
         engine.advance()
         engine.move("host")
     engine.move("device")
-    return {"numbers": numbers, "gradient": gradient, "weights": {n: t.clone() for n, t in engine.weights()}}
+    return on_host({"numbers": numbers, "gradient": gradient, "weights": {n: t.clone() for n, t in engine.weights()}})
 
 
 def part(rank: int, size: int, batch: Batch) -> Batch:
@@ -147,7 +149,7 @@ def gathered_on_rank(rank: int, family: str, compute: torch.dtype) -> dict[str, 
     model = engine.rollout_model
     with engine.gathered():
         found = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        logits = model(input_ids=torch.arange(4, 20)[None]).logits
+        logits = model(input_ids=TOKENS.to(DEVICE)).logits
     sizes = sum(param.numel() for param in model.parameters())
     masters = {name: full(tensor) for name, tensor in engine.updater.named_masters().items()}
     return {"weights": found, "logits": logits, "left": sizes, "masters": masters}
@@ -163,7 +165,7 @@ def test_a_rollout_sees_all_weights_in_a_plain_module_and_leaves_nothing(ranks, 
         param.data = param.data.to(compute)
     plain.load_state_dict(one["weights"])
     plain.set_attn_implementation("paddock")
-    assert torch.equal(plain(input_ids=torch.arange(4, 20)[None]).logits, one["logits"])
+    assert torch.equal(plain.to(DEVICE)(input_ids=TOKENS.to(DEVICE)).logits.cpu(), one["logits"])
     for name, master in one["masters"].items():
         assert master.dtype == torch.float32
         assert torch.equal(master.to(compute), one["weights"][name])
@@ -227,7 +229,7 @@ def test_the_folder_is_one_that_transformers_loads(ranks, family, tmp_path):
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert model.config.architectures == [type(tiny_model(family)).__name__]
     for name, tensor in model.named_parameters():
-        assert torch.equal(tensor, dict(single.weights())[name])
+        assert torch.equal(tensor, dict(single.weights())[name].cpu())
 
 
 def test_weights_are_written_a_few_layers_at_a_time(tmp_path):
@@ -254,8 +256,7 @@ def test_an_update_that_one_rank_finds_void_is_skipped_by_all(ranks):
 
 
 def refused_on_rank(rank: int, changes: dict, shards: dict) -> None:
-    model = tiny_model("llama", num_key_value_heads=1)
-    model.set_attn_implementation("paddock")
+    model = in_role(tiny_model("llama", num_key_value_heads=1), "actor")
     Engine(FSDPBackend(model, settings(**changes), Shards(**shards)))
 
 

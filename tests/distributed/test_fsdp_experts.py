@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from devices import DEVICE, on_host
 from ranks import Ranks
 from test_fsdp import caught_gradient
-from tiny_updates import loss_of, rollouts, settings
+from tiny_updates import in_role, loss_of, rollouts, settings
 from tiny_zoo import SPARSE, tiny
 from torch import Tensor
 
@@ -36,16 +37,14 @@ def ranks() -> Iterator[Ranks]:
 
 
 def model_of(family: str) -> Any:
-    model = tiny(family)
-    model.set_attn_implementation("paddock")
-    return model
+    return in_role(tiny(family), "actor")
 
 
 def recorded(family: str, batch: Batch) -> Batch:
     other = Engine(SingleBackend(model_of(family), settings(routers=RouterSettings())))
     with torch.no_grad():
         for parameter in other.model.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     found = other.forward(batch, LOG_PROBS | EXPERT_COLUMNS)
     return batch.with_(prompt_experts=found.prompt_experts, response_experts=found.response_experts)
 
@@ -53,7 +52,7 @@ def recorded(family: str, batch: Batch) -> Batch:
 def trained(engine: Engine, batch: Batch, mine: Batch) -> tuple[dict[str, float], dict[str, Tensor]]:
     gradient = caught_gradient(engine)
     numbers = engine.train_step(engine.micro_batches(mine), loss_of("actor", batch), WANT)
-    return {name: numbers[name] for name in ROUTERS if name in numbers}, gradient
+    return {name: numbers[name] for name in ROUTERS if name in numbers}, on_host(gradient)
 
 
 def on_a_rank(rank: int, family: str, batch: Batch, routers: RouterSettings, sequence: int) -> Any:
@@ -87,7 +86,7 @@ def test_ranks_balance_and_replay_as_one_process_does(ranks, replay, sequence):
 def test_a_rollout_knows_the_experts_of_a_model_whose_weights_are_spread(family):
     """Its engine asks when it is made, while the gathered model is empty."""
     model = model_of(family)
-    found = experts_of(GatheredModel.of(model, torch.device("cpu")).model)
+    found = experts_of(GatheredModel.of(model, DEVICE).model)
     assert found == experts_of(model) and found.layers
 
 

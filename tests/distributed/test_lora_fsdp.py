@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import DEVICE
 from ranks import Ranks
 from safetensors.torch import load_file
 from test_fsdp import assert_equal_runs, part, trained
@@ -26,6 +27,7 @@ from paddock.models.adapters import MERGED, WEIGHTS_FILE, Lora, attach, is_adapt
 from paddock.models.value_head import ValueModel
 
 peft = pytest.importorskip("peft")
+TOKENS = torch.arange(4, 20)[None]
 LORA = Lora(rank=5, alpha=20)  # ranks do not share five rows evenly
 
 
@@ -39,7 +41,7 @@ def ranks() -> Iterator[Ranks]:
 def model_of(role: str, family: str = "qwen2") -> Any:
     model = tiny_model(family)
     model.set_attn_implementation("paddock")
-    return attach(model, LORA) if role == "actor" else ValueModel(attach(model.base_model, LORA))
+    return (attach(model, LORA) if role == "actor" else ValueModel(attach(model.base_model, LORA))).to(DEVICE)
 
 
 def train_on_rank(rank: int, role: str, family: str, changes: dict, shards: dict) -> dict[str, Any]:
@@ -73,8 +75,7 @@ def held_on_rank(rank: int) -> dict[str, Any]:
     mine = part(rank, 2, rollouts())
     want = frozenset({"log_probs"})
     with engine.gathered():
-        tokens = torch.arange(4, 20)[None]
-        logits = engine.rollout_model(input_ids=tokens).logits
+        logits = engine.rollout_model(input_ids=TOKENS.to(DEVICE)).logits
     return {
         "types": types,
         "logits": logits,
@@ -92,7 +93,7 @@ def narrow() -> Any:
     model.set_attn_implementation("paddock")
     for param in model.parameters():
         param.data = param.data.bfloat16()
-    return model
+    return model.to(DEVICE)
 
 
 def test_a_rollout_sees_the_adapter_and_the_reference_does_not(ranks):
@@ -103,7 +104,7 @@ def test_a_rollout_sees_the_adapter_and_the_reference_does_not(ranks):
     expected = plain.forward(rollouts(), frozenset({"log_probs"})).log_probs
     twin = attach(narrow(), LORA, torch.bfloat16)
     twin.load_state_dict(one["adapter"], strict=False)
-    assert torch.equal(twin(input_ids=torch.arange(4, 20)[None]).logits, one["logits"])
+    assert torch.equal(twin.to(DEVICE)(input_ids=TOKENS.to(DEVICE)).logits.cpu(), one["logits"])
     for found in (one, other):
         torch.testing.assert_close(found["reference"], expected[found["rows"]], atol=0.05, rtol=0)
         assert (found["policy"] - found["reference"]).abs().max() > 0.2
@@ -136,7 +137,7 @@ def test_checkpoints_hold_the_adapter_and_any_number_of_ranks_reads_them(ranks, 
     assert named == {name for name in written if is_adapter(name) or name.startswith("value_head.")}
     if role == "actor":
         logits = [
-            model(torch.arange(4, 20)[None]).logits
+            model(TOKENS).logits
             for model in (
                 peft.PeftModel.from_pretrained(tiny_model(), folder),
                 AutoModelForCausalLM.from_pretrained(folder / MERGED),
@@ -145,7 +146,7 @@ def test_checkpoints_hold_the_adapter_and_any_number_of_ranks_reads_them(ranks, 
         torch.testing.assert_close(*logits, atol=1e-4, rtol=0)
     single = Engine(SingleBackend(model_of(role), settings()))
     single.load(folder)
-    assert all(torch.equal(tensor, written[name]) for name, tensor in single.backend.tensors())
+    assert all(torch.equal(tensor.cpu(), written[name]) for name, tensor in single.backend.tensors())
     after = trained(single, role, lambda batch: batch, 7, steps=1)["weights"]
     single_folder = tmp_path / f"{role}-single"
     again = Engine(SingleBackend(model_of(role), settings()))

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from devices import DEVICE
 from ranks import Ranks
 from tiny_models import tiny_batch, tiny_model
+from tiny_updates import in_role
 from torch import Tensor
 
 from paddock.config.engine import OptimConfig
@@ -34,8 +36,7 @@ def loss(micro: Any, outputs: Any) -> Any:
 
 
 def gradients(rank: int, checkpointing: bool, away: bool, sequence: int) -> tuple[dict[str, Tensor], list[Any]]:
-    model = tiny_model("qwen2")
-    model.set_attn_implementation("paddock")
+    model = in_role(tiny_model("qwen2"), "actor")
     settings = Settings(optim=OptimConfig(lr=0.01), budget=Budget(24), checkpointing=checkpointing)
     engine = Engine(FSDPBackend(model, settings, Shards(sequence=sequence)))
     travelled: list[Any] = []
@@ -48,7 +49,7 @@ def gradients(rank: int, checkpointing: bool, away: bool, sequence: int) -> tupl
             return found
 
         SavedTensors.save = noted  # type: ignore[method-assign]
-        engine.backend.activations = Activations(engine.model, CopyStream(torch.device("cpu")), least=64)
+        engine.backend.activations = Activations(engine.model, CopyStream(DEVICE), least=64)
     engine.model.train()
     assert engine.updater is not None
     engine.updater.zero()

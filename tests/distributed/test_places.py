@@ -114,6 +114,26 @@ def test_one_device_is_enough_for_a_pool_beside_the_trainer_and_named_as_the_fix
     check(asked(BESIDE), one)
 
 
+def test_ranks_may_share_a_device_and_have_a_share_of_its_memory_each():
+    """The layout of a cluster is tried on one GPU: its device counts once, and a rank plans with its part of it."""
+    gpu = ["trainer.device=cuda", "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct", "data.val_files=[]",
+           "algorithm.adv_estimator=grpo", "data.train_files=builtin:addition/train"]  # fmt: skip
+    shared = load([*gpu, "trainer.n_gpus_per_node=4", "trainer.ranks_per_device=4"]).config
+    assert [pool.size for pool in pools(shared)] == [4] and device_count(pools(shared)) == 1
+    two_pools = load([*gpu, "trainer.n_gpus_per_node=2", "trainer.ranks_per_device=3", *APART]).config
+    assert device_count(pools(two_pools)) == 1
+    one = replace(machine("ray", "vllm"), device="cuda", devices=1, device_memory=96 << 30)
+    check(shared, one)
+    own, whole = job(shared, "h100"), job(load([*gpu, "trainer.n_gpus_per_node=4"]).config, "h100")
+    assert own and whole and own.hardware.memory_bytes * 4 == whole.hardware.memory_bytes
+    with pytest.raises(UserError, match=r"has 1 cuda device\(s\), .* asks for 2 .*\n.*fix: .*per_node=2"):
+        check(load([*gpu, "trainer.n_gpus_per_node=4", "trainer.ranks_per_device=2"]).config, one)
+    here = load([*gpu, "trainer.ranks_per_device=2"], machine=one).config
+    assert here.trainer.n_gpus_per_node == 2
+    (warning,) = load([*CPU, "trainer.ranks_per_device=2"]).warnings
+    assert "ranks_per_device has no effect" in warning
+
+
 def test_memory_is_counted_where_it_is():
     gpus = ["trainer.device=cuda", "trainer.n_gpus_per_node=4", "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct",
             "actor_rollout_ref.rollout.free_cache_engine=False", "actor_rollout_ref.rollout.name=vllm",

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import ON_DEVICE
 from safetensors.torch import load_file
 from tiny_models import tiny_batch
 from tiny_zoo import save
@@ -38,7 +39,7 @@ cluster = pytest.importorskip("paddock.workers.ray")
 SMALL = [
     "data.train_batch_size=8", "data.val_max_samples=8", "actor_rollout_ref.rollout.n=4", "trainer.test_freq=-1",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4", "trainer.val_before_train=False", "trainer.logger=[file]",
-    "data.dataloader_num_workers=0", "trainer.device=cpu",
+    "data.dataloader_num_workers=0", *ON_DEVICE,
     # AdamW divides by the gradient's own size: without a floor it makes much of the last bit of a tiny one
     "++actor_rollout_ref.actor.optim.override_optimizer_config.eps=1e-3",
     "++critic.optim.override_optimizer_config.eps=1e-3",

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from conftest import ROOT
+from devices import ON_DEVICE
 
 pytest.importorskip("ray")
 
@@ -24,7 +25,7 @@ class Twice(paddock.Environment):
 def train(folder, devices: int, environment: str, *settings: str) -> subprocess.CompletedProcess:
     command = [
         sys.executable, "-m", "paddock.cli", "train", f"environment={environment}", "algorithm.adv_estimator=grpo",
-        f"trainer.n_gpus_per_node={devices}", "trainer.device=cpu", "data.train_batch_size=4", "data.val_max_samples=4",
+        f"trainer.n_gpus_per_node={devices}", *ON_DEVICE, "data.train_batch_size=4", "data.val_max_samples=4",
         "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=2", "trainer.logger=[file]",
         "data.max_response_length=24", "actor_rollout_ref.rollout.deterministic=True",
         f"trainer.rollout_data_dir={folder}/dumps", f"trainer.default_local_dir={folder}/run", *settings,

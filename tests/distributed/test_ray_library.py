@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from conftest import ROOT
+from devices import ON_DEVICE
 
 pytest.importorskip("ray")
 
@@ -30,10 +31,11 @@ def centred(batch, config):
 rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]
 with paddock.Run(
     data=rows, reward=lambda completion, answer: float(answer in completion), algorithm="centred", n=4, batch=4,
-    steps=2, prompt_length=8, response_length=6, device="cpu", devices=int(sys.argv[1]), logger=["file"],
+    steps=2, prompt_length=8, response_length=6, devices=int(sys.argv[1]), logger=["file"],
     folder=sys.argv[2],
     config={"actor_rollout_ref.actor.policy_loss.loss_mode": "plain",
-            "actor_rollout_ref.actor.fsdp_config.dtype": "float32"},
+            "actor_rollout_ref.actor.fsdp_config.dtype": "float32",
+            **dict(key.split("=") for key in sys.argv[3:])},
 ) as run:
     steps = [step.metrics["actor/grad_norm"] for step in run]
     print(json.dumps([steps, run.generate("1+1=")]))
@@ -44,7 +46,7 @@ def test_a_script_with_a_loss_and_a_reward_of_its_own_trains_over_ranks_as_in_on
     (tmp_path / "script.py").write_text(SCRIPT)
     found = []
     for devices in (1, 2):
-        command = [sys.executable, "script.py", str(devices), str(tmp_path / str(devices))]
+        command = [sys.executable, "script.py", str(devices), str(tmp_path / str(devices)), *ON_DEVICE]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]

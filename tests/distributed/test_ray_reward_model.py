@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from devices import ON_DEVICE
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from paddock.config.load import load
@@ -23,7 +24,7 @@ cluster = pytest.importorskip("paddock.workers.ray")
 SMALL = [
     "data.train_batch_size=8", "data.val_files=[]", "actor_rollout_ref.rollout.n=4", "trainer.test_freq=-1",
     "actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.logger=[file]", "data.dataloader_num_workers=0",
-    "trainer.device=cpu", "trainer.total_training_steps=2", "algorithm.adv_estimator=grpo", "reward_model.enable=True",
+    *ON_DEVICE, "trainer.total_training_steps=2", "algorithm.adv_estimator=grpo", "reward_model.enable=True",
 ]  # fmt: skip
 OWN = ["reward_model.enable_resource_pool=True", "reward_model.nnodes=1", "reward_model.n_gpus_per_node=1"]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import ON_DEVICE
 from safetensors.torch import load_file
 from tiny_models import save_tiny
 
@@ -49,7 +50,7 @@ def run(tmp_path: Path) -> Callable[..., list[dict[str, float]]]:
         data.write_text("\n".join(json.dumps(row) for row in rows))
         config = command.load([
             "trainer.logger=file", "data.train_batch_size=6", "data.max_prompt_length=24", "optim.lr=1e-2",
-            "data.max_response_length=16", "actor_rollout_ref.actor.fsdp_config.dtype=float32", "trainer.device=cpu",
+            "data.max_response_length=16", "actor_rollout_ref.actor.fsdp_config.dtype=float32", *ON_DEVICE,
             f"model={tmp_path / 'model'}", f"data={data}", f"data.val_files={data}", "trainer.test_freq=2",
             f"trainer.default_local_dir={tmp_path / folder}", f"trainer.n_gpus_per_node={ranks}",
             "trainer.total_training_steps=4", "trainer.save_freq=2",

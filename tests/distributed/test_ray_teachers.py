@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
+from devices import ON_DEVICE
 from safetensors.torch import load_file
 from tiny_models import moved_copy
 
@@ -22,7 +23,7 @@ LOSS = "distillation.distillation_loss"
 SMALL = [
     "actor_rollout_ref.model.path=builtin:tiny", "data.train_batch_size=8", "actor_rollout_ref.rollout.n=2",
     "data.val_files=null", "actor_rollout_ref.actor.ppo_mini_batch_size=4", "trainer.logger=[file]",
-    "data.dataloader_num_workers=0", "trainer.device=cpu", "algorithm.adv_estimator=grpo", "distillation.enabled=True",
+    "data.dataloader_num_workers=0", *ON_DEVICE, "algorithm.adv_estimator=grpo", "distillation.enabled=True",
     "trainer.total_training_steps=4", "trainer.save_freq=4", "data.max_prompt_length=16", "data.max_response_length=8",
     "reward=exact_match", "actor_rollout_ref.actor.optim.lr=3e-4", "distillation.teacher_key=task",
     *(f"actor_rollout_ref.{role}.dtype=float32" for role in ("rollout", "actor.fsdp_config", "ref.fsdp_config")),

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT
+from devices import ON_DEVICE
 from tiny_models import tiny_batch
 from transformers import AutoModelForCausalLM
 
@@ -40,7 +41,7 @@ cluster = pytest.importorskip("paddock.workers.ray")
 KEYS = [
     "algorithm.adv_estimator=grpo", "data.train_batch_size=8", "actor_rollout_ref.rollout.n=4", "trainer.test_freq=-1",
     "actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.val_before_train=False", "trainer.logger=[file]",
-    "data.dataloader_num_workers=0", "trainer.device=cpu", "actor_rollout_ref.hybrid_engine=False",
+    "data.dataloader_num_workers=0", *ON_DEVICE, "actor_rollout_ref.hybrid_engine=False",
     "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=1",
     "++actor_rollout_ref.rollout.engine_kwargs.sglang.enable_deterministic_inference=True",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import DEVICE, on_host
 from ranks import Ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -62,7 +63,7 @@ def rollouts(folder: Path) -> Batch:
 
 
 def policy(folder: Path, frozen: bool) -> Any:
-    model = load_causal_lm(str(folder))
+    model = load_causal_lm(str(folder), device=DEVICE)
     if frozen:
         freeze_tower(model, torch.float32)
     return model
@@ -76,7 +77,7 @@ def trained(engine: Engine, whole: Batch, mine: list[int]) -> dict[str, Any]:
 
     rows = whole.rows(torch.tensor(mine, dtype=torch.long))
     numbers = [engine.train_step(engine.micro_batches(rows), loss, WANT) for _ in range(3)]
-    return {"numbers": numbers, "weights": {name: tensor.clone() for name, tensor in engine.weights()}}
+    return on_host({"numbers": numbers, "weights": {name: tensor.clone() for name, tensor in engine.weights()}})
 
 
 def train_on_rank(rank: int, folder: Path, frozen: bool, sequence: int, shares: list[list[int]]) -> dict[str, Any]:

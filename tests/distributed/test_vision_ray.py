@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import torch
+from devices import ON_DEVICE
 from pyarrow import parquet
 from safetensors.torch import load_file
 
@@ -66,7 +67,7 @@ def test_two_workers_learn_what_one_process_learns(folder, tmp_path):
                                        "    return float(ord((solution_str or ' ')[0]) % 4)\n")  # fmt: skip
     for ranks in (1, 2):
         config = load([
-            "algorithm.adv_estimator=grpo", f"actor_rollout_ref.model.path={folder}", "trainer.device=cpu",
+            "algorithm.adv_estimator=grpo", f"actor_rollout_ref.model.path={folder}", *ON_DEVICE,
             f"data.train_files={tmp_path}/rows.parquet", "data.train_batch_size=4", "data.max_prompt_length=48",
             "data.max_response_length=3", "actor_rollout_ref.rollout.n=2", "actor_rollout_ref.rollout.name=embedded",
             "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.optim.lr=0.01",

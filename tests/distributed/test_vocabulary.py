@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from devices import DEVICE
 from ranks import Ranks
 from torch import Tensor
 
@@ -23,19 +24,20 @@ def two() -> Iterator[Ranks]:
     pool.close()
 
 
-def drawn() -> tuple[Tensor, Tensor, Tensor]:
+def drawn(device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     hidden, weight = torch.randn(ROWS, HIDDEN, generator=generator), torch.randn(WORDS, HIDDEN, generator=generator)
-    return hidden.requires_grad_(), weight * 4, torch.randint(WORDS, (ROWS,), generator=generator)
+    tokens = torch.randint(WORDS, (ROWS,), generator=generator).to(device)
+    return hidden.to(device).requires_grad_(), weight.to(device) * 4, tokens
 
 
 def total(stats: TokenStats) -> Tensor:
-    slopes = torch.linspace(-1, 1, ROWS)
+    slopes = torch.linspace(-1, 1, ROWS, device=stats.log_probs.device)
     return (slopes * stats.log_probs).sum() + (slopes.square() * stats.entropy).sum()
 
 
 def on_rank(rank: int, cut: int, softcap: float | None) -> dict[str, Tensor]:
-    hidden, weight, tokens = drawn()
+    hidden, weight, tokens = drawn(DEVICE)
     own = (weight[:cut] if rank == 0 else weight[cut:]).clone().requires_grad_()
     head = Head(own, softcap=softcap, first=cut * rank, ranks=dist.group.WORLD)
     stats = token_stats(hidden, head, tokens, 0.7, entropy=True, sum_pi_squared=True)
@@ -72,12 +74,12 @@ K = 3
 
 
 def choices_on_rank(rank: int, cut: int) -> dict[str, Tensor]:
-    hidden, weight, _ = drawn()
+    hidden, weight, _ = drawn(DEVICE)
     own = (weight[:cut] if rank == 0 else weight[cut:]).clone().requires_grad_()
     head = Head(own, first=cut * rank, ranks=dist.group.WORLD)
     tokens, log_probs = likeliest_tokens(hidden, head, K, 0.7)
     found, kth = log_probs_of(hidden, head, tokens.flip(0), 0.7)
-    (torch.linspace(-1, 2, ROWS * K).view(ROWS, K) * found).sum().backward()
+    (torch.linspace(-1, 2, ROWS * K, device=found.device).view(ROWS, K) * found).sum().backward()
     dist.all_reduce(hidden.grad)
     return {"tokens": tokens, "log_probs": log_probs, "found": found.detach(), "kth": kth, "hidden": hidden.grad,
             "weight": own.grad}  # fmt: skip

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from devices import DEVICE
 
 
 class NoStream:
@@ -18,6 +19,8 @@ class NoStream:
 
 
 def patch() -> None:
+    if DEVICE.type != "cpu":
+        return
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import token_dispatcher
 

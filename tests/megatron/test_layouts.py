@@ -12,6 +12,7 @@ pytest.importorskip("megatron.core", reason="needs megatron-core: make test-mega
 import on_cpu
 import torch
 import torch.distributed as dist
+from devices import on_host
 from distributed.ranks import Ranks
 from tiny_models import tiny_batch, tiny_model
 from tiny_updates import WANT, in_role, loss_of, rollouts, settings
@@ -162,7 +163,7 @@ def trained(engine: Any, role: str, mine: Any, rows: int, steps: int = STEPS) ->
         engine.move("host")
     engine.move("device")
     weights = {name: tensor.clone() for name, tensor in engine.weights()}
-    return {"numbers": numbers, "gradient": gradient, "weights": weights}
+    return on_host({"numbers": numbers, "gradient": gradient, "weights": weights})
 
 
 def shares(engine: Any) -> Any:
@@ -275,7 +276,7 @@ def lora_on_rank(rank: int, family: str, changes: dict, layout: dict, role: str 
     for step in range(STEPS):
         batch = rollouts(7, seed=step)
         numbers.append(engine.train_step(engine.micro_batches(mine(batch)), loss_of(role, batch), WANT[role]))
-    return {"numbers": numbers, "weights": {n: t.clone() for n, t in engine.weights()}, "gradient": {}}
+    return on_host({"numbers": numbers, "weights": {n: t.clone() for n, t in engine.weights()}, "gradient": {}})
 
 
 @pytest.mark.parametrize(

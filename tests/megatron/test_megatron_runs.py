@@ -13,6 +13,7 @@ pytest.importorskip("megatron.core", reason="needs megatron-core: make test-mega
 import on_cpu
 import torch
 from conftest import ROOT
+from devices import DEVICE, ON_DEVICE
 from megatron.core import parallel_state
 from tiny_models import moved_copy
 from transformers import AutoModelForCausalLM
@@ -29,7 +30,7 @@ MEGATRON = "--config-name=ppo_megatron_trainer"
 SMALL = [
     "data.train_batch_size=8", "data.val_max_samples=8", "actor_rollout_ref.rollout.n=4", "trainer.test_freq=-1",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4", "trainer.val_before_train=False", "trainer.logger=[file]",
-    "data.dataloader_num_workers=0", "trainer.device=cpu", "trainer.total_training_steps=2",
+    "data.dataloader_num_workers=0", *ON_DEVICE, "trainer.total_training_steps=2",
     # AdamW divides by the gradient's own size: without a floor it makes much of the last bit of a tiny one
     "++actor_rollout_ref.actor.optim.override_optimizer_config.eps=1e-3",
     "++critic.optim.override_optimizer_config.eps=1e-3",
@@ -109,6 +110,7 @@ def test_adapters_learn_beside_a_reference_without_them(tmp_path):
     assert rows[0]["actor/kl_loss"] == pytest.approx(0, abs=1e-6) and rows[1]["actor/kl_loss"] > 1e-4
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a CPU's")
 def test_several_processes_on_a_cpu_are_refused_before_anything_starts():
     config = load([*SMALL, MEGATRON, *GRPO, *RAY, f"{A}.megatron.tensor_model_parallel_size=2"]).config
     with pytest.raises(UserError, match="in one process only"):

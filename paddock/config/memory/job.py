@@ -63,7 +63,8 @@ def hardware(config: Config, gpu: str | None, machine: Machine) -> Hardware:
         return Hardware(gpus=0, gpus_per_node=0, memory_bytes=machine.memory)
     name = planned_device(config, gpu, machine)
     memory = GPU_MEMORY_GIB[name] * GIB if name else machine.device_memory
-    return Hardware(gpus=world_size(config), gpus_per_node=trainer.n_gpus_per_node or 1, memory_bytes=memory or 0)
+    share = (memory or 0) // trainer.ranks_per_device
+    return Hardware(gpus=world_size(config), gpus_per_node=trainer.n_gpus_per_node or 1, memory_bytes=share)
 
 
 def planned_device(config: Config, gpu: str | None, machine: Machine) -> str | None:

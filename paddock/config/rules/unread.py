@@ -86,6 +86,8 @@ def without_effect(config: Config, origins: dict[str, str]) -> Iterator[str]:
             yield f"{key} has no effect: actor and rollout share processes, actor_rollout_ref.hybrid_engine=True"
         elif key == f"{_RO}.n_gpus_per_node" and rolls_out_beside(config):
             yield f"{key} has no effect: the rollout's pool has the trainer's devices, {_RO}.nnodes=0"
+        elif key == "trainer.ranks_per_device" and config.trainer.device == "cpu":
+            yield f"{key} has no effect: the ranks of a CPU share its cores"
         elif key.startswith("distillation.") and not config.distillation.enabled and tree.get(config, key):
             yield f"{key} has no effect: distillation.enabled=False"
         elif not learns_from_rewards(config) and (

@@ -349,7 +349,7 @@ def open_engine(config: Config, trainer: TrainEngine | None) -> SGLangEngine:
         "tp_size": rollout.tensor_model_parallel_size,
         "pp_size": rollout.pipeline_model_parallel_size,
         "ep_size": rollout.expert_parallel_size,
-        "mem_fraction_static": rollout.gpu_memory_utilization,
+        "mem_fraction_static": rollout.gpu_memory_utilization / config.trainer.ranks_per_device,
         "max_running_requests": rollout.max_num_seqs,
         "max_prefill_tokens": rollout.max_num_batched_tokens,
         "chunked_prefill_size": rollout.max_num_batched_tokens if rollout.enable_chunked_prefill else -1,

@@ -388,7 +388,7 @@ def open_engine(config: Config, trainer: TrainEngine | None) -> VLLMEngine:
         "hf_overrides": dict(model.override_config),
         "tensor_parallel_size": rollout.tensor_model_parallel_size,
         "pipeline_parallel_size": rollout.pipeline_model_parallel_size,
-        "gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "gpu_memory_utilization": rollout.gpu_memory_utilization / config.trainer.ranks_per_device,
         "max_num_seqs": rollout.max_num_seqs,
         "max_num_batched_tokens": rollout.max_num_batched_tokens,
         "max_model_len": rollout.max_model_len or rollout.prompt_length + rollout.response_length,

@@ -1,0 +1,29 @@
+"""The device on which tests of several ranks compute: a CPU, or, by `make test-nccl`, one GPU that all ranks share."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+DEVICE = torch.device(os.environ.get("PADDOCK_TESTS_DEVICE", "cpu"))
+
+
+def on_host(values: Any) -> Any:
+    """Copies the tensors in lists, tuples and dicts to the host."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), values)
+
+
+FLOAT32 = [
+    f"{role}.dtype=float32"
+    for role in ("actor_rollout_ref.rollout", "actor_rollout_ref.actor.fsdp_config",
+                 "actor_rollout_ref.ref.fsdp_config", "critic.model.fsdp_config")
+]  # fmt: skip
+ON_DEVICE = (
+    ["trainer.device=cpu"]
+    if DEVICE.type == "cpu"
+    else [f"trainer.device={DEVICE.type}", "trainer.ranks_per_device=4", *FLOAT32]
+)
+"""Keys of a run on that device, which on a GPU computes in float32."""
