@@ -28,6 +28,7 @@ LEVELS = [
         "preflight",
         "scripts",
         "cli",
+        "__main__",
         "doctor",
         "export",
         "ending",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-
 from paddock.errors import UserError
+from paddock.facts.modules import module_named
 
 
 def import_plugin(name: str, key: str) -> None:
     """Imports the user's module `name`, which registers things; `key` is the setting that names it."""
     try:
-        importlib.import_module(name)
+        module_named(name)
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a user's module runs: SystemExit is as likely as SyntaxError

@@ -6,7 +6,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from paddock.core.registry import suggest
 from paddock.environments.catalogue import told
 from paddock.errors import UserError
-from paddock.facts.compat import importable
+from paddock.facts.modules import module_named
 
 Entry = dict[str, Any]
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
@@ -50,7 +49,6 @@ def entries(path: str, key: str, section: str | None, needed: str) -> list[Entry
 
 def class_of(name: str, key: str, path: str) -> Any:
     """Returns the class `package.module.Class`; `key` and `path` are the setting and the file that name it."""
-    importable()
     module_name, _, attribute = name.rpartition(".")
 
     def refused(reason: str, fix: str) -> UserError:
@@ -59,7 +57,7 @@ def class_of(name: str, key: str, path: str) -> Any:
     if not module_name:
         raise refused("is no package.module.Class", "name the module as well")
     try:
-        module = import_module(module_name)
+        module = module_named(module_name)
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a user's module runs: SystemExit is as likely as SyntaxError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 SERVES = "PADDOCK_VERL"  # set by `paddock run`: in its processes the name `verl` is Paddock's
@@ -30,9 +31,10 @@ def python_path() -> list[str]:
 def importable() -> None:
     """Makes plug-ins written for verl importable: those of the working directory, as `python -m` does, and verl's
     names, unless verl itself is installed."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
-    if importlib.util.find_spec("verl") is None:
+    with suppress(OSError):  # the working directory may be gone
+        if "" not in sys.path and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+    if "verl" not in sys.modules and importlib.util.find_spec("verl") is None:
         sys.path.append(str(shims()))
 
 

@@ -28,7 +28,6 @@ from paddock.environments.verl_tools import TOOLS as TOOL_CONFIG
 from paddock.environments.verl_tools import VerlEnvironment, load_interactions, load_verl_tools, needs_verl
 from paddock.environments.workers import Workers
 from paddock.errors import UserError
-from paddock.facts.compat import importable
 from paddock.models.load import model_folder
 from paddock.models.untrained import untrained
 from paddock.rewards.sandbox.program import settings_of
@@ -103,7 +102,6 @@ class RowEnvironments:
     def import_library(self) -> None:
         """Imports the module that may register sources of environments, formats of calls, and agent loops."""
         if library := self.config.actor_rollout_ref.model.external_lib:
-            importable()
             import_plugin(library, "actor_rollout_ref.model.external_lib")
 
     @cached_property
@@ -138,8 +136,6 @@ class RowEnvironments:
         limits = self.config.actor_rollout_ref.rollout.multi_turn
         classes = load_verl_tools(limits.tool_config_path) if limits.tool_config_path else []
         paths = paths_of(limits.function_tool_path)
-        if paths:
-            importable()
         functions = load_tools(paths, lambda: settings_of(self.config.reward_model).as_argument(), self.functions)
         names = [one.name for one in (*classes, *functions)]
         if repeated := [name for name in names if names.count(name) > 1]:

@@ -13,6 +13,7 @@ from importlib import import_module
 import pytest
 from conftest import ROOT
 
+import paddock
 from paddock.cli import COMMANDS, OWN_HELP, USAGE, main
 from paddock.config import tree
 from paddock.config.load import load
@@ -37,6 +38,15 @@ def test_a_command_says_what_it_does_and_shows_examples(name, capsys):
     text = shown(capsys, name, "--help")
     assert PAGES[name].about.splitlines()[0] in text and "Examples:\n  # " in text and "usage: paddock " in text
     assert shown(capsys, "help", name) == text
+
+
+def test_python_m_paddock_is_the_command():
+    said = [
+        subprocess.run([sys.executable, "-m", "paddock", *words], capture_output=True, text=True, timeout=60)
+        for words in (["--version"], ["nosuch"])
+    ]
+    assert [one.returncode for one in said] == [0, 2]
+    assert said[0].stdout == f"paddock {paddock.__version__}\n" and "no such command" in said[1].stderr
 
 
 def test_the_first_help_stays_short_and_names_every_command():
