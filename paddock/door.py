@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from paddock.errors import EXIT_CODE, UserError
+from paddock.errors import EXIT_CODE, UserError, printable
 
 PLAN_ONLY = "PADDOCK_PLAN"  # set by `paddock run --plan`: the script's command plans instead of training
 CALLED = "PADDOCK_RUN_CALLED"  # set by `paddock run`: a file that our commands make, and add their exit codes to
@@ -45,6 +45,10 @@ def _guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("paddock: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except MemoryError:
+        limited = "a limit of this process (ulimit -v, ulimit -d) or the machine's memory is used up"
+        print(f"paddock: {limited}\n  fix: raise the limit, or a smaller model", file=sys.stderr)
+        return EXIT_CODE
     except BrokenPipeError:
         sys.stderr.close()
         return CLOSED_PIPE
@@ -72,7 +76,7 @@ class Messages(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):
-            print(f"{PREFIX}{self.format(record)}", file=sys.stderr)
+            print(f"{PREFIX}{printable(self.format(record))}", file=sys.stderr)
 
 
 def log_to_stderr() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from paddock.config import tree
 from paddock.config.schema import Config
+from paddock.config.secrets import masked
 from paddock.door import INTERRUPTED, say_last
 from paddock.report.write import conclude_run
 from paddock.trainer.lifecycle import Outcome, resume_command
@@ -96,8 +97,8 @@ def evaluation(model: Path, config: Config) -> str:
 
 
 def setting(key: str, value: Any) -> str:
-    """Returns an override as a shell takes it."""
-    text = f"{key}={written(value)}"
+    """Returns an override as a shell takes it, with *** for a secret."""
+    text = f"{key}={written(masked(value))}"
     if re.fullmatch(r"[\w./:=,\[\]-]+", text, re.ASCII):
         return text
     return shlex.quote(text) if re.search(r'["$`\\!]', text) else f'"{text}"'

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 EXIT_CODE = 2
 FIX = "\n  fix: "
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class UserError(Exception):
@@ -29,4 +31,9 @@ class UserError(Exception):
     def __str__(self) -> str:
         subject = "" if self.key is None else self.key if self.value is None else f"{self.key}={self.value}"
         text = f"{subject}: {self.reason}" if subject else self.reason
-        return f"{text}{FIX}{self.fix}" if self.fix else text
+        return printable(f"{text}{FIX}{self.fix}" if self.fix else text)
+
+
+def printable(text: str) -> str:
+    """Returns the text with its control characters written out: an escape sequence in it does not reach a terminal."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)

@@ -215,7 +215,7 @@ def _assign(node: DictConfig, setting: Setting, origins: dict[str, str]) -> None
             OmegaConf.select(node, parent).pop(name, None)
         else:
             OmegaConf.update(node, setting.key, value, merge=setting.merge, force_add=leaf.open)
-    except (OmegaConfBaseException, AttributeError, TypeError, ValueError) as error:
+    except (OmegaConfBaseException, AttributeError, TypeError, ValueError, OverflowError) as error:
         raise _wrong_type(leaf, setting, error) from None
     origins[leaf.key] = setting.origin
 

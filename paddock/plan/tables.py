@@ -15,6 +15,7 @@ from paddock.config.conversations import converses, paths_of
 from paddock.config.memory.model import MemoryPlan
 from paddock.config.overrides import LINE, PROGRAM
 from paddock.config.schema import Config, DataConfig, row_tokens
+from paddock.config.secrets import masked
 from paddock.config.topology import pools
 from paddock.plan.arithmetic import BatchPlan, roles
 from paddock.plan.plan import Plan, algorithm
@@ -251,7 +252,7 @@ def _origins(plan: Plan, console: Console) -> None:
     for key, origin in sorted(plan.loaded.origins.items(), key=lambda item: (_rank(item[1]), item[0])):
         if origin.startswith("follows") or (key.startswith(tuple(idle)) and origin not in (LINE, PROGRAM)):
             continue
-        setting = f"{key}={_short(tree.get(config, key))}"
+        setting = f"{key}={_short(masked(tree.get(config, key)))}"
         console.print(f"  {escape(f'{setting:<88}')} [dim]{escape(origin)}[/dim]", soft_wrap=True)
 
 

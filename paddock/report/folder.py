@@ -106,7 +106,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     for line in text.splitlines():
         try:
             record = json.loads(line, parse_constant=lambda name: None)  # NaN and Infinity are no JSON
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             found.append(record)
@@ -127,7 +127,7 @@ def settings_of_checkpoint(folder: Path) -> dict[str, Any]:
     for path in sorted(found, key=lambda path: step_of(path.parent) or 0, reverse=True):
         try:
             settings = json.loads(path.read_bytes())["config"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
         if isinstance(settings, dict):
             return settings

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import re
+import resource
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -317,7 +318,8 @@ def disk_refusal(error: BaseException) -> OSError | None:
     if isinstance(error, OSError):
         return error if error.errno in REFUSALS else None
     native = isinstance(error, Exception) and any(sign in str(error) for sign in NATIVE_REFUSALS)
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if native else None
+    limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+    return OSError(errno.EFBIG if limited else errno.ENOSPC, "No space left on device") if native else None
 
 
 def checkpoint_store(config: Config) -> CheckpointStore:

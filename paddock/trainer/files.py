@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 from paddock.errors import UserError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-REFUSALS = (*FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOTDIR, errno.EEXIST)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+REFUSALS = (*FULL, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOTDIR, errno.EEXIST)
 
 
 @contextmanager
@@ -54,8 +54,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def unwritable(folder: Path, key: str, error: OSError) -> UserError:
-    remedy = f"free space on its disk ({free(folder)})" if error.errno in FULL else "make it writable"
-    reason = f"cannot be written: {error.strerror or error}"
+    reason, remedy = f"cannot be written: {error.strerror or error}", "make it writable"
+    if error.errno in FULL:
+        remedy = f"free space on its disk ({free(folder)})"
+    elif error.errno == errno.EFBIG:
+        reason, remedy = "cannot be written: a file would be larger than this process may write", "ulimit -f unlimited"
+    elif error.errno == errno.ENOENT:
+        reason, remedy = "was moved or removed while the run wrote into it", "put it back and start the command again"
     return UserError(reason, key=key, value=folder, fix=f"{remedy}, or set {key} to another folder")
 
 

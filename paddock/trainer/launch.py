@@ -69,7 +69,7 @@ def is_finished(folder: Path) -> bool:
     """True if the run of this folder has trained its last step."""
     try:
         return FINISHED in json.loads((folder / FILE).read_bytes())
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 
@@ -77,7 +77,7 @@ def starts(folder: Path) -> list[dict[str, Any]]:
     """Returns the starts that a run folder's run.json lists; none if there is no such file, or one of another shape."""
     try:
         found = json.loads((folder / FILE).read_bytes())["starts"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     whole = isinstance(found, list) and all(isinstance(entry, dict) and "after_step" in entry for entry in found)
     return found if whole else []

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, ClassVar
 
 from paddock.config.schema import Config
@@ -289,9 +290,14 @@ class TrainingRun(ABC):
 
     def restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Goes back to the state after the checkpoint's step; returns what loggers need to go on."""
-        state = load_state(checkpoint.folder)
-        check_config(state["config"], self.config)
-        self.load_weights(checkpoint.folder)
+        try:
+            state = load_state(checkpoint.folder)
+            if state["step"] != checkpoint.step:
+                raise forged(checkpoint.folder, f"its state is that of step {state['step']}")
+            check_config(state["config"], self.config)
+            self.load_weights(checkpoint.folder)
+        except UnpicklingError as error:
+            raise forged(checkpoint.folder, "a file holds an object that runs code, which was not run") from error
         self.load_state(state)
         self.saved, self.finished = checkpoint, state
         log.info("going on after step %d, from %s", self.step_no, checkpoint.folder)
@@ -336,6 +342,12 @@ class TrainingRun(ABC):
                 "There is no checkpoint: the same command begins at step 1 (trainer.save_freq sets how often to save)."
             )
         return f"{resume_command(self.config)} goes on after step {self.saved.step}, from {self.saved.folder}."
+
+
+def forged(folder: Path, reason: str) -> UserError:
+    """Returns the refusal of a checkpoint that no run wrote, although its checksums are right."""
+    fix = "restore its files, or trainer.resume_mode=resume_path trainer.resume_from_path=ANOTHER_STEP"
+    return UserError(f"was not written by a run: {reason}", key="trainer.default_local_dir", value=folder, fix=fix)
 
 
 def resume_command(config: Config) -> str:

@@ -94,8 +94,10 @@ class FolderLock:
     def require(self) -> None:
         """Refuses to go on if the folder has another owner: this process was stopped or cut off for too long."""
         on_disk = identity(self.path)
+        if not self.folder.is_dir():
+            raise unwritable(self.folder, KEY, FileNotFoundError(errno.ENOENT, "No such folder"))
         if on_disk is None:
-            mine = self.folder.is_dir() and self._restored()
+            mine = self._restored()
         else:
             mine = on_disk == identity(self._file) and read_owner(self._file) == self.owner
         if not mine:

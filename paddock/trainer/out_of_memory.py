@@ -1,4 +1,4 @@
-"""An accelerator that runs out of memory: which phase asked for more, and the key with which it asks for less."""
+"""A device that runs out of memory: which phase asked for more, and the key with which it asks for less."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from paddock.errors import UserError
 ROLLOUT, VALIDATION = "rollout", "validation"
 """Phases that generate: the responses of a step, and those of a validation, which may be more."""
 SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
+HOST = "DefaultCPUAllocator: "
+"""Begins what torch says of a processor's memory, in a `RuntimeError` of no class of its own."""
 SENTENCES = 3
 """Of torch's message: what was asked for, and what the device has."""
 PLAN = "`paddock plan` with the same keys shows what every phase needs"
@@ -33,13 +35,15 @@ def explaining(config: Config, memory_by: Callable[[], Mapping[str, str]]) -> It
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError) and HOST not in str(error):
+            raise
         raise explained(error, config, memory_by().get(vars(error).get(PHASE, ""))) from error
 
 
-def explained(error: torch.OutOfMemoryError, config: Config, phase: str | None) -> UserError:
+def explained(error: RuntimeError | MemoryError, config: Config, phase: str | None) -> UserError:
     """Returns the error that a user sees: the phase, torch's own numbers, and a key with a value to try."""
-    said = " ".join(re.split(r"(?<=\.)\s", str(error))[:SENTENCES])
+    said = " ".join(re.split(r"(?<=\.)\s", str(error).rpartition(HOST)[2])[:SENTENCES])
     key, fix = less(config, phase)
     value = None if key is None else tree.get(config, key)
     where = f" in the phase `{phase}`" if phase else ""

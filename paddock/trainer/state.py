@@ -14,6 +14,7 @@ import torch
 
 from paddock.config import tree
 from paddock.config.schema import Config
+from paddock.config.secrets import masked
 from paddock.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -90,8 +91,8 @@ def restore_rng(state: Mapping[str, Any]) -> None:
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """Returns every key with its value, for a checkpoint."""
-    return {key: tree.get(config, key) for key in tree.leaves()}
+    """Returns every key with its value for a checkpoint and run.json, secrets hidden."""
+    return {key: masked(tree.get(config, key)) for key in tree.leaves()}
 
 
 def check_config(saved: Mapping[str, Any], config: Config) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import pty
 import re
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -365,3 +369,91 @@ def test_paddock_train_prints_no_wide_lines_into_a_pipe_and_the_module_of_launch
         caplog.clear()
     assert "step:1 - " not in said["paddock.cli train"] and "1/1  Actor Loss" in said["paddock.cli train"]
     assert "step:1 - " in said["paddock.trainer.main_ppo"]
+
+
+def start_of(folder: Path, *keys: str, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "paddock.cli", "train", *arguments(folder, GRPO, *keys)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE, **options)
+
+
+def test_a_reader_that_goes_away_ends_no_run(tmp_path):
+    keys = ["trainer.logger=[console]", "trainer.total_training_steps=4"]
+    with start_of(tmp_path, *keys, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 0 and steps(tmp_path)[-1] == 4, said
+    assert "logger console failed (BrokenPipeError" in said and "SystemExit" not in said
+
+
+def test_a_run_whose_folder_is_removed_ends_with_a_reason(tmp_path):
+    folder = tmp_path / "run"
+    with start_of(folder, "trainer.total_training_steps=4000", "trainer.save_freq=-1") as process:
+        while process.poll() is None and not ((folder / "metrics.jsonl").is_file() and ledger(folder)):
+            time.sleep(0.02)
+        shutil.rmtree(folder, ignore_errors=True)
+        said = process.stderr.read()
+    assert process.returncode == 2 and "Traceback" not in said, said
+    assert "removed while the run wrote into it" in said and "fix: put it back" in said
+
+
+def test_a_limit_of_file_sizes_is_no_full_disk(tmp_path):
+    limited = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))  # noqa: E731
+    with start_of(tmp_path, preexec_fn=limited) as process:
+        said = process.stderr.read()
+    assert process.returncode == 2 and "larger than this process may write" in said and "ulimit -f" in said, said
+    assert "are free" not in said
+
+
+def forge(folder: Path, name: str, content: bytes) -> None:
+    """Changes a file of a checkpoint, with the checksum that its manifest has."""
+    (folder / name).write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+def test_a_forged_checkpoint_is_refused_and_runs_no_code(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["train", *arguments(tmp_path / "run", GRPO), "trainer.total_training_steps=3"]
+    assert main(["train", *arguments(tmp_path / "run", GRPO)]) == 0
+    folder = tmp_path / "run" / "global_step_2"
+    state = (folder / "trainer_state.json").read_bytes()
+    forge(folder, "trainer_state.json", state.replace(b'"step": 2', b'"step": 1'))
+    assert main(command) == 2
+    assert "was not written by a run: its state is that of step 1" in capsys.readouterr().err
+    forge(folder, "trainer_state.json", state)
+    for name in ("trainer_state.pt", "actor/optimizer.pt"):
+        whole = (folder / name).read_bytes()
+        torch.save({"state": Evil()}, folder / name)
+        forge(folder, name, (folder / name).read_bytes())
+        assert main(command) == 2
+        assert "runs code, which was not run" in capsys.readouterr().err and not Path("ran").exists()
+        forge(folder, name, whole)
+    assert main(command) == 0
+
+
+def test_a_number_too_large_for_a_float_is_refused_as_any_wrong_value(capsys):
+    assert main(["plan", "critic.optim.lr_warmup_steps_ratio=1" + "0" * 320]) == 2
+    assert "must be float" in capsys.readouterr().err
+
+
+def test_records_that_nest_without_end_are_no_records(tmp_path, capsys):
+    assert main(["train", *arguments(tmp_path, GRPO)]) == 0
+    for name in ("samples.jsonl", "run.json"):
+        (tmp_path / name).write_text("[" * 100_000)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("[" * 100_000 + "\n")
+    assert main(["report", str(tmp_path)]) == 0
+
+
+def test_control_characters_of_a_value_are_written_out(capsys):
+    assert main(["plan", "--gpu", "\x1b[31mred"]) == 2
+    said = capsys.readouterr().err
+    assert "\\x1b[31mred" in said and "\x1b" not in said

@@ -147,6 +147,14 @@ def test_a_lock_file_that_was_removed_by_hand_is_written_again(tmp_path):
     assert not lock.path.exists()
 
 
+def test_a_run_whose_folder_was_moved_says_so_and_writes_nothing_more(tmp_path):
+    with FolderLock(tmp_path / "run") as lock:
+        (tmp_path / "run").rename(tmp_path / "moved")
+        with pytest.raises(UserError, match="moved or removed while the run wrote"):
+            lock.require()
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"user": 1}', "\x00" * 100])
 def test_a_lock_file_of_junk_is_nobodys(tmp_path, content):
     (tmp_path / NAME).write_text(content)

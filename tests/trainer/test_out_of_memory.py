@@ -6,11 +6,16 @@ There is no such device here, so phases raise the error that torch would raise; 
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import ROOT
 
 from paddock.cli import main
 from paddock.config.load import load
@@ -111,3 +116,14 @@ def test_an_evaluation_without_memory_says_so(monkeypatch) -> None:
     monkeypatch.setattr(Collector, "respond", failing(Collector.respond, 0))
     with pytest.raises(UserError, match="phase `validation`"):
         evaluate(load(SMALL).config)
+
+
+def test_a_processor_without_memory_names_the_phase_and_a_key(tmp_path):
+    """Real: the data segment of the process is limited, and malloc fails within a step."""
+    command = [sys.executable, "-m", "paddock.cli", "train", *SMALL, "data.train_batch_size=512", f"{RO}.n=32",
+               f"{A}.ppo_mini_batch_size=512", f"trainer.default_local_dir={tmp_path}"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    limited = f"ulimit -d 420000; exec {shlex.join(command)}"
+    done = subprocess.run(["bash", "-c", limited], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr[-3000:]
+    assert "the device ran out of memory in the phase" in done.stderr and "\n  fix: " in done.stderr

@@ -193,6 +193,14 @@ def test_generations_are_shown_as_they_are(tmp_path):
     assert "2 + 2 = [bold]" in shown(tmp_path, False, (1, STEP))
 
 
+def test_no_escape_of_an_answer_reaches_the_terminal(tmp_path):
+    answer = Sample("2 + 2 = ", "\x1b[2J\x1b]0;mine\x07 4\x9b", 1.0, 3, 0)
+    screen = Console(file=io.StringIO(), force_terminal=True, color_system=None)
+    ConsoleLog(run(tmp_path), screen).generations(1, [answer])
+    written = screen.file.getvalue()
+    assert "\\x1b[2J\\x1b]0;mine\\x07 4" in written and "\x1b[2J" not in written and "\x07" not in written
+
+
 def test_validation_is_called_accuracy_only_where_scores_are_0_and_1():
     assert validation({"actor/pg_loss": 1.0}) is None
     assert validation({"val-core/rm/reward/mean@4": 3.25}) == "Validation Reward: 3.25"

@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from paddock.errors import printable
 from paddock.trainer.samples import Sample
 from paddock.trainer.tracking.run import LoggedRun
 
@@ -41,12 +42,20 @@ HIGHLIGHTS = (
 SHOWN_CHARACTERS = 300
 
 
+class Screen(Console):
+    """A console whose reader may go away (`| head`): the run outlives it."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        raise BrokenPipeError("its reader is gone")
+
+
 class ConsoleLog:
     run_id: str | None = None
 
     def __init__(self, run: LoggedRun, screen: Console | None = None):
         self.run = run
-        self.screen = screen or Console()
+        self.screen = screen or Screen()
         self.started = time.monotonic()
         self.progress = Progress(
             TextColumn("{task.description}"),
@@ -118,7 +127,7 @@ class StepLines:
     run_id: str | None = None
 
     def __init__(self, run: LoggedRun, screen: Console | None = None):
-        self.screen = screen or Console()
+        self.screen = screen or Screen()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         line = " - ".join([f"step:{step}", *(f"{name}:{number(value)}" for name, value in metrics.items())])
@@ -160,4 +169,5 @@ def number(value: float) -> str:
 
 
 def shorten(text: str) -> Text:
+    text = printable(text)
     return Text(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} ...")

@@ -62,6 +62,13 @@ class Ledger:
         except OSError as error:
             raise unwritable(self.path.parent, KEY, error) from error
 
+    def size(self) -> int:
+        """Returns the file's bytes; refuses to go on where the file is gone."""
+        try:
+            return self.path.stat().st_size
+        except OSError as error:
+            raise unwritable(self.path.parent, KEY, error) from error
+
     def kept(self, record: dict[str, Any], start: int) -> None:
         """Learns of a line, `start` bytes into the file, that was there before this run."""
 
@@ -102,7 +109,7 @@ class MetricsFile(Ledger):
             self.metrics |= finite
             self._replace_last()
         else:
-            self.step, self.metrics, self.before = step, {"step": step, **finite}, self.path.stat().st_size
+            self.step, self.metrics, self.before = step, {"step": step, **finite}, self.size()
             self.append(self.metrics)
 
     def kept(self, record: dict[str, Any], start: int) -> None:
@@ -181,7 +188,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
     """Returns a complete record, or None."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     whole = line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("step"), int)
     return record if whole else None

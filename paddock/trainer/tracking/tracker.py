@@ -14,6 +14,7 @@ import torch
 
 from paddock.config.loggers import LOGGERS
 from paddock.config.schema import Config
+from paddock.config.secrets import masked
 from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.trainer.samples import Sample
@@ -45,7 +46,7 @@ class Tracker:
             project=trainer.project_name,
             name=trainer.experiment_name,
             folder=Path(trainer.default_local_dir),
-            settings=dataclasses.asdict(config),
+            settings=masked(dataclasses.asdict(config)),
             total_steps=total_steps,
             resumed=resumed,
         )
