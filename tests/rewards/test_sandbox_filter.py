@@ -11,7 +11,7 @@ import pytest
 from paddock.rewards.sandbox.inside import seccomp
 from paddock.rewards.sandbox.inside.seccomp import ABSENCE, ALLOW, FORBIDDEN, KILL, MACHINES, NUMBERS, REFUSAL
 
-ERRORS = (ABSENCE, REFUSAL, seccomp.DENIAL)
+ERRORS = (ABSENCE, REFUSAL, seccomp.DENIAL, seccomp.NO_SUPPORT)
 HEADERS = {
     "x86_64": ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm/unistd_64.h"),
     "aarch64": ("/usr/include/asm-generic/unistd.h",),
@@ -50,8 +50,10 @@ def test_every_listed_call_gets_its_answer_and_every_other_passes(machine):
     special = {numbers[name] for name in seccomp.BY_ARGUMENT}
     forbidden = {numbers[name] for name in FORBIDDEN if name in numbers}
     absent = {numbers[name] for name in seccomp.ABSENT if name in numbers}
+    unsupported = {numbers[name] for name in seccomp.UNSUPPORTED}
+    answers = ((forbidden, KILL), (absent, ABSENCE), (unsupported, seccomp.NO_SUPPORT))
     for number in set(range(seccomp.NEWEST + 1)) - special:
-        expected = KILL if number in forbidden else ABSENCE if number in absent else ALLOW
+        expected = next((expected for some, expected in answers if number in some), ALLOW)
         assert answer(machine, number) == expected, number
     assert answer(machine, seccomp.NEWEST + 1) == ABSENCE
     assert len(forbidden) > 35

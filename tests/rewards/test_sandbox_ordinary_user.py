@@ -5,17 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import ordinary_account
 import pytest
 from conftest import ROOT
 from test_sandbox import MISSING, needs_root
 
-ORDINARY = 65534
 RUN = """
-import os, sys
+import getpass, os, sys
 from dataclasses import replace
 from paddock.rewards.sandbox.local import LocalSandbox
 from paddock.rewards.sandbox.program import Program, Settings
-settings = Settings(isolation=sys.argv[2], timeout=1.0, total_timeout=20.0, processes=16, memory_limit_mb=256,
+settings = Settings(isolation=sys.argv[1], timeout=1.0, total_timeout=20.0, processes=16, memory_limit_mb=256,
                     command=(), readable=(), url=None, max_concurrent=1)
 SOCKETS = '''
 import socket
@@ -47,7 +47,7 @@ class P:
     def __eq__(self, other):
         return self.x == other.x
 '''
-print(os.geteuid())
+print(getpass.getuser(), os.geteuid())
 with LocalSandbox(settings) as box:
     for code in ("while True: pass", "import os\\nwhile True: os.fork()", "x = bytearray(10 << 30)",
                  "open('/usr/x', 'w')", "while True: print('x' * 1000000)", "import socket; socket.socket()",
@@ -59,15 +59,6 @@ with LocalSandbox(settings) as box:
     print(box.run(Program("import resource; resource.prlimit(1, resource.RLIMIT_FSIZE, (5, 5))")).cause)
     print(box.run(Program(OWN, checks=("assert P(1) == P(1)", "assert P(2).x == 2"))).cause)
     print("watch" in box.guard)
-"""
-BEFORE = "import sys\nsys.path.insert(0, sys.argv[1])\n"
-WITH_PARTS_OF_PROC_HIDDEN = """
-import os
-from paddock.rewards.sandbox.inside import kernel
-kernel.unshare(kernel.CLONE_NEWNS)
-kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-kernel.mount("tmpfs", "/proc/tty", "tmpfs", 0)
-kernel.become_nobody()
 """
 CAUSES = [
     "timeout",
@@ -85,33 +76,18 @@ CAUSES = [
 ]
 
 
-def run(before: str, isolation: str, **user) -> subprocess.CompletedProcess[str]:
-    """With an interpreter that an ordinary user can reach: root's own may lie in root's home."""
-    if MISSING[isolation]:
-        pytest.skip(MISSING[isolation])
-    python = next((path for path in (sys.executable, "/usr/bin/python3") if _reachable(path)), None)
-    if python is None:
-        pytest.skip("no Python 3.11 that an ordinary user can start")
-    command = [python, "-B", "-c", BEFORE + before + RUN, str(ROOT), isolation]
-    done = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=120, **user)
-    if "Operation not permitted" in done.stderr or "Permission denied" in done.stderr:
-        pytest.skip(f"ordinary users have no namespaces here: {done.stderr.splitlines()[-2:]}")
-    return done
-
-
 @needs_root
 @pytest.mark.parametrize("isolation", list(MISSING))
-def test_an_ordinary_user_gets_the_same_isolation(isolation):
-    done = run("", isolation, user=ORDINARY, group=ORDINARY, extra_groups=[])
-    assert done.stdout.split() == [str(ORDINARY), *CAUSES, "True"], done.stderr
-
-
-@needs_root
-@pytest.mark.slow
-def test_an_ordinary_user_in_a_container_gets_them_too():
-    """There parts of /proc are hidden, and the kernel allows no other: memory is counted by the machine's own."""
-    done = run(WITH_PARTS_OF_PROC_HIDDEN, "unshare")
-    assert done.stdout.split() == [str(ORDINARY), *CAUSES, "True"], done.stderr
+@pytest.mark.parametrize("hidden", ["", pytest.param("/proc/tty", marks=pytest.mark.slow)])
+def test_an_ordinary_account_gets_the_same_isolation(isolation, hidden):
+    """Also in a container, where parts of /proc are hidden: the kernel allows no other, and memory is counted by it."""
+    if MISSING[isolation]:
+        pytest.skip(MISSING[isolation])
+    command = ordinary_account.command("-c", RUN, isolation, hidden=hidden)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if "Operation not permitted" in done.stderr or "Permission denied" in done.stderr:
+        pytest.skip(f"ordinary users have no namespaces here: {done.stderr.splitlines()[-2:]}")
+    assert done.stdout.split() == [ordinary_account.NAME, str(ordinary_account.NUMBER), *CAUSES, "True"], done.stderr
 
 
 REFUSED = """
@@ -147,12 +123,3 @@ def test_training_does_not_begin_where_nothing_isolates():
     text = "\n".join(rest)
     assert "unshare: Operation not permitted" in text and "bwrap is not installed" in text
     assert "reward_model.sandbox_fusion.url" in text and "reward_model.sandbox.isolation=unsafe" in text
-
-
-def _reachable(python: str) -> bool:
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import paddock.errors; sys.exit(sys.version_info < (3, 11))"
-    try:
-        done = subprocess.run([python, "-c", code], user=ORDINARY, group=ORDINARY, capture_output=True, cwd="/")
-        return done.returncode == 0
-    except OSError:
-        return False

@@ -1,7 +1,7 @@
 """Scores every hostile and every honest program as a training run does, and writes down what it saw from outside.
 
     python -m tests.chaos.sandbox.attack [--memory 1024] [--processes 16] [--seconds 4] [--kinds memory cheat ...]
-                                         [--json attack.json] [--markdown attack.md]
+                                         [--names "one large block" ...] [--json attack.json] [--markdown attack.md]
 
 The machine's memory is MemAvailable of /proc/meminfo, sampled by another process. Where others use the machine too, a
 program that seems to take more than it may is tried again, and the smallest of three peaks counts.
@@ -18,6 +18,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from paddock.rewards.sandbox.cell import SLACK
 from paddock.rewards.sandbox.local import LocalSandbox
 from paddock.rewards.sandbox.program import settings_from
 
@@ -57,12 +58,17 @@ def attack(cases: list[tuple[Case, bool]], memory_mb: int, processes: int, secon
                 again = watched(rewards, case)
                 outcome = min(outcome, again, key=lambda one: (not one.ended_the_run, one.peak))
             found.append(Seen(case.kind, case.name, honest, case.cheat, outcome))
-            print(f"{place + 1}/{len(cases)} {case.kind}: {case.name}: {outcome.cause}", file=sys.stderr, flush=True)
+            print(
+                f"{place + 1}/{len(cases)} {case.kind}: {case.name}: {outcome.cause}, {outcome.seconds:.1f} s, "
+                f"{outcome.peak >> 20} MB",
+                file=sys.stderr,
+                flush=True,
+            )
             time.sleep(SETTLE)
     return found
 
 
-def faults(found: list[Seen], memory_mb: int) -> list[str]:
+def faults(found: list[Seen], memory_mb: int, seconds: float) -> list[str]:
     """What must not be, in words."""
     words = []
     for seen in found:
@@ -73,6 +79,8 @@ def faults(found: list[Seen], memory_mb: int) -> list[str]:
             words.append(f"{where} was rewarded")
         if seen.honest and not seen.rewarded:
             words.append(f"{where} was not rewarded: {seen.outcome.cause}")
+        if seen.outcome.seconds > seconds + SLACK:
+            words.append(f"{where} took {seen.outcome.seconds:.1f} s")
         if seen.outcome.peak > TENTH * (memory_mb << 20):
             words.append(f"{where} took {seen.outcome.peak >> 20} MB of the machine")
     return words
@@ -110,15 +118,17 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--kinds", nargs="*")
+    parser.add_argument("--names", nargs="*")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
     cases = [(case, False) for case in HOSTILE] + [(case, True) for case in HONEST]
     cases = [(case, honest) for case, honest in cases if not options.kinds or case.kind in options.kinds]
+    cases = [(case, honest) for case, honest in cases if not options.names or case.name in options.names]
     with LocalSandbox(settings_from(None)) as sandbox:
         guard = sandbox.guard
     found = attack(cases, options.memory, options.processes, options.seconds)
-    text, wrong = table(found, options.memory, guard), faults(found, options.memory)
+    text, wrong = table(found, options.memory, guard), faults(found, options.memory, options.seconds)
     print(text + "".join(f"FAULT {line}\n" for line in wrong))
     if options.markdown:
         options.markdown.write_text(text)

@@ -475,6 +475,60 @@ time.sleep(60)
                 fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
             place += 2
         """),
+    memory("record locks of fourteen processes", """
+        import fcntl, os
+        files = [os.open(f"/tmp/{number}", os.O_RDWR | os.O_CREAT) for number in range(4)]
+        place = 0
+        for own in range(1, 14):
+            if os.fork() == 0:
+                place = 2 * own
+                break
+        while True:
+            for file in files:
+                fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
+            place += 28
+        """),
+    memory("processes whose first thread has ended", LIBC + """
+import threading
+for _ in range(5):
+    if os.fork() == 0:
+        break
+def fill():
+    time.sleep(0.1)
+    blocks = []
+    while True:
+        blocks.append(bytearray(1 << 20))
+threading.Thread(target=fill).start()
+libc.syscall(60 if os.uname().machine == "x86_64" else 93, 0)
+"""),
+    memory("processes whose threads take turns", LIBC + """
+import threading
+for _ in range(2):
+    if os.fork() == 0:
+        break
+blocks = []
+def fill():
+    blocks.append(bytearray(1 << 18))
+    while True:
+        try:
+            return threading.Thread(target=fill, daemon=True).start()
+        except RuntimeError:
+            pass
+threading.Thread(target=fill, daemon=True).start()
+libc.syscall(60 if os.uname().machine == "x86_64" else 93, 0)
+"""),
+    memory("access lists of files", """
+        import os, struct, time
+        entries = struct.pack("<HHI", 1, 7, 2**32 - 1) + struct.pack("<HHI", 2, 7, os.getuid()) * 8187
+        entries += b"".join(struct.pack("<HHI", tag, 7, 2**32 - 1) for tag in (4, 16, 32))
+        number = 0
+        while True:
+            for folder in ("/tmp", "/dev/shm"):
+                os.mkdir(f"{folder}/{number}")
+                for kind in ("access", "default"):
+                    os.setxattr(f"{folder}/{number}", f"system.posix_acl_{kind}", struct.pack("<I", 2) + entries)
+            number += 1
+        """),
     memory("locks of open files", """
         import fcntl, os, struct
         files = [os.open(f"/tmp/{number}", os.O_RDWR | os.O_CREAT) for number in range(200)]

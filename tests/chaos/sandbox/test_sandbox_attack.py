@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 
+import ordinary_account
 import pytest
+from conftest import ROOT
 
 from paddock.errors import UserError
 from paddock.rewards.manager import RewardManager
@@ -20,10 +24,15 @@ from tests.chaos.sandbox.memory import MEMORY
 from tests.chaos.sandbox.outside import manager, watched
 
 MEMORY_MB, PROCESSES, SECONDS = 256, 16, 2.0
+HIDDEN = (
+    "record locks of fourteen processes", "processes whose first thread has ended",
+    "processes whose threads take turns", "access lists of files",
+)  # fmt: skip
+"""Ways to take memory that the watch alone must see, where no control group does: an ordinary user has none."""
 SHORT = (
     "fourteen processes fill a block each", "connections that nobody accepts", "datagrams that nobody reads",
     "a shared map that keeps its pages", "a shared map of zeros", "huge pages held by pipes", "locks on bytes of files",
-    "epoll instances that watch each other's files",
+    "epoll instances that watch each other's files", *HIDDEN,
 )  # fmt: skip
 """Ways to take memory that are tried by default; `slow` tries all."""
 SLOW = ("forever", "byte by byte", "megabytes", "millions", "huge number", "questions away", "without end", "one line")
@@ -79,8 +88,17 @@ def test_the_machine_keeps_its_memory(rewards, name):
     raise AssertionError(f"{[peak >> 20 for peak in peaks]} MB")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can try as another account")
+def test_an_ordinary_account_is_guarded_too():
+    words = [f"--memory={MEMORY_MB}", f"--processes={PROCESSES}", f"--seconds={SECONDS}", "--names", *HIDDEN]
+    command = ordinary_account.command("-m", "tests.chaos.sandbox.attack", *words)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(HIDDEN)} hostile programs" in done.stdout and f"user {ordinary_account.NUMBER}" in done.stdout
+
+
 @pytest.mark.slow
 def test_the_whole_attack():
     cases = [(case, False) for case in HOSTILE] + [(case, True) for case in HONEST]
     found = attack(cases, MEMORY_MB, PROCESSES, SECONDS)
-    assert len(found) == len(cases) and faults(found, MEMORY_MB) == []
+    assert len(found) == len(cases) and faults(found, MEMORY_MB, SECONDS) == []

@@ -1,13 +1,14 @@
 """The system calls that a program is denied, as a filter for the kernel's packet filter machine.
 
 FORBIDDEN ends the program: no honest answer asks for these, and a cause of its own is counted. ABSENT behave as if the
-kernel had none of them, since libraries try some and do without. So does every call newer than the tables.
+kernel had none of them, since libraries try some and do without. So does every call newer than the tables. UNSUPPORTED
+behave as on a file system without attributes.
 
 The filter leaves only calls that need no privilege and reach nothing beyond the namespaces. It also denies two kinds:
 
-* Kernel memory that no count of a program's memory can see: files without a name, queues, rings and watches; buffers
-  larger than the default; pages that only a pipe or a socket holds (splice); pages of a shared anonymous mapping, which
-  stay after all but one of them are unmapped.
+* Kernel memory that no count of a program's memory can see: files without a name, access lists of files, queues, rings
+  and watches; buffers larger than the default; pages that only a pipe or a socket holds (splice); pages of a shared
+  anonymous mapping, which stay after all but one of them are unmapped.
 * A process id as an argument where 0 means oneself (OWN_PROCESS): the judge has the program's user, and would obey.
 """
 
@@ -27,9 +28,10 @@ SET_FILTER, SET_MAPPING = 22, 35  # PR_SET_SECCOMP, PR_SET_MM
 LAST_PRCTL, NAME_MAPPING = 61, 0x53564D41  # later options allocate per process; PR_SET_VMA is one that libraries use
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 ABSENCE, DENIAL, REFUSAL = 0x50000 | 38, 0x50000 | 13, 0x50000 | 1  # ENOSYS, EACCES, EPERM
+NO_SUPPORT = 0x50000 | 95  # EOPNOTSUPP
 NUMBER, MACHINE, FIRST_ARGUMENT = 0, 4, 16  # offsets of struct seccomp_data; an argument has 8 bytes
 LOAD, AND, RETURN, EQUAL, ABOVE, ANY_BIT = 0x20, 0x54, 0x06, 0x15, 0x25, 0x45  # instructions on 32-bit words
-NEWEST = 462  # mseal; later ones are ABSENT
+NEWEST = 462  # mseal; later ones, as setxattrat, are ABSENT
 X32 = 0x3FFFFFFF  # numbers above are those of x86-64's 32-bit pointers
 
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -48,6 +50,7 @@ NUMBERS = {
         "modify_ldt": 154, "pivot_root": 155, "prctl": 157, "chroot": 161, "sync": 162, "acct": 163,
         "settimeofday": 164, "mount": 165, "umount2": 166, "swapon": 167, "swapoff": 168, "reboot": 169, "iopl": 172,
         "ioperm": 173, "init_module": 175, "delete_module": 176, "quotactl": 179, "nfsservctl": 180,
+        "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190,
         "sched_setaffinity": 203, "io_setup": 206, "lookup_dcookie": 212, "clock_settime": 227,
         "mbind": 237, "set_mempolicy": 238, "mq_open": 240, "kexec_load": 246, "add_key": 248, "request_key": 249,
         "keyctl": 250, "ioprio_set": 251, "inotify_init": 253, "migrate_pages": 256, "unshare": 272, "splice": 275,
@@ -58,7 +61,8 @@ NUMBERS = {
         "memfd_create": 319, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
     },
     "aarch64": SINCE_COMMON | {
-        "io_setup": 0, "lookup_dcookie": 18, "fcntl": 25, "inotify_init1": 26, "ioprio_set": 30,
+        "io_setup": 0, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7,
+        "lookup_dcookie": 18, "fcntl": 25, "inotify_init1": 26, "ioprio_set": 30,
         "umount2": 39, "mount": 40, "pivot_root": 41, "nfsservctl": 42, "chroot": 51, "vhangup": 58, "quotactl": 60,
         "sendfile": 71, "vmsplice": 75, "splice": 76, "tee": 77, "sync": 81, "acct": 89, "personality": 92,
         "unshare": 97, "kexec_load": 104, "init_module": 105, "delete_module": 106, "clock_settime": 112,
@@ -83,6 +87,7 @@ ABSENT = (
     "splice", "tee", "vmsplice", "sendfile",  # a byte of a page holds the whole page, and counts as a byte
     "sendmsg", "sendmmsg",  # they carry open files, which no process has meanwhile
 )  # fmt: skip
+UNSUPPORTED = ("setxattr", "lsetxattr", "fsetxattr")
 OWN_PROCESS = (
     "prlimit64", "sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr",
 )  # fmt: skip
@@ -93,7 +98,7 @@ BY_ARGUMENT = ("socket", "socketpair", "clone", "mmap", "setsockopt", "fcntl", "
                *OWN_PROCESS_SECOND)  # fmt: skip
 FOR_ISOLATION = ("unshare", "mount")
 """Forbidden to programs, but not yet to the process that isolates them."""
-FORBIDDEN = tuple(name for name in NUMBERS["x86_64"] if name not in (*ABSENT, *BY_ARGUMENT))
+FORBIDDEN = tuple(name for name in NUMBERS["x86_64"] if name not in (*ABSENT, *UNSUPPORTED, *BY_ARGUMENT))
 
 
 def assembled(socket: int = KILL, machine: str | None = None) -> bytes:
@@ -111,7 +116,7 @@ def assembled(socket: int = KILL, machine: str | None = None) -> bytes:
         *(_when(ABOVE, X32, KILL) if machine == "x86_64" else ()),
         *_when(ABOVE, NEWEST, ABSENCE),
     ]
-    for names, answer in ((FORBIDDEN, KILL), (ABSENT, ABSENCE)):
+    for names, answer in ((FORBIDDEN, KILL), (ABSENT, ABSENCE), (UNSUPPORTED, NO_SUPPORT)):
         for name in names:
             if name in numbers and name not in FOR_ISOLATION:
                 code += _when(EQUAL, numbers[name], answer)

@@ -8,10 +8,12 @@ is read; else each is counted as exactly as it can be. What cannot be counted at
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -29,12 +31,15 @@ FILE = 1 << 10  # bytes per open file
 READ = 1 << 16
 UNKNOWN = 1 << 62  # more than was read: beyond every limit
 FASTEST = 4 << 30  # bytes per second that one processor can fill
+TURNS = 8  # lists of a process' threads in which a living one must be found
 SHORTEST, LONGEST = 0.001, 0.05  # seconds between two looks
 FIELDS = re.compile(r"^(Threads|VmSize|VmRSS|VmPTE|VmSwap|HugetlbPages):\s+(\d+)", re.MULTILINE)
 
 
 class Process(NamedTuple):
     name: str
+    memory: str
+    """Folder of /proc that shows its memory: a living thread's where the first thread has ended."""
     threads: int
     size: int
     """Bytes of address space."""
@@ -59,8 +64,8 @@ class World:
         self.held = 0
         """Bytes, as far as the last look had to count."""
 
-    def passed(self, limits: dict[str, Any]) -> str | None:
-        """The limit that all processes together are beyond."""
+    def passed(self, limits: dict[str, Any], deadline: float = math.inf) -> str | None:
+        """The limit that all processes together are beyond. After `deadline` locks are no longer read."""
         if self.proc is None:
             return None
         own = [found for name in self._names() if name not in self.others if (found := self._process(name))]
@@ -68,7 +73,7 @@ class World:
         if tasks > limits["processes"] + 1:  # the judge is one
             return "processes"
         most = limits["memory_mb"] << 20
-        files = self._in_files() + self._in_locks(own) + tasks * TASK
+        files = self._in_files() + self._in_locks(own, deadline) + tasks * TASK
         for count in (self._at_most, self._resident, self._shared):
             self.held = files + count(own)
             if self.held <= most:
@@ -92,7 +97,7 @@ class World:
 
     def _resident(self, own: Sequence[Process]) -> int:
         """Counts pages that several processes share once for each."""
-        pages = sum(process.resident + process.beside + self._in_mappings(process.name) for process in own)
+        pages = sum(process.resident + process.beside + self._in_mappings(process) for process in own)
         return pages + self._in_open_files(own) + self._in_sockets()
 
     def _shared(self, own: Sequence[Process]) -> int:
@@ -114,19 +119,43 @@ class World:
         return found
 
     def _process(self, name: str) -> Process | None:
-        found = {key: int(value) for key, value in FIELDS.findall(self._read(f"{name}/status"))}
+        memory, found = name, self._status(name)
         if not found:
             return None
+        if "VmRSS" not in found and found["Threads"] > 1:
+            memory, found = self._living(name, found)
         threads, size, resident = (found.pop(key, 0) for key in ("Threads", "VmSize", "VmRSS"))
-        return Process(name, threads, size << 10, resident << 10, sum(found.values()) << 10)
+        return Process(name, memory, threads, size << 10, resident << 10, sum(found.values()) << 10)
+
+    def _living(self, name: str, first: dict[str, int]) -> tuple[str, dict[str, int]]:
+        """The folder and the status of a living thread. The first one of the process has ended, and shows no memory.
+
+        Threads may take turns, each of which ends before it is read. If no new one appears, the process is ending.
+        """
+        seen: set[str] = set()
+        for _ in range(TURNS):
+            fresh = {f"{name}/task/{task}" for task in self._listed(f"{name}/task") or ()} - seen
+            if not fresh:
+                return name, first
+            for task in fresh:
+                if "VmRSS" in (found := self._status(task)):
+                    return task, found
+            seen |= fresh
+        return name, first | {"VmSize": UNKNOWN >> 10, "VmRSS": UNKNOWN >> 10}
+
+    def _status(self, task: str) -> dict[str, int]:
+        return {key: int(value) for key, value in FIELDS.findall(self._read(f"{task}/status"))}
 
     def _share(self, process: Process) -> int:
-        lines = self._read(f"{process.name}/smaps_rollup").splitlines()
+        lines = self._read(f"{process.memory}/smaps_rollup").splitlines()
         share = next((line for line in lines if line.startswith("Pss:")), None)
         return int(share.split()[1]) * 1024 if share else process.resident
 
-    def _in_mappings(self, process: str) -> int:
-        return MAPPING * min(self._lines(f"{process}/maps", 16 * READ, MOST_MAPPINGS), MOST_MAPPINGS)
+    def _in_mappings(self, process: Process) -> int:
+        count = self._lines(f"{process.memory}/maps", 16 * READ, MOST_MAPPINGS)
+        if not count and process.memory != process.name:  # the thread has ended since
+            count = MOST_MAPPINGS
+        return MAPPING * min(count, MOST_MAPPINGS)
 
     def _tasks(self, own: Iterable[Process]) -> list[str]:
         """Folders of /proc, one for each thread: threads can have open files of their own."""
@@ -173,14 +202,22 @@ class World:
         messages = sum(DATAGRAMS if kind == "0002" else SENT for kind in kinds)
         return messages * self.send_buffer
 
-    def _in_locks(self, own: Sequence[Process]) -> int:
-        """Counts the locks of these processes: a /proc that shows the whole machine shows all its locks."""
-        text = self._read("locks", LOCKS_READ)
-        if not text:
-            return 0
+    def _in_locks(self, own: Sequence[Process], deadline: float) -> int:
+        """Counts the locks of these processes: a /proc that shows the whole machine shows all its locks.
+
+        The kernel writes a page of whole lines per read, and lets all who lock and unlock wait meanwhile: none is read
+        after the first lock that is too many, nor after the program's time.
+        """
         processes = {process.name for process in own}
-        count = sum(not processes.isdisjoint(line.split()[4:6]) for line in text.splitlines())
-        return UNKNOWN if count > MOST_LOCKS else count * LOCK
+        count = 0
+        with suppress(OSError):
+            for part in self._parts("locks", LOCKS_READ):
+                count += sum(not processes.isdisjoint(line.split()[4:6]) for line in part.decode().splitlines())
+                if count > MOST_LOCKS:
+                    return UNKNOWN
+                if time.monotonic() > deadline:
+                    break
+        return count * LOCK
 
     def _in_files(self) -> int:
         written = sum(os.fstat(stream).st_blocks * 512 for stream in self.streams)
@@ -210,15 +247,15 @@ class World:
 
     def _read(self, path: str, most: int = READ) -> str:
         try:
-            descriptor = os.open(path, os.O_RDONLY, dir_fd=self.proc)
+            return b"".join(self._parts(path, most)).decode(errors="replace")
         except OSError:  # it has ended
             return ""
-        parts: list[bytes] = []
+
+    def _parts(self, path: str, most: int) -> Iterator[bytes]:
+        descriptor = os.open(path, os.O_RDONLY, dir_fd=self.proc)
         try:
-            while sum(map(len, parts)) < most and (part := os.read(descriptor, READ)):
-                parts.append(part)
-        except OSError:
-            return ""
+            while most > 0 and (part := os.read(descriptor, READ)):
+                yield part
+                most -= len(part)
         finally:
             os.close(descriptor)
-        return b"".join(parts).decode(errors="replace")

@@ -173,7 +173,7 @@ class ForkServer:
         while (left := deadline - time.monotonic()) > 0:
             if poll.poll(math.ceil(1000 * min(left, world.pause(job)))):
                 return None  # or nobody waits for the answer any more
-            if limit := world.passed(job):
+            if limit := world.passed(job, deadline):
                 return limit
         return "timeout"
 
