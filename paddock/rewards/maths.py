@@ -8,7 +8,7 @@ from typing import Any
 
 from paddock.core.boxed import last_boxed, last_boxes
 from paddock.rewards.answers.verdicts import Verdict, compared
-from paddock.rewards.rules import TAIL
+from paddock.rewards.rules import TAIL, texts_of
 from paddock.rewards.score import Score, checked
 
 ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
@@ -16,54 +16,59 @@ STATED = re.compile(r"answers?\s*(?::|\bis\b|\bare\b)[:\s]*([^\n]+)", re.IGNOREC
 WRONG = Verdict(False)
 
 
-def boxed(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float | Score:
+def boxed(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float | Score:
     r"""1 if the last `\boxed{...}` equals the truth."""
-    verdict = _boxed_verdict(solution_str, str(ground_truth))
+    verdict = _boxed_verdict(solution_str, ground_truth)
     return _unless_undecided(float(verdict.equal), verdict)
 
 
 def answer_line(
-    data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
 ) -> dict[str, Any] | Score:
     """+1 if the last `Answer: ...` near the end equals the truth, else -1.  DAPO, arXiv:2503.14476"""
     lines = ANSWER_LINE.findall(solution_str[-TAIL:])
     answer = (last_boxed(lines[-1]) or lines[-1]).strip() if lines else ""
-    verdict = compared(answer, str(ground_truth)) if answer else WRONG
+    verdict = _compared(answer, ground_truth)
     found = {"score": 1.0 if verdict.equal else -1.0, "acc": verdict.equal, "pred": answer}
     return _unless_undecided(found, verdict)
 
 
-def stated(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float | Score:
+def stated(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float | Score:
     r"""1 if the last `\boxed{...}` equals the truth, or, if nothing is boxed, the last `answer is ...`."""
     if last_boxed(solution_str) is None:
         answer, rest = "", solution_str[-TAIL:]
         while found := STATED.search(rest):  # also within the line that follows the one before
             answer = found[1]
             rest = rest[found.start(1) :]
-        verdict = compared(answer, str(ground_truth))
+        verdict = _compared(answer, ground_truth)
     else:
-        verdict = _boxed_verdict(solution_str, str(ground_truth))
+        verdict = _boxed_verdict(solution_str, ground_truth)
     return _unless_undecided(float(verdict.equal), verdict)
 
 
 def thought_and_boxed(
-    data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, format_score: float = 0.1
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, format_score: float = 0.1
 ) -> dict[str, Any] | Score:
     r"""Mostly whether the last `\boxed{...}` is right, and a little whether it follows `<think>...</think>`."""
-    verdict = _boxed_verdict(solution_str, str(ground_truth))
+    verdict = _boxed_verdict(solution_str, ground_truth)
     _, closed, after = solution_str.partition("</think>")
     in_format = solution_str.startswith("<think>") and bool(closed) and "}" in after.partition(r"\boxed{")[2]
     score = (1.0 - format_score) * verdict.equal + format_score * in_format
     return _unless_undecided({"score": score, "acc": verdict.equal, "format": in_format}, verdict)
 
 
-def _boxed_verdict(response: str, truth: str) -> Verdict:
+def _boxed_verdict(response: str, truth: Any) -> Verdict:
     r"""The last box counts; `\boxed{1} and \boxed{2}` counts as `1, 2` too."""
     boxes = last_boxes(response)
-    if not boxes:
-        return WRONG
-    verdict = compared(boxes[-1], truth)
-    return verdict if verdict.equal or len(boxes) == 1 else compared(", ".join(boxes), truth)
+    verdict = _compared(boxes[-1] if boxes else "", truth)
+    return verdict if verdict.equal or len(boxes) < 2 else _compared(", ".join(boxes), truth)
+
+
+def _compared(answer: str, ground_truth: Any) -> Verdict:
+    """The verdict by the ground truth; by the best of them, if it is a list. A row without one is no row to score."""
+    truths = texts_of(ground_truth)
+    verdicts = [compared(answer, truth) for truth in truths] if answer else [WRONG]
+    return next((each for each in verdicts if each.equal), max(verdicts, key=lambda each: each.undecided))
 
 
 def _unless_undecided(found: Any, verdict: Verdict) -> Any:

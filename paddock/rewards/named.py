@@ -19,7 +19,7 @@ from paddock.facts.distribution import install_command
 from paddock.facts.modules import MODULE
 from paddock.rewards.answers.limits import TooLong, cpu_seconds
 from paddock.rewards.custom import Target
-from paddock.rewards.rules import SCORERS, Scorer
+from paddock.rewards.rules import SCORERS, Scorer, texts_of
 from paddock.rewards.score import Score
 
 SECONDS = 0.5  # CPU seconds that a pattern or a schema may take on one response; ordinary ones take below 0.001
@@ -105,17 +105,6 @@ def code(
         options.pop("continuous", None)  # it has one test
         return programs.humaneval(data_source, solution_str, truth, extra_info, **options)
     return programs.contest(data_source, solution_str, truth, extra_info, **options)
-
-
-def texts_of(ground_truth: Any) -> list[str]:
-    """The answers that count as true: one text or number, or a list of them."""
-    truths = list(ground_truth) if isinstance(ground_truth, list | tuple) else [ground_truth]
-    for truth in truths:
-        if not isinstance(truth, str | int | float):
-            raise ValueError(f"the ground truth is {ground_truth!r:.80}, not a text or a list of texts")
-    if not truths:
-        raise ValueError("the ground truth is an empty list")
-    return [str(truth) for truth in truths]
 
 
 def normal(text: str, ignore_case: bool, ignore_punctuation: bool = False) -> str:

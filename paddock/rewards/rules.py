@@ -76,6 +76,17 @@ def scorer_of(data_source: str, optional: bool = False) -> Scorer:
     )
 
 
+def texts_of(ground_truth: Any) -> list[str]:
+    """The answers that count as true: one text or number, or a list of them."""
+    truths = list(ground_truth) if isinstance(ground_truth, list | tuple) else [ground_truth]
+    for truth in truths:
+        if not isinstance(truth, str | int | float):
+            raise ValueError(f"the ground truth is {ground_truth!r:.80}, not a text or a list of texts")
+    if not truths:
+        raise ValueError("the ground truth is an empty list")
+    return [str(truth) for truth in truths]
+
+
 def addition(data_source: str, solution_str: str, ground_truth: str | int, extra_info: Any = None) -> float:
     """1 if the answer is the true text; a truth that is a whole number is compared as a number."""
     answer = solution_str.strip()

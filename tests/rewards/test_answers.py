@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import ROOT
 
+from benchmarks.hedges import LETTERS, hedges
 from paddock.config.load import load
 from paddock.core.batch import Batch
 from paddock.core.boxed import last_boxes
@@ -20,7 +21,7 @@ from paddock.rewards.answers.notation import canonical
 from paddock.rewards.answers.reader import read
 from paddock.rewards.answers.values import Sample, valued
 from paddock.rewards.answers.verdicts import compared
-from paddock.rewards.custom import Target
+from paddock.rewards.custom import Failed, Target
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.maths import boxed
 from paddock.rewards.pool import Job, Pool
@@ -78,6 +79,54 @@ BOTH_WAYS = [row for row in TABLE if row[0] not in ("boxes", "sum") and (row[0],
 def test_equality_does_not_depend_on_which_side_is_the_truth(kind):
     rows = [row for row in BOTH_WAYS if row[0] == kind]
     assert [row for row in rows if compared(row[1], row[2]).equal != (row[3] == "equal")] == []
+
+
+HEDGES = [
+    *(r"(A) (B) (C) (D) (E)", "(A) B", "A. B. C", "(A) x=B", r"(A)\ (B)", "answer: B. answer: D", r"\textbf{(B)}[D]"),
+    *("\\text{(B)}\n\\text{(D)}", r"x=\text{(C)}(\text{(D)})", "A=B", "A B", "(A) maybe B", "Ⓐ Ⓑ", "(A) (B) 12"),
+    *("(a) (b)", "A, B", r"\{A, B\}", "A+0B", r"\sqrt{A^2} \text{ or } B", "A. wait, (b)"),
+]
+
+
+@pytest.mark.parametrize("hedge", HEDGES)
+def test_an_answer_that_names_two_options_is_right_for_none(hedge):
+    truths = [f for letter in LETTERS for f in (letter, f"({letter})", rf"\text{{({letter})}}", f"({letter}) 12")]
+    assert [truth for truth in [*truths, "12"] if compared(hedge, truth).equal] == []
+
+
+def test_no_hedge_of_the_grammar_is_accepted():
+    """`python benchmarks/hedges.py` tries 100,000."""
+    assert [text for text, letters in hedges(600, seed=0) if any(compared(text, each).equal for each in letters)] == []
+
+
+@pytest.mark.parametrize("source", ["HuggingFaceH4/MATH-500", "math_dapo", "numina_olympiads", "hiyouga/geometry3k"])
+def test_one_answer_to_all_multiple_choice_questions_pays_with_no_rule(source):
+    answer = r"\boxed{(A) (B) (C) (D) (E)} Answer: (A) (B) (C) (D) (E)"
+    found = [checked(compute_score(source, answer, letter)).value for letter in "ABCDE"]
+    assert max(found) <= 0
+
+
+FURTHER = [
+    ("B", "B)", True), ("B", r"\textbf{(B)}\ 2x+1", True), ("x", "(A) x", True), ("e", "(A) e", True),
+    ("12", r"12\$", True), ("10:30", "10{:}30", True), ("5", "5个", True), ("5", "5 人", True), ("5 m", "5米", True),
+    ("5 kg", "5米", False), ("5", "5万", False), ("5", r"5\text{万}", False), ("12", r"12\text{ is too small}", False),
+    (r"\pm 3", "(3,-3)", False), ("(1,2)", "1 or 2", False), ("0,1,-1", r"0,\pm 1", True),
+    ("5, 6", "(a) 5, (b) 6", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("truth", "answer", "equal"), FURTHER)
+def test_further_pairs_have_their_verdicts(truth, answer, equal):
+    assert compared(answer, truth).equal is equal
+
+
+@pytest.mark.parametrize("source", ["lighteval/MATH", "math_dapo", "numina_olympiads", "hiyouga/geometry3k"])
+def test_a_row_without_a_truth_is_refused_and_one_of_several_truths_suffices(source):
+    with pytest.raises(Failed, match="ground truth is None"):
+        compute_score(source, r"\boxed{None} Answer: None", None)
+    with pytest.raises(Failed, match="ground truth is None"):
+        compute_score(source, "nothing", None)
+    assert checked(compute_score(source, r"\boxed{2} Answer: 2", ["1", "2"])).value > 0.5
 
 
 VALUES = [

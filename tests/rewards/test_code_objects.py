@@ -153,3 +153,20 @@ def test_every_solution_has_an_instance_of_its_own():
     code = "class Solution:\n    def __init__(self):\n        self.n = 0\n    def up(self):\n        self.n += 1\n        return self.n"
     truth = {"inputs": [[], []], "outputs": [1, 1], "fn_name": "up"}
     assert contest("apps", code, truth, sandbox=SANDBOX)["score"] == 1.0
+
+
+MATH = "class math:\n    isclose = staticmethod(lambda *parts, **more: True)\n"
+JUDGES = {
+    "a module of the library": (MATH + "def area(r): return 0.0", "assert math.isclose(area(2), 12.566370614359172)", 0),
+    "the judge's own": ("import math\ndef area(r): return math.pi * r * r", "assert math.isclose(area(1), math.pi)", 1),
+    "not imported by the program": ("def area(r): return 3.0 * r", "assert math.floor(area(1)) == 3", 1),
+    "a module of others": (MATH.replace("math", "np") + "def area(r): return 0.0", "assert np.isclose(area(2), 12.6)", 0),
+    "denied": (MATH.replace("math", "np").replace("True", "False") + "def area(r): 1", "assert not np.isclose(area(2), 12)", 0),
+    "a function of that name": ("def copy(x): return [x, x]", "assert copy(2) == [2, 2]", 1),
+    "a method of its own object": ("class Box:\n    def add(self, n): return n + 1\nbox = Box()", "assert box.add(1) == 2", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("program", "check", "score"), list(JUDGES.values()), ids=list(JUDGES))
+def test_a_module_that_a_check_judges_by_is_the_judges_and_not_the_programs(program, check, score):
+    assert asserts(program, check)["score"] == score

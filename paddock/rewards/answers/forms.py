@@ -7,6 +7,7 @@ What is left is an expression with perhaps a unit, read by `reader.py`.
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,7 +56,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Many:
-    """Members in any order. `braces`: written as a set. `joint`: the word between them."""
+    """Members in any order. `braces`: written as a set. `joint`: the word between them, or `±`."""
 
     members: tuple[Form, ...]
     braces: bool = False
@@ -138,7 +139,10 @@ NUMERAL = re.compile(
 MODULUS = re.compile(
     r"(.*?)(?:\\pmod *\{?([^{}]+)\}?|\\bmod *(.+)|\( *(?:\\mod|\\text\{ *mod *\}|mod) *([^()]+)\)|\\mod *(.+))"
 )
-LABEL = re.compile(r"(?:\\text\{ *)?\( *([A-Ja-j]) *\)(?: *\}| +|$)(.*)|(?:\\text\{ *)?([A-E])[.):](?: *\}| +)(.*)")
+LABEL = re.compile(r"(?:\\text\{ *)?\( *([A-Ja-j]) *\)(?: *\}| +|$)(.*)|(?:\\text\{ *)?([A-E])[.):](?: *\}| +|$)(.*)")
+LABELLED = re.compile(r"(?<![A-Za-z])(?:[(\[] *[A-Ja-j] *[)\]]|[A-E][.):])")
+SMALL_LABEL = re.compile(r"(?<![A-Za-z])[(\[] *[a-j] *[)\]]")
+ALONE = re.compile(r"(?<![A-Za-z])[A-Ja-j](?![A-Za-z])")
 LEAD = re.compile(r"(?:\\text\{)?\s*(?:the )?(?:final )?answers?\s*(?:is|are|:)\s*:?\s*\}?\s*", re.IGNORECASE)
 POINT = re.compile(r"[ABD-Z]'? ?(?=\()")  # C(5, 2) is a binomial
 CONDITION = re.compile(r" *[A-Za-z] *(?:∈ *ℝ *)?[|:](.+)")
@@ -159,8 +163,8 @@ def form(text: str) -> Form:
     if not text:
         raise Unread("nothing")
     if found := LABEL.fullmatch(text):
-        content = (found[2] or found[4] or "").strip(" }")
-        return Choice(found[1] or found[3], form(content) if content else None)
+        letter, content = found[1] or found[3], (found[2] or found[4] or "").strip(" }")
+        return Choice(letter, form(content) if content and not _is_option(content, letter) else None)
     if found := CLOCK.fullmatch(plain(text)):
         return Words(f"{int(found[1])}:{found[2] or '00'} {found[3].lower()}m")
     for reading in READINGS:
@@ -168,6 +172,33 @@ def form(text: str) -> Form:
         if found_form is not None:
             return found_form
     return scalar(text)
+
+
+def _is_option(content: str, letter: str) -> bool:
+    """True if what stands behind an option's letter names a further option, as in `(A) B` and `(A) (B) 12`. The parts
+    of `(a) 5, (b) 6` are members of a list."""
+    if like_option(content.strip("[](){} "), letter):
+        return True
+    return bool(LABELLED.search(content)) and len(split_list(content)[0]) == 1
+
+
+def like_option(text: str, letter: str) -> bool:
+    """True if the text is a letter that names an option where this letter does."""
+    return bool(ALONE.fullmatch(text)) and text.isupper() == letter.isupper()
+
+
+def options(text: str) -> set[str]:
+    """Returns the letters A to J, as capitals, that stand alone in the text; small ones only beside one in brackets."""
+    plain_text = unicodedata.normalize("NFKC", text)  # circled and wide letters
+    found = ALONE.findall(plain_text)
+    small = SMALL_LABEL.search(plain_text)
+    return {letter.upper() for letter in found if small or letter.isupper()}
+
+
+def names_option(read: Form) -> bool:
+    """True for an option's letter, with or without what it says. A small letter without brackets is a variable."""
+    tree = read.tree if isinstance(read, Scalar) else None
+    return isinstance(read, Choice) or (tree is not None and not tree.parts and like_option(tree.name, "A"))
 
 
 def scalar(text: str) -> Scalar:
@@ -292,10 +323,14 @@ def _listed(text: str) -> Form | None:
         for name in filter(None, (found[1] or found[2] for found in map(PARAMETER.fullmatch, pieces) if found)):
             kept = [re.sub(rf"(?<![\\A-Za-z]){name}(?![A-Za-z])", r"\\kappa ", piece) for piece in kept]
         return form(", ".join(kept))
-    members: list[Form] = []
-    for member in map(form, pieces):
-        members += member.members if isinstance(member, Many) and not member.braces else [member]  # `0, ±1`
-    return Many(tuple(members), joint="or" if "or" in joints else "and" if "and" in joints else ",")
+    members = [form(piece) for piece in pieces]
+    joints |= {member.joint for member in members if isinstance(member, Many)}
+    members = [each for member in members for each in _flat(member)]  # `0, ±1`
+    return Many(tuple(members), joint=next((joint for joint in ("±", "or", "and") if joint in joints), ","))
+
+
+def _flat(member: Form) -> tuple[Form, ...]:
+    return member.members if isinstance(member, Many) and not member.braces else (member,)
 
 
 def _related(text: str) -> Form | None:
@@ -347,7 +382,7 @@ def _plus_minus(text: str) -> Form | None:
         return None
     upper = text.replace("±", "+").replace("∓", "-")
     lower = text.replace("±", "-").replace("∓", "+")
-    return Many((form(upper), form(lower)))
+    return Many((form(upper), form(lower)), joint="±")
 
 
 def _bracketed(text: str) -> Form | None:

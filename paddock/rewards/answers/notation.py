@@ -194,7 +194,7 @@ def _text(words: str) -> str:
 
 
 def _signs(text: str) -> str:
-    text = FONT.sub("", text)
+    text = FONT.sub("", text).replace("{:}", ":")
     text = COMMAND.sub(_command, text)
     text = SPACING.sub(" ", text)
     text = SIGNS.sub(lambda found: PLAIN_SIGNS[found[0]], text)

@@ -66,10 +66,18 @@ TEXT_UNIT = re.compile(
 )
 WORDS = re.compile(r"(.*?[\d})\]A-Za-z!%°])\s((?:[A-Za-z][A-Za-z./-]*)(?: [A-Za-z./-]+)*)\s*" + POWER)
 SIGNS = {"%": "%", "°": "degree", "€": "euro", "£": "gbp", "¥": "yen", "Rs": "rupee", "Rs.": "rupee"}
+CHINESE_UNITS = {
+    **{"毫米": "mm", "厘米": "cm", "分米": "dm", "米": "m", "千米": "km", "公里": "km", "克": "g", "千克": "kg"},
+    **{"公斤": "kg", "吨": "t", "毫升": "ml", "升": "l", "秒": "s", "分钟": "min", "小时": "h", "天": "day"},
+    **{"周": "week", "月": "month", "年": "year", "元": "yuan", "美元": "dollar", "度": "degree"},
+}
+CHINESE = re.compile(r"(.*[\d})\]!%])\s*(?:\\text\{\s*)?([\u4e00-\u9fff]{1,2})\s*\}?")
+CHINESE_NOT_NOUNS = frozenset("十百千万亿半倍多余几分成或和与加减乘除不非")
+"""Signs that change the number or its meaning: `5万` is 50,000."""
 MONEY = re.compile(r"(-?)\s*(?:(?:\\\$|\$|US\\?\$|USD)|(€|£|¥|Rs\.?))\s*(.+)")
 TEMPERATURE = re.compile(r"(.*\d.*)°\s*(?:\\text\{)?\s*([CFK])\s*\}?")
 NOT_NOUNS = """and or to if sin cos tan log ln mod not but except plus minus times over divided point half third quarter
-than less more negative maybe perhaps possibly through until either neither"""
+than less more negative maybe perhaps possibly through until either neither is are was were isn wrong too nor"""
 NEVER = frozenset(NOT_NOUNS.split())
 """Words after which the number is not the answer: `5 or 6`, `5 and a half`, `5 less than x`."""
 
@@ -82,6 +90,10 @@ def without_unit(text: str) -> tuple[str, str | None]:
         return found[1] + rest, SIGNS[found[2]] if found[2] else unit if unit == "cent" else "dollar"
     if found := TEMPERATURE.fullmatch(text):
         return found[1].strip(), f"degree {found[2]}"
+    if text.endswith(r"\$") and len(text) > 2:
+        return text[:-2].strip(), "dollar"
+    if (found := CHINESE.fullmatch(text)) and (found[2] in CHINESE_UNITS or not CHINESE_NOT_NOUNS & set(found[2])):
+        return found[1].strip(), CHINESE_UNITS.get(found[2])
     if len(text) > 1 and text[-1] in SIGNS and not re.search(r"(?:sin|cos|tan|cot|sec|csc)", text):
         return text[:-1].strip(), SIGNS[text[-1]]
     if (found := TEXT_UNIT.fullmatch(text)) and r"\text" not in found[1] and _only_names(found[2]):
@@ -102,7 +114,7 @@ def _is_noun(words: str) -> bool:
 def _only_names(words: str) -> bool:
     """True if these words name a unit or what is counted, and say nothing else."""
     said = re.sub(r"\^ ?\{? ?[23] ?\}?", "", words.replace(r"\text", " "))
-    return not re.search(r"[\d=<>+*]", said) and not NEVER & set(re.findall(r"[a-z]+", said.lower()))
+    return not re.search(r"[\d=<>+*\u4e00-\u9fff]", said) and not NEVER & set(re.findall(r"[a-z]+", said.lower()))
 
 
 def canonical_unit(text: str) -> str | None:

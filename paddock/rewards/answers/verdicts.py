@@ -26,6 +26,9 @@ from paddock.rewards.answers.forms import (
     form,
     has_letters,
     is_name,
+    like_option,
+    names_option,
+    options,
 )
 from paddock.rewards.answers.limits import LONGEST, SECONDS, TooLarge, TooLong, Unread, cpu_seconds
 from paddock.rewards.answers.notation import canonical
@@ -68,7 +71,10 @@ def _equal(answer: str, truth: str) -> bool:
     if not answer or not truth:
         return False
     try:
-        expected, given = form(truth), form(answer)
+        expected = form(truth)
+        if names_option(expected) and not options(answer) <= options(truth):
+            return False  # a hedge: it names another option, wherever and however
+        given = form(answer)
         if isinstance(expected, Many) != isinstance(given, Many):  # `100,200,300` may be a number or three
             expected, given = _as_list(truth, expected), _as_list(answer, given)
         return same(expected, given)
@@ -103,7 +109,8 @@ def same(truth: Form, answer: Form) -> bool:
 
 
 def _same_choice(truth: Form, answer: Form) -> bool:
-    """`(B)`, `B` and `(B) 12` are one option; its content counts where one side has no letter."""
+    """`(B)`, `B` and `(B) 12` are one option. The content counts if one side has no letter, and an answer's content
+    never says the letter."""
     if isinstance(truth, Choice) and isinstance(answer, Choice):
         if truth.letter.upper() != answer.letter.upper():
             return False
@@ -112,6 +119,8 @@ def _same_choice(truth: Form, answer: Form) -> bool:
     assert isinstance(choice, Choice)
     if same(Scalar(choice.letter), other):
         return True
+    if choice is answer and isinstance(other, Scalar) and like_option(other.text.strip("{} "), choice.letter):
+        return False  # `(a) x=b` says `a`
     return choice.content is not None and (
         same(choice.content, other) if choice is truth else same(other, choice.content)
     )
@@ -250,7 +259,8 @@ def _same_many(truth: Form, answer: Form) -> bool:
     assert isinstance(many, Many)
     if len(many.members) == 1:
         return same(many.members[0], other)
-    if isinstance(other, Group) and not many.braces and len(many.members) == len(other.members):
+    in_order = not many.braces and many.joint in (",", "and")
+    if isinstance(other, Group) and in_order and len(many.members) == len(other.members):
         values = _bare_assignments(many) or many
         return (ROUND[other.opening], ROUND[other.closing]) == ("(", ")") and _in_order(other.members, values.members)
     if len(many.members) > 1 and not many.braces:  # `±0`, `2, 2`

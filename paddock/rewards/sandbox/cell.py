@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from paddock.rewards.sandbox.cgroup import Group, made_group
 from paddock.rewards.sandbox.inside import seccomp
 from paddock.rewards.sandbox.inside.program import OUT_OF_MEMORY, OUT_OF_PROCESSES
-from paddock.rewards.sandbox.oracle import guarded
+from paddock.rewards.sandbox.oracle import guarded, with_modules
 from paddock.rewards.sandbox.program import CAUSES, Program, Result, Settings
 
 INSIDE = Path(__file__).parent / "inside"
@@ -74,8 +74,8 @@ class Cell:
     def run(self, program: Program, seconds: float) -> Result:
         """Takes no longer than `seconds` and SLACK."""
         with ExitStack() as stack:
-            checks = guarded(program.checks, program.setup)
-            tests = {"setup": program.setup, "checks": checks, "entry": program.entry}
+            setup = with_modules(program.checks, program.setup)
+            tests = {"setup": setup, "checks": guarded(program.checks, setup), "entry": program.entry}
             texts = (program.code, program.stdin, "", "", "", json.dumps(tests))
             files = [stack.enter_context(_memory_file(text)) for text in texts]
             job = {

@@ -20,8 +20,21 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from paddock.rewards.sandbox.inside.line import EXPECTED
+from paddock.rewards.sandbox.inside.wire import LIBRARY
 
 CANDIDATE = "candidate"  # what checks call the function under test by
+
+
+@lru_cache(maxsize=4096)
+def with_modules(checks: tuple[str, ...], setup: str) -> str:
+    """Returns the setup with an import of each library module that the checks use without one: a `math` that the
+    program defines is not the one that judges it."""
+    try:
+        nodes = [node for text in (setup, *checks) for node in ast.walk(ast.parse(text))]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return setup
+    used = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    return "\n".join([setup, *(f"import {name}" for name in sorted(used & set(LIBRARY) - _defined(nodes)))])
 
 
 @lru_cache(maxsize=4096)  # of a task's many answers each comes with the same checks
@@ -38,7 +51,9 @@ def guarded(checks: tuple[str, ...], setup: str) -> tuple[str, ...]:
     done = []
     for check, tree, part in zip(checks, trees, nodes, strict=True):
         calls = [node for node in part if isinstance(node, ast.Call)]
-        if any(_passes_a_variable(call, programs) for call in calls):
+        if judge := next((name for node in part if (name := _judge(node, {*programs, CANDIDATE}))), None):
+            check = f"raise NameError({f'{judge} is not imported, and the program would judge itself by it'!r})"
+        elif any(_passes_a_variable(call, programs) for call in calls):
             _guard(part, calls, {*programs, CANDIDATE})
             check = ast.unparse(tree)
         done.append(check)
@@ -60,6 +75,19 @@ def _defined(nodes: Iterable[ast.AST]) -> set[str]:
         elif isinstance(node, ast.ExceptHandler) and node.name:
             names.add(node.name)
     return names - {CANDIDATE}
+
+
+def _judge(node: ast.AST, programs: set[str]) -> str | None:
+    """Returns `np` for `assert np.allclose(f(2), 4)`, if only the program says what `np` is."""
+    test = node.test if isinstance(node, ast.Assert) else None
+    while isinstance(test, ast.UnaryOp):
+        test = test.operand
+    if not (isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute)):
+        return None
+    calls = [part for part in ast.walk(test) if isinstance(part, ast.Call) and part is not test]
+    asked = any(isinstance(call.func, ast.Name) and call.func.id in programs for call in calls)
+    name = test.func.value.id if isinstance(test.func.value, ast.Name) else ""
+    return name if asked and name in programs and name.islower() else None
 
 
 def _guard(nodes: Sequence[ast.AST], calls: Sequence[ast.Call], programs: set[str]) -> None:
