@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 EXIT_CODE = 2
@@ -37,3 +38,11 @@ class UserError(Exception):
 def printable(text: str) -> str:
     """Returns the text with its control characters written out: an escape sequence in it does not reach a terminal."""
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def together(errors: Sequence[UserError]) -> UserError:
+    """Returns one error that tells all of them, so that a command is mended at once; a single one as it is."""
+    if len(errors) == 1:
+        return errors[0]
+    told = "\n".join(f"  {error}".replace(FIX, "; ") for error in errors)
+    return UserError(f"{len(errors)} settings are refused:\n{told}", fix="mend them all, or leave them out")

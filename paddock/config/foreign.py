@@ -28,6 +28,15 @@ class Converted:
 
 
 @dataclass(frozen=True)
+class Several:
+    """One key of theirs is other keys here, none or several, by its value."""
+
+    to: Callable[[str, Any, Mapping[str, Any]], dict[str, Any]]
+    """Takes the key, its value and every setting by name; returns values by keys of the schema."""
+    about: str
+
+
+@dataclass(frozen=True)
 class Ignored:
     """Has no effect here, and needs none."""
 
@@ -43,7 +52,7 @@ class Refused:
     harmless: tuple[Any, ...] = (None,)
 
 
-Rule = Mapped | Converted | Ignored | Refused
+Rule = Mapped | Converted | Several | Ignored | Refused
 
 
 def each(sections: Iterable[str], rules: Mapping[str, Rule]) -> dict[str, Rule]:

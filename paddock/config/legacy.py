@@ -11,7 +11,9 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from paddock.config.foreign import Converted, Ignored, Mapped, Refused, Rule, each, moved
+from paddock.config import tree
+from paddock.config.foreign import Converted, Ignored, Mapped, Refused, Rule, Several, each, moved
+from paddock.config.legacy_forks import FORKS
 from paddock.config.legacy_later import LATER
 from paddock.errors import UserError
 
@@ -298,13 +300,14 @@ LEGACY: dict[str, Rule] = {
     "profile.options.*": _NOT_PROFILED,
     "hydra.*": Ignored("Hydra's own run folder and logging are not used"),
     **LATER,
+    **FORKS,
 }
 
 
 def rule_for(key: str) -> Rule | None:
-    """Returns the exact entry, else the first pattern that matches."""
-    if key in LEGACY:
-        return LEGACY[key]
+    """Returns the exact entry, else the first pattern that matches and hides no key of the schema."""
+    if key in LEGACY or key in tree.leaves():
+        return LEGACY.get(key)
     for pattern, rule in LEGACY.items():
         if "*" in pattern and fnmatchcase(key, pattern):
             if isinstance(rule, Mapped):
@@ -323,30 +326,34 @@ def _refers(value: Any) -> bool:
     return isinstance(value, str) and value.startswith("${")
 
 
-def translate(
-    key: str, value: Any, given: Mapping[str, Any] | None = None
-) -> tuple[tuple[str, Any] | None, str | None]:
-    """(key, value) as the schema has it, or None where nothing is set; and a warning for the user.
+def translate(key: str, value: Any, given: Mapping[str, Any] | None = None) -> tuple[list[tuple[str, Any]], str | None]:
+    """Returns (key, value) as the schema has them, none where nothing is set; and a warning for the user.
 
     `given`: all settings by name, which a value in another unit needs.
     """
     match rule_for(key):
         case None:
-            return (key, value), None
+            return [(key, value)], None
         case Mapped(to=to) if _refers(value) and to in value:
-            return None, None  # one key of theirs takes the value of another, and both are one here
+            return [], None  # one key of theirs takes the value of another, and both are one here
         case Mapped(to=to, value=convert):
             named = f"{key} is called {to} here"
             found, said = translate(to, convert(value), given)  # the other name may have a rule of its own
             return found, f"{named}, and {said}" if said else named
-        case Converted() if value is None or _refers(value):
-            return None, None
+        case Converted() | Several() if value is None or _refers(value):
+            return [], None
         case Converted(to=to, value=convert, about=about):
             converted = convert(key, value, given or {})
-            return (to, converted), f"{key}={value} is {to}={converted:g} ({about})"
+            return [(to, converted)], f"{key}={value} is {to}={converted:g} ({about})"
+        case Several(to=to, about=about):
+            several = to(key, value, given or {})
+            if key in several:
+                return [(key, value)], None
+            told = " ".join(f"{name}={setting}" for name, setting in several.items()) or "the default"
+            return list(several.items()), f"{key}={value} is {told} ({about})"
         case Ignored(why=why):
-            return None, f"{key}={value} is ignored: {why}"
+            return [], f"{key}={value} is ignored: {why}"
         case Refused(why=why, harmless=harmless) if value in harmless or _refers(value):
-            return None, f"{key}={value} is ignored: {why}"
+            return [], f"{key}={value} is ignored: {why}"
         case Refused(why=why, fix=fix):
             raise UserError(why, key=key, value=value, fix=fix)

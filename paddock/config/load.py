@@ -20,9 +20,10 @@ from paddock.config.paths import expanded
 from paddock.config.plugins import import_plugin
 from paddock.config.rollout_engines import ENGINES
 from paddock.config.schema import Config
-from paddock.errors import UserError
+from paddock.errors import UserError, together
 from paddock.facts.machine import Machine, this_machine
 
+NO_SUCH_KEY = "no such key"
 FOLLOWS = re.compile(r"\$\{([\w.]+)\}")
 
 
@@ -55,7 +56,9 @@ def load(
     """
     machine = machine or this_machine()
     line = parse(arguments)
-    settings, warnings = _known([*line.settings, *given(values or {})])
+    settings, warnings, errors = known([*line.settings, *given(values or {})])
+    if errors:
+        raise together(errors)
     warnings = [*line.warnings, *warnings]
     defaults, following = _schema()
     tree_of_keys = pickle.loads(defaults)
@@ -104,24 +107,28 @@ def _schema() -> tuple[bytes, dict[str, str]]:
     return pickle.dumps(node), following
 
 
-def _known(settings: list[Setting]) -> tuple[list[Setting], list[str]]:
-    """Settings under the schema's names; unknown keys are refused."""
-    kept, warnings = [], []
+def known(settings: list[Setting]) -> tuple[list[Setting], list[str], list[UserError]]:
+    """Returns the settings under the schema's names, warnings, and an error for each key that cannot be taken."""
+    kept, warnings, errors = list[Setting](), list[str](), list[UserError]()
     leaves = [leaf for setting in settings for leaf in _leaves_of(setting)]
     every = {leaf.key: leaf.value for leaf in leaves}
     for setting in leaves:
-        translated, warning = legacy.translate(setting.key, setting.value, every)
+        try:
+            translated, warning = legacy.translate(setting.key, setting.value, every)
+            if unknown := [key for key, _ in translated if tree.leaf_of(key) is None]:
+                raise _unknown(unknown[0], setting)
+        except UserError as error:
+            errors.append(error)
+            continue
         if warning:
             warnings.append(warning)
-        if translated is None:
-            continue
-        key, value = translated
-        if (leaf := tree.leaf_of(key)) is None:
-            raise _unknown(key, setting)
-        if value is None and key != setting.key and not (leaf.optional or leaf.open):
-            continue  # a key of another system that is not set
-        kept.append(Setting(key, value, setting.origin, setting.delete, setting.merge))
-    return kept, list(dict.fromkeys(warnings))
+        for key, value in translated:
+            leaf = tree.leaf_of(key)
+            ours = key == setting.key and setting.origin in (LINE, PROGRAM)
+            if value is None and not ours and not (leaf and (leaf.optional or leaf.open)):
+                continue  # a key of another system, or of a file, that is not set
+            kept.append(Setting(key, value, setting.origin, setting.delete, setting.merge))
+    return kept, list(dict.fromkeys(warnings)), list({str(error): error for error in errors}.values())
 
 
 def _leaves_of(setting: Setting) -> list[Setting]:
@@ -145,7 +152,7 @@ def _unknown(key: str, setting: Setting) -> UserError:
         )
     nearest = tree.meant(key, frozenset(k for k in legacy.LEGACY if "*" not in k))
     fix = f"did you mean {' or '.join(nearest)}?" if nearest else "`paddock plan` lists the keys in use"
-    reason = "no such key" if setting.origin in (LINE, PROGRAM) else f"no such key (in {setting.origin})"
+    reason = NO_SUCH_KEY if setting.origin in (LINE, PROGRAM) else f"{NO_SUCH_KEY} (in {setting.origin})"
     return UserError(reason, key=key, value=setting.value, fix=fix)
 
 
