@@ -69,6 +69,8 @@ class Answer:
             found.append(f"exit code {self.code}")
         if "Traceback" in self.output:
             found.append("a traceback")
+        if "\x1b" in self.output or "\x07" in self.output:
+            found.append("a control character")
         found += [f"does not say {text!r}" for text in case.says if text not in message]
         if "\n  fix: " not in message:
             found.append("names no fix")

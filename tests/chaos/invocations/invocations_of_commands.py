@@ -49,6 +49,7 @@ COMMANDS = [
     Case(FLAGS, ("completion", "tcsh"), ("paddock completion=tcsh", "which shell")),
     Case(FLAGS, ("plan", "--gpu", "h9000"), ("--gpu=h9000", "no such GPU")),
     Case(FLAGS, ("plan", "--gpu"), ("--gpu",)),
+    Case(FLAGS, ("plan", "--gpu", "\x1b]0;mine\x07h100"), ("no such GPU",)),
     Case(FLAGS, ("plan", "--rows", "many"), ("--rows=many",)),
     Case(FLAGS, ("plan", "--rows", "0"), ("--rows=0",)),
     Case(FLAGS, ("plan", "--rows=-4"), ("--rows=-4",)),

@@ -50,6 +50,7 @@ MISSPELT = [
 TYPES = refused(
     "wrong types",
     ("data.train_batch_size=many", ("many", "must be int")),
+    ("critic.optim.lr_warmup_steps_ratio=1" + "0" * 320, ("must be float",)),
     ("data.train_batch_size=1.5", ("1.5", "must be int")),
     ("data.train_batch_size=[8]", ("must be int",)),
     ("data.train_batch_size={a:1}", ("must be int",)),
