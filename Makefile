@@ -86,7 +86,7 @@ test-environments: ## environments of other packages, in a venv of its own
 # A folder of its own on the path: TRL's other dependencies are those of the environment.
 test-trl: $(VENV)/.dev ## comparison with TRL, by the real TRL
 	@$(BIN)/python -m pip install --quiet --upgrade --no-deps --target $(VENV)/trl trl==1.16.0 accelerate==1.15.0
-	PYTHONPATH=$(CURDIR)/$(VENV)/trl $(BIN)/python -m pytest tests/benchmarks/test_against_trl.py -m "slow or not slow"
+	PYTHONPATH=$(CURDIR)/$(VENV)/trl $(BIN)/python -m pytest tests/benchmarks/test_against_trl.py tests/rollouts/test_beside_trl.py -m "slow or not slow"
 
 # The wheel in a bare environment, from a folder that is not the checkout: WHEEL_PYTHONS="python3.11 python3.13".
 WHEEL_PYTHONS ?= $(PYTHON)

@@ -9,6 +9,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeVar, Union, overload
@@ -43,6 +44,18 @@ class ToolError(Exception):
 
 
 @dataclass(frozen=True)
+class Failure:
+    """Says why a call has no result."""
+
+    reason: str
+    kind: str = ""
+    """Type of the exception, if it says something."""
+
+    def __str__(self) -> str:
+        return f"error: {self.kind}: {self.reason}" if self.kind else f"error: {self.reason}"
+
+
+@dataclass(frozen=True)
 class Tool:
     """Holds a function that the policy may call, under a name and with a schema of its arguments."""
 
@@ -74,6 +87,14 @@ class Tool:
         if missing := [name for name in self.parameters.get("required", ()) if name not in given]:
             raise ToolError(f"{self.name} lacks the argument {missing[0]!r}")
         return {name: converted(value, known.get(name, {}), name) for name, value in given.items()}
+
+    def typed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arguments of a call, converted where they fit their types."""
+        known, found = self.parameters.get("properties", {}), dict(given)
+        for name, value in given.items():
+            with suppress(ToolError):
+                found[name] = converted(value, known.get(name, {}), name)
+        return found
 
 
 @overload
@@ -240,8 +261,8 @@ def converted(value: Any, schema: Schema, name: str) -> Any:
 
 def written(result: Any) -> str:
     """Returns what a tool returned as the text that the policy reads."""
-    if isinstance(result, str):
-        return result
+    if isinstance(result, str | Failure):
+        return str(result)
     try:
         return json.dumps(result, ensure_ascii=False)
     except (TypeError, ValueError):

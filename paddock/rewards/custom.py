@@ -188,7 +188,7 @@ COMPLETION = "completion"
 TRUTHS = ("answer", "solution")
 """Names under which data sets of others have the ground truth."""
 NO_COLUMNS = frozenset({"log_extra", "log_metric", "trainer_state"})
-WHOLE = frozenset({"prompts", "completions", "completion_ids"})
+WHOLE = frozenset({"prompts", "completions", "completion_ids", "environments"})
 """Arguments of a function of TRL's contract (columns.py), at least one of which it names."""
 
 

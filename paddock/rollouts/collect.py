@@ -184,7 +184,8 @@ class Collector:
         """Builds what scorers are asked of these rows, which stand in the batch's order."""
         rest = batch if len(indices) == len(batch) else batch.rows(torch.tensor(indices))
         answers = rest.answers() if self.rewards.reads_tokens else [()] * len(rest)
-        conversations = rest.extras.get("conversation") or [None] * len(rest)
+        columns = rest.extras
+        conversations = columns.get("completion") or columns.get("conversation") or [None] * len(rest)
         rows = zip(indices, self.texts(rest), answers, self.last_turns(rest), conversations, strict=True)
         return self.rewards.requests(batch, rows)
 

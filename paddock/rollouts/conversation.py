@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,18 +29,20 @@ from paddock.environments.environment import (
     Call,
     Ended,
     Environment,
+    Malformed,
     Message,
     Messages,
     Turn,
     messages_said,
     turn_of,
 )
-from paddock.environments.tools import Schema, Tool, ToolError, written
+from paddock.environments.tools import Failure, Schema, Tool, ToolError, written
 from paddock.environments.workers import Workers
 from paddock.errors import UserError
 from paddock.rollouts.episode import Episode, Span
 
-TIMED_OUT = "error: the tool took longer than {:g} s"
+TIMED_OUT = "the tool took longer than {:g} s"
+OPENING_TOKENS = 8  # before a turn, in which the generation prompt may have begun its thinking
 Waits = Generator["Wanted | Future[Any]", Any, Any]
 
 
@@ -86,7 +88,7 @@ class Counts:
 
 
 COUNTED = ("tool_call_counts", "malformed_calls", "failed_calls", "cut_results", "timeouts", "tool_seconds")
-COLUMNS = ("conversation", "environment", "ended", "extra_fields", "reward_score", "num_turns", *COUNTED)
+COLUMNS = ("conversation", "completion", "environment", "ended", "extra_fields", "reward_score", "num_turns", *COUNTED)
 """What a batch of episodes carries beside tokens."""
 
 
@@ -124,7 +126,11 @@ class Conversation:
     version: int
     spans: list[Span] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    """What was said behind the prompt."""
+    """What was said behind the prompt, as the policy wrote and read it."""
+    completion: list[Message] = field(default_factory=list)
+    """The same as reward functions read it: calls, texts and thoughts apart, and results as TRL hands them over."""
+    results_told: dict[int, Message] = field(default_factory=dict)
+    """Results of tools as reward functions read them, by the identity of the message that the policy reads."""
     answers: list[Answer] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     ended: str = ""
@@ -204,8 +210,8 @@ class Conversation:
 
     def answered(self, environment: Environment, completion: Completion) -> Waits:
         """Takes a turn of the policy: runs its tool calls, and has the environment say what follows."""
-        self.spans.append(Span(completion.tokens, completion.log_probs, self.version))
         answer = self.read(completion)
+        self.spans.append(Span(completion.tokens, completion.log_probs, self.version))
         self.counts.turns += 1
         if answer.calls or answer.malformed:
             answer = replace(answer, results=(yield from self.results(answer)))
@@ -236,28 +242,49 @@ class Conversation:
             return
         said = self.messages_of(turn.messages, "step")
         self.messages += said
+        told = [self.results_told.get(id(message), message) for message in said]
         if self.ended:
+            self.completion += told
             return
         self.counts.said += 1
         schemas = [tool.schema() for tool in self.tools] or None
         tokens = self.setting.dialogue.extension(said, answer.tokens, schemas, plain=self.plain)
-        if self.length + len(tokens) >= self.sampling.max_tokens:
+        room = self.sampling.max_tokens - self.length - len(tokens)
+        if room >= 0:  # what does not fit is no part of the completion
+            self.completion += told
+        if room <= 0:
             self.ended = "length"
             return
         self.spans.append(Span(tokens))
 
     def read(self, completion: Completion) -> Answer:
-        """Returns a turn in words, with the tool calls in it."""
+        """Returns a turn in words, with the tool calls in it; notes it for reward functions."""
         tokens, decode = completion.tokens, self.setting.decode
         text = decode(tokens, skip_special_tokens=True)
         answer = Answer(text, tokens, number=self.counts.turns, stopped=completion.stopped)
-        if not self.tools or not completion.stopped:
+        if not self.tools:
+            self.completion.append({"role": "assistant", "content": text})
             return answer
-        whole = decode(tokens[:-1] if tokens[-1] in self.setting.stops else tokens, skip_special_tokens=False)
+        ended = bool(tokens) and tokens[-1] in self.setting.stops
+        whole = decode(tokens[:-1] if ended else tokens, skip_special_tokens=False)
         calls, malformed = self.format.parse(whole)
+        self.completion.append(self.told_of(text, whole, calls, malformed))
+        if not completion.stopped:
+            return answer
         self.counts.tool_call_counts += len(calls)
         self.counts.malformed_calls += len(malformed)
         return replace(answer, calls=calls, malformed=malformed)
+
+    def told_of(self, text: str, whole: str, calls: Sequence[Call], malformed: Sequence[Malformed]) -> Message:
+        """Returns a turn of the policy as reward functions read it."""
+        if malformed and not calls:
+            return {"role": "assistant", "content": text}
+        known = {tool.name: tool for tool in self.tools}
+        typed = [replace(call, arguments=known[call.name].typed(call.arguments)) if call.name in known else call
+                 for call in calls]  # fmt: skip
+        before = self.spans[-1].tokens if self.spans else self.prompt.tokens
+        asked = self.setting.decode(before[-OPENING_TOKENS:], skip_special_tokens=False)
+        return self.format.message(whole, typed, opened=asked.rstrip().endswith(self.format.thinking[0]))
 
     def results(self, answer: Answer) -> Generator[Future[Any], Any, list[Message]]:
         """Runs the tool calls of a turn and returns the messages that answer them, in their order.
@@ -269,7 +296,7 @@ class Conversation:
         found: list[Any] = []
         for number, call in enumerate(answer.calls):
             if number >= most:
-                found.append(f"error: not run: at most {most} calls of a turn are run")
+                found.append(Failure(f"not run: at most {most} calls of a turn are run"))
                 continue
             started = self.started(known.get(call.name), call)
             if isinstance(started, Future) and inspect.ismethod(known[call.name].function):
@@ -280,19 +307,28 @@ class Conversation:
             results.append((yield from self.outcome(one)) if isinstance(one, Future) else one)
         if found:
             self.counts.tool_seconds += time.monotonic() - begun
-        told = [tool_message(call, self.cut(text)) for call, text in zip(answer.calls, results, strict=True)]
+        told = [self.answering(call, result) for call, result in zip(answer.calls, results, strict=True)]
         return [*told, *({"role": "tool", "content": f"error: {bad.reason}"} for bad in answer.malformed)]
 
-    def started(self, tool: Tool | None, call: Call) -> Future[Any] | str:
-        """Begins a tool call; a text says why it cannot be run."""
+    def answering(self, call: Call, result: Any) -> Message:
+        """Returns the message that answers a call; notes what reward functions read in its place: TRL's form."""
+        text = written(result)
+        message = tool_message(call, self.cut(text))
+        if message["content"] is text:
+            told = {"error": result.reason} if isinstance(result, Failure) else result
+            self.results_told[id(message)] = {**message, "content": told if isinstance(told, list) else str(told)}
+        return message
+
+    def started(self, tool: Tool | None, call: Call) -> Future[Any] | Failure:
+        """Begins a tool call; a Failure says why it cannot be run."""
         if tool is None:
             self.counts.failed_calls += 1
-            return f"error: there is no tool {call.name!r}; there are {', '.join(one.name for one in self.tools)}"
+            return Failure(f"there is no tool {call.name!r}; there are {', '.join(one.name for one in self.tools)}")
         try:
             arguments = tool.arguments(call.arguments)
         except ToolError as error:
             self.counts.failed_calls += 1
-            return f"error: {error}"
+            return Failure(str(error))
         if not tool.inline or inspect.iscoroutinefunction(inspect.unwrap(tool.function)):
             return self.setting.workers.start(tool.function, **arguments)
         found: Future[Any] = Future()
@@ -304,19 +340,19 @@ class Conversation:
             found.set_exception(error)
         return found
 
-    def outcome(self, future: Future[Any]) -> Generator[Future[Any], Any, str]:
+    def outcome(self, future: Future[Any]) -> Generator[Future[Any], Any, Any]:
         """Waits for a tool; what it raises is told to the policy."""
         try:
-            return written(future.result() if future.done() else (yield future))
+            return future.result() if future.done() else (yield future)
         except TimeLimit:
             self.counts.timeouts += 1
             self.counts.failed_calls += 1
-            return TIMED_OUT.format(self.setting.limits.tool_timeout)
+            return Failure(TIMED_OUT.format(self.setting.limits.tool_timeout))
         except (UserError, GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # a tool that runs a program may meet its SystemExit
             self.counts.failed_calls += 1
-            return f"error: {error}" if isinstance(error, ToolError) else f"error: {type(error).__name__}: {error}"
+            return Failure(str(error), "" if isinstance(error, ToolError) else type(error).__name__)
 
     def cut(self, text: str) -> str:
         """Returns at most `max_tool_response_length` characters of a result."""
@@ -355,6 +391,7 @@ class Conversation:
     def episode(self) -> Episode:
         """Returns what was written: `messages` has the prompt, `conversation` what follows, `ended` why it ended."""
         said = {"messages": self.asked, "conversation": self.messages, "ended": self.ended}
+        said |= {"completion": self.completion or self.messages}
         counts = self.counts.columns()
         told = {"num_turns": counts["num_turns"], **self.told}
         extras = {**said, "extra_fields": told, "reward_score": self.reward_score, **counts}

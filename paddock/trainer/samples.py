@@ -14,7 +14,8 @@ from paddock.core.masked import masked_mean
 from paddock.trainer.files import replacing
 
 OWN_FIELDS = ("data_source", "ground_truth")
-NOT_SHOWN = ("images", "written_prompt", "environment")  # pixels are no words, and `messages` has the prompt
+NOT_SHOWN = ("images", "written_prompt", "environment", "completion")
+"""Columns that are no words, or have what `messages` and `conversation` have."""
 
 
 @dataclass(frozen=True)

@@ -279,6 +279,26 @@ def test_marks_of_the_format_inside_of_texts_make_no_other_call(form, data):
     assert (malformed == [] and same(read, [call], form)) or (form.name in UNQUOTED and malformed and read == [])
 
 
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_a_message_has_the_calls_apart_from_the_text_before_them(form):
+    """For reward functions. Some families' calls are the whole turn, and gpt-oss marks what is content."""
+    said = form.message(form.render(TWO), calls := form.parse(form.render(TWO))[0], opened=False)
+    assert said["content"] == "" and [one["function"]["name"] for one in said["tool_calls"]] == ["add", "say"]
+    assert same(calls, TWO, form) and said["tool_calls"][0]["function"]["arguments"] == calls[0].arguments
+    marked = form.around[0] in form.render(TWO) and not form.content
+    assert form.message(f"hm {form.render(TWO)}", calls, False)["content"] == ("hm" if marked else "")
+    assert form.message(f"{form.content}It is 4.", [], False) == {"role": "assistant", "content": "It is 4."}
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_message_has_its_thinking_apart(begun):
+    text = f"{'' if begun else '<think>'}I could <tool_call></think>\n\n No. "
+    found = {"role": "assistant", "content": "No.", "reasoning_content": "I could <tool_call>"}
+    assert FORMATS["hermes"].message(text, [], opened=begun) == found
+    assert FORMATS["lfm2"].message(text, [], opened=begun)["thinking"] == "I could <tool_call>"
+    assert FORMATS["hermes"].message("<think>cut off", [], False)["content"] == ""
+
+
 def test_a_bad_call_leaves_the_good_ones_beside_it():
     good = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     calls, malformed = FORMATS["hermes"].parse(f"{good}<tool_call>{{</tool_call>{good}")

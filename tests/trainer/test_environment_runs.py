@@ -159,16 +159,22 @@ class Counter:
 
 def counted(completions, environments, **columns):
     return [float(environment.count) + len(turns) for environment, turns in zip(environments, completions)]
+
+
+def held(environments, **kwargs):
+    return [environment.count + 0.5 for environment in environments]
 """
 
 
 def test_a_class_and_a_reward_function_of_trls_contract_run_as_they_are(tmp_path):
     (tmp_path / "theirs.py").write_text(TRL)
     keys = {"data.train_files": "builtin:products/train", "actor_rollout_ref.model.path": "builtin:tiny",
-            "custom_reward_function.path": f"{tmp_path}/theirs.py:counted", "trainer.device": "cpu",
+            "custom_reward_function.path": [f"{tmp_path}/theirs.py:{name}" for name in ("counted", "held")],
+            "trainer.device": "cpu",
             "data.max_prompt_length": 16, "actor_rollout_ref.rollout.dtype": "float32"}  # fmt: skip
     with Run(environment=f"{tmp_path}/theirs.py:Counter", folder=str(tmp_path / "run"), config={**QUIET, **keys},
              response_length=16, **{**SMALL, "steps": 1}) as run:  # fmt: skip
         (step,) = iter(run)
     for sample in step.samples:  # a plain text is completed by a text
         assert sample.extras["counted"] == float(len(sample.answer)) and "environment" not in sample.extras
+        assert sample.extras["held"] == 0.5 and "completion" not in sample.extras

@@ -27,6 +27,27 @@ class Format:
     """Texts that stand in chat templates of the family, all of them."""
     thinking: tuple[str, str] = THINKING
     """Marks around thinking."""
+    around: tuple[str, str] = ("<tool_call>", "</tool_call>")
+    """Marks around calls; an empty second one: calls go on to the end of the turn."""
+    thought: str = "reasoning_content"
+    """Field of a message that holds thinking."""
+    content: str = ""
+    """Mark behind which the family writes contents; empty: contents have no mark."""
+
+    def message(self, text: str, calls: Sequence[Call], opened: bool) -> dict[str, Any]:
+        """Returns a turn with its calls as a message of a chat, as transformers' parsers of responses do: of several
+        texts, or thoughts, the last one. `opened`: the generation prompt has begun the thinking."""
+        text = self.thinking[0] * opened + text
+        thoughts = [one[1].strip() for one in re.finditer(stretch(*self.thinking), text, re.S) if one[1].strip()]
+        if self.content:
+            text = text.partition(self.content)[2]
+        if calls and self.around[0] not in text:
+            text = ""  # calls without marks are the whole turn
+        beside = f"{stretch(*self.thinking)}|{stretch(*self.around)}" if calls else stretch(*self.thinking)
+        texts = [one.strip() for one in re.split(beside.replace("(.", "(?:."), text, flags=re.S) if one.strip()]
+        found: dict[str, Any] = {"role": "assistant", "content": texts[-1] if texts else ""}
+        found |= {self.thought: thoughts[-1]} if thoughts else {}
+        return found | ({"tool_calls": [function_call(call) for call in calls]} if calls else {})
 
     def parse(self, text: str) -> Read:
         """Returns the calls in a turn, and those that cannot be read, in the order in which they were written.
@@ -50,6 +71,11 @@ class Format:
 
     def thinking_marks(self, text: str) -> int:
         return sum(text.count(mark) for mark in self.thinking)
+
+
+def stretch(opening: str, closing: str) -> str:
+    """Returns a pattern of what stands between two marks, or between the first and the end of the text."""
+    return f"{re.escape(opening)}(.*?)(?:{re.escape(closing) or '$'}|$)"
 
 
 def without_thinking(text: str, opening: str, closing: str, most: int = 0) -> str:
@@ -182,6 +208,12 @@ def headed_calls(
             reason = f"{wrong}; write {form}" if closed else f"{opening} is not closed by {closing}"
             yield Malformed(opening + inner + closed, reason)
         _, opened, rest = after.partition(opening)
+
+
+def function_call(call: Call) -> dict[str, Any]:
+    """Returns a call in OpenAI's form, with arguments as an object."""
+    named = {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+    return named | ({"id": call.id} if call.id else {})
 
 
 def object_of(call: Call, arguments: str = "arguments") -> dict[str, Any]:

@@ -131,6 +131,7 @@ def render_mistral(calls: Sequence[Call]) -> str:
 
 # DeepSeek V3, R1, V3.1
 
+DEEPSEEK_CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 DEEPSEEK_FORM = f"{BEGIN}function{SEPARATOR}NAME and then a block ```json with the arguments"
 

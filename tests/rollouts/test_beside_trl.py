@@ -1,0 +1,84 @@
+"""TRL's contract by TRL itself: the same turns give reward functions the same messages, and pay the same."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytest.importorskip("trl", reason="TRL is not installed: make test-trl")
+from beside_trl import END, by_paddock, by_trl, call, save_model
+
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("beside_trl"))
+
+
+def multiply(a: int, b: int) -> int:
+    """
+    Multiplies two numbers.
+
+    Args:
+        a: the first
+        b: the second
+    """
+    return a * b
+
+
+def listed(count: int) -> list:
+    """
+    Lists numbers.
+
+    Args:
+        count: how many
+    """
+    return [[number] for number in range(count)]
+
+
+def table(name: str) -> dict:
+    """
+    Returns a table.
+
+    Args:
+        name: its name
+    """
+    if name == "none":
+        raise KeyError(name)
+    return {"name": name, "rows": None}
+
+
+ROW = {"prompt": [{"role": "user", "content": "How much?"}], "answer": "42"}
+CALLS = [
+    [call("multiply", a=6, b=7), "42"],
+    ["plain 42\n"],
+    ["<think>\nhm\n</think>\n\nlet me see\n" + call("multiply", a="6", b=7), "<think>\nok\n</think>\n\n 42 "],
+    [call("listed", count=2) + "\n" + call("table", name="x"), "done"],
+    [call("table", name="none"), "it fails"],
+    [call("multiply", a=6, b=7) + " behind", "41"],
+    ["<think>" + call("multiply", a=6, b=7)],
+    [call("multiply", a=1, b=2), call("multiply", a=3, b=4), "6 and 12"],
+]
+
+
+def length(completions, **columns):
+    return [float(len(turns)) for turns in completions]
+
+
+def called(completions, answer, **columns):
+    return [sum(len(turn.get("tool_calls") or ()) for turn in turns) + float(turns[-1]["content"] == truth)
+            for turns, truth in zip(completions, answer, strict=True)]  # fmt: skip
+
+
+def test_reward_functions_get_the_messages_of_trl_and_pay_the_same(folder, monkeypatch):
+    rows, tools = [ROW] * len(CALLS), [multiply, listed, table]
+    theirs = by_trl(folder, rows, CALLS, [length, called], tools=tools)
+    keys = {"actor_rollout_ref.rollout.multi_turn.max_parallel_calls": 9}
+    ours = by_paddock(folder, rows, CALLS, [length, called], monkeypatch, tools=tools, config=keys)
+    for turns in theirs.completions:  # TRL leaves the end of a turn in thinking that nobody closed
+        turns[0].update({key: text.removesuffix(END) for key, text in turns[0].items() if key == "reasoning_content"})
+    assert ours.completions == theirs.completions
+    assert ours.prompts == theirs.prompts and ours.rewards == theirs.rewards
+    assert ours.completions[0][0]["tool_calls"][0]["function"] == {"name": "multiply", "arguments": {"a": 6, "b": 7}}
