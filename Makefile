@@ -14,7 +14,7 @@ help: ## this list
 
 # The main job on the embedded default: GRPO teaches a tiny model to add; accuracy on held-out sums before and after.
 RUN := checkpoints/quickstart
-TRAINED := model=$(RUN)/global_step_80/actor data=builtin:addition/test data.max_response_length=8 rollout.dtype=float32
+TRAINED := model=$(RUN)/global_step_80/actor data=builtin:addition/test data.max_response_length=8
 SAMPLED := rollout.val_kwargs.n=4 rollout.val_kwargs.do_sample=True rollout.val_kwargs.temperature=1.0
 
 quickstart: $(VENV)/.core ## train the built-in model for three minutes, before and after

@@ -10,15 +10,18 @@ from typing import Any
 from paddock.config.overrides import FLAGS
 from paddock.config.paths import expand
 from paddock.errors import UserError
+from paddock.report.folder import settings_at
 from paddock.trainer.commands import Command
 
 _M = "actor_rollout_ref.model"
 MODEL, ADAPTER, TOKENIZER = f"{_M}.path", f"{_M}.lora_adapter_path", f"{_M}.tokenizer_path"
+DTYPE = "actor_rollout_ref.rollout.dtype"
 CONFIG = "config.json"
 
 
 def with_run(command: Command, arguments: Sequence[str]) -> list[str]:
-    """The arguments with a run's folder replaced by its policy: a model, or a base model and its adapter.
+    """The arguments with a run's folder replaced by its policy: a model, or a base model and its adapter. It computes
+    in the type in which the run's rollout did.
 
     The first argument that is neither a flag nor key=value is the model.
     """
@@ -30,9 +33,13 @@ def with_run(command: Command, arguments: Sequence[str]) -> list[str]:
     overrides = [f"{MODEL}={quoted(text)}" if text is bare else text for text in arguments]
     named = {key: value for key, _, value in (command.translate(text).lstrip("+").partition("=") for text in overrides)}
     path = expand(named.get(MODEL, "").strip("'\""))
-    if not path or not Path(path).is_dir() or (Path(path) / CONFIG).is_file():
+    if not path or not Path(path).is_dir():
         return overrides
-    found = {key: value for key, value in policy(path).items() if key not in named or key == MODEL}
+    found = {MODEL: path} if (Path(path) / CONFIG).is_file() else policy(path)
+    actor = Path(found.get(ADAPTER, found[MODEL])).absolute()
+    if dtype := settings_at(actor.parent).get(DTYPE):
+        found[DTYPE] = dtype
+    found = {key: value for key, value in found.items() if key not in named or (key == MODEL and value != path)}
     return [*overrides, *(f"++{key}={written(value)}" for key, value in found.items())]
 
 

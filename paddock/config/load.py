@@ -51,10 +51,12 @@ def load(
 
     `values`: keys and their values from a Python program, which win over the arguments. `here`: False if files that
     the config names may be on another machine, as those of a planned script. `gpu`: the name of the device to plan
-    for, whose memory decides in place of this machine's. `trains`: False if weights are only read, so that nothing is
-    to be decided for updates.
+    for, as `facts.machine` has it; it stands for this machine's. `trains`: False if weights are only read, so that
+    nothing is to be decided for updates.
     """
     machine = machine or this_machine()
+    if gpu is not None:
+        machine = machine.with_gpu(gpu)
     line = parse(arguments)
     settings, warnings, errors = known([*line.settings, *given(values or {})])
     if errors:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -86,6 +86,18 @@ class Machine:
 
     def has(self, package: str) -> bool:
         return package in self.installed
+
+    def with_gpu(self, name: str) -> Machine:
+        """Returns this machine with devices of a kind in the table: as many as it has, or one."""
+        device = "npu" if name.startswith("910") else "cuda"
+        count = self.devices if self.device == device and self.devices else 1
+        return replace(self, device=device, devices=count, device_memory=GPU_MEMORY_GIB[name] * GIB)
+
+
+def gpu_named(text: str) -> str | None:
+    """Returns the name in the table that people also write as `RTX 4090`, `rtx4090` or `NVIDIA A100-80GB`."""
+    plain = re.sub(r"nvidia|geforce|rtx|tesla|ascend|[^a-z0-9]|gb\b", "", text.lower())
+    return next((name for name in GPU_MEMORY_GIB if name.replace("-", "") == plain), None)
 
 
 OPTIONAL_PACKAGES = ("ray", "peft", "vllm", "sglang", "torch_npu", "vllm_ascend")

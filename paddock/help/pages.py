@@ -39,7 +39,7 @@ SUPERVISED_KEYS = (
     *(f"{_A}.ppo_micro_batch_size_per_gpu", f"{_A}.ppo_max_token_len_per_gpu", *RUN_KEYS, "trainer.device"),
 )
 FIRST_RUN = "checkpoints/first"
-ADDITION = "data=builtin:addition/test data.max_response_length=8 rollout.dtype=float32"
+ADDITION = "data=builtin:addition/test data.max_response_length=8"
 
 PAGES = {
     "train": Page(
@@ -76,7 +76,7 @@ PAGES = {
         keys=TRAIN_KEYS,
         words=(
             ("--json", "print the plan as JSON"),
-            ("--gpu NAME", "plan for GPUs of this kind: h100, a100, 4090, ..."),
+            ("--gpu NAME", "plan for a GPU of this kind, or as many as are set: h100, a100, 4090, ..."),
             ("--rows N", "rows of the training data, where the files are not here"),
         ),
     ),

@@ -139,11 +139,11 @@ class Run:
         >>> "2 prompts x 4 responses" in str(run.plan())
         True
         """
-        from paddock.plan.plan import make, require_known
+        from paddock.plan.plan import known_gpu, make
         from paddock.plan.tables import PrintedPlan
 
         if gpu is not None:
-            require_known("gpu", gpu)
+            gpu = known_gpu("gpu", gpu)
         loaded = self.loaded if gpu is None else self.load(self.values, gpu)
         return PrintedPlan(**vars(make(loaded, gpu)))
 

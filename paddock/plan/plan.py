@@ -14,7 +14,7 @@ from paddock.config.recipes import recipe_of
 from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards, needs_reference
 from paddock.errors import FIX, UserError
-from paddock.facts.machine import GPU_MEMORY_GIB
+from paddock.facts.machine import GPU_MEMORY_GIB, gpu_named
 from paddock.plan.advice import Advice, advise
 from paddock.plan.arithmetic import BatchPlan, DataFile, batch_plan, data_files
 from paddock.plan.duration import Duration
@@ -48,11 +48,12 @@ class Plan:
         return [text.replace(FIX, "; fix: ") for text in (*anywhere, *here)]
 
 
-def require_known(key: str, gpu: str) -> None:
-    """Refuses a GPU whose memory is in no table."""
-    if gpu.lower() not in GPU_MEMORY_GIB:
+def known_gpu(key: str, gpu: str) -> str:
+    """Returns the name of a GPU in the table of memory; refuses one that is not there."""
+    if (name := gpu_named(gpu)) is None:
         fix = f"one of: {', '.join(GPU_MEMORY_GIB)}"
         raise UserError("no such GPU in the table", key=key, value=gpu or "''", fix=fix)
+    return name
 
 
 def make(loaded: Loaded, gpu: str | None = None, assumed_rows: int | None = None, strict: bool = True) -> Plan:

@@ -10,7 +10,7 @@ from typing import Any
 from paddock.config.load import load
 from paddock.errors import UserError
 from paddock.plan.arithmetic import roles
-from paddock.plan.plan import Plan, algorithm, make, require_known
+from paddock.plan.plan import Plan, algorithm, known_gpu, make
 
 
 def run(arguments: list[str], strict: bool = True) -> int:
@@ -43,7 +43,7 @@ def _flags(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
             raise UserError("is not a number of rows", key="--rows", value=flags["rows"] or "''", fix="--rows 7473")
         flags["rows"] = int(flags["rows"])
     if flags["gpu"] is not None:
-        require_known("--gpu", flags["gpu"])
+        flags["gpu"] = known_gpu("--gpu", flags["gpu"])
     return flags, rest
 
 

@@ -124,14 +124,17 @@ def whole_samples(line: dict[str, Any]) -> bool:
 def settings_of_checkpoint(folder: Path) -> dict[str, Any]:
     """Returns the settings that the newest checkpoint keeps; none if there is no readable one."""
     found = [path for path in folder.glob("global_step_*/trainer_state.json") if step_of(path.parent) is not None]
-    for path in sorted(found, key=lambda path: step_of(path.parent) or 0, reverse=True):
-        try:
-            settings = json.loads(path.read_bytes())["config"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            continue
-        if isinstance(settings, dict):
-            return settings
-    return {}
+    newest_first = sorted(found, key=lambda path: step_of(path.parent) or 0, reverse=True)
+    return next((settings for path in newest_first if (settings := settings_at(path.parent))), {})
+
+
+def settings_at(checkpoint: Path) -> dict[str, Any]:
+    """Returns the settings of the run that wrote a checkpoint; none if it cannot be read."""
+    try:
+        settings = json.loads((checkpoint / "trainer_state.json").read_bytes())["config"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def step_of(checkpoint: Path) -> int | None:

@@ -9,7 +9,7 @@ import pytest
 from tiny_models import save_tiny
 
 from paddock.cli import main
-from paddock.trainer.commands import GENERATE
+from paddock.trainer.commands import EVAL, GENERATE
 
 SMALL = ["rollout.dtype=float32", "data.max_response_length=6", "rollout.do_sample=False"]
 
@@ -82,6 +82,18 @@ def test_settings_of_the_user_win_over_those_of_a_run(trained):
     loaded = GENERATE.load(with_run(GENERATE, [str(run), f"model.tokenizer_path={mine}", "data=rows.jsonl"]))
     assert loaded.config.actor_rollout_ref.model.tokenizer_path == str(mine)
     assert loaded.config.actor_rollout_ref.model.path == str(run / "global_step_2" / "actor")
+
+
+def test_a_run_is_read_in_the_type_in_which_its_rollout_computed(tmp_path):
+    from paddock.run_model import with_run
+
+    root = train(tmp_path, "actor_rollout_ref.rollout.dtype=float16")
+    run = root / "a run"
+    for asked in (run, run / "global_step_1", run / "global_step_2" / "actor"):
+        loaded = EVAL.load(with_run(EVAL, [f"model='{asked}'", "data=rows.jsonl"]))
+        assert loaded.config.actor_rollout_ref.rollout.dtype == "float16", asked
+    own = EVAL.load(with_run(EVAL, [str(run), "rollout.dtype=float32", "data=rows.jsonl"]))
+    assert own.config.actor_rollout_ref.rollout.dtype == "float32"
 
 
 def test_a_prompt_is_answered_on_the_console_as_a_row_would_be(trained, capsys):

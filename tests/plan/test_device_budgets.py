@@ -16,6 +16,7 @@ from paddock.config.memory.job import job
 from paddock.config.memory.model import estimate
 from paddock.errors import UserError
 from paddock.facts.machine import GIB, Machine
+from paddock.plan.plan import known_gpu
 from paddock.trainer.commands import EVAL, GENERATE, Command
 
 A, M, RO = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
@@ -185,10 +186,25 @@ def test_a_cpu_keeps_its_budgets_also_where_a_gpu_is_named() -> None:
 
 def test_a_plan_for_a_named_device_has_the_numbers_of_a_run_on_it() -> None:
     elsewhere = Machine("cpu", 0, None, 64 * GIB, 8, frozenset())
-    planned = loaded(MIDDLE, None, "trainer.n_gpus_per_node=1", machine=elsewhere, gpu="H200")
+    planned = loaded(MIDDLE, None, "trainer.n_gpus_per_node=1", machine=elsewhere, gpu="h200")
     there = loaded(MIDDLE, 141, "trainer.n_gpus_per_node=1")
     assert values(planned, *DEFAULTS) == values(there, *DEFAULTS)
     assert planned.origins[TOKENS] == there.origins[TOKENS] == "from 141 GiB of device memory"
+
+
+@pytest.mark.parametrize("keys", [(), (f"{M}.path={SMALL}",)])
+def test_a_named_device_is_planned_whatever_is_unset(keys: tuple[str, ...]) -> None:
+    elsewhere = Machine("cpu", 0, None, 64 * GIB, 8, frozenset())
+    trainer = load(keys, machine=elsewhere, here=False, gpu="4090").config.trainer
+    assert (trainer.device, trainer.n_gpus_per_node) == ("cuda", 1)
+    eight = load(keys, machine=Machine("cuda", 8, 80 * GIB, 64 * GIB, 8, frozenset()), here=False, gpu="4090").config
+    assert eight.trainer.n_gpus_per_node == 8
+
+
+@pytest.mark.parametrize("text", ["4090", "rtx 4090", "RTX4090", "NVIDIA GeForce RTX 4090"])
+def test_a_device_is_named_as_people_write_it(text: str) -> None:
+    assert known_gpu("--gpu", text) == "4090"
+    assert (known_gpu("--gpu", "A100-80GB"), known_gpu("--gpu", "Ascend 910B")) == ("a100-80", "910b")
 
 
 def test_the_same_device_gives_the_same_split_and_another_one_its_own() -> None:

@@ -70,7 +70,7 @@ def hardware(config: Config, gpu: str | None, machine: Machine) -> Hardware:
 def planned_device(config: Config, gpu: str | None, machine: Machine) -> str | None:
     """Returns the named device, else the guide's; None: the one that is here, of which only the memory is known."""
     if gpu is not None:
-        return gpu.lower()
+        return gpu
     here = machine.device == config.trainer.device and machine.device_memory
     return None if here else GUIDE_GPU[config.trainer.device or "cuda"]
 
