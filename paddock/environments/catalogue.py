@@ -23,7 +23,7 @@ from typing import Any
 
 from paddock.core.registry import Registry, suggest
 from paddock.environments import builtin, gem, openenv, reasoning_gym, skyrl_gym, textarena, verifiers_adapter
-from paddock.environments.environment import Environment
+from paddock.environments.environment import Environment, overrides
 from paddock.environments.packages import refused
 from paddock.environments.plain_class import PlainEnvironment
 from paddock.environments.tools import Tool
@@ -51,6 +51,8 @@ class Factory:
     max_turns: int | None
     inline: bool = False
     """True: its environments answer at once, and no thread is needed to make and call them."""
+    may_pay: bool = True
+    """False: its environments pay nothing, whatever the policy does."""
 
 
 def environment_of(name: str | Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> Factory:
@@ -66,13 +68,20 @@ def environment_of(name: str | Callable[..., Any], kwargs: Mapping[str, Any] | N
         make = constructor(name, kwargs, named)
     first = make()
     try:
-        return Factory(named, make, tuple(first.tools()), first.max_turns, first.inline)
+        return Factory(named, make, tuple(first.tools()), first.max_turns, first.inline, may_pay(first))
     finally:
         with blaming(named, kwargs):
             closing: Any = first.close()  # type: ignore[func-returns-value]  # a coroutine, where close is `async def`
             if inspect.isawaitable(closing):
                 with ThreadPoolExecutor(1) as thread:  # this one may have an event loop that runs
                     thread.submit(finished, closing).result()
+
+
+def may_pay(environment: Environment) -> bool:
+    """False if neither `step` nor `reward` is its own: those of the base class pay nothing."""
+    if isinstance(environment, PlainEnvironment):
+        return hasattr(environment.plain, "get_reward")
+    return overrides(environment, "step") or overrides(environment, "reward")
 
 
 def maker_of(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:

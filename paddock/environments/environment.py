@@ -174,6 +174,11 @@ class Environment:
         return tools_of(self)
 
 
+def overrides(environment: Environment, method: str) -> bool:
+    """True if the environment has a method of its own: what the base class does needs no thread."""
+    return getattr(type(environment), method) is not getattr(Environment, method)
+
+
 def turn_of(said: Turn | Messages | None) -> Turn:
     """Returns what `Environment.step` said as a Turn."""
     if isinstance(said, Turn):

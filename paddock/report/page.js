@@ -46,6 +46,7 @@ function delta(change) {
 }
 
 function overview() {
+  data.warnings.forEach((text) => $("overview").append(el("p", { class: "panel warning", role: "alert" }, text)));
   if (data.curves.length === 1) {
     const cards = data.headlines[0].map((change, i) => {
       const gain = delta(change);

@@ -17,6 +17,7 @@ from paddock.config import tree
 from paddock.report.curves import Curve, Series, curves_of, metric_names, points_for, series_of, thinned
 from paddock.report.folder import RecordedRun
 from paddock.report.summary import HELD_OUT, duration, held_out, phase_seconds, speed, total_seconds, training
+from paddock.trainer.learning import warning
 
 HERE = Path(__file__).parent
 BINS = 80
@@ -48,7 +49,7 @@ CHARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 """Title, meaning, and the metrics of which the first one that moves is drawn."""
 SECRET = re.compile(r"(api_?key|secret|password|passwd|credentials?|(access|auth)_token)$", re.IGNORECASE)
-ALWAYS = ("Reward", "Response length", "Entropy", "KL", "Training loss")
+ALWAYS = ("Reward", "Response length", "Entropy", "Training loss")
 """Charts that are drawn even if nothing in them moves."""
 SHARES = ("accuracy", "ratio", "clipfrac")
 
@@ -63,6 +64,7 @@ def render(runs: Sequence[RecordedRun]) -> str:
         "written": time.strftime("%Y-%m-%d %H:%M"),
         "version": __version__,
         "curves": [{"label": curve.label, "runs": [run.name for run in curve.runs]} for curve in curves],
+        "warnings": [found for curve in curves for run in curve.runs if (found := warned(run, len(curves)))],
         "headlines": [headlines(curve) for curve in curves],
         **all_series(curves),
         "charts": charts(curves),
@@ -73,6 +75,12 @@ def render(runs: Sequence[RecordedRun]) -> str:
         "meanings": {key: leaf.metadata["meaning"] for key, leaf in tree.leaves().items()},
     }
     return fill((HERE / "page.html").read_text(encoding="utf-8"), title, data)
+
+
+def warned(run: RecordedRun, curves: int) -> str | None:
+    """Returns what keeps a run from learning; where the page has several, with its name."""
+    found = warning(run.rows)
+    return f"{run.name}: {found}" if found and curves > 1 else found
 
 
 def fill(template: str, title: str, data: Mapping[str, Any]) -> str:

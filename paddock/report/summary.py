@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from paddock.report.folder import RecordedRun
+from paddock.trainer.learning import warning
 
 HELD_OUT = re.compile(r"val-core/(?P<source>.+)/(?P<variable>[^/]+)/mean@\d+")
 PHASES = {
@@ -150,6 +151,8 @@ def summary_lines(run: RecordedRun) -> list[str]:
         whole = sum(total.values())
         shares = ", ".join(f"{name} {100 * seconds / whole:.0f}%" for name, seconds in parts if seconds > 0.005 * whole)
         rows.append(("Time of steps", duration(whole), shares))
+    if found := warning(run.rows):
+        rows.append(("Warning", found, ""))
     width = max((len(label) for label, _, _ in rows), default=0)
     return [f"{label:<{width}}  {text}" + (f"  ({note})" if note else "") for label, text, note in rows]
 

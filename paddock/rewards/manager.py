@@ -27,9 +27,9 @@ from paddock.rewards.joint import Component, JointScoring, combined
 from paddock.rewards.limited import LimitedPool
 from paddock.rewards.named import NAMED, prepared
 from paddock.rewards.pool import Job, JobFailed, Pool
-from paddock.rewards.rules import SCORERS, Scorer, has_rule, scorer_of
+from paddock.rewards.rules import NOTHING, SCORERS, Scorer, has_rule, scorer_of
 from paddock.rewards.score import Score, ScoreRequest
-from paddock.rewards.scoring import BatchScoring, Known, Scoring
+from paddock.rewards.scoring import BatchScoring, Known, Scoring, where
 from paddock.rewards.threads import ThreadPool
 
 log = logging.getLogger(__name__)
@@ -79,6 +79,7 @@ class RewardManager:
         """The pool of user functions: that of rules, unless their calls are limited."""
         self.threads = ThreadPool(self.config.timeout)
         """Scores by functions that no other process can import."""
+        self.told_unscored = False
         self.steps_done, self.total_steps = 0, config.trainer.total_training_steps or 1
         """The run's progress, for functions of TRL's contract that ask for it."""
         if self.config.reward_kwargs.overlong_buffer_cfg.enable:
@@ -121,6 +122,14 @@ class RewardManager:
                     reason = f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"
                     raise scoring.blame(request, reason)
         self._remember_names(combined(self.components, columns) if self.components else columns[0])
+
+    def pays(self, requests: Sequence[ScoreRequest]) -> bool:
+        """True unless all that scores these is the rule that leaves the reward to the environment."""
+        return (
+            bool(self.parts)
+            or self.loops_may_score
+            or any(self._scorer(one).target.name != NOTHING for one in requests)
+        )
 
     def begin(self) -> Scoring | JointScoring:
         """Takes responses as they come, and scores them meanwhile."""
@@ -261,7 +270,15 @@ class RewardManager:
         for part in self.components:
             metrics[f"reward/{part.name}/std"] = std_of(columns.get(part.name, ()))
         if self.columns:
-            metrics["reward/unscored"] = float(sum(not score.applies for score in scores))
+            unscored = [index for index, score in enumerate(scores) if not score.applies]
+            metrics["reward/unscored"] = float(len(unscored))
+            if unscored and not self.told_unscored:
+                self.told_unscored = True
+                row = (batch.extras.get("location") or {unscored[0]: f"row {int(batch.row[unscored[0]])}"})[unscored[0]]
+                log.warning(
+                    "every reward function returned None for a response to %s, which scores 0. Further ones count in "
+                    "reward/unscored", row,
+                )  # fmt: skip
         metrics["reward/timeouts"] = float(sum(score.timed_out for score in scores))
         metrics["reward/cache_hits"] = float(sum(score.cached for score in scores))
         scorers = [*self.scorers.values(), *(part.scorer for part in self.parts)]
@@ -391,13 +408,6 @@ def rules_of(parts: Sequence[Component]) -> dict[str, Scorer]:
 def chosen(scorer: Scorer, request: ScoreRequest) -> Scorer:
     """Returns the scorer of a component, which scores every row."""
     return scorer
-
-
-def where(request: ScoreRequest) -> str:
-    return (
-        f"on {request.location} (data_source={request.data_source}, ground_truth={request.ground_truth!r:.60}, "
-        f"response {request.solution!r:.120})"
-    )
 
 
 def on_last_token(values: PerRow, mask: PerToken) -> PerToken:

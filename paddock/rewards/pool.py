@@ -99,11 +99,15 @@ class Pool:
     nobody holds any more is collected.
     """
 
+    late = "its process was killed"
+    """What becomes of a call that takes too long."""
     room = 1
     """Calls that a worker holds at a time, each with a clock of its own; 1: a chunk of calls, one after the other."""
 
     def __init__(self, size: int, timeout: float):
         self.size, self.timeout = size, timeout
+        self.told = False
+        """Whoever collects scores has told of a call that took too long."""
         self.workers: list[Worker] = []
         self.waiting: deque[Job] = deque()
         self._submitted: list[Job] = []

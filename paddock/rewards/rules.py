@@ -102,6 +102,9 @@ def nothing(data_source: str, solution_str: str, ground_truth: Any, extra_info: 
     return 0.0
 
 
+NOTHING = nothing.__name__
+
+
 GSM8K = {"strict": r"####\s*({})", "flexible": r"({})"}
 MONEY = r"-?\$?-?[\d.,]*\d(?:/\d+)?"
 

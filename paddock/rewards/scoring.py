@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -17,10 +18,20 @@ from paddock.rewards.rules import Scorer
 from paddock.rewards.score import Score, ScoreRequest
 from paddock.rewards.threads import ThreadPool
 
+log = logging.getLogger(__name__)
+
 MOST_KNOWN = 65_536  # scores, some 300 bytes each
 NO_RULE = Score(0.0)
 
 Blame = Callable[[ScoreRequest, str], UserError]
+
+
+def where(request: ScoreRequest) -> str:
+    """Names a response and its row, for messages."""
+    return (
+        f"on {request.location} (data_source={request.data_source}, ground_truth={request.ground_truth!r:.60}, "
+        f"response {request.solution!r:.120})"
+    )
 
 
 class Known:
@@ -154,7 +165,15 @@ class Scoring:
 
     def _score_of(self, index: int, score: Score | None) -> Score:
         if score is None:
-            scorer = self.scorer_of(self.requests[index])
+            request = self.requests[index]
+            scorer = self.scorer_of(request)
+            if not self.pool.told and scorer.limit == inf:
+                self.pool.told = True
+                log.warning(
+                    "%s took longer than %g s (reward_model.timeout) %s, which scores %g; %s. Further ones count in "
+                    "reward/timeouts",
+                    *(scorer.target.name, self.pool.timeout, where(request), scorer.failed, self.pool.late),
+                )
             return Score(scorer.failed, timed_out=True, undecided=scorer.limit < inf)
         return replace(score, cached=True) if index in self.shared else score
 

@@ -6,7 +6,6 @@ takes too long counts as cut off, and is left behind.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -20,13 +19,13 @@ from paddock.rewards.custom import Failed, Target, row_scorer
 from paddock.rewards.pool import Job, JobFailed, answers_of
 from paddock.rewards.worker import failure
 
-log = logging.getLogger(__name__)
-
 LOOK = 0.05  # seconds between two looks at the clock of a call
 
 
 class ThreadPool:
     """Runs jobs one after the other in one thread, with the methods of `Pool`."""
+
+    late = "it runs in a thread, which cannot be killed: the call goes on beside the run"
 
     def __init__(self, timeout: float):
         self.timeout = timeout
@@ -103,13 +102,6 @@ class ThreadPool:
             (job, _), self.running, self.thread = self.running, None, None
             if self.waiting:
                 self.start()
-        if not self.told:
-            log.warning(
-                "%s took longer than %g s (reward_model.timeout). It runs in a thread, which cannot be killed: the "
-                "call goes on beside the run. A function of an importable module runs in a process, and is stopped",
-                job.target.name, self.timeout,
-            )  # fmt: skip
-        self.told = True
         job.future.set_result(None)
 
     def cancel(self) -> None:

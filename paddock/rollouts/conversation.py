@@ -34,6 +34,7 @@ from paddock.environments.environment import (
     Messages,
     Turn,
     messages_said,
+    overrides,
     turn_of,
 )
 from paddock.environments.tools import Failure, Schema, Tool, ToolError, written
@@ -378,7 +379,8 @@ class Conversation:
         """Returns what a method said as messages; anything else is refused."""
         if isinstance(said, str) or (isinstance(said, list | tuple) and all(isinstance(one, dict) for one in said)):
             return messages_said(said)
-        raise self.failed(f"{method} returned {said!r:.80}", "a text, a list of messages, or None")
+        more = ", or paddock.Turn(messages, reward=..., done=...)" if method == "step" else ""
+        raise self.failed(f"{method} returned {said!r:.80}", f"return a text, a list of messages, or None{more}")
 
     def number(self, value: Any, method: str) -> float:
         number = value.item() if hasattr(value, "item") else value
@@ -468,8 +470,3 @@ def shortened(text: str, most: int, side: str) -> str:
 
 def tool_message(call: Call, text: str) -> Message:
     return {"role": "tool", "name": call.name, "content": text} | ({"tool_call_id": call.id} if call.id else {})
-
-
-def overrides(environment: Environment, method: str) -> bool:
-    """True if the environment has a method of its own: what the base class does needs no thread."""
-    return getattr(type(environment), method) is not getattr(Environment, method)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from paddock.data.loader import Loader
 from paddock.errors import UserError
 from paddock.trainer.checkpoint import Checkpoint, CheckpointStore
 from paddock.trainer.interruption import Interruption
+from paddock.trainer.learning import STEPS, warning
 from paddock.trainer.lock import FolderLock
 from paddock.trainer.samples import Sample
 from paddock.trainer.state import check_config, flat, load_state, restore_rng, rng_state, save_state
@@ -119,6 +121,8 @@ class TrainingRun(ABC):
         self.timer = Timer()
         self.listeners = Listeners()
         self.void_updates = 0  # in a row
+        self.recent: deque[Metrics] = deque(maxlen=STEPS)
+        self.warned = False
         self.saved: Checkpoint | None = None
         """The newest checkpoint: of this run, or the one it went on from."""
         self.finished: State = {"step": 0}
@@ -244,6 +248,10 @@ class TrainingRun(ABC):
         tracker.log(self.step_no, step.metrics)
         self.unlogged, self.finished = None, self.state()
         self.timer.reset()
+        self.recent.append(step.metrics)
+        if not self.warned and (found := warning(self.recent)):
+            self.warned = True
+            log.warning("step %d: %s", self.step_no, found)
         last = self.step_no == self.total_steps
         if (last and trainer.save_last) or (trainer.save_freq > 0 and self.step_no % trainer.save_freq == 0):
             self.save(tracker)

@@ -24,7 +24,7 @@ from paddock.rollouts.collect import Collector
 from paddock.trainer.checkpoint import CheckpointStore
 from paddock.trainer.lifecycle import Metrics, State, TrainingRun
 from paddock.trainer.lock import FolderLock
-from paddock.trainer.metrics import batch_metrics
+from paddock.trainer.metrics import batch_metrics, signal_metrics
 from paddock.trainer.out_of_memory import ROLLOUT, VALIDATION
 from paddock.trainer.performance import Performance
 from paddock.trainer.samples import Sample, dump_samples, samples_of
@@ -155,7 +155,8 @@ class Trainer(TrainingRun):
             batch = batch.with_(old_log_probs=None)
         epoch = {"training/global_step": float(self.step_no), "training/epoch": float(self.loader.epoch)}
         use_critic = self.roles.critic is not None
-        return epoch | batch_metrics(batch, data.max_prompt_length, data.max_response_length, use_critic)
+        found = batch_metrics(batch, data.max_prompt_length, data.max_response_length, use_critic)
+        return epoch | found | (signal_metrics(batch) if learns_from_rewards(self.config) else {})
 
     def validate(self, tracker: Tracker) -> Metrics:
         assert self.validation is not None

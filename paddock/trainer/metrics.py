@@ -10,8 +10,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from paddock.algorithms.selection import informative_groups
 from paddock.core.batch import Batch, PerToken
 from paddock.core.masked import masked_mean, masked_sum
+from paddock.trainer.learning import ALIKE, SAME_PROMPTS
 
 COUNTED = {"num_turns": "num_turns", "tool_call_counts": "tool_call_counts", "tool_seconds": "agent_loop/tool_calls"}
 """Columns of conversations whose least, most and mean are metrics, and the metrics' names."""
@@ -51,6 +53,20 @@ def batch_metrics(batch: Batch, max_prompt: int, max_response: int, use_critic: 
     if batch.rollout_log_probs is not None and batch.old_log_probs is not None:
         found |= mismatch(batch.old_log_probs, batch.rollout_log_probs, mask)
     return to_floats(found) | counted(batch)
+
+
+@torch.no_grad()
+def signal_metrics(batch: Batch) -> dict[str, float]:
+    """Returns the share of responses that scored as all others to their prompt did, and whether all prompts are equal.
+
+    With one response to a prompt, each is compared with all others of the step.
+    """
+    scores, prompts = batch.need("scores").sum(-1), batch.group.unique().numel()
+    peers = batch.with_(group=torch.zeros_like(batch.group)) if prompts == len(batch) else batch
+    found = {ALIKE: (~informative_groups(peers, scores)).double().mean()}
+    if prompts > 1 and not any(batch.extras.get("images", ())):
+        found[SAME_PROMPTS] = (batch.prompts == batch.prompts[:1]).all()
+    return to_floats(found)
 
 
 def mismatch(trained: PerToken, sampled: PerToken, mask: Tensor) -> dict[str, Tensor]:

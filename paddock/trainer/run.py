@@ -7,9 +7,10 @@ from contextlib import ExitStack, closing
 
 from paddock.config.conversations import converses
 from paddock.config.schema import Config
-from paddock.config.topology import pools
+from paddock.config.topology import learns_from_rewards, pools
 from paddock.data.dataset import MODEL, PromptDataset
 from paddock.data.loader import Loader
+from paddock.errors import UserError
 from paddock.models.image_reader import ImageReader
 from paddock.rewards.manager import NO_FUNCTIONS, Functions, RewardManager
 from paddock.rollouts.collect import Collector, trial
@@ -52,7 +53,16 @@ def open_trainer(
     dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))
     first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
     in_environments = converses(config) or dataset.names_agents
-    rewards.check([trial(row, in_environments) for row in first])
+    tries = [trial(row, in_environments) for row in first]
+    rewards.check(tries)
+    paid = config.reward_model.enable or rewards.pays(tries) or rows.factory(None).may_pay
+    if config.environment and learns_from_rewards(config) and not paid:
+        raise UserError(
+            "nothing pays: it has neither `step` nor `reward` (a plain class: `get_reward`), and no function scores",
+            key="environment", value=config.environment,
+            fix="return paddock.Turn(reward=...) from `step`, or name a rule or function: reward=, "
+            "custom_reward_function.path=FILE.py:FUNCTION",
+        )  # fmt: skip
     log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
     roles = things.enter_context(closing(build(config, tokenizer, config.trainer.total_training_steps or total_steps)))
     models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)

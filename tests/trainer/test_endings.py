@@ -367,7 +367,7 @@ def test_paddock_train_prints_no_wide_lines_into_a_pipe_and_the_module_of_launch
         said[module] = capsys.readouterr().out
         assert "importing torch" in caplog.text and "loading the weights of" in caplog.text
         caplog.clear()
-    assert "step:1 - " not in said["paddock.cli train"] and "1/1  Actor Loss" in said["paddock.cli train"]
+    assert "step:1 - " not in said["paddock.cli train"] and "1/1  Reward: " in said["paddock.cli train"]
     assert "step:1 - " in said["paddock.trainer.main_ppo"]
 
 

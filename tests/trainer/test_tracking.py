@@ -148,12 +148,12 @@ def shown(folder: Path, terminal: bool, *logged: tuple[int, dict], **changes) ->
 
 def test_the_highlights_of_a_step_read_as_in_the_guide():
     line = ", ".join(highlights(STEP))
-    assert line == "Actor Loss: 0.234, KL: 0.0123, Reward: 0.456, Length: 132, 2,500 tokens/s"
+    assert line == "Reward: 0.456, Length: 132, Actor Loss: 0.234, KL: 0.0123, 2,500 tokens/s"
 
 
 def test_a_log_file_gets_one_compact_line_a_step_with_the_time_left(tmp_path):
     text = shown(tmp_path, False, (0, ACCURACY), (12, STEP | ACCURACY))
-    assert re.search(r"^12/60  Actor Loss: 0\.234, .* tokens/s, ETA 0:00:0\d$", text, re.M)
+    assert re.search(r"^12/60  .*Actor Loss: 0\.234, .* tokens/s, ETA 0:00:0\d$", text, re.M)
     assert "Validation Accuracy: 45.2%\n" in text
     assert "step:" not in text and "\x1b" not in text
 

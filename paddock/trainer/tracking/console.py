@@ -2,7 +2,7 @@
 
 `console` prints one line per step; on a terminal a live bar shows the time left, elsewhere the line ends with it; in a
 notebook the line stands beside one bar that moves,
-    12/60  Actor Loss: 0.234, KL: 0.012, Reward: 0.456, Length: 132, 1,234 tokens/s, ETA 0:01:12
+    12/60  Reward: 0.456, Length: 132, Actor Loss: 0.234, KL: 0.012, 1,234 tokens/s, ETA 0:01:12
     Validation Accuracy: 45.2%
 `steps` prints every metric of a step on one line, the form that scripts which read such logs expect,
     step:12 - actor/pg_loss:0.234 - actor/ppo_kl:0.012 - ...
@@ -27,6 +27,8 @@ from paddock.trainer.samples import Sample
 from paddock.trainer.tracking.run import LoggedRun
 
 HIGHLIGHTS = (
+    ("Reward", ("critic/score/mean",)),
+    ("Length", ("response_length/mean",)),
     ("Loss", ("train/loss",)),
     ("Accuracy", ("train/accuracy",)),
     ("Validation Loss", ("val/loss",)),
@@ -34,10 +36,10 @@ HIGHLIGHTS = (
     ("Actor Loss", ("actor/pg_loss",)),
     ("Critic Loss", ("critic/vf_loss",)),
     ("KL", ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl")),
-    ("Reward", ("critic/score/mean",)),
-    ("Length", ("response_length/mean",)),
 )
 """A label and the metrics that may stand for it, the first one present."""
+UNLESS_ZERO = "KL"
+"""Left out at 0: the policy is still the one that sampled, and no reference has a weight."""
 
 SHOWN_CHARACTERS = 300
 
@@ -142,7 +144,7 @@ class StepLines:
 
 def highlights(metrics: Mapping[str, float]) -> list[str]:
     found = [(label, next((metrics[name] for name in names if name in metrics), None)) for label, names in HIGHLIGHTS]
-    parts = [f"{label}: {value:.3g}" for label, value in found if value is not None]
+    parts = [f"{label}: {value:.3g}" for label, value in found if value is not None and (value or label != UNLESS_ZERO)]
     if metrics.get("perf/time_per_step"):
         parts.append(f"{metrics['perf/total_num_tokens'] / metrics['perf/time_per_step']:,.0f} tokens/s")
     return parts
