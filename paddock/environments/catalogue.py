@@ -15,7 +15,6 @@ import importlib.util
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +26,9 @@ from paddock.environments.environment import Environment, overrides
 from paddock.environments.packages import refused
 from paddock.environments.plain_class import PlainEnvironment
 from paddock.environments.tools import Tool
+from paddock.environments.workers import Workers
 from paddock.errors import UserError
 from paddock.facts.modules import MODULE, module_at
-from paddock.rewards.custom import finished
 
 Source = Callable[[str, Mapping[str, Any]], Callable[[], Environment]]
 SOURCES: Registry[Source] = Registry("source of environments", key="environment")
@@ -55,10 +54,12 @@ class Factory:
     """False: its environments pay nothing, whatever the policy does."""
 
 
-def environment_of(name: str | Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> Factory:
+def environment_of(
+    name: str | Callable[..., Any], kwargs: Mapping[str, Any] | None = None, seconds: float = 60.0
+) -> Factory:
     """Returns the factory of a name, of a class, or of a function that returns an environment.
 
-    `kwargs` go to the constructor. One object is made here, for its tools, and closed at once.
+    `kwargs` go to the constructor. One object is made here, for its tools, and closed at once, each within `seconds`.
     """
     kwargs = kwargs or {}
     if isinstance(name, str):
@@ -66,15 +67,21 @@ def environment_of(name: str | Callable[..., Any], kwargs: Mapping[str, Any] | N
     else:
         named = getattr(name, "__qualname__", type(name).__qualname__)
         make = constructor(name, kwargs, named)
-    first = make()
+
+    def opened() -> tuple[Environment, tuple[Tool, ...]]:
+        first = make()
+        return first, tuple(first.tools())
+
+    workers = Workers()
     try:
-        return Factory(named, make, tuple(first.tools()), first.max_turns, first.inline, may_pay(first))
+        first, tools = workers.start(opened).result(seconds)
+        workers.end(first.close)
+        return Factory(named, make, tools, first.max_turns, first.inline, may_pay(first))
+    except TimeoutError:
+        fix = f"actor_rollout_ref.rollout.multi_turn.tool_timeout={2 * seconds:g}"
+        raise refused(named, f"making it took longer than {seconds:g} s", fix) from None
     finally:
-        with blaming(named, kwargs):
-            closing: Any = first.close()  # type: ignore[func-returns-value]  # a coroutine, where close is `async def`
-            if inspect.isawaitable(closing):
-                with ThreadPoolExecutor(1) as thread:  # this one may have an event loop that runs
-                    thread.submit(finished, closing).result()
+        workers.close(seconds)
 
 
 def may_pay(environment: Environment) -> bool:

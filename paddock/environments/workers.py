@@ -116,13 +116,14 @@ class Workers:
                 self.busy -= 1
             del job, call, future  # what a call holds is not kept until the next one
 
-    def close(self) -> None:
+    def close(self, seconds: float = SECONDS) -> None:
         """Ends idle threads, cancels coroutines and calls that wait; those that run are left behind. What frees
-        something has a moment to be done."""
+        something has these seconds to be done."""
         if self.closed:
             return
         self.closed = True
-        wait(list(self.ending), SECONDS)
+        if late := wait(list(self.ending), seconds).not_done:
+            log.warning("%d x close of an environment took longer than %g s, and was left behind", len(late), seconds)
         with contextlib.suppress(queue.Empty):
             while True:
                 job = self.jobs.get_nowait()

@@ -33,9 +33,13 @@ def module_at(path: str) -> ModuleType:
         return known
     module = ModuleType(name)
     module.__dict__.update(__file__=file, __source__=source, __package__=package_of(Path(file)))
-    folder = str(Path(file).parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # its neighbours, as if it were run as a script
+    top, folder = top_of(Path(file)), Path(file).parent
+    packaged = (folder / "__init__.py").is_file()
+    for place in map(str, (folder, top.parent) if packaged else (folder,)):
+        if (
+            place not in sys.path
+        ):  # its neighbours, as if it were run as a script; a package's never stand before others
+            sys.path.insert(len(sys.path) if packaged else 0, place)
     sys.modules[name] = module
     try:
         exec(compile(source, file, "exec"), module.__dict__)
@@ -45,15 +49,21 @@ def module_at(path: str) -> ModuleType:
     return module
 
 
+def top_of(file: Path) -> Path:
+    """Returns the folder of the outermost package that a file is in; its own folder if that is no package."""
+    top = file.parent
+    while (top / "__init__.py").is_file() and (top.parent / "__init__.py").is_file():
+        top = top.parent
+    return top
+
+
 def package_of(file: Path) -> str:
     """Returns the name by which relative imports in a file find the other modules of its package.
 
     The name is Paddock's own, so that the package of a fork never stands in for an installed one. The `__init__` of a
     package runs when a name is asked of it that is no module: a whole trainer's imports more than a scorer has.
     """
-    top = file.parent
-    while (top / "__init__.py").is_file() and (top.parent / "__init__.py").is_file():
-        top = top.parent
+    top = top_of(file)
     name, folder = f"paddock_folder_{str(top).encode().hex()}", top
     for part in ("", *file.parent.relative_to(top).parts):
         name, folder = (f"{name}.{part}", folder / part) if part else (name, folder)

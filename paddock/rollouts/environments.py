@@ -70,7 +70,8 @@ class RowEnvironments:
     def made(self, agent: str | None) -> Factory:
         rollout = self.config.actor_rollout_ref.rollout
         if agent is None and self.config.environment:
-            return environment_of(self.named(self.config.environment), self.config.environment_kwargs)
+            limit, kwargs = rollout.multi_turn.tool_timeout, self.config.environment_kwargs
+            return environment_of(self.named(self.config.environment), kwargs, limit)
         name = agent or rollout.agent.default_agent_loop
         if found := self.loop(name):
             return found

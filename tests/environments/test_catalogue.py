@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +157,26 @@ def test_an_object_without_reset_is_no_environment():
     assert "no method reset" in refusal(dict).reason
 
 
-def test_what_close_raises_is_told_by_name():
+def test_what_close_raises_is_a_warning_and_a_close_that_hangs_is_left_behind(caplog):
     class Stuck(Environment):
         def close(self):
             raise RuntimeError("still held")
 
-    assert "RuntimeError: still held" in refusal(Stuck).reason
+    class Hangs(Environment):
+        def close(self):
+            time.sleep(20)
+
+    assert environment_of(Stuck).tools == () and "close raised RuntimeError: still held" in caplog.text
+    begun = time.monotonic()
+    assert environment_of(Hangs, seconds=0.2).tools == () and time.monotonic() - begun < 10
+    assert "close of an environment took longer than 0.2 s" in caplog.text
+
+
+def test_a_constructor_that_hangs_is_refused_with_the_key_of_its_limit():
+    class Hangs(Environment):
+        def __init__(self):
+            time.sleep(20)
+
+    with pytest.raises(UserError, match=r"making it took longer than 0\.2 s") as caught:
+        environment_of(Hangs, seconds=0.2)
+    assert caught.value.fix == "actor_rollout_ref.rollout.multi_turn.tool_timeout=0.4"

@@ -56,6 +56,17 @@ def test_a_package_never_stands_in_for_an_installed_one_of_its_name(tmp_path):
     assert module_at(str(tmp_path / "json/mine.py")).__dict__["said"] == "1"
 
 
+def test_a_neighbour_never_stands_before_the_standard_library_and_absolute_imports_find_the_package(tmp_path):
+    write(tmp_path, scorers__INIT="", scorers__ours__INIT="", scorers__ours__colorsys="raise ImportError",
+          scorers__ours__one="ONE = 1", scorers__ours__mine="""
+              import colorsys, one
+              from scorers.ours.one import ONE
+              said = colorsys.hls_to_rgb, one.ONE, ONE
+          """)  # fmt: skip
+    sys.modules.pop("colorsys", None)
+    assert module_at(str(tmp_path / "scorers/ours/mine.py")).__dict__["said"][1:] == (1, 1)
+
+
 def test_what_is_missing_in_a_package_is_an_import_error(tmp_path):
     write(tmp_path, ours__INIT="", ours__mine="from . import nothing", ours__up="from ... import nothing")
     with pytest.raises(ImportError, match="nothing"):
