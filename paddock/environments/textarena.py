@@ -7,6 +7,7 @@ at its end. Games for several players are refused: nobody is there to play the o
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -15,6 +16,8 @@ from typing import Any
 from paddock.environments.environment import Answer, Environment, Turn
 from paddock.environments.packages import imported, refused, unknown
 from paddock.environments.reused import Draws, Pool, Reused
+
+log = logging.getLogger(__name__)
 
 SEVERAL = "a game of one player, e.g. textarena:GuessTheNumber-v0, Mastermind-v0, Wordle-v0, Sokoban-v0, Minesweeper-v0"
 
@@ -32,16 +35,36 @@ class TextArena(Reused):
             if not done:
                 return Turn(news(game))
             rewards, _ = game.close()
-            return Turn(reward=float(rewards[0]), done=True)
+            return Turn(reward=paid(rewards[0], game), done=True)
+
+
+def paid(reward: Any, game: Any) -> float:
+    """Returns what a game pays; nothing, with a warning, if it is no number: some games mix it up with its reason."""
+    try:
+        return float(reward)
+    except (TypeError, ValueError):
+        warn_of(type(inner(game)).__name__, f"{reward!r:.80}")
+        return 0.0
+
+
+@cache
+def warn_of(game: str, reward: str) -> None:
+    log.warning("textarena's %s pays %s, which is no number: 0 counts", game, reward)
+
+
+def inner(game: Any) -> Any:
+    """Returns the game without its wrappers."""
+    arena = imported("textarena", "textarena", "textarena")
+    while isinstance(game, arena.Wrapper):
+        game = game.env
+    return game
 
 
 def news(game: Any) -> str:
     """Returns what the game said since the last turn, less the player's own action."""
     arena = imported("textarena", "textarena", "textarena")
-    while isinstance(game, arena.Wrapper):
-        game = game.env
-    _, heard = game.get_observation()
-    return "\n".join(message for _, message, kind in heard if kind is not arena.ObservationType.PLAYER_ACTION)
+    _, heard = inner(game).get_observation()
+    return "\n".join(str(message) for _, message, kind in heard if kind is not arena.ObservationType.PLAYER_ACTION)
 
 
 def source(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:

@@ -218,6 +218,14 @@ def test_games_of_several_players_are_refused_by_name(name):
     assert caught.value.value == f"textarena:{name}" and "GuessTheNumber-v0" in str(caught.value.fix)
 
 
+@pytest.mark.parametrize("name", ["Slitherlink-v0", "Cryptarithm-v0", "Countdown-v0", "ThreeCardMonte-v0"])
+def test_games_that_mix_up_reward_and_reason_go_on_behind_an_invalid_move_and_pay_nothing_for_it(name, caplog):
+    version_of("textarena")
+    played = play(f"textarena:{name}", script(["nonsense"]), seed=SEED)
+    assert (played.turns, played.reward) == (2, 0.0) and "invalid move" in played.messages[2]["content"]
+    assert "which is no number: 0 counts" in caplog.text
+
+
 WORDS = ["apple", "table", "house", "chair", "plant", "water", "stone", "light"]
 
 
