@@ -3,12 +3,15 @@
 An episode is a session of the server's WebSocket: reset, steps, close. `reset` is given the seed and the row's columns.
 The server says what an action is (`/schema`). If it has one text, the policy's turn is that text; `field` names it if
 there are several. If it is an MCP tool call, the server's tools are the policy's. Of an observation the policy reads
-its one text, or all of it as JSON; `text` names a field. Actions of several required fields are refused.
+all fields that are not empty, as JSON; its one text alone if there is nothing else, or, with a warning before the run,
+nothing but numbers. `text` names the field, or a list of fields, to read. Actions of several required fields are
+refused.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 import urllib.error
@@ -26,6 +29,11 @@ TIMEOUT = 60.0
 """Seconds that the server has for an answer."""
 PATIENCE = 10.0
 """Seconds that an episode waits for a free session: a closed one is free a moment later."""
+
+
+EMPTY: tuple[Any, ...] = (None, "", [], {})
+"""Values of an observation that say nothing."""
+log = logging.getLogger(__name__)
 
 
 class ServerError(Exception):
@@ -65,7 +73,10 @@ class Session:
 class OpenEnv(Environment):
     """Plays one episode on a server."""
 
-    def __init__(self, url: str, field: str | None, text: str | None, listed: Sequence[Mapping[str, Any]]):
+    def __init__(
+        self, url: str, field: str | None, text: str | Sequence[str] | None, listed: Sequence[Mapping[str, Any]]
+    ):
+        """`field` of an action has the policy's turn; `text`: the fields of an observation that it reads, else all."""
         self.url, self.field, self.text, self.listed = url, field, text, listed
         self.session: Session | None = None
         self.paid, self.over = 0.0, False
@@ -101,13 +112,15 @@ class OpenEnv(Environment):
         ]
 
     def _text(self, observation: Mapping[str, Any]) -> str:
-        if self.text is not None:
+        if isinstance(self.text, str):
             return written(observation.get(self.text, ""))
-        fields = {name: value for name, value in observation.items() if name != "metadata"}
-        texts = [value for value in fields.values() if isinstance(value, str)]
-        if not fields:  # servers of tools greet in the metadata
+        told = [name for name in observation if name != "metadata"] if self.text is None else self.text
+        fields = {name: observation[name] for name in told if observation.get(name) not in EMPTY}
+        if not observation.keys() - {"metadata"}:  # servers of tools greet in the metadata
             return written(observation.get("metadata", {}).get("message", ""))
-        return texts[0] if len(texts) == 1 else json.dumps(fields, ensure_ascii=False)
+        if len(fields) == 1 and isinstance(text := next(iter(fields.values())), str):
+            return text
+        return json.dumps(fields, ensure_ascii=False)
 
 
 class ServerTool:
@@ -155,7 +168,8 @@ def source(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
         raise refused(full, f"has no argument {sorted(strange)[0]!r}", "field, text")
     try:
         with urllib.request.urlopen(f"{url}/schema", timeout=TIMEOUT) as answer:
-            action = json.load(answer)["action"]
+            schema = json.load(answer)
+            action = schema["action"]
     except (OSError, ValueError, KeyError, urllib.error.URLError) as error:
         fix = "start it (e.g. uvicorn server.app:app --port 8000), and check the address"
         raise refused(full, f"no OpenEnv server answers there: {error}", fix) from error
@@ -165,7 +179,24 @@ def source(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
     if not listed and (field not in action.get("properties", {}) or needed):
         reason = f"its action has the fields {', '.join(action.get('properties', {}))}, and a turn is one text"
         raise refused(full, reason, "field=NAME, of an action that needs no other field")
-    return lambda: OpenEnv(url, field, kwargs.get("text"), listed)
+    text = kwargs.get("text")
+    if text is None and (alone := only_text(schema.get("observation") or {})):
+        text, others = alone
+        if others:
+            reason = "%s: of an observation the policy reads %s, and not %s; environment_kwargs={text: [%s]} shows all"
+            log.warning(reason, full, text, ", ".join(others), ",".join((text, *others)))
+    return lambda: OpenEnv(url, field, text, listed)
+
+
+def only_text(observation: Mapping[str, Any]) -> tuple[str, list[str]] | None:
+    """Returns the one text of an observation and its other fields, if all of those are numbers."""
+    fields = dict(observation.get("properties", {}))
+    for name in ("metadata", "done", "reward"):
+        fields.pop(name, None)
+    texts = [name for name, about in fields.items() if about.get("type") == "string"]
+    others = [name for name in fields if name not in texts]
+    numbers = all(fields[name].get("type") in ("integer", "number", "boolean") for name in others)
+    return (texts[0], others) if len(texts) == 1 and numbers else None
 
 
 def text_field(action: Mapping[str, Any]) -> str | None:

@@ -1,6 +1,6 @@
-"""Two OpenEnv servers in one process: the environment that `openenv init` writes, and one of MCP tools.
+"""Three OpenEnv servers in one process: the environment that `openenv init` writes, one of MCP tools, and a board.
 
-python openenv_servers.py FOLDER PORT PORT      FOLDER holds demo_env, as `openenv init demo_env` left it
+python openenv_servers.py FOLDER PORT PORT PORT      FOLDER holds demo_env, as `openenv init demo_env` left it
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import Any
 import uvicorn
 from fastmcp import FastMCP
 from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
-from openenv.core.env_server.types import Observation, State
+from openenv.core.env_server.types import Action, Observation, State
+from pydantic import Field
 
 
 class Counter(MCPEnvironment):
@@ -50,14 +52,44 @@ class Counter(MCPEnvironment):
         return State(step_count=self.count)
 
 
+class Move(Action):
+    to: str
+
+
+class Board(Observation):
+    phase: str = "initial"
+    cells: list[int] = Field(default_factory=list)
+    legal: list[int] = Field(default_factory=list)
+    last: int | None = None
+
+
+class Cells(Environment[Move, Board, State]):
+    """Marks cells; what can be played is in a list, beside a text that says little, as in OpenSpiel's games."""
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Board:
+        self.cells = [0, 0]
+        return Board(cells=self.cells, legal=[0, 1])
+
+    def step(self, action: Move, timeout_s: float | None = None, **kwargs: Any) -> Board:
+        self.cells[int(action.to)] = 1
+        legal = [place for place, mark in enumerate(self.cells) if not mark]
+        return Board(phase="playing", cells=self.cells, legal=legal, last=int(action.to), done=not legal, reward=1.0)
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
 def main() -> None:
     folder, *ports = sys.argv[1:]
     sys.path.insert(0, folder)
     from demo_env.server.app import app
 
     tools = create_app(Counter, CallToolAction, CallToolObservation, env_name="counter", max_concurrent_envs=1)
-    how = {"host": "127.0.0.1", "port": int(ports[1]), "log_level": "error"}
-    threading.Thread(target=uvicorn.run, args=(tools,), kwargs=how, daemon=True).start()
+    board = create_app(Cells, Move, Board, env_name="cells")
+    for other, port in zip((tools, board), ports[1:], strict=True):
+        how = {"host": "127.0.0.1", "port": int(port), "log_level": "error"}
+        threading.Thread(target=uvicorn.run, args=(other,), kwargs=how, daemon=True).start()
     uvicorn.run(app, host="127.0.0.1", port=int(ports[0]), log_level="error")
 
 

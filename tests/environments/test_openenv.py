@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -22,19 +23,19 @@ SERVERS = Path(__file__).with_name("openenv_servers.py")
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """URLs of the two servers."""
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """URLs of the servers: a text environment, MCP tools, a board."""
     pytest.importorskip("openenv", reason="openenv is not installed: make test-environments")
     folder = tmp_path_factory.mktemp("openenv")
     program = "import sys; sys.argv = ['openenv', 'init', 'demo_env']; from openenv.cli.__main__ import main; main()"
     subprocess.run([sys.executable, "-c", program], cwd=folder, check=True, capture_output=True, timeout=120)
-    ports = [free_port(), free_port()]
+    ports = [free_port(), free_port(), free_port()]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     server = subprocess.Popen([sys.executable, str(SERVERS), str(folder), *map(str, ports)])
     try:
         for url in urls:
             wait_for(f"{url}/health", server)
-        yield urls[0], urls[1]
+        yield urls
     finally:
         server.terminate()
         server.wait(20)
@@ -121,6 +122,23 @@ def test_arguments_name_fields_and_unknown_ones_are_refused(servers):
     ):
         with pytest.raises(UserError, match=reason):
             environment_of(name, kwargs)
+
+
+def test_the_policy_reads_all_of_an_observation_or_is_told_before_the_run_what_not(servers, caplog):
+    played = play(f"openenv:{servers[2]}", script(["1", "0"]))
+    heard = [json.loads(one["content"]) for one in played.messages if one["role"] == "user"]
+    assert heard[0] == {"phase": "initial", "cells": [0, 0], "legal": [0, 1]}
+    assert heard[1:] == [
+        {"phase": "playing", "cells": [0, 1], "legal": [0], "last": 1},
+        {"phase": "playing", "cells": [1, 1], "last": 0},
+    ]
+    assert not caplog.records
+    assert play(f"openenv:{servers[2]}", script(["1"]), kwargs={"text": "legal"}).messages[0]["content"] == "[0, 1]"
+    both = play(f"openenv:{servers[0]}", script(["hi"]), kwargs={"text": ["echoed_message", "message_length"]}, limit=1)
+    assert json.loads(both.messages[-1]["content"]) == {"echoed_message": "hi", "message_length": 2}
+    assert not caplog.records
+    environment_of(f"openenv:{servers[0]}")
+    assert "reads echoed_message, and not message_length" in caplog.text
 
 
 def test_a_server_that_does_not_answer_is_named():
