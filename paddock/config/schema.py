@@ -247,7 +247,9 @@ class RewardModelConfig:
     num_workers: int | None = key(None, "processes that score; unset: the number of cores", low=1)
     launch_reward_fn_async: bool = key(True, "score while other responses are still generated")
     timeout: float = key(30.0, "seconds for one call of a scorer; then all its processes are killed", above=0)
-    compute_score_kwargs: dict[str, Any] = key({}, "arguments of built-in scorers, e.g. {method: flexible} of gsm8k")
+    compute_score_kwargs: dict[str, Any] = key(
+        {}, "arguments of built-in scorers, e.g. {method: flexible} or {verdicts: verl} of gsm8k"
+    )
     max_concurrent: int = key(16, "rate_limited: calls at a time", low=1)
     max_rpm: float | None = key(None, "rate_limited: calls per minute; unset: no limit", above=0)
     max_tpm: float | None = key(None, "rate_limited: tokens per minute; unset: no limit", above=0)

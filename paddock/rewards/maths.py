@@ -8,8 +8,9 @@ from typing import Any
 
 from paddock.core.boxed import last_boxed, last_boxes
 from paddock.rewards.answers.verdicts import Verdict, compared
-from paddock.rewards.rules import TAIL, texts_of
+from paddock.rewards.rules import TAIL, as_verl, texts_of
 from paddock.rewards.score import Score, checked
+from paddock.rewards.verl_verdicts import same_text
 
 ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 STATED = re.compile(r"answers?\s*(?::|\bis\b|\bare\b)[:\s]*([^\n]+)", re.IGNORECASE)
@@ -23,12 +24,18 @@ def boxed(data_source: str, solution_str: str, ground_truth: Any, extra_info: An
 
 
 def answer_line(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, verdicts: str = "paddock"
 ) -> dict[str, Any] | Score:
-    """+1 if the last `Answer: ...` near the end equals the truth, else -1.  DAPO, arXiv:2503.14476"""
-    lines = ANSWER_LINE.findall(solution_str[-TAIL:])
-    answer = (last_boxed(lines[-1]) or lines[-1]).strip() if lines else ""
-    verdict = _compared(answer, ground_truth)
+    """+1 if the last `Answer: ...` near the end, or without such a line the last box there, equals the truth, else -1.
+    DAPO, arXiv:2503.14476"""
+    end = solution_str[-TAIL:]
+    lines = ANSWER_LINE.findall(end)
+    if as_verl(verdicts):
+        answer = lines[-1] if lines else last_boxed(end) or ""
+        verdict = Verdict(bool(answer) and any(same_text(answer, truth) for truth in texts_of(ground_truth)))
+    else:
+        answer = ((last_boxed(lines[-1]) or lines[-1]) if lines else last_boxed(end) or "").strip()
+        verdict = _compared(answer, ground_truth)
     found = {"score": 1.0 if verdict.equal else -1.0, "acc": verdict.equal, "pred": answer}
     return _unless_undecided(found, verdict)
 

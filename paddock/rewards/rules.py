@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.core.registry import suggest
 from paddock.errors import UserError
 from paddock.facts.modules import MODULE
+from paddock.rewards import verl_verdicts
 from paddock.rewards.custom import Target, load
 from paddock.rewards.score import ScoreRequest
 
@@ -110,16 +111,29 @@ MONEY = r"-?\$?-?[\d.,]*\d(?:/\d+)?"
 
 
 def gsm8k(
-    data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, method: str = "strict"
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: Any = None,
+    method: str = "strict",
+    verdicts: str = "paddock",
 ) -> float:
     """1 if the last `#### number` is the true one; `flexible` takes the last number, marked or not."""
     if method not in GSM8K:
         raise ValueError(f"method is {method!r}, not {' or '.join(GSM8K)}")
+    if as_verl(verdicts):
+        return float(verl_verdicts.stated_number(solution_str[-TAIL:], method, str(ground_truth)))
     found = re.findall(GSM8K[method].format(MONEY), solution_str[-TAIL:])
     truth = number(str(ground_truth))
     if truth is None:
         raise ValueError(f"the ground truth {ground_truth!r} is not a number")
     return float(bool(found) and number(found[-1]) == truth)
+
+
+def as_verl(verdicts: str) -> bool:
+    if verdicts not in ("paddock", "verl"):
+        raise ValueError(f"verdicts is {verdicts!r}, not paddock or verl")
+    return verdicts == "verl"
 
 
 def number(text: str) -> Fraction | None:
@@ -180,7 +194,7 @@ def _mathematics(name: str, failed: float = 0.0, options: str = "") -> Scorer:
 
 
 _BOXED = _mathematics("boxed")
-_DAPO = _mathematics("answer_line", failed=-1.0)
+_DAPO = _mathematics("answer_line", failed=-1.0, options="verdicts")
 _STATED = _mathematics("stated")
 _EXACT = _rule("exact_match", options="format_score")
 _CONTEST = _program("contest", options="continuous")
@@ -191,7 +205,7 @@ SCORERS: dict[str, Scorer] = {
     "paddock/addition": _rule("addition"),
     "paddock/products": _rule("addition"),
     "paddock/episodes": _rule("nothing"),
-    "openai/gsm8k": _rule("gsm8k", options="method"),
+    "openai/gsm8k": _rule("gsm8k", options="method verdicts"),
     "lighteval/MATH": _BOXED,
     "DigitalLearningGmbH/MATH-lighteval": _BOXED,
     "HuggingFaceH4/MATH-500": _BOXED,

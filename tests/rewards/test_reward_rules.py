@@ -17,7 +17,7 @@ from paddock.rewards.custom import Failed
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.maths import thought_and_boxed
 from paddock.rewards.rules import compute_score, gsm8k, scorer_of
-from paddock.rewards.score import ScoreRequest
+from paddock.rewards.score import ScoreRequest, checked
 
 LONG = 100_000  # characters
 
@@ -366,7 +366,8 @@ def test_every_name_of_a_source_has_its_scorer(function, name):
         (r"Answer: 34\%", True, r"34\%"),
         ("Answer: 3,4", False, "3,4"),
         ("Answer: 34.0", True, "34.0"),
-        (r"\boxed{34}", False, ""),
+        (r"\boxed{34}", True, "34"),
+        (r"\boxed{34} or Answer: 33", False, "33"),
         ("Answer:", False, ""),
         ("", False, ""),
         ("x" * LONG + "Answer: 34", True, "34"),
@@ -409,3 +410,30 @@ def test_the_reference_answers_of_gsm8k_are_all_right(split):
         truth = answer.rpartition("####")[2].strip().replace(",", "")
         assert compute_score("openai/gsm8k", answer, truth) == 1.0, answer
         assert compute_score("openai/gsm8k", answer, truth + "1") == 0.0, answer
+
+
+AS_VERL = [
+    ("openai/gsm8k", "#### 18.", "18", 1, 0),
+    ("openai/gsm8k", "#### $18", "18", 1, 0),
+    ("openai/gsm8k", "#### 1,234", "1234", 1, 1),
+    ("openai/gsm8k", "#### .5", "0.5", 1, 0),
+    ("math_dapo", "Answer: 18.", "18", 1, -1),
+    ("math_dapo", r"Answer: \frac12", "0.5", 1, -1),
+    ("math_dapo", r"Answer: $x = \frac12$", r"\frac{1}{2}", 1, 1),
+    ("math_dapo", r"Answer: 5\text{ meters}", "5", 1, 1),
+    ("math_dapo", r"Answer: 1,234", "1234", 1, 1),
+    ("math_dapo", r"so \boxed{18}", "18", 1, 1),
+    ("math_dapo", r"\boxed{18}, Answer: 19", "18", -1, -1),
+    ("math_dapo", "none", "18", -1, -1),
+]
+
+
+@pytest.mark.parametrize(("source", "answer", "truth", "ours", "verls"), AS_VERL)
+def test_two_rules_give_verls_own_verdicts_if_asked(source, answer, truth, ours, verls):
+    scores = [compute_score(source, answer, truth), compute_score(source, answer, truth, verdicts="verl")]
+    assert [checked(score).value for score in scores] == [ours, verls]
+
+
+def test_verdicts_of_nobody_are_refused():
+    with pytest.raises(Failed, match="not paddock or verl"):
+        compute_score("openai/gsm8k", "#### 1", "1", verdicts="trl")
