@@ -12,7 +12,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from paddock.config import legacy, own_data, recipes, resolve, rollout_correction, rules, tree
+from paddock.config import forks, legacy, own_data, recipes, resolve, rollout_correction, rules, tree
 from paddock.config.loggers import LOGGERS
 from paddock.config.memory import budgets
 from paddock.config.overrides import LINE, PROGRAM, Setting, parse
@@ -80,7 +80,7 @@ def load(
     rules.check_limits(config)
     warnings += resolve.resolve(config, origins, machine)
     warnings += [str(choice) for choice in budgets.decide(config, origins, machine, gpu, trains)]
-    warnings += rules.check(config, origins, here)
+    warnings += [*rules.check(config, origins, here), *forks.differences(config, origins)]
     return Loaded(config, origins, warnings)
 
 

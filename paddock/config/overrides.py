@@ -171,7 +171,7 @@ def _read(path: Path, trail: list[Path]) -> tuple[dict[str, Any], list[Setting]]
     """Reads one YAML file and those that its `defaults` list names, in order; `_self_` is the file itself."""
     if path.resolve() in trail:
         raise UserError("names itself in its defaults", key=str(path), fix="break the circle of `defaults`")
-    document = _yaml(path)
+    document = read_yaml(path)
     defaults = document.pop("defaults", None) or ["_self_"]
     document.pop("hydra", None)
     if not isinstance(defaults, list):
@@ -180,7 +180,7 @@ def _read(path: Path, trail: list[Path]) -> tuple[dict[str, Any], list[Setting]]
     settings: list[Setting] = []
     for entry in defaults if "_self_" in defaults else [*defaults, "_self_"]:
         if entry == "_self_":
-            settings += [Setting(key, value, str(path)) for key, value in _flatten(document, "")]
+            settings += [Setting(key, value, str(path)) for key, value in flatten(document, "")]
         elif isinstance(entry, str):
             sub_base, sub_settings = _named_default(path, entry, [*trail, path.resolve()])
             base, settings = base | sub_base, settings + sub_settings
@@ -208,7 +208,8 @@ def _named_default(path: Path, entry: str, trail: list[Path]) -> tuple[dict[str,
     )
 
 
-def _yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Returns a YAML file of keys as OmegaConf reads it: 1e-6 is a number, and an interpolation is a text."""
     try:
         text = path.read_text(encoding="utf-8")
         written = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -237,10 +238,11 @@ def _values(node: yaml.Node, counted: dict[int, float]) -> float:
     return counted[id(node)]
 
 
-def _flatten(node: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def flatten(node: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yields dotted keys and values of a nested mapping."""
     for name, value in node.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and value:
-            yield from _flatten(value, f"{key}.")
+            yield from flatten(value, f"{key}.")
         else:
             yield key, value

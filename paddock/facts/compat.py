@@ -9,6 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 SERVES = "PADDOCK_VERL"  # set by `paddock run`: in its processes the name `verl` is Paddock's
+CHECKOUT = (
+    "PADDOCK_VERL_CHECKOUT"  # set by `paddock run` for a training command: the checkout's `verl` that ours replaces
+)
 PACKAGE = Path(__file__).parent.parent
 DEVICE_PROGRAMS = ("nvidia-smi", "npu-smi", "rocm-smi")
 """Programs by which launch scripts look for devices."""

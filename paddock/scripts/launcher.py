@@ -21,7 +21,7 @@ from pathlib import Path
 
 from paddock.door import PLAN_ONLY, note
 from paddock.errors import EXIT_CODE, UserError
-from paddock.facts.compat import DEVICE_PROGRAMS, python_path, shims
+from paddock.facts.compat import CHECKOUT, DEVICE_PROGRAMS, python_path, shims
 
 FOLDER = "PADDOCK_RUN_FOLDER"  # the folder of one `paddock run`: stand-ins, and notes of what has happened
 OVERRIDES = "PADDOCK_RUN_SET"  # overrides of `paddock run --set`, as a JSON list
@@ -229,6 +229,8 @@ def execute(flags: list[str], command: list[str]) -> None:
     here = [os.getcwd()] if command[:1] in (["-m"], ["-c"], ["-"], []) else []  # a file's own folder stays first
     others = [path for path in (*here, *given) if os.path.isfile(os.path.join(path, "verl", "__init__.py"))]
     if others:
+        if command[1:2] == ["verl.trainer.main_ppo"]:
+            os.environ[CHECKOUT] = os.path.join(others[0], "verl")
         say(f"`verl` is Paddock's, {ours[0]}/verl; the one in {others[0]} is not used")
     os.environ["PYTHONPATH"] = os.pathsep.join([*ours, *here, *given])
     os.execv(sys.executable, [sys.executable, *flags, *(["-P"] if here else []), *command])

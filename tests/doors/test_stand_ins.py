@@ -70,6 +70,21 @@ def test_inside_a_checkout_paddocks_verl_serves_and_says_so(checkout):
     assert done.stdout.endswith("0.5\n")
 
 
+def test_inside_a_checkout_defaults_of_its_own_verl_are_told_to_training_commands(checkout):
+    (checkout / "verl" / "trainer" / "config").mkdir()
+    (checkout / "verl" / "trainer" / "config" / "ppo_trainer.yaml").write_text(
+        "actor_rollout_ref: {actor: {entropy_coeff: 0.001}}\n"
+    )
+    script = """
+    export PYTHONPATH=$PWD && mkdir -p deeper && cd deeper
+    python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo
+    """
+    done = paddock_run(checkout, script, "--plan")
+    assert done.returncode == 0, done.stderr
+    file = "../verl/trainer/config/ppo_trainer.yaml"
+    assert f"0.001 in {file}: actor_rollout_ref.actor.entropy_coeff=0.001 restores it" in done.stdout
+
+
 def test_a_launcher_of_ranks_starts_our_command_once_and_in_this_python(tmp_path):
     other = tmp_path / "env" / "bin"
     other.mkdir(parents=True)

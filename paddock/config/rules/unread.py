@@ -29,6 +29,8 @@ COPIES_ONLY = (
     *("scheduling_policy", "disable_log_stats", "multi_stage_wake_up", "checkpoint_engine.", "engine_kwargs."),
 )
 """Keys of the rollout, or sections, that only an engine with a copy of the weights reads."""
+SWITCHED = {"algorithm.kl_ctrl.kl_coef": "algorithm.use_kl_in_reward", f"{_A}.kl_loss_coef": f"{_A}.use_kl_loss"}
+"""Weights of terms, and the switch without which a term is not there."""
 OF_REWARDS = (f"{_A}.use_kl_loss", f"{_A}.entropy_coeff", f"{_A}.policy_loss.loss_mode", "algorithm.use_kl_in_reward")
 """Keys of the policy loss, which only a run that learns from rewards has."""
 
@@ -62,6 +64,8 @@ def without_effect(config: Config, origins: dict[str, str]) -> Iterator[str]:
     for key in (key for key, origin in origins.items() if set_by_user(origin)):
         if other in key:
             yield f"{key} has no effect: {_A}.strategy={actor.strategy}"
+        elif key in SWITCHED and tree.get(config, key) and not tree.get(config, SWITCHED[key]):
+            yield f"{key}={tree.get(config, key):g} has no effect: {SWITCHED[key]}=False"
         elif key == f"{_M}.lora.merge" and not trains_adapters(config):
             yield f"{key} has no effect: the actor has no adapters"
         elif ".model.lora." in key and actor.strategy != "megatron" and key != f"{_M}.lora.merge":
