@@ -48,6 +48,8 @@ TAKEN = frozenset(
             "style",
             "images",
             "written_prompt",
+            "conversation",
+            "completion",
         ),
     )
 )

@@ -141,7 +141,7 @@ class LoopConversation(Conversation):
     def run(self) -> Generator[Wanted | Future[Any], Any, Episode]:
         if self.row.images is not None:
             raise self.refused("the row has images, and agent loops run on texts", "leave the images out")
-        self.asked = self.row.messages
+        self.asked, self.written = self.row.messages, self.row.written_prompt
         task = self.setting.workers.begin(self.play())
         task.add_done_callback(self.mail.put)
         try:

@@ -21,6 +21,7 @@ from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
 from paddock.data.loader import Loader, prompt_batch
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
+from paddock.environments.environment import messages_said
 from paddock.rewards.joint import JointScoring
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
@@ -257,9 +258,12 @@ NOTHING_TOLD: dict[str, Any] = {"num_turns": 2, "tool_rewards": [], "turn_scores
 """What reward functions written for verl may read of any conversation."""
 
 
-def trial(row: PromptRow, conversation: bool) -> ScoreRequest:
-    """Returns an empty response to a row, to try scorers on before training; `conversation`: one of one turn."""
-    request = ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.location, row.written_prompt)
+def trial(row: PromptRow, conversation: bool, chat: bool = False) -> ScoreRequest:
+    """Returns an empty response to a row, to try scorers on before training; `conversation`: one of one turn; `chat`:
+    what an environment asks where the row asks nothing is messages."""
+    asks = conversation and chat and isinstance(row.written_prompt, str) and not row.written_prompt.strip()
+    prompt = messages_said("") if asks else row.written_prompt
+    request = ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.location, prompt)
     turns = [{"role": "assistant", "content": ""}]
     return replace(request, turns=turns, told=NOTHING_TOLD) if conversation else request
 

@@ -187,10 +187,12 @@ class Conversation:
         self.format = FORMATS[environment.call_format] if environment.call_format else self.setting.format
         schemas = [tool.schema() for tool in self.tools]
         self.asked: Messages = self.row.messages
+        self.written: Messages | None = self.row.written_prompt
         if said is None and schemas == self.setting.prompted:
             tokens = self.row.tokens
         else:
-            self.asked = self.row.messages if said is None else self.worded(said)
+            if said is not None:
+                self.asked = self.written = self.worded(said)
             if self.row.images is not None:
                 reason = "asks a prompt of its own, and the row's has images"
                 raise self.failed(reason, "leave images out, or let reset return None")
@@ -392,8 +394,8 @@ class Conversation:
 
     def episode(self) -> Episode:
         """Returns what was written: `messages` has the prompt, `conversation` what follows, `ended` why it ended."""
-        said = {"messages": self.asked, "conversation": self.messages, "ended": self.ended}
-        said |= {"completion": self.completion or self.messages}
+        said: dict[str, Any] = {"messages": self.asked, "conversation": self.messages, "ended": self.ended}
+        said |= {"completion": self.completion or self.messages, "written_prompt": self.written}
         counts = self.counts.columns()
         told = {"num_turns": counts["num_turns"], **self.told}
         extras = {**said, "extra_fields": told, "reward_score": self.reward_score, **counts}

@@ -48,7 +48,8 @@ def evaluate(config: Config) -> Evaluation:
         dataset.scored_by = validation_styles(config.reward_model)
         first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
         several = converses(config) or dataset.names_agents
-        rewards.check([trial(row, several) for row in first])
+        template = config.data.apply_chat_template_kwargs.get("chat_template", policy.tokenizer.chat_template)
+        rewards.check([trial(row, several, template is not None) for row in first])
         models = open_models(config, policy.tokenizer, policy.stop_tokens)
         loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it
         with progress_bar() as progress, explaining(config, lambda: {"testing": VALIDATION}):

@@ -53,7 +53,8 @@ def open_trainer(
     dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))
     first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
     in_environments = converses(config) or dataset.names_agents
-    tries = [trial(row, in_environments) for row in first]
+    template = config.data.apply_chat_template_kwargs.get("chat_template", tokenizer.chat_template)
+    tries = [trial(row, in_environments, template is not None) for row in first]
     rewards.check(tries)
     paid = config.reward_model.enable or rewards.pays(tries) or rows.factory(None).may_pay
     if config.environment and learns_from_rewards(config) and not paid:

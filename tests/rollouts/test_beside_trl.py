@@ -82,3 +82,54 @@ def test_reward_functions_get_the_messages_of_trl_and_pay_the_same(folder, monke
     assert ours.completions == theirs.completions
     assert ours.prompts == theirs.prompts and ours.rewards == theirs.rewards
     assert ours.completions[0][0]["tool_calls"][0]["function"] == {"name": "multiply", "arguments": {"a": 6, "b": 7}}
+
+
+class Saying:
+    """Pays nothing itself, and adds the row's number to its question."""
+
+    def reset(self, number: int, **row) -> str:
+        self.count = number
+        return f" From {number}."
+
+    def increment(self) -> int:
+        """
+        Adds one.
+        """
+        self.count += 1
+        return self.count
+
+
+class Asking(Saying):
+    """Asks what the row does not, and pays for the count."""
+
+    def reset(self, **row) -> str:
+        self.count = 0
+        return "Count to two."
+
+    def get_reward(self) -> float:
+        return self.count / 2
+
+
+COUNTS = [[call("increment"), call("increment"), "two"], ["two"], [call("increment"), "one"], [call("nothing"), "?"]]
+
+
+def told(completions, prompts, **columns):
+    return [float(len(turns[-1]["content"]) + len(asked[-1]["content"]))
+            for turns, asked in zip(completions, prompts, strict=True)]  # fmt: skip
+
+
+def counted(environments, **kwargs):
+    return [float(environment.count) for environment in environments]
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_an_environment_that_owns_the_data_gives_functions_messages(owned, folder, monkeypatch):
+    asked = [{"role": "user", "content": "" if owned else "Count."}]
+    rows = [{"prompt": asked, "number": number} for number in range(len(COUNTS))]
+    kind = Asking if owned else Saying
+    theirs = by_trl(folder, rows, COUNTS, [told, counted], environment_factory=kind)
+    if owned:
+        rows = [{"prompt": "", **row} for row in rows]
+    ours = by_paddock(folder, rows, COUNTS, [told, counted], monkeypatch, environment=kind)
+    assert ours.completions[:3] == theirs.completions[:3], "the last one names a tool that is not there"
+    assert ours.prompts == theirs.prompts and ours.rewards == theirs.rewards
