@@ -8,10 +8,10 @@ from typing import Any
 
 HIDDEN = "***"
 _SECRET = re.compile(
-    r"(.*[_-])?(api[_-]?key|(access|private|secret)[_-]?key|password|passwd|passphrase|secret|credentials?|authorization)",
+    r"(.*[._-])?(api[_-]?key|(access|private|secret)[_-]?key|password|passwd|passphrase|secret|credentials?|authorization)",
     re.IGNORECASE,
 )
-_MAYBE = re.compile(r"(.*[_-])?token|key", re.IGNORECASE)
+_MAYBE = re.compile(r"(.*[._-])?token|key", re.IGNORECASE)
 """Names of secrets, and of other settings too: `eos_token`, a `key` of a column."""
 _RANDOM = re.compile(r"[\w.~+/=-]{12,}", re.ASCII)
 _LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from typing import Any
 
 from paddock import __version__
 from paddock.config import tree
+from paddock.config.secrets import masked
 from paddock.report.curves import Curve, Series, curves_of, metric_names, points_for, series_of, thinned
 from paddock.report.folder import RecordedRun
 from paddock.report.summary import HELD_OUT, duration, held_out, phase_seconds, speed, total_seconds, training
@@ -48,7 +48,6 @@ CHARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Throughput", "tokens per second and device", ("perf/throughput",)),
 )  # fmt: skip
 """Title, meaning, and the metrics of which the first one that moves is drawn."""
-SECRET = re.compile(r"(api_?key|secret|password|passwd|credentials?|(access|auth)_token)$", re.IGNORECASE)
 ALWAYS = ("Reward", "Response length", "Entropy", "Training loss")
 """Charts that are drawn even if nothing in them moves."""
 SHARES = ("accuracy", "ratio", "clipfrac")
@@ -235,21 +234,15 @@ def bounded(samples: list[dict[str, Any]], runs: int) -> list[dict[str, Any]]:
 def config(run: RecordedRun) -> dict[str, Any]:
     """Returns the settings of a run with their origins, and what its continuations changed."""
     unknown = "default" if run.origins else ""
-    rows = {key: [text(shown(key, value)), run.origins.get(key, unknown)] for key, value in run.settings.items()}
+    rows = {key: [text(masked(value, key)), run.origins.get(key, unknown)] for key, value in run.settings.items()}
     changes = []
     for earlier, later in zip(run.starts, run.starts[1:], strict=False):
         old, new = earlier.get("settings", {}), later.get("settings", {})
         for key in new:
             if key in old and old[key] != new[key]:
-                changes.append([later["after_step"], key, *(text(shown(key, value)) for value in (old[key], new[key]))])
+                values = (text(masked(value, key)) for value in (old[key], new[key]))
+                changes.append([later["after_step"], key, *values])
     return {"run": run.name, "settings": rows, "changes": changes}
-
-
-def shown(key: str, value: Any) -> Any:
-    """Returns a setting for people who may be anyone: pages are passed on, so passwords and keys in them are hidden."""
-    if isinstance(value, Mapping):
-        return {name: shown(str(name), inner) for name, inner in value.items()}
-    return "(hidden)" if value and isinstance(value, str) and SECRET.search(key) else value
 
 
 def text(value: Any) -> str:

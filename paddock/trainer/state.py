@@ -92,7 +92,7 @@ def restore_rng(state: Mapping[str, Any]) -> None:
 
 def flat(config: Config) -> dict[str, Any]:
     """Returns every key with its value for a checkpoint and run.json, secrets hidden."""
-    return {key: masked(tree.get(config, key)) for key in tree.leaves()}
+    return {key: masked(tree.get(config, key), key) for key in tree.leaves()}
 
 
 def check_config(saved: Mapping[str, Any], config: Config) -> None:

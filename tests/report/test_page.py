@@ -13,7 +13,7 @@ import pytest
 from synthetic import VALIDATION, write_run, write_samples, write_start
 
 from paddock.report.folder import RecordedRun, read_run
-from paddock.report.page import bounded, render, short, shown
+from paddock.report.page import bounded, render, short
 
 
 class Page(HTMLParser):
@@ -162,20 +162,6 @@ def test_settings_carry_their_origin_and_what_a_continuation_changed(tmp_path):
     assert config["settings"]["trainer.seed"][0] == "0" and config["settings"]["critic.cliprange_value"][1] == "default"
     before = start["settings"]["trainer.total_training_steps"]
     assert config["changes"] == [[10, "trainer.total_training_steps", json.dumps(before), "99"]]
-
-
-def test_passwords_and_keys_are_hidden_and_the_names_of_variables_are_not():
-    kwargs = {
-        "api_key": "sk-1",
-        "inner": {"DB_PASSWORD": "x", "model": "m"},
-        "api_key_env": "OPENAI_API_KEY",
-        "secret": None,
-    }
-    assert shown("custom_reward_function.reward_kwargs", kwargs) == {
-        "api_key": "(hidden)", "inner": {"DB_PASSWORD": "(hidden)", "model": "m"}, "api_key_env": "OPENAI_API_KEY",
-        "secret": None,
-    }  # fmt: skip
-    assert shown("reward_model.api_key", "sk-1") == "(hidden)" and shown("trainer.seed", 1) == 1
 
 
 def test_a_folder_with_metrics_alone_makes_a_page(tmp_path):
