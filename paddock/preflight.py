@@ -53,12 +53,29 @@ def check(config: Config, machine: Machine | None = None) -> None:
 def refusals(config: Config) -> Iterator[UserError]:
     """Yields what training refuses on every machine."""
     yield from refused(config)
+    yield from tools_refused(config)
     if config.actor_rollout_ref.model.external_lib:
         return  # it may add formats of tool calls
     try:
         format_of(config.actor_rollout_ref.rollout.multi_turn.format, template=None)
     except UserError as error:
         yield error
+
+
+def tools_refused(config: Config) -> Iterator[UserError]:
+    """Yields what no run takes of YAML files in verl's form. A planned script's files may be on another machine."""
+    files = config.actor_rollout_ref.rollout.multi_turn
+    named = [path for path in (files.tool_config_path, files.interaction_config_path) if path]
+    if not any(os.path.isfile(path) for path in named):
+        return
+    from paddock.environments.verl_tools import interaction_entries, tool_entries  # with asyncio, for the few who ask
+
+    for path, read in ((files.tool_config_path, tool_entries), (files.interaction_config_path, interaction_entries)):
+        if path and os.path.isfile(path):
+            try:
+                read(path)
+            except UserError as error:
+                yield error
 
 
 def stops_here(config: Config) -> Iterator[UserError]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from paddock.core.registry import suggest
 from paddock.environments.catalogue import told
 from paddock.errors import UserError
+from paddock.facts.compat import importable
 from paddock.facts.modules import module_named
 
 Entry = dict[str, Any]
@@ -47,6 +49,24 @@ def entries(path: str, key: str, section: str | None, needed: str) -> list[Entry
     return found
 
 
+def require_known(name: str, key: str, path: str) -> None:
+    """Refuses a class of verl's that Paddock's package of this name has not. Imports nothing of the user's."""
+    module = name.rpartition(".")[0]
+    if not module:
+        reason, fix = "is no package.module.Class", "name the module as well"
+        raise UserError(f"{name} {reason}", key=key, value=path, fix=fix)
+    if not module.startswith("verl."):
+        return
+    importable()
+    try:
+        found = find_spec(module)
+    except ImportError:
+        found = None
+    if found is None:
+        fix = f"Paddock has no {module}: write it yourself, in a file of function_tool_path if it is a tool"
+        raise UserError(f"{name} cannot be imported: no module named {module!r}", key=key, value=path, fix=fix)
+
+
 def class_of(name: str, key: str, path: str) -> Any:
     """Returns the class `package.module.Class`; `key` and `path` are the setting and the file that name it."""
     module_name, _, attribute = name.rpartition(".")
@@ -54,16 +74,13 @@ def class_of(name: str, key: str, path: str) -> Any:
     def refused(reason: str, fix: str) -> UserError:
         return UserError(f"{name} {reason}", key=key, value=path, fix=fix)
 
-    if not module_name:
-        raise refused("is no package.module.Class", "name the module as well")
+    require_known(name, key, path)
     try:
         module = module_named(module_name)
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a user's module runs: SystemExit is as likely as SyntaxError
         fix = "a module that this Python imports: check its name, and PYTHONPATH"
-        if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("verl."):
-            fix = f"Paddock has no {error.name}: write it yourself, in a file of function_tool_path if it is a tool"
         raise refused(f"cannot be imported: {told(error)}", fix) from error
     found = getattr(module, attribute, None)
     if not callable(found):

@@ -22,7 +22,16 @@ from uuid import uuid4
 from paddock.core.registry import suggest
 from paddock.environments.environment import Answer, Ended, Environment, Message, Messages, Turn, messages_said
 from paddock.environments.tools import MARK, SCHEMA, Schema, Tool, ToolError, written
-from paddock.environments.verl_classes import MULTI_TURN, class_of, entries, made, settled, taken
+from paddock.environments.verl_classes import (
+    MULTI_TURN,
+    Entry,
+    class_of,
+    entries,
+    made,
+    require_known,
+    settled,
+    taken,
+)
 from paddock.errors import UserError
 from paddock.rewards.custom import finished
 
@@ -57,15 +66,8 @@ def schema_of(own: Any) -> Schema:
 def load_verl_tools(path: str) -> list[VerlTool]:
     """Returns the tools of a YAML file: `tools: [{class_name, config, tool_schema}]`."""
     found = []
-    for entry in entries(path, TOOLS, "tools", "class_name"):
-        name, config = entry["class_name"], dict(entry.get("config") or {})
-        kind = config.setdefault("type", NATIVE)
-        if kind != NATIVE:
-            reason = f"{name} is of type {kind}, and no server of tools is started here"
-            if kind == "mcp":
-                reason = f"{name} is a tool of an MCP server, and none is started here (nor by verl, from 0.8 on)"
-            fix = f"write a class with `type: {NATIVE}` or a function ({MULTI_TURN}.function_tool_path) that calls it"
-            raise UserError(reason, key=TOOLS, value=path, fix=fix)
+    for entry in tool_entries(path):
+        name, config = entry["class_name"], entry["config"]
         tool_class, schema = class_of(name, TOOLS, path), entry.get("tool_schema")
         if schema:
             schema = made(class_of(SCHEMAS, TOOLS, path).model_validate, "tool_schema", TOOLS, path, {"obj": schema})
@@ -76,10 +78,35 @@ def load_verl_tools(path: str) -> list[VerlTool]:
     return found
 
 
+def tool_entries(path: str) -> list[Entry]:
+    """Returns the entries of a YAML file of tools; refuses what no run takes, and imports no class."""
+    found = entries(path, TOOLS, "tools", "class_name")
+    for entry in found:
+        name, config = entry["class_name"], dict(entry.get("config") or {})
+        kind = config.setdefault("type", NATIVE)
+        if kind != NATIVE:
+            reason = f"{name} is of type {kind}, and no server of tools is started here"
+            if kind == "mcp":
+                reason = f"{name} is a tool of an MCP server, and none is started here (nor by verl, from 0.8 on)"
+            fix = f"write a class with `type: {NATIVE}` or a function ({MULTI_TURN}.function_tool_path) that calls it"
+            raise UserError(reason, key=TOOLS, value=path, fix=fix)
+        require_known(name, TOOLS, path)
+        entry["config"] = config
+    return found
+
+
+def interaction_entries(path: str) -> list[Entry]:
+    """Returns the entries of a YAML file of interactions; refuses what no run takes, and imports no class."""
+    found = entries(path, INTERACTIONS, "interaction", "class_name")
+    for entry in found:
+        require_known(entry["class_name"], INTERACTIONS, path)
+    return found
+
+
 def load_interactions(path: str) -> dict[str, Any]:
     """Returns the interactions of a YAML file by name: `interaction: [{name, class_name, config}]`."""
     found: dict[str, Any] = {}
-    for entry in entries(path, INTERACTIONS, "interaction", "class_name"):
+    for entry in interaction_entries(path):
         short = entry["class_name"].rpartition(".")[2]
         name = entry.get("name") or (short.removesuffix("Interaction") or short).lower()
         if name in found:

@@ -41,6 +41,21 @@ def importable() -> None:
         sys.path.append(str(shims()))
 
 
+def of_checkouts(inside: str) -> list[str]:
+    """Returns folders of this name in the `verl` of checkouts that ours stands before: the working directory's, and
+    those on sys.path."""
+    with suppress(OSError):  # the working directory may be gone
+        places = [Path(place or os.getcwd(), "verl", inside) for place in dict.fromkeys(["", *sys.path])]
+        return [str(folder) for folder in places if folder.is_dir() and not folder.is_relative_to(shims())]
+    return []
+
+
+def why_missing(error: BaseException) -> str:
+    """Returns the reason of an import of verl's that failed because the package of its name is ours; else nothing."""
+    lacking = isinstance(error, ImportError) and str(error.name).startswith("verl.")
+    return f"; `verl` is Paddock's here ({shims()}/verl), which has not all of verl's" if lacking else ""
+
+
 def serve() -> None:
     """Imports Paddock's `verl`, so that none of the same name is imported in this process, wherever sys.path leads."""
     folder = shims() / "verl"

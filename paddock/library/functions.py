@@ -74,8 +74,8 @@ def addresses_of(functions: Sequence[Callable[..., Any]]) -> tuple[list[str], di
     own: dict[str, Callable[..., Any]] = {}
     found = []
     for function in functions:
-        if importable(function):
-            found.append(f"{MODULE}{function.__module__}:{function.__qualname__}")
+        if bound := name_in_module(function):
+            found.append(f"{MODULE}{function.__module__}:{bound}")
             continue
         name = name_of(function)
         if name in own:
@@ -85,13 +85,14 @@ def addresses_of(functions: Sequence[Callable[..., Any]]) -> tuple[list[str], di
     return found, own
 
 
-def importable(function: Callable[..., Any]) -> bool:
-    """True for a function at the top of a module that another process finds by the module's name."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if module in (None, "__main__") or not name.isidentifier():
-        return False
-    there = sys.modules.get(str(module))
-    return getattr(there, "__spec__", None) is not None and getattr(there, name, None) is function
+def name_in_module(function: Callable[..., Any]) -> str | None:
+    """Returns the name by which another process finds the function at the top of its module: its own, or that of a
+    closure which is bound to a name there. None for what no process can import."""
+    there = sys.modules.get(str(getattr(function, "__module__", None)))
+    if there is None or there.__name__ == "__main__" or getattr(there, "__spec__", None) is None:
+        return None
+    own = getattr(function, "__qualname__", "")
+    return next((name for name in (own, *vars(there)) if vars(there).get(name) is function), None)
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paddock.core.registry import suggest
+from paddock.facts.compat import why_missing
 from paddock.facts.modules import MODULE, file_at, module_at
 from paddock.rewards.score import BadScore, Score, ScoreRequest, checked
 
@@ -232,7 +233,7 @@ def function_of(target: Target) -> Callable[..., Any]:
     try:
         module = module_at(target.path)
     except BaseException as error:  # a user's file runs: SystemExit is as likely as SyntaxError
-        raise Failed(f"cannot be imported: {described(error, target)}") from error
+        raise Failed(f"cannot be imported: {described(error, target)}{why_missing(error)}") from error
     function = getattr(module, target.name, None)
     if not callable(function):
         here = [

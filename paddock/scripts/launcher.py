@@ -25,7 +25,7 @@ from paddock.facts.compat import CHECKOUT, DEVICE_PROGRAMS, python_path, shims
 
 FOLDER = "PADDOCK_RUN_FOLDER"  # the folder of one `paddock run`: stand-ins, and notes of what has happened
 OVERRIDES = "PADDOCK_RUN_SET"  # overrides of `paddock run --set`, as a JSON list
-PREFIX, PROGRAMS, SAID = "paddock-run-", "programs", "said"
+PREFIX, PROGRAMS, SAID, OTHERS = "paddock-run-", "programs", "said", "others"
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,9 @@ NOT_BUILT = {
 }
 """Modules that Paddock has no counterpart for, with the reason."""
 
-DAPO = ("recipe.dapo.main_dapo", "recipe.dapo.src.main_dapo")
-"""Trainers of recipes whose keys `main_ppo` has: dynamic sampling is algorithm.filter_groups."""
+RECIPES = ("recipe.dapo.main_dapo", "recipe.dapo.src.main_dapo", "recipe.entropy.main_entropy")
+"""Trainers of recipes whose keys `main_ppo` has: dynamic sampling is algorithm.filter_groups, and policy_loss.loss_mode
+names losses by covariance."""
 
 
 def main(words: list[str]) -> int:
@@ -94,8 +95,12 @@ def _called(words: list[str]) -> int:
     command = as_module(command)
     if planning and program == "paddock":
         command = ["-m", "paddock.cli", *arguments]
-    if is_ours(command) and (not planning or can_plan(command)):
+    ours = is_ours(command)
+    if ours and (not planning or can_plan(command)):
         start(flags, command, program)
+    if command and not ours and not is_question(command):
+        with suppress(OSError), Path(os.environ[FOLDER], OTHERS).open("a") as others:
+            others.write(f"{shlex.join(['python3', *command[: 1 + (command[0] == '-m')]])}\n")
     if program in PYTHONS and (not planning or is_question(command)):
         execute(flags, command)
     if not planning:
@@ -181,8 +186,8 @@ def as_module(command: list[str]) -> list[str]:
 
     `main_ppo_split.py` is main_ppo with half of the devices for actor and rollout, and half for the critic.
     """
-    if command[:1] == ["-m"] and command[1:2] and command[1] in DAPO:
-        return ["-m", "verl.trainer.main_ppo", *command[2:]]
+    if command[:1] == ["-m"] and command[1:2] and command[1] in RECIPES:
+        return ["-m", "verl.trainer.main_ppo", *by_the_recipe(command[1], command[2:])]
     if not command or os.path.basename(command[0]) != "main_ppo_split.py":
         return command
     given = dict(word.split("=", 1) for word in [*command[1:], *overrides()] if "=" in word)
@@ -191,6 +196,16 @@ def as_module(command: list[str]) -> list[str]:
     split = [f"trainer.n_gpus_per_node={half}", f"critic.n_gpus_per_node={half}", f"critic.nnodes={nodes}"]
     apart = [*split, "critic.enable_resource_pool=True"] if half else []
     return ["-m", "verl.trainer.main_ppo", *command[1:], *apart]
+
+
+def by_the_recipe(module: str, arguments: list[str]) -> list[str]:
+    """Returns arguments whose config file, if they name one, is looked for beside the recipe, as Hydra does."""
+    name = next((n for n, word in enumerate(arguments) if word.split("=")[0] in ("--config-name", "-cn")), None)
+    given = [word.partition("=")[2] for word in arguments if word.startswith("--config-path=")]
+    folder = os.path.join(*module.split(".")[:-1], *(given or ["config"]))
+    if name is None or not os.path.isdir(folder):
+        return arguments
+    return [f"--config-path={folder}", *(word for word in arguments if not word.startswith("--config-path="))]
 
 
 def overrides() -> list[str]:

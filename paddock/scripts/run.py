@@ -22,7 +22,7 @@ from paddock.door import CALLED, CLOSED_PIPE, PLAN_ONLY
 from paddock.errors import UserError
 from paddock.facts.compat import PACKAGE, SERVES, python_path
 from paddock.scripts.by_hand import installed
-from paddock.scripts.launcher import FOLDER, OVERRIDES, PREFIX, PROGRAMS, TABLE
+from paddock.scripts.launcher import FOLDER, OTHERS, OVERRIDES, PREFIX, PROGRAMS, TABLE
 
 Process = subprocess.Popen[bytes]
 OWN_ENVIRONMENT = "VERL_USE_UV"
@@ -53,9 +53,10 @@ def run(arguments: list[str]) -> int:
         code, left = (_planned(command, environment, script), False) if plan else _ended(command, environment)
         if (folder / STOPPED).exists():
             raise _not_run(script, (folder / STOPPED).read_text().strip(), "start what it waits for, or leave it out")
-        called = Path(environment[CALLED])
-        if code == 0 and not left and not called.exists():
-            _started_nothing(script, text, plan)
+        called, others = Path(environment[CALLED]), folder / OTHERS
+        if not left and not called.exists():
+            programs = others.read_text().splitlines() if others.exists() else []
+            _started_nothing(script, text, plan, code, programs or ([script] if script.endswith(".py") else []))
         return _planned_code(code, called.read_text().split() if called.exists() else []) if plan else code
     finally:
         if not left:
@@ -157,15 +158,24 @@ def _not_run(script: str, reason: str, fix: str) -> UserError:
     return UserError(reason, key="paddock run", value=script, fix=fix)
 
 
-def _started_nothing(script: str, text: str, plan: bool) -> None:
+def _started_nothing(script: str, text: str, plan: bool, code: int, others: list[str]) -> None:
     """A script that ended well without a command of ours is a mistake. One that names us may have called us elsewhere:
-    by ssh, in a container, as a job of a cluster."""
+    by ssh, in a container, as a job of a cluster. `others`: Python programs of others' that it called."""
     fix = "python3 -m verl.trainer.main_ppo or paddock.trainer.main_ppo is what it must call"
+    own = f": {others[-1]} is a program of its own" if others else ""
+    if others:
+        fix += (
+            "; docs/en/from_trl.md has the settings of TRL and of trainers like it, docs/en/from_verl.md those of verl"
+        )
+    if code:
+        if others and not plan:
+            print(f"paddock: {script} started no command of Paddock's{own}\n  fix: {fix}", file=sys.stderr)
+        return
     if plan:
         key = "paddock run --plan"
-        raise UserError("starts no training that can be planned", key=key, value=script, fix=fix)
+        raise UserError(f"starts no training that can be planned{own}", key=key, value=script, fix=fix)
     if not OURS.search(text):
-        raise _not_run(script, "starts nothing of Paddock's", fix)
+        raise _not_run(script, f"starts nothing of Paddock's{own}", fix)
     print(f"paddock: {script} has ended, and started no command of Paddock's on this machine", file=sys.stderr)
 
 

@@ -253,3 +253,48 @@ def test_what_no_interpreter_would_run_is_refused_before_it_begins(tmp_path, nam
     done = launch(tmp_path, name, text)
     assert done.returncode == 2 and f"paddock run={name}: {reason}" in done.stderr and "fix:" in done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("module", ["recipe.dapo.main_dapo", "recipe.entropy.main_entropy"])
+def test_a_recipe_whose_keys_are_ours_is_planned_by_the_config_beside_it(tmp_path, module):
+    folder = tmp_path.joinpath(*module.split(".")[:-1], "config")
+    folder.mkdir(parents=True)
+    (folder / "own_trainer.yaml").write_text(
+        "hydra: {searchpath: [file://verl/trainer/config]}\ndefaults: [ppo_trainer, _self_]\n"
+        "actor_rollout_ref: {rollout: {n: 6}}\nalgorithm: {filter_groups: {metric: null}}\n"
+    )
+    command = f"python3 -m {module} --config-path=config --config-name='own_trainer.yaml' algorithm.adv_estimator=grpo"
+    done = plan(tmp_path, f"{command} actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov --json\n")
+    assert done.returncode == 0, done.stderr
+    group = json.loads(done.stdout)["config"]["actor_rollout_ref"]
+    assert (group["rollout"]["n"], group["actor"]["policy_loss"]["loss_mode"]) == (6, "kl_cov")
+
+
+def test_trainers_of_others_are_named_with_the_page_that_has_their_settings(tmp_path):
+    called = "accelerate launch --num_processes 2 -m openrlhf.cli.train_ppo_ray --lr 1"
+    done = launch(tmp_path, "s.sh", f"{called}\n", "--plan")
+    assert done.returncode == 2
+    assert "starts no training that can be planned: python3 -m openrlhf.cli.train_ppo_ray is a program" in done.stderr
+    assert "docs/en/from_trl.md" in done.stderr
+    done = launch(tmp_path, "s.sh", "python3 -m recipe.of.others a=1\n")
+    assert done.returncode == 1 and "No module named 'recipe" in done.stderr
+    assert "s.sh started no command of Paddock's: python3 -m recipe.of.others is a program of its own" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ("class_name: verl.tools.geo3k_tool.Geo3kTool", "Paddock has no verl.tools.geo3k_tool: write it yourself"),
+        ("class_name: mine.Tool\n    config: {type: mcp}", "is a tool of an MCP server"),
+        ("class_name: mine.Tool", ""),
+    ],
+)
+def test_a_plan_names_tools_that_the_run_refuses_and_imports_none(tmp_path, entry, reason):
+    (tmp_path / "mine.py").write_text("open('ran', 'w')\n")
+    (tmp_path / "tools.yaml").write_text(f"tools:\n  - {entry}\n")
+    command = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=2 "
+    turns = "actor_rollout_ref.rollout.multi_turn"
+    done = plan(tmp_path, f"{command} {turns}.enable=True {turns}.tool_config_path=tools.yaml\n")
+    assert done.returncode == 0, done.stderr
+    assert (f"training refuses it: {turns}.tool_config_path=tools.yaml" in done.stdout) == bool(reason)
+    assert reason in done.stdout and not (tmp_path / "ran").exists()

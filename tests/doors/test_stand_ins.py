@@ -18,11 +18,12 @@ from paddock.scripts.launcher import OVERRIDES, as_module, behind, is_ours
 
 REWARD = """
 import verl
+from verl.utils.reward_score import countdown, gsm8k
 from recipe.mine import half
 
 def compute_score(data_source, solution_str, ground_truth, extra_info):
     print("verl of the reward:", verl.__file__, flush=True)
-    return half()
+    return half() * countdown.one() * bool(gsm8k.compute_score)
 """
 
 SCORES = """
@@ -39,6 +40,8 @@ def checkout(tmp_path: Path) -> Path:
         "verl/__init__.py": "raise SystemExit('the verl of the checkout was imported')\n",
         "verl/trainer/__init__.py": "",
         "verl/trainer/main_ppo.py": "",
+        "verl/utils/reward_score/countdown.py": "def one():\n    return 1\n",
+        "verl/utils/reward_score/gsm8k.py": "",
         "recipe/mine.py": "def half():\n    return 0.5\n",
         "reward.py": REWARD,
     }

@@ -7,8 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from paddock.errors import UserError
+from paddock.facts.compat import of_checkouts
 from paddock.rewards.rules import compute_score, scorer_of
 from paddock.rewards.sandbox.program import settings_from
+
+__path__ = [*__path__, *of_checkouts("utils/reward_score")]
+"""Rules of a checkout's own are found behind ours: `verl.utils.reward_score.countdown` is its file."""
 
 
 def default_compute_score(
@@ -35,5 +39,7 @@ def default_compute_score(
         kwargs["sandbox"] = replace(settings, url=sandbox_fusion_url, memory_limit_mb=limit).as_argument()
     return compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)
 
+
+_default_compute_score = default_compute_score  # its name in verl's first releases
 
 __all__ = ["default_compute_score"]
