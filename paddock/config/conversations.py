@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from paddock.config.roles import MultiTurnConfig
 from paddock.config.schema import Config
 
 SINGLE, TOOLS = "single_turn_agent", "tool_agent"
@@ -18,6 +21,12 @@ def has_agent_loops(config: Config) -> bool:
     """True if rows may be answered by agent loops of the user's."""
     agent = config.actor_rollout_ref.rollout.agent
     return agent.agent_loop_config_path is not None or agent.default_agent_loop not in (SINGLE, TOOLS)
+
+
+def with_verl_limits(limits: MultiTurnConfig) -> MultiTurnConfig:
+    """Returns the limits with verl's number of calls and length of results in place of those that are unset."""
+    calls, length = limits.max_parallel_calls or 1, limits.max_tool_response_length or 256
+    return replace(limits, max_parallel_calls=calls, max_tool_response_length=length)
 
 
 def paths_of(value: object) -> list[str]:

@@ -195,8 +195,14 @@ class MultiTurnConfig:
     )
     tool_config_path: str | None = key(None, "tools: YAML file of classes in verl's form", path=True)
     interaction_config_path: str | None = key(None, "YAML file of interactions in verl's form", path=True)
-    max_parallel_calls: int = key(1, "calls of one turn that are run; the policy is told of others", low=1)
-    max_tool_response_length: int = key(256, "longest result of a tool, in characters; the rest is cut", low=1)
+    max_parallel_calls: int | None = key(
+        None, "calls of one turn that are run; unset: 1 for verl's tools and Environment classes, else all", low=1
+    )
+    max_tool_response_length: int | None = key(
+        None,
+        "longest result of a tool, in characters; unset: 256 for verl's tools and Environment classes, else no limit",
+        low=1,
+    )
     tool_response_truncate_side: str = key(
         "middle", "where a long result is cut; middle: both ends are kept", choices=("left", "right", "middle")
     )

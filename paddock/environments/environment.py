@@ -125,6 +125,8 @@ class Environment:
     """Most turns of the policy in an episode; None: as many as the config allows."""
     inline: ClassVar[bool] = False
     """True: every method returns at once, so it is called between two decode steps and needs no thread."""
+    calls_limited: ClassVar[bool] = True
+    """True: a turn's calls and a result's length are limited as verl limits them, unless keys set other limits."""
     told: Mapping[str, Any] = MappingProxyType({})
     """What reward functions find in `extra_info` beside the row's columns, once the episode has ended."""
     call_format: ClassVar[str | None] = None

@@ -24,6 +24,8 @@ RESERVED = ("reset", "get_reward", "close")
 class PlainEnvironment(Environment):
     """Runs an object of a plain class as an environment."""
 
+    calls_limited = False
+
     def __init__(self, plain: Any):
         self.plain = plain
         if not callable(getattr(plain, "reset", None)):

@@ -34,6 +34,8 @@ LARGEST = 1e15  # of a power's result: larger ones take time and memory, and are
 class ToolEnvironment(Environment):
     """Lets the policy call tools until a turn calls none; it pays nothing itself."""
 
+    calls_limited = False
+
     def __init__(self, tools: Sequence[Tool]):
         self.own = tools
 

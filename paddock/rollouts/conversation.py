@@ -17,6 +17,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar
 
+from paddock.config.conversations import with_verl_limits
 from paddock.config.roles import MultiTurnConfig
 from paddock.data.chat import truncated
 from paddock.data.dataset import PromptRow
@@ -140,6 +141,8 @@ class Conversation:
     """What the environment tells reward functions."""
     held: Any = None
     """The environment, as its author wrote it."""
+    calls_limited: bool = True
+    """True: verl's limits of calls and results hold where the config sets none."""
     reward_score: float | None = None
     """Score of the episode, if no reward function is to be asked: an agent loop may give one."""
     extends: ClassVar[bool] = True
@@ -155,6 +158,11 @@ class Conversation:
         return sum(len(span.tokens) for span in self.spans)
 
     @cached_property
+    def limits(self) -> MultiTurnConfig:
+        """Returns the limits of tool calls in this environment."""
+        return with_verl_limits(self.setting.limits) if self.calls_limited else self.setting.limits
+
+    @cached_property
     def most_turns(self) -> float:
         """Returns the most turns of the policy: the environment's limit and the config's."""
         limits = self.setting.limits
@@ -165,6 +173,7 @@ class Conversation:
     def run(self) -> Generator[Wanted | Future[Any], Any, Episode]:
         """Runs the episode to its end."""
         environment: Environment = yield from self.begun("making it", self.call(self.factory.inline, self.factory.make))
+        self.calls_limited = environment.calls_limited
         try:
             yield from self.reset(environment)
             while not self.ended:
@@ -295,12 +304,9 @@ class Conversation:
         Functions run side by side; methods of the environment one after the other, since they share its state.
         """
         known = {tool.name: tool for tool in self.tools}
-        most, begun = self.setting.limits.max_parallel_calls, time.monotonic()
+        most, begun = self.limits.max_parallel_calls, time.monotonic()
         found: list[Any] = []
-        for number, call in enumerate(answer.calls):
-            if number >= most:
-                found.append(Failure(f"not run: at most {most} calls of a turn are run"))
-                continue
+        for call in answer.calls[:most]:
             started = self.started(known.get(call.name), call)
             if isinstance(started, Future) and inspect.ismethod(known[call.name].function):
                 started = yield from self.outcome(started)
@@ -310,7 +316,9 @@ class Conversation:
             results.append((yield from self.outcome(one)) if isinstance(one, Future) else one)
         if found:
             self.counts.tool_seconds += time.monotonic() - begun
-        told = [self.answering(call, result) for call, result in zip(answer.calls, results, strict=True)]
+        if left := answer.calls[len(results) :]:  # one message, however many they are
+            results.append(Failure(f"not run: at most {most} calls of a turn are run, and here are {len(left)} more"))
+        told = [self.answering(call, result) for call, result in zip(answer.calls, results, strict=False)]
         return [*told, *({"role": "tool", "content": f"error: {bad.reason}"} for bad in answer.malformed)]
 
     def answering(self, call: Call, result: Any) -> Message:
@@ -359,7 +367,7 @@ class Conversation:
 
     def cut(self, text: str) -> str:
         """Returns at most `max_tool_response_length` characters of a result."""
-        limits = self.setting.limits
+        limits = self.limits
         found = shortened(text, limits.max_tool_response_length, limits.tool_response_truncate_side)
         self.counts.cut_results += found is not text
         return found
@@ -458,9 +466,9 @@ def prompts_are_texts(row: PromptRow, dialogue: Dialogue) -> bool:
     return isinstance(row.messages, str) and (bool(row.messages.strip()) or dialogue.template is None)
 
 
-def shortened(text: str, most: int, side: str) -> str:
+def shortened(text: str, most: int | None, side: str) -> str:
     """Returns at most so many characters of a text, cut on a side or in the middle, and says so."""
-    if len(text) <= most:
+    if most is None or len(text) <= most:
         return text
     if side == "right":
         return f"{text[:most]}...(truncated)"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from paddock.config.conversations import SINGLE, TOOLS, converses, paths_of
+from paddock.config.conversations import SINGLE, TOOLS, converses, paths_of, with_verl_limits
 from paddock.config.plugins import import_plugin
 from paddock.config.rewards import PYTHON
 from paddock.config.schema import Config
@@ -229,7 +229,7 @@ class Environments:
 
     def tell_of_limits(self, found: Sequence[Episode]) -> None:
         """Warns, once each, of results that were cut and of calls that took too long."""
-        limits = self.setting.limits
+        limits = with_verl_limits(self.setting.limits)
         told = {
             "cut_results": f"results of tools are cut to {limits.max_tool_response_length} characters "
             "(actor_rollout_ref.rollout.multi_turn.max_tool_response_length)",

@@ -35,7 +35,7 @@ def listed(count: int) -> list:
     Args:
         count: how many
     """
-    return [[number] for number in range(count)]
+    return [[number, "x" * 300] for number in range(count)]
 
 
 def table(name: str) -> dict:
@@ -75,8 +75,7 @@ def called(completions, answer, **columns):
 def test_reward_functions_get_the_messages_of_trl_and_pay_the_same(folder, monkeypatch):
     rows, tools = [ROW] * len(CALLS), [multiply, listed, table]
     theirs = by_trl(folder, rows, CALLS, [length, called], tools=tools)
-    keys = {"actor_rollout_ref.rollout.multi_turn.max_parallel_calls": 9}
-    ours = by_paddock(folder, rows, CALLS, [length, called], monkeypatch, tools=tools, config=keys)
+    ours = by_paddock(folder, rows, CALLS, [length, called], monkeypatch, tools=tools)
     for turns in theirs.completions:  # TRL leaves the end of a turn in thinking that nobody closed
         turns[0].update({key: text.removesuffix(END) for key, text in turns[0].items() if key == "reasoning_content"})
     assert ours.completions == theirs.completions
@@ -110,7 +109,12 @@ class Asking(Saying):
         return self.count / 2
 
 
-COUNTS = [[call("increment"), call("increment"), "two"], ["two"], [call("increment"), "one"], [call("nothing"), "?"]]
+COUNTS = [
+    [call("increment") * 3, call("increment"), "two"],
+    ["two"],
+    [call("increment"), "one"],
+    [call("nothing"), "?"],
+]
 
 
 def told(completions, prompts, **columns):

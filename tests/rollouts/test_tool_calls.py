@@ -99,8 +99,18 @@ def test_a_tool_that_takes_too_long_is_given_up():
 
 def test_calls_beyond_the_limit_of_a_turn_are_not_run_and_the_policy_is_told():
     own = conversation(Tools, f"{LIMITS}.max_parallel_calls=2")
-    found = driven(own.results(Answer("", calls=[Call("add", {"a": number}) for number in range(3)])))
-    assert [message["content"] for message in found] == ["1", "2", "error: not run: at most 2 calls of a turn are run"]
+    found = driven(own.results(Answer("", calls=[Call("add", {"a": number}) for number in range(100)])))
+    told = "error: not run: at most 2 calls of a turn are run, and here are 98 more"
+    assert [message["content"] for message in found] == ["1", "2", told], "one message for all of them"
+
+
+def test_unless_keys_say_so_only_verls_tools_and_environment_classes_have_limits():
+    calls = [Call("later", {"text": "x" * 300})] * 2
+    for limited, count, length in ((True, 2, 273), (False, 2, 300)):
+        own = conversation(Tools)
+        own.calls_limited = limited
+        found = [message["content"] for message in driven(own.results(Answer("", calls=calls)))]
+        assert [len(found), len(found[0])] == [count, length] and found[1].startswith("error") == limited
 
 
 @pytest.mark.parametrize(
