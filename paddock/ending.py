@@ -16,7 +16,8 @@ from paddock.door import INTERRUPTED, say_last
 from paddock.report.write import conclude_run
 from paddock.trainer.lifecycle import Outcome, resume_command
 
-COLUMNS = ("prompt_key", "answer_key", "reward_fn_key", "apply_chat_template_kwargs")
+COLUMNS = ("prompt_key", "answer_key", "reward_fn_key", "apply_chat_template",
+           "apply_chat_template_kwargs")  # fmt: skip
 """Keys of `data` without which the same files are read otherwise."""
 SCORERS = frozenset({"custom_reward_function", "reward", "reward_kwargs", "reward_weights"})
 

@@ -53,7 +53,9 @@ class DataConfig:
     prompt_as_message: bool = key(
         False, "supervised training: ask a prompt that is a plain text as a user's message, by the chat template"
     )
-    answer_key: str | None = key(None, "column of the true answer; unset: answer, solution, ground_truth or label")
+    answer_key: str | None = key(
+        None, "column of the true answer; unset: answer, solution, ground_truth, label or output"
+    )
     reward_fn_key: str = key("data_source", "column that picks the scorer")
     image_key: str = key("images", "column of images")
     video_key: str = key("videos", "column of videos")
@@ -65,6 +67,9 @@ class DataConfig:
     dataloader_num_workers: int = key(8, "above 0: tokenise the next batch while this one is trained on", low=0)
     tokenizer: str | None = key(None, "tokenizer; unset: the model's", path=True)
     trust_remote_code: bool = follows("actor_rollout_ref.model.trust_remote_code", "for the tokenizer")
+    apply_chat_template: bool = key(
+        True, "ask a prompt that is a text as a user's message, by the chat template; False: prompts go as plain texts"
+    )
     apply_chat_template_kwargs: dict[str, Any] = key({}, "arguments of the chat template")
     custom_cls: PluginConfig = section(PluginConfig)
     sampler: SamplerConfig = section(SamplerConfig)

@@ -11,6 +11,7 @@ from typing import Any
 from paddock.data.tables import bad_row
 from paddock.data.templates import TOO_LONG, TimeLimit, Watch, try_template
 from paddock.errors import UserError
+from paddock.facts.files import as_messages
 
 Message = dict[str, Any]
 Messages = str | list[Message]
@@ -30,8 +31,9 @@ class PromptEncoder:
         tokenizer("")  # drops a padding or truncation that the tokenizer came with: threads must not find one to drop
 
     def encode(self, prompts: Sequence[Messages], locations: Sequence[str], column: str) -> list[list[int]]:
-        """Returns token ids of each prompt; `locations` and `column` name a prompt that cannot be encoded."""
-        texts = self.render(prompts, locations, column)
+        """Returns token ids of each prompt; `locations` and `column` name a prompt that cannot be encoded. A last
+        message of the assistant's is the beginning of its answer: the policy goes on behind its last character."""
+        texts = self.render(prompts, locations, column, continued=True)
         encoded: list[list[int]] = [[] for _ in prompts]
         for plain in (True, False):  # a chat template writes its special tokens itself
             chosen = [i for i, prompt in enumerate(prompts) if isinstance(prompt, str) is plain]
@@ -44,21 +46,23 @@ class PromptEncoder:
                 raise bad_row(location, column, "becomes no tokens: there is nothing to answer", "write a prompt")
         return encoded
 
-    def render(self, prompts: Sequence[Messages], locations: Sequence[str], column: str) -> list[str]:
-        """Each prompt as the text that is tokenised."""
+    def render(
+        self, prompts: Sequence[Messages], locations: Sequence[str], column: str, continued: bool = False
+    ) -> list[str]:
+        """Each prompt as the text that is tokenised. `continued`: a last message of the assistant's is not ended."""
         asked = list(zip(prompts, locations, strict=True))
         chat = next(((prompt, location) for prompt, location in asked if not isinstance(prompt, str)), None)
         if chat is None:
             return [self.rendered(prompt, location, column) for prompt, location in asked]
-        self._require_template(chat, column)
+        self._require_template(chat, column, continued)
         texts = []
         with limited(chat[1], column) as begin:
             for prompt, location in asked:
                 begin(location)
-                texts.append(self.rendered(prompt, location, column))
+                texts.append(self.rendered(prompt, location, column, continued))
         return texts
 
-    def _require_template(self, chat: tuple[Messages, str], column: str) -> None:
+    def _require_template(self, chat: tuple[Messages, str], column: str, continued: bool) -> None:
         """Checks that there is a chat template, and that it ends: one conversation is tried in a process of its own."""
         prompt, location = chat
         if self.tokenizer.chat_template is None and "chat_template" not in self.template_kwargs:
@@ -68,19 +72,23 @@ class PromptEncoder:
                 "holds messages, and the tokenizer has no chat template to write them with",
                 "use an instruct model, set data.apply_chat_template_kwargs.chat_template, or make prompts plain texts",
             )
-        arguments = {**self.tokenizer.special_tokens_map, "add_generation_prompt": True, **self.template_kwargs}
+        arguments = {**self.tokenizer.special_tokens_map, **self._arguments(prompt, continued)}
         template = arguments.pop("chat_template", None) or self.tokenizer.get_chat_template()
         if problem := try_template(template, prompt, arguments):
             raise bad_row(location, column, problem, REMEDY)
 
-    def rendered(self, prompt: Messages, location: str, column: str) -> str:
+    def _arguments(self, prompt: Messages, continued: bool) -> dict[str, Any]:
+        """Returns the template's arguments. Who sets add_generation_prompt has it as it is set."""
+        if continued and "add_generation_prompt" not in self.template_kwargs and is_begun(prompt):
+            return {**self.template_kwargs, "add_generation_prompt": False, "continue_final_message": True}
+        return {"add_generation_prompt": True, **self.template_kwargs}
+
+    def rendered(self, prompt: Messages, location: str, column: str, continued: bool = False) -> str:
         """Returns one prompt as the text that is tokenised, with no limit of time: `render` has one."""
         if isinstance(prompt, str):
             return whole_text(prompt, location, column)
         try:
-            text = self.tokenizer.apply_chat_template(
-                prompt, tokenize=False, **{"add_generation_prompt": True, **self.template_kwargs}
-            )
+            text = self.tokenizer.apply_chat_template(prompt, tokenize=False, **self._arguments(prompt, continued))
         except TimeLimit:
             raise
         except Exception as error:  # a template is a program of its own: it raises what it likes
@@ -100,6 +108,7 @@ class PromptEncoder:
             "special": {name: str(token) for name, token in self.tokenizer.special_tokens_map.items()},
             "template": template,
             "kwargs": repr(sorted(self.template_kwargs.items())),
+            "begun": "continued",
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
 
@@ -121,6 +130,33 @@ def limited(location: str, column: str) -> Iterator[Callable[[str], None]]:
         raise bad_row(here, column, TOO_LONG, REMEDY) from error
 
 
+def is_begun(prompt: Messages) -> bool:
+    """True if the last message is the beginning of the assistant's answer, for the policy to go on with."""
+    last = prompt[-1] if isinstance(prompt, list) and prompt else {}
+    return last.get("role") == "assistant" and bool(last.get("content")) and not last.get("tool_calls")
+
+
+def with_answer(asked: Messages, said: Sequence[Message]) -> list[Message]:
+    """Returns a conversation: what was asked, and what was said behind it. An answer that the prompt begins is one
+    message."""
+    before: list[Message] = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
+    begun, first = before[-1] if is_begun(before) else {}, said[0] if said else {}
+    if first.get("role") == "assistant" and isinstance(begun.get("content"), str):
+        return [*before[:-1], {**first, "content": begun["content"] + str(first.get("content") or "")}, *said[1:]]
+    return [*before, *said]
+
+
+def plain_text(prompt: Messages, location: str, column: str) -> str:
+    """Returns a prompt for `data.apply_chat_template=False`: a text, or what its only message says."""
+    if isinstance(prompt, str):
+        return prompt
+    content = prompt[0].get("content") if len(prompt) == 1 else None
+    if isinstance(content, str):
+        return content
+    reason = f"holds {len(prompt)} messages, and only a chat template makes one text of them"
+    raise bad_row(location, column, reason, "make prompts plain texts, or leave out data.apply_chat_template=False")
+
+
 def whole_text(text: str, location: str, column: str) -> str:
     """The text, which must be Unicode: a row of JSON can hold half of a surrogate pair, and no tokenizer takes that."""
     try:
@@ -133,6 +169,7 @@ def whole_text(text: str, location: str, column: str) -> str:
 
 def messages_of(value: Any, location: str, column: str) -> Messages:
     """Returns a row's prompt, checked. Keys that Arrow filled with null, because another row has them, are left out."""
+    value = as_messages(value)
     if isinstance(value, str) and value:
         return value
     fix = 'a text, or messages: [{"role": "user", "content": "..."}]'

@@ -13,7 +13,7 @@ from typing import Any
 from paddock.config.schema import DataConfig
 from paddock.data.tables import Record, Table, bad_row
 from paddock.errors import UserError
-from paddock.facts.files import ANSWERS, MESSAGES, PROMPT, QUESTIONS
+from paddock.facts.files import ANSWERS, CONVERSATIONS, PROMPT, QUESTIONS, as_messages
 
 log = logging.getLogger(__name__)
 
@@ -74,16 +74,19 @@ def top(column: str) -> str:
     return column.partition(".")[0]
 
 
-def asked(table: Table, config: DataConfig, as_message: bool = False) -> Table:
+def asked(table: Table, config: DataConfig, as_message: bool = False, answered: bool = True) -> Table:
     """The table with its prompts under the name of `data.prompt_key`: no scorer is called for its rows.
 
-    `as_message`: a prompt that is a text becomes a message of the user's.
+    `as_message`: a prompt that is a text becomes a message of the user's. Not `answered`: without the answer that a
+    conversation ends with.
     """
     inside = top(config.prompt_key) in table.columns
     prompt = config.prompt_key if inside else found_prompt(table.columns, config)
-    if prompt is None or (prompt in table.columns and prompt == config.prompt_key and not as_message):
+    shortened = prompt in CONVERSATIONS and not answered
+    same = prompt in table.columns and prompt == config.prompt_key and not as_message and not shortened
+    if prompt is None or same:
         return table
-    rows = Renamed(table, config.prompt_key, prompt, as_message)
+    rows = Renamed(table, config.prompt_key, prompt, as_message, shortened)
     log.info("%s: prompts are in column %r (data.prompt_key)", table.path, prompt)
     columns = list(dict.fromkeys([*table.columns, config.prompt_key]))
     return replace(table, columns=columns, row=rows.row, records=rows.records, take=rows.take)
@@ -97,6 +100,7 @@ class Renamed:
     name: str
     column: str
     as_message: bool = False
+    shortened: bool = False
 
     def row(self, index: int) -> Record:
         return self.take([index])[0]
@@ -106,6 +110,8 @@ class Renamed:
 
     def prompt(self, record: Record) -> Any:
         text = question(record, self.column)
+        if self.shortened and is_answered(text):
+            return text[:-1]
         return [{"role": "user", "content": text}] if self.as_message and isinstance(text, str) and text else text
 
     def records(self, names: Sequence[str]) -> Iterator[Record]:
@@ -125,6 +131,8 @@ class PlainRows:
     def described(self, key: str) -> str:
         """Returns one line for people: which columns were taken for what."""
         answers = f"answers from {self.answer!r} (data.answer_key)" if self.answer else "no column of answers"
+        if not self.answer and self.prompt in CONVERSATIONS:
+            answers = "answers from the assistant's last messages"
         source = (
             f"from {self.config.reward_fn_key!r}"
             if self.config.reward_fn_key in self.table.columns
@@ -132,8 +140,16 @@ class PlainRows:
         )
         return (
             f"{key}: {self.table.path}: {self.table.count:,} rows; prompts from {self.prompt!r} (data.prompt_key), "
-            f"{answers}; data_source {source}"
+            f"{answers}; data_source {source}{self._asked()}"
         )
+
+    def _asked(self) -> str:
+        """Says how a text is asked: a base model may want it as it is."""
+        first = next(iter(self.table.records([top(self.prompt)])), {})
+        if not isinstance(question(first, self.prompt), str):
+            return ""
+        way = "as messages of the user's, by the chat template" if self.templated else "as plain texts"
+        return f"; prompts are asked {way} (data.apply_chat_template)"
 
     @property
     def source(self) -> str:
@@ -150,7 +166,7 @@ class PlainRows:
     def digest(self) -> bytes:
         """Returns a hash of the content and of the columns that are taken from it."""
         taken = repr((self.prompt, self.answer, self.templated, self.config.reward_fn_key, self.source))
-        if self.prompt == MESSAGES and self.answer:
+        if self.prompt in CONVERSATIONS and self.answer:
             taken += " without the answer"  # lengths that are kept from before are those of prompts that held it
         return hashlib.sha256(self.table.digest() + taken.encode()).digest()
 
@@ -167,7 +183,7 @@ class PlainRows:
 
     def _row(self, record: Record, location: str) -> Record:
         value, truth = question(record, self.prompt), None
-        answered = isinstance(value, list) and len(value) > 1 and _said_by_assistant(value[-1])
+        answered = self.prompt in CONVERSATIONS and is_answered(value)
         if self.answer is not None:
             truth = truth_of(record.get(self.answer), location, self.answer)
         elif answered:
@@ -201,7 +217,7 @@ def value_at(record: Record, column: str) -> Any:
 
 def question(record: Record, column: str) -> Any:
     """Returns what a row asks; for an instruction with an input, both."""
-    value = value_at(record, column)
+    value = as_messages(value_at(record, column))
     more = record.get(INPUT)
     if column == INSTRUCTION and isinstance(value, str) and isinstance(more, str) and more.strip():
         return f"{value}\n\n{more}"
@@ -227,5 +243,7 @@ def _as_text(value: Any) -> str:
     return str(value)
 
 
-def _said_by_assistant(message: Any) -> bool:
-    return isinstance(message, dict) and message.get("role") == "assistant"
+def is_answered(value: Any) -> bool:
+    """True for messages behind which the assistant has answered."""
+    last = value[-1] if isinstance(value, list) and len(value) > 1 else None
+    return isinstance(last, dict) and last.get("role") == "assistant"

@@ -90,7 +90,8 @@ class PromptDataset:
 
     def _open(self, files: Any, tokenizer: Any) -> None:
         """Opens the tables of `files`, the rows of which are checked afterwards."""
-        config, templated = self.config, tokenizer.chat_template is not None
+        config = self.config
+        templated = tokenizer.chat_template is not None and config.apply_chat_template
         opened = tables_of(files, tokenizer, config, self.key, lambda columns: wanted_columns(columns, config))
         self._arrange([[self._adapted(table, templated) for table in tables] for tables in opened])
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paddock.config.schema import DataConfig
-from paddock.data.chat import Messages, PromptEncoder, messages_of
+from paddock.data.chat import Messages, PromptEncoder, messages_of, plain_text
 from paddock.data.tables import Record, Table, bad_row
 
 TRUTH = "reward_model"
@@ -50,6 +50,8 @@ class Rows:
             messages_of(record.get(column), location, column)
             for location, record in zip(locations, records, strict=True)
         ]
+        if not config.apply_chat_template:
+            messages = [plain_text(*row, column) for row in zip(messages, locations, strict=True)]
         return locations, messages, records
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from paddock.data.chat import Message, Messages, PromptEncoder
+from paddock.data.chat import Message, Messages, PromptEncoder, with_answer
 
 MARK = "~answer~"
 
@@ -97,7 +97,8 @@ class Transcriber:
         texts = self._texts([answer[:-1] if end else answer for answer, end in zip(answers, ended, strict=True)])
         said: Sequence[list[Message]] = turns or [[{"role": "assistant", "content": text}] for text in texts]
         conversations: list[Messages] = [
-            asked if isinstance(asked, str) else [*asked, *own] for asked, own in zip(messages, said, strict=True)
+            asked if isinstance(asked, str) else with_answer(asked, own)
+            for asked, own in zip(messages, said, strict=True)
         ]
         locations = [f"row {row} of the batch" for row in range(len(texts))]
         encoded = reader.encode(conversations, locations, "prompt")

@@ -22,14 +22,14 @@ from paddock.data.plugins import tables_of
 from paddock.data.reading import EXTRA
 from paddock.data.tables import Record, Table, bad_row
 from paddock.errors import UserError
+from paddock.facts.files import CONVERSATIONS, as_messages
 
 log = logging.getLogger(__name__)
 
 UNKNOWN = "unknown"
-MESSAGES = "messages"
 THINKING = "enable_thinking"
 """A column by which verl's rows choose how the template thinks."""
-ANSWER_COLUMNS = ("answer", "response")
+ANSWER_COLUMNS = ("answer", "response", "output")
 
 
 class UnscoredDataset(PromptDataset):
@@ -37,7 +37,7 @@ class UnscoredDataset(PromptDataset):
 
     def _open(self, files: Any, tokenizer: Any) -> None:
         opened = tables_of(files, tokenizer, self.config, self.key, lambda columns: columns)
-        self._arrange([[asked(table, self.config) for table in tables] for tables in opened])
+        self._arrange([[asked(table, self.config, answered=False) for table in tables] for tables in opened])
 
     def _check(self) -> Labels:
         if not self.tables:
@@ -101,8 +101,9 @@ class AnswerDataset(UnscoredDataset):
         self._arrange([[asked(table, config, as_message) for table in tables] for tables in opened])
 
     def _check(self) -> Labels:
-        if self.tables and all(self._has_only_messages(table) for table in self.tables):
-            self.config = replace(self.config, prompt_key=MESSAGES)
+        for column in CONVERSATIONS:
+            if self.tables and all(self._has_only(column, table) for table in self.tables):
+                self.config = replace(self.config, prompt_key=column)
         sources = super()._check()
         column = self.config.prompt_key
         for table in self.tables:
@@ -116,8 +117,8 @@ class AnswerDataset(UnscoredDataset):
                 split(messages_of(record.get(column), location, column), record, location, self.config)
         return sources
 
-    def _has_only_messages(self, table: Table) -> bool:
-        return self.config.prompt_key not in table.columns and MESSAGES in table.columns
+    def _has_only(self, conversations: str, table: Table) -> bool:
+        return self.config.prompt_key not in table.columns and conversations in table.columns
 
     def _rows(self, indices: list[int]) -> list[PromptRow]:
         locations, prompts, tokens, answers = self._encoded(indices)
@@ -144,7 +145,7 @@ class AnswerDataset(UnscoredDataset):
                 prompt, answer = split(conversation, record, location, self.config)
                 tools = self._tools(conversation, record)
                 if tools is not None:
-                    prompt, answer = self._conversation(conversation, tools, location)  # type: ignore[assignment]
+                    prompt, answer = self._conversation(conversation, tools, location, named(record))  # type: ignore[assignment]
                 prompts.append(prompt)
                 answers.append(answer)
                 by_tools.setdefault(tools or "", []).append(row)
@@ -163,11 +164,9 @@ class AnswerDataset(UnscoredDataset):
     def _tools(self, conversation: Messages, record: Record) -> str | None:
         """Returns the tools of a conversation of which all the assistant's turns are learnt, as JSON; None for a row
         with one answer."""
-        if (
-            isinstance(conversation, str)
-            or MESSAGES not in record
-            or record[MESSAGES] is not record[self.config.prompt_key]
-        ):
+        whole = record.get(named(record))
+        asked = record[self.config.prompt_key]
+        if isinstance(conversation, str) or (whole is not asked and as_messages(whole) != as_messages(asked)):
             return None
         turns = sum(message["role"] == "assistant" for message in conversation)
         tools = record.get("tools")
@@ -175,12 +174,12 @@ class AnswerDataset(UnscoredDataset):
             return None
         return tools if isinstance(tools, str) else json.dumps(tools) if tools else ""
 
-    def _conversation(self, messages: Messages, tools: str, location: str) -> tuple[Messages, Turns]:
+    def _conversation(self, messages: Messages, tools: str, location: str, column: str) -> tuple[Messages, Turns]:
         """Returns the messages before the assistant's first turn, and all that follows."""
         try:
             first, turns = self.dialogue.turns(list(messages), json.loads(tools) if tools else None)  # type: ignore[arg-type]
         except UserError as error:
-            raise bad_row(location, MESSAGES, error.reason, error.fix or "mend the row") from error
+            raise bad_row(location, column, error.reason, error.fix or "mend the row") from error
         return list(messages[:first]), Turns(tuple(turns))  # type: ignore[arg-type]
 
     @cached_property
@@ -250,13 +249,18 @@ class AnswerDataset(UnscoredDataset):
         )
 
 
+def named(record: Record) -> str:
+    """Returns the row's column of a whole conversation."""
+    return next((name for name in CONVERSATIONS if name in record), "")
+
+
 def split(prompt: Messages, record: Record, location: str, config: DataConfig) -> tuple[Messages, str]:
     """Returns a row's prompt and its answer."""
     column = config.prompt_key
     if config.answer_key is not None:
         return prompt, text_of(value_at(record, config.answer_key), location, config.answer_key)
     said = isinstance(prompt, list) and len(prompt) > 1 and prompt[-1]["role"] == "assistant"
-    for name in ANSWER_COLUMNS if not (said and column == MESSAGES) else ():
+    for name in ANSWER_COLUMNS if not (said and column in CONVERSATIONS) else ():
         if record.get(name) is not None:
             return prompt, text_of(record[name], location, name)
     if said and isinstance(prompt, list):

@@ -31,10 +31,15 @@ HELD_OUT = ("test", "validation", "valid", "val", "dev")
 SPLIT = re.compile(rf"(train|{'|'.join(HELD_OUT)})(?=$|[-_./])")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+)?")
 SAMPLED = 1000  # rows
-PROMPT, MESSAGES = "prompt", "messages"
-QUESTIONS = (PROMPT, "question", "problem", "instruction", MESSAGES)
-ANSWERS = ("answer", "solution", "ground_truth", "label")
+PROMPT = "prompt"
+CONVERSATIONS = ("messages", "conversations")
+"""Columns of whole conversations: a last message of the assistant's is the answer. In any other column it is the
+beginning of the answer, which the policy goes on with."""
+QUESTIONS = (PROMPT, "question", "problem", "instruction", *CONVERSATIONS)
+ANSWERS = ("answer", "solution", "ground_truth", "label", "output")
 """Names of columns, the first that a file has is taken."""
+LIST = '[{"prompt": "...", "answer": "..."}, ...], or one such object on each line of a .jsonl file'
+SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant", "observation": "tool"}
 Record = dict[str, Any]
 
 csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
@@ -95,10 +100,23 @@ def sample(paths: list[str], key: str, prompt: str | None = None, answer: str | 
     return Sample(count, (min(prompts, default=0), max(prompts, default=0)), max(answers))
 
 
+def as_messages(value: Any) -> Any:
+    """Returns turns of `from` and `value`, as ShareGPT has them, as messages of role and content; all else as it is."""
+    if not isinstance(value, list) or not all(isinstance(turn, dict) and "from" in turn for turn in value):
+        return value
+    return [{"role": SPEAKERS.get(turn["from"], turn["from"]), "content": _said(turn)} for turn in value]
+
+
+def _said(turn: Record) -> Any:
+    """Returns what a turn says; an answer may stand under `ground_truth`."""
+    truth = turn.get("ground_truth")
+    return truth.get("value") if turn.get("value") is None and isinstance(truth, dict) else turn.get("value")
+
+
 def _bytes(value: Any) -> int:
     """Returns the length of a text, or of the texts of messages."""
     if isinstance(value, list):
-        return sum(_bytes(turn.get("content")) for turn in value if isinstance(turn, dict))
+        return sum(_bytes(turn.get("content")) for turn in as_messages(value) if isinstance(turn, dict))
     return 0 if value is None else len(str(value).encode(errors="replace"))
 
 
@@ -169,6 +187,7 @@ def json_row(line: bytes, location: str) -> Record:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UserError(f"not JSON: {error}", key=location, fix="mend or remove it") from error
+    record = _record(record)
     if not isinstance(record, dict):
         raise UserError(f"a row must be a JSON object, not {record!r:.80}", key=location, fix="mend or remove it")
     return record
@@ -177,9 +196,25 @@ def json_row(line: bytes, location: str) -> Record:
 def json_list(source: Source) -> list[Record]:
     with opened(source) as file:
         found = json.loads(file.read().decode("utf-8-sig"))
-    if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
-        raise ValueError("it must hold a JSON list of records")
-    return found
+    if not isinstance(found, list):
+        raise Unreadable(f"it holds no list, but {found!r:.60}", LIST)
+    rows = [_record(row) for row in found]
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise Unreadable(f"row {number} is no object: {row!r:.60}", LIST)
+    return rows
+
+
+class Unreadable(ValueError):
+    def __init__(self, reason: str, fix: str):
+        super().__init__(reason)
+        self.fix = fix
+
+
+def _record(row: Any) -> Any:
+    """Returns a row that is a list of turns as a row with a column of conversations."""
+    turns = isinstance(row, list) and row and all(isinstance(turn, dict) for turn in row)
+    return {CONVERSATIONS[-1]: row} if turns else row
 
 
 @contextmanager
@@ -248,7 +283,11 @@ def readable(source: Source, key: str | None) -> Iterator[None]:
         raise
     except (OSError, EOFError, ValueError, RecursionError, csv.Error, zlib.error) as error:  # pyarrow's are such
         reason = f"the file cannot be read: {next(iter(str(error).splitlines()), type(error).__name__)}"
-        fix = _remedy(source.path, "write the file again")
+        fix = "write the file again"
+        if isinstance(error, UnicodeDecodeError):
+            name = source.file.name
+            fix = f"save it as UTF-8, e.g. iconv -f latin1 -t utf8 {name} > utf8-{name}"
+        fix = _remedy(source.path, getattr(error, "fix", fix))
         raise UserError(reason, key=key or "file", value=source.path, fix=fix) from error
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from paddock.core.cache import cache_folder
 from paddock.errors import UserError
+from paddock.facts.files import ENDINGS, hub_name, is_here
 
 SHAPES = "a list of dicts, a datasets.Dataset, a pandas or arrow table, a path, or a name of the hub"
 
@@ -24,13 +25,23 @@ def files_of_rows(data: Any, name: str) -> list[str]:
     if isinstance(data, str | os.PathLike):
         return [os.fspath(data)]
     if isinstance(data, Sequence) and data and all(isinstance(item, str | os.PathLike) for item in data):
-        return [os.fspath(item) for item in data]
+        paths = [os.fspath(item) for item in data]
+        if text := next((path for path in paths if not is_data(path)), None):
+            fix = 'rows are dicts: [{"prompt": "1+1=", "answer": "2"}, ...]; or the paths of data files'
+            raise UserError("is no data file that is here; a list of texts is no list of rows", key=name,
+                            value=f"{text!r:.80}", fix=fix)  # fmt: skip
+        return paths
     if isinstance(data, Sequence):
         return [str(written(f"{name}.jsonl", lines_of(data, name)))]
     table = arrow_table(data, name)
     if table is not None:
         return [str(written(f"{name}.parquet", parquet_of(table)))]
     raise UserError(f"is {described(data)}", key=name, value=f"{data!r:.80}", fix=SHAPES)
+
+
+def is_data(path: str) -> bool:
+    """True for what names data, here or on the hub, or is spelt as a file of it."""
+    return is_here(path) or hub_name(path) or path.endswith(ENDINGS)
 
 
 def lines_of(rows: Sequence[Any], name: str) -> bytes:

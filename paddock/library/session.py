@@ -97,7 +97,9 @@ class Session:
             )
         with self.trainer() as trainer:
             collector, data = trainer.collector, trainer.config.data
-            templated = collector.tokenizer.chat_template or "chat_template" in data.apply_chat_template_kwargs
+            templated = data.apply_chat_template and (
+                collector.tokenizer.chat_template or "chat_template" in data.apply_chat_template_kwargs
+            )
             asked = [
                 [{"role": "user", "content": prompt}] if isinstance(prompt, str) and templated else prompt
                 for prompt in prompts

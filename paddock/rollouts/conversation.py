@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from paddock.config.conversations import with_verl_limits
 from paddock.config.roles import MultiTurnConfig
-from paddock.data.chat import truncated
+from paddock.data.chat import truncated, with_answer
 from paddock.data.dataset import PromptRow
 from paddock.data.dialogue import Dialogue
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
@@ -376,7 +376,7 @@ class Conversation:
         """Adds the environment's reward of the whole episode to the policy's last turn."""
         if not overrides(environment, "reward"):
             return
-        messages = [*messages_said(self.asked), *self.messages]
+        messages = with_answer(self.asked, self.messages)
         ended = Ended(self.row_columns(), messages, self.answers, self.ended == "done")
         try:
             paid = self.number((yield from self.limited(environment, "reward", ended)), "reward")

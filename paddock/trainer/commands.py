@@ -15,7 +15,7 @@ from paddock.config.rules import set_by_user
 _A, _M, _RO = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 MACHINE = ("trainer.device", "trainer.n_gpus_per_node", "trainer.nnodes", "trainer.seed")
 PROMPTS = ("data.max_*", "data.filter_*", "data.truncation", "data.*_key", "data.seed", "data.tokenizer",
-           "data.trust_remote_code", "data.apply_chat_template_kwargs")  # fmt: skip
+           "data.trust_remote_code", "data.apply_chat_template", "data.apply_chat_template_kwargs")  # fmt: skip
 ENVIRONMENT = ("environment", "environment_kwargs", "environment_kwargs.*")
 NO_ESTIMATOR = {"algorithm.adv_estimator": "reinforce_plus_plus"}
 """The one that needs nothing: no critic, no groups."""

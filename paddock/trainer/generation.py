@@ -103,7 +103,7 @@ def answer(config: Config, text: str) -> tuple[list[str], Summary]:
     config = own.prompting()
     policy = open_policy(config)
     template = policy.tokenizer.chat_template or "chat_template" in config.data.apply_chat_template_kwargs
-    asked: Messages = [{"role": "user", "content": text}] if template else text
+    asked: Messages = [{"role": "user", "content": text}] if template and config.data.apply_chat_template else text
     encoder = PromptEncoder(policy.tokenizer, config.data.apply_chat_template_kwargs)
     (tokens,) = encoder.encode([asked], [PROMPT], PROMPT)
     longest = config.data.max_prompt_length

@@ -70,6 +70,16 @@ def test_a_row_gets_its_image_tokens_and_its_pixels_once(tmp_path, folder):
     assert row.messages == ASK  # as the file has it: judges and dumps read texts
 
 
+def test_a_prompt_with_an_image_may_begin_its_answer(tmp_path, folder):
+    begun = [*ASK, {"role": "assistant", "content": "It is"}]
+    plain, row = dataset(written(tmp_path, record(images=[RED]), record(begun, images=[RED])), folder).rows([0, 1])
+    assert (
+        row.tokens[: len(plain.tokens)] == plain.tokens
+        and row.images.token_index.tolist() == plain.images.token_index.tolist()
+    )
+    assert vision_tokenizer().decode(row.tokens[len(plain.tokens) :]).strip() == "It is"
+
+
 def test_all_answers_to_a_prompt_carry_one_object(tmp_path, folder):
     loader = Loader(dataset(written(tmp_path, record(images=[RED]), record(images=[RED])), folder), 2, seed=0)
     batch = prompt_batch(loader.next_prompts(), samples=3, pad_token=0)

@@ -93,3 +93,9 @@ def test_calls_with_what_is_not_there_are_the_callers_mistake(tmp_path):
                 call()
         assert len(run.generate(pytest.importorskip("numpy").array(["1+1=", "2+2="]))) == 2
     assert not (tmp_path / "model").exists()
+
+
+def test_a_list_of_texts_is_told_how_rows_are_written():
+    with pytest.raises(UserError, match="a list of texts is no list of rows") as error:
+        paddock.Run(data=["1+1=", "1+2="], reward=lambda completion: 1.0)
+    assert '{"prompt": "1+1="' in error.value.fix
