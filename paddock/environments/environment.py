@@ -191,3 +191,21 @@ def turn_of(said: Turn | Messages | None) -> Turn:
 def messages_said(messages: Messages) -> list[Message]:
     """Returns messages as a list; a text is one of the user's."""
     return [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+
+
+def with_text(message: Message) -> Message:
+    """Returns a message with a text in place of parts that are texts: some templates write no parts."""
+    parts = message.get("content")
+    if not isinstance(parts, list | tuple) or not all(isinstance(one, dict) and is_text(one) for one in parts):
+        return message
+    return {**message, "content": "".join(part["text"] for part in parts)}
+
+
+def is_text(part: Message) -> bool:
+    return part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def is_written(message: Message) -> bool:
+    """True if templates write a message: it has a role, and a text or tool calls."""
+    calls = message.get("content") is None and bool(message.get("tool_calls"))
+    return isinstance(message.get("role"), str) and (calls or isinstance(message.get("content"), str))

@@ -1,10 +1,10 @@
 """Environments of TRL's contract (`environment_factory`): plain classes whose public methods are tools.
 
 `reset(**row)` begins an episode. A text that it returns is appended to the last message of the row's prompt.
-`get_reward()` scores the episode. Every other public method is a tool, and needs types and a docstring. A reward
-function that asks for `environments` reads the objects, as in TRL; an attribute of theirs is paid by nobody else. Three
-things TRL does not do: a method `close` is called at the end and is no tool, a `reset` without `**kwargs` is given only
-the columns that it names, and one that names `seed` is given the episode's.
+`get_reward()` scores the episode; None pays nothing. Every other public method is a tool, and needs types and a
+docstring. A reward function that asks for `environments` reads the objects, as in TRL; an attribute of theirs is paid
+by nobody else. Three things TRL does not do: a method `close` is called at the end and is no tool, a `reset` without
+`**kwargs` is given only the columns that it names, and one that names `seed` is given the episode's.
 """
 
 from __future__ import annotations
@@ -39,12 +39,10 @@ class PlainEnvironment(Environment):
         return None if said is None else appended(row.get("prompt"), said)
 
     def reward(self, episode: Ended) -> float:
-        if hasattr(self.plain, "get_reward"):
-            return float(self.plain.get_reward())
-        return 0.0
+        return self.plain.get_reward() or 0.0 if hasattr(self.plain, "get_reward") else 0.0
 
     async def _awaited_reward(self, episode: Ended) -> float:
-        return float(await self.plain.get_reward())
+        return await self.plain.get_reward() or 0.0
 
     def close(self) -> None:
         if callable(close := getattr(self.plain, "close", None)):

@@ -34,9 +34,11 @@ from paddock.environments.environment import (
     Message,
     Messages,
     Turn,
+    is_written,
     messages_said,
     overrides,
     turn_of,
+    with_text,
 )
 from paddock.environments.tools import Failure, Schema, Tool, ToolError, written
 from paddock.environments.workers import Workers
@@ -200,20 +202,22 @@ class Conversation:
         if said is None and schemas == self.setting.prompted:
             tokens = self.row.tokens
         else:
-            if said is not None:
-                self.asked = self.written = self.worded(said)
             if self.row.images is not None:
                 reason = "asks a prompt of its own, and the row's has images"
                 raise self.failed(reason, "leave images out, or let reset return None")
+            if said is not None:
+                self.asked = self.written = self.worded(said)
             tokens = self.setting.dialogue.prompt(self.asked, schemas or None)
             tokens = truncated(tokens, self.setting.prompt_length, self.setting.truncation, self.row.location)
         self.prompt = Prompt(tokens, [self.id], self.row.images)
 
     def worded(self, said: Messages) -> Messages:
         """A text stays one where prompts are plain texts, else it is a message of the user's."""
-        if isinstance(said, str) and prompts_are_texts(self.row, self.setting.dialogue):
-            return said
-        return self.messages_of(said, "reset")
+        messages = self.messages_of(said, "reset")
+        if not said:
+            reason = f"reset returned {said!r}, which asks nothing"
+            raise self.failed(reason, "return a text or messages, or None for the row's own prompt")
+        return said if isinstance(said, str) and prompts_are_texts(self.row, self.setting.dialogue) else messages
 
     def wanted(self) -> Wanted:
         tokens = list(chain(self.prompt.tokens, *(span.tokens for span in self.spans)))
@@ -386,16 +390,18 @@ class Conversation:
         self.spans[last] = replace(self.spans[last], reward=self.spans[last].reward + paid)
 
     def messages_of(self, said: Messages, method: str) -> list[Message]:
-        """Returns what a method said as messages; anything else is refused."""
-        if isinstance(said, str) or (isinstance(said, list | tuple) and all(isinstance(one, dict) for one in said)):
-            return messages_said(said)
+        """Returns what a method said as messages, whose contents are texts; anything else is refused."""
         more = ", or paddock.Turn(messages, reward=..., done=...)" if method == "step" else ""
-        raise self.failed(f"{method} returned {said!r:.80}", f"return a text, a list of messages, or None{more}")
+        if not isinstance(said, str | list | tuple) or not all(isinstance(one, dict) for one in messages_said(said)):
+            raise self.failed(f"{method} returned {said!r:.80}", f"return a text, a list of messages, or None{more}")
+        messages = [with_text(message) for message in messages_said(said)]
+        if wrong := next((one for one in messages if not is_written(one)), None):
+            reason = f"{method} returned a message without a text as its content, or without a role: {wrong!r:.80}"
+            raise self.failed(reason, 'return messages such as {"role": "user", "content": "a text"}')
+        return messages
 
     def number(self, value: Any, method: str) -> float:
         number = value.item() if hasattr(value, "item") else value
-        if number is None:
-            return 0.0
         if not isinstance(number, int | float) or not math.isfinite(number):
             raise self.failed(f"{method} pays {value!r:.80}, which is no finite number", "return a number")
         return float(number)

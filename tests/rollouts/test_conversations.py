@@ -310,7 +310,7 @@ def test_a_step_that_takes_too_long_ends_its_episode_and_is_counted():
     assert [one.extras["timeouts"] for one in found] == [1, 1] and not any(one.done for one in found)
 
 
-@pytest.mark.parametrize("paid", ["float('nan')", "'much'", "[1]"])
+@pytest.mark.parametrize("paid", ["float('nan')", "'much'", "[1]", "None"])
 def test_a_reward_that_is_no_number_is_refused_by_name(paid):
     class Odd(paddock.Environment):
         inline = True
@@ -346,6 +346,39 @@ def test_what_is_no_message_is_refused_by_name(method, said):
     with pytest.raises(paddock.UserError, match=rf"environment=.*Odd: {method} returned .*row") as error:
         talk(odd, count=1)
     assert "a list of messages" in str(error.value)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+@pytest.mark.parametrize("message", [
+    {"role": "user", "content": 5}, {"role": "user", "content": None}, {"role": "user"}, {"content": "a text"},
+    {"role": "user", "content": [{"type": "image", "image": "a.png"}]}, {"role": "user", "content": {"text": "2"}},
+])  # fmt: skip
+def test_a_message_that_templates_do_not_write_is_refused_by_name_and_value(method, message):
+    odd = type("Odd", (paddock.Environment,), {"inline": True, method: lambda self, *args: [message]})
+    with pytest.raises(
+        paddock.UserError, match=rf"environment=.*Odd: {method} returned a message without.*row"
+    ) as error:
+        talk(odd, count=1)
+    assert repr(message)[:40] in str(error.value)
+
+
+def test_parts_of_a_content_that_are_texts_become_one():
+    class Parts(paddock.Environment):
+        inline = True
+
+        def step(self, answer):
+            said = [{"role": "user", "content": [{"type": "text", "text": "+1"}, {"type": "text", "text": "="}]}]
+            return paddock.Turn(said, done=answer.number == 1)
+
+    (one,) = talk(Parts, count=1, samples=1)
+    assert texts([one])[0][1] == "+1=" and one.extras["conversation"][1] == {"role": "user", "content": "+1="}
+
+
+@pytest.mark.parametrize("said", ["", []])
+def test_a_reset_that_asks_nothing_is_refused_by_the_name_of_its_environment(said):
+    odd = type("Odd", (paddock.Environment,), {"inline": True, "reset": lambda self, *args: said})
+    with pytest.raises(paddock.UserError, match=r"environment=.*Odd: reset returned .*, which asks nothing, .*row"):
+        talk(odd, count=1)
 
 
 @pytest.mark.parametrize(("data", "prompt"), [("builtin:episodes/train", "<3+4=>"), ("builtin:addition/test", "3+4=")])
