@@ -15,23 +15,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from paddock.rewards.custom import (
-    TRUTHS,
-    Failed,
-    Target,
-    batch_scorer,
-    blaming,
-    finished,
-    function_of,
-    listed,
-    load_batch,
-    parameters_of,
-    taken,
-    takes_columns,
-    takes_fields,
-    told,
-)
+from paddock.rewards.custom import Target, batch_scorer, blaming, finished, function_of, listed, load_batch, told
 from paddock.rewards.score import Score, ScoreRequest, checked
+from paddock.rewards.signature import COLUMNS as ARGUMENTS
+from paddock.rewards.signature import TRUTHS, parameters_of, signature_of, takes_columns, takes_fields
 
 DOES_NOT_APPLY = Score(0.0, applies=False)
 
@@ -81,14 +68,15 @@ def whole_scorer(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Scor
 
 def column_scorer(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Score]]:
     function = function_of(target)
+    signature = signature_of(function)
+    signature.require_use(target.kwargs)
 
     def scores(requests: Sequence[ScoreRequest]) -> list[Score]:
         logged: dict[str, list[Any]] = {}
-        given = taken(function, arguments_of(requests) | logging_into(logged, len(requests)) | dict(target.kwargs))
-        if unused := target.kwargs.keys() - given.keys():
-            raise Failed(f"takes no {min(unused)!r}, which reward_kwargs gives it, and has no **columns")
+        given = {**arguments_of(requests), **logging_into(logged, len(requests)), **target.kwargs}
+        signature.require(given, ARGUMENTS)
         with blaming(target):
-            results = listed(finished(function(**given)), len(requests))
+            results = listed(finished(function(**signature.taken(given))), len(requests))
         for row, result in enumerate(results):
             with blaming(target, row):
                 score = DOES_NOT_APPLY if result is None else checked(result)

@@ -1,7 +1,6 @@
 """Scorers by address: a function in the user's file, in a module, or of the program that runs.
 
-Its signature tells how it is called: with the arguments `ROW`; with lists of a whole batch (TRL's contract, see
-columns.py); or, if it takes `completion`, with that and any columns of the row by their names.
+Its signature tells how it is called, and what it is given of what there is (signature.py).
 """
 
 from __future__ import annotations
@@ -18,7 +17,17 @@ from typing import Any
 from paddock.core.registry import suggest
 from paddock.facts.compat import why_missing
 from paddock.facts.modules import MODULE, file_at, module_at
-from paddock.rewards.score import BadScore, Score, ScoreRequest, checked
+from paddock.rewards.score import BadScore, Failed, Score, ScoreRequest, checked
+from paddock.rewards.signature import (
+    BATCH,
+    COMPLETION,
+    FIELDS,
+    ROW,
+    TRUTHS,
+    signature_of,
+    takes_columns,
+    takes_fields,
+)
 
 
 @dataclass(frozen=True)
@@ -35,15 +44,6 @@ class Target:
         return f"{self.path.removeprefix(MODULE)}:{self.name}"
 
 
-class Failed(Exception):
-    """A scorer that cannot be loaded, raised, or returned what is no score; the text says which, and where."""
-
-    def __init__(self, reason: str, row: int | None = None, lasting: bool = True):
-        """`row`: which of a batch. `lasting`: calling it again would not help."""
-        super().__init__(reason)
-        self.row, self.lasting = row, lasting
-
-
 MISTAKES = (NameError, ImportError, SyntaxError)
 """Exceptions that come from a mistake in the scorer's code, not from the network: a retry cannot help."""
 
@@ -55,24 +55,35 @@ def load(target: Target) -> Callable[[ScoreRequest], Score]:
 
 
 def row_scorer(target: Target) -> Callable[[ScoreRequest], Score]:
-    function, call = caller_of(target)
+    _, call = caller_of(target)
     blame = blaming(target)
 
     def score(request: ScoreRequest) -> Score:
         with blame:
-            return checked(finished(call(function, target, request)))
+            return checked(finished(call(request)))
 
     return score
 
 
-Call = Callable[[Callable[..., Any], "Target", ScoreRequest], Any]
+Call = Callable[[ScoreRequest], Any]
 
 
 def caller_of(target: Target) -> tuple[Callable[..., Any], Call]:
-    """Returns the function, and how it is called with one response; what it returns may be awaitable."""
-    if takes_fields(function := function_of(target)):
-        return function, call_by_name
-    return function_at(target, ROW), call
+    """Returns the function, and what calls it with one response; that returns a score, or something to await."""
+    function = function_of(target)
+    if takes_columns(function):
+        reason = "takes a whole batch, and reward_model.reward_manager=rate_limited calls it for one response"
+        raise Failed(reason, fix="name `completion` in place of `completions`, or choose another reward_manager")
+    signature = signature_of(function)
+    signature.require_use(target.kwargs)
+    fields, names = (fields_of, FIELDS) if takes_fields(function) else (row_of, ROW)
+
+    def call(request: ScoreRequest) -> Any:
+        given = {**fields(request), **target.kwargs}
+        signature.require(given, names)
+        return function(**signature.taken(given))
+
+    return function, call
 
 
 @lru_cache(maxsize=128)
@@ -82,19 +93,21 @@ def load_batch(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Score]
 
 
 def batch_scorer(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Score]]:
-    function = function_at(target, BATCH)
+    function = function_of(target)
+    signature = signature_of(function)
+    signature.require_use(target.kwargs)
+    signature.require({**dict.fromkeys(BATCH), **target.kwargs}, BATCH)
 
     def scores(requests: Sequence[ScoreRequest]) -> list[Score]:
         with blaming(target):
-            found = finished(
-                function(
-                    data_sources=[request.data_source for request in requests],
-                    solution_strs=[request.solution for request in requests],
-                    ground_truths=[request.ground_truth for request in requests],
-                    extra_infos=[told(request) for request in requests],
-                    **target.kwargs,
-                )
-            )
+            given = {
+                "data_sources": [request.data_source for request in requests],
+                "solution_strs": [request.solution for request in requests],
+                "ground_truths": [request.ground_truth for request in requests],
+                "extra_infos": [told(request) for request in requests],
+                **target.kwargs,
+            }
+            found = finished(function(**signature.taken(given)))
             results = listed(found, len(requests))
         for row, result in enumerate(results):
             with blaming(target, row):
@@ -104,15 +117,14 @@ def batch_scorer(target: Target) -> Callable[[Sequence[ScoreRequest]], list[Scor
     return scores
 
 
-def call(function: Callable[..., Any], target: Target, request: ScoreRequest) -> Any:
-    """Calls the function; returns a score, or something to await."""
-    return function(
-        data_source=request.data_source,
-        solution_str=request.solution,
-        ground_truth=request.ground_truth,
-        extra_info=told(request),
-        **target.kwargs,
-    )
+def row_of(request: ScoreRequest) -> dict[str, Any]:
+    """Returns what verl gives a scorer, by its names."""
+    return {
+        "data_source": request.data_source,
+        "solution_str": request.solution,
+        "ground_truth": request.ground_truth,
+        "extra_info": told(request),
+    }
 
 
 def told(request: ScoreRequest) -> Mapping[str, Any]:
@@ -130,35 +142,18 @@ def told(request: ScoreRequest) -> Mapping[str, Any]:
     }
 
 
-def call_by_name(function: Callable[..., Any], target: Target, request: ScoreRequest) -> Any:
-    """Calls the function with the response, the prompt, and the row's columns by their names."""
-    return function(**taken(function, fields_of(request) | dict(target.kwargs)))
-
-
 def fields_of(request: ScoreRequest) -> dict[str, Any]:
+    """Returns the response, the prompt, and the row's columns by their names."""
+    columns = told(request)
     return {
+        "extra_info": columns,
         **dict.fromkeys(TRUTHS, request.ground_truth),
-        **told(request),
+        **columns,
         "data_source": request.data_source,
         "ground_truth": request.ground_truth,
         "prompt": request.prompt,
         COMPLETION: request.solution,
     }
-
-
-def taken(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Returns what of `given` the function takes: all of it, or what it names."""
-    parameters = inspect.signature(function).parameters.values()
-    needed = [
-        p.name for p in parameters if p.default is p.empty and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    if missing := [name for name in needed if name not in given]:
-        columns = sorted(given.keys() - NO_COLUMNS)
-        raise Failed(f"takes {missing[0]!r}, and the rows have no such column: they have {', '.join(columns)}")
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return given
-    named = {p.name for p in parameters}
-    return {name: value for name, value in given.items() if name in named}
 
 
 class blaming:  # a generator's context takes longer than many a rule
@@ -179,52 +174,6 @@ class blaming:  # a generator's context takes longer than many a rule
             raise Failed(str(error), self.row) from error
         lasting = isinstance(error, MISTAKES)
         raise Failed(f"raised {described(error, self.target)}", self.row, lasting) from error
-
-
-ROW = ("data_source", "solution_str", "ground_truth", "extra_info")
-BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
-
-
-COMPLETION = "completion"
-TRUTHS = ("answer", "solution")
-"""Names under which data sets of others have the ground truth."""
-NO_COLUMNS = frozenset({"log_extra", "log_metric", "trainer_state"})
-WHOLE = frozenset({"prompts", "completions", "completion_ids", "environments"})
-"""Arguments of a function of TRL's contract (columns.py), at least one of which it names."""
-
-
-def takes_columns(function: Callable[..., Any]) -> bool:
-    """True for a function of TRL's contract; its signature tells."""
-    names = parameters_of(function)
-    return bool(names & WHOLE) and not names & {*ROW, *BATCH} - {"data_source", "ground_truth", "extra_info"}
-
-
-def takes_fields(function: Callable[..., Any]) -> bool:
-    """True for a function that is given a response as `completion`, and columns of its row."""
-    names = parameters_of(function)
-    return COMPLETION in names and not names & {"solution_str", *WHOLE}
-
-
-def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
-    try:
-        return frozenset(inspect.signature(function).parameters)
-    except ValueError:  # written in C, without a signature
-        return frozenset()
-
-
-def function_at(target: Target, arguments: tuple[str, ...]) -> Callable[..., Any]:
-    """The function, which must take these arguments and the target's own by name."""
-    function = function_of(target)
-    try:
-        inspect.signature(function).bind(**dict.fromkeys(arguments), **target.kwargs)
-    except TypeError as error:
-        reason = f"cannot be called: TypeError: {error}; it is given {', '.join(arguments)}"
-        if takes_columns(function):
-            reason += ". It takes a whole batch, and reward_model.reward_manager=rate_limited calls it for one response"
-        raise Failed(reason) from error
-    except ValueError:  # written in C, without a signature
-        pass
-    return function
 
 
 def function_of(target: Target) -> Callable[..., Any]:

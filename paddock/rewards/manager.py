@@ -31,6 +31,7 @@ from paddock.rewards.rules import NOTHING, SCORERS, Scorer, has_rule, scorer_of
 from paddock.rewards.score import Score, ScoreRequest
 from paddock.rewards.scoring import BatchScoring, Known, Scoring, where
 from paddock.rewards.threads import ThreadPool
+from paddock.rewards.worker import Failure
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class RewardManager:
             for request, score in zip(requests, columns[-1], strict=True):
                 if score.timed_out:
                     reason = f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"
-                    raise scoring.blame(request, reason)
+                    raise scoring.blame(request, Failure(reason))
         self._remember_names(combined(self.components, columns) if self.components else columns[0])
 
     def pays(self, requests: Sequence[ScoreRequest]) -> bool:
@@ -193,7 +194,7 @@ class RewardManager:
                 f"{target.name} {error.failure.reason}",
                 key="custom_reward_function.path",
                 value=target.path,
-                fix=SHAPES,
+                fix=error.failure.fix or SHAPES,
             ) from None
         return found | {part.name: shape for part, shape in zip(functions, told, strict=True)}
 
@@ -319,26 +320,29 @@ class RewardManager:
             self.scorers[source] = replace(scorer, target=replace(scorer.target, kwargs=kwargs))
         return self.scorers[source]
 
-    def _error(self, request: ScoreRequest, reason: str) -> UserError:
+    def _error(self, request: ScoreRequest, failure: Failure) -> UserError:
         """Returns the error of the one scorer of this row."""
         if self.parts:
-            return self._part_error(self.parts[0], request, reason)
+            return self._part_error(self.parts[0], request, failure)
         target = self._scorer(request).target
         fix = "mend the row, or score with a function of your own: custom_reward_function.path=my_reward.py"
-        return UserError(f"{target.name} {reason}, {where(request)}", key="reward", value=target.path, fix=fix)
+        return UserError(f"{target.name} {failure.reason}, {where(request)}", key="reward", value=target.path, fix=fix)
 
-    def _part_error(self, part: Component, request: ScoreRequest, reason: str) -> UserError:
-        target = part.scorer.target
+    def _part_error(self, part: Component, request: ScoreRequest, failure: Failure) -> UserError:
+        target, reason = part.scorer.target, failure.reason
         if part.rule:
             fix = f"mend the row, or choose another rule: {', '.join(NAMED)}"
             return UserError(f"{target.name} {reason}, {where(request)}", key="reward", value=part.name, fix=fix)
+        returns = (
+            "a list with a finite number, or None, for each completion"
+            if part.name in self.columns
+            else "a finite number, or a dict with one under 'score'"
+        )
         return UserError(
             f"{target.name} {reason}, {where(request)}",
             key="custom_reward_function.path",
             value=target if target.function else target.path,
-            fix="mend the function: it returns a list with a finite number, or None, for each completion"
-            if part.name in self.columns
-            else "mend the function: it returns a finite number, or a dict with one under 'score'",
+            fix=failure.fix or f"mend the function: it returns {returns}",
         )
 
     def _require_a_use_for_arguments(self, config: Config) -> None:

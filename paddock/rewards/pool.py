@@ -337,14 +337,14 @@ class Pool:
         if job.started:
             job.future.set_result(None)
         else:
-            job.future.set_exception(JobFailed(Failure(f"was not imported within {LOADING:g} s", None, True)))
+            job.future.set_exception(JobFailed(Failure(f"was not imported within {LOADING:g} s")))
 
     def _ended(self, worker: Worker) -> None:
         first, *rest = worker.jobs.values()
         reason = f"ended its process, which {worker.how_it_ended()}"
         self._remove(worker)
         self.waiting.extendleft(reversed(rest))
-        first.future.set_exception(JobFailed(Failure(reason, None, True)))
+        first.future.set_exception(JobFailed(Failure(reason)))
 
     def _remove(self, worker: Worker) -> None:
         self.workers.remove(worker)

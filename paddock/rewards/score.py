@@ -76,6 +76,15 @@ class BadScore(Exception):
     """A scorer returned what is not a score."""
 
 
+class Failed(Exception):
+    """A scorer that cannot be loaded, raised, or returned what is no score; the text says which, and where."""
+
+    def __init__(self, reason: str, row: int | None = None, lasting: bool = True, fix: str | None = None):
+        """`row`: which of a batch. `lasting`: calling it again would not help. `fix`: of a mistake of its own kind."""
+        super().__init__(reason)
+        self.row, self.lasting, self.fix = row, lasting, fix
+
+
 def checked(result: Any) -> Score:
     """Checks a scorer's result: a finite number, or a dict with one under `score`; anything else is a mistake in the
     scorer, not a zero. A Score was checked before."""

@@ -12,18 +12,19 @@ from math import inf
 from typing import Any
 
 from paddock.errors import UserError
-from paddock.rewards.custom import Failed, Target, load
+from paddock.rewards.custom import Target, load
 from paddock.rewards.pool import Job, JobFailed, Pool
 from paddock.rewards.rules import Scorer
-from paddock.rewards.score import Score, ScoreRequest
+from paddock.rewards.score import Failed, Score, ScoreRequest
 from paddock.rewards.threads import ThreadPool
+from paddock.rewards.worker import Failure, failure
 
 log = logging.getLogger(__name__)
 
 MOST_KNOWN = 65_536  # scores, some 300 bytes each
 NO_RULE = Score(0.0)
 
-Blame = Callable[[ScoreRequest, str], UserError]
+Blame = Callable[[ScoreRequest, Failure], UserError]
 
 
 def where(request: ScoreRequest) -> str:
@@ -152,7 +153,7 @@ class Scoring:
         try:
             return load(scorer.target)(request)
         except Failed as error:
-            raise self.blame(request, str(error)) from error
+            raise self.blame(request, failure(error)) from error
 
     def _look(self, future: Future[Any]) -> None:
         self.broken |= not future.cancelled() and future.exception() is not None
@@ -161,7 +162,7 @@ class Scoring:
         try:
             return dict(zip(self.away, self.pool.results(list(self.away.values())), strict=True))
         except JobFailed as error:
-            raise self.blame(self.requests[list(self.away)[error.job]], error.failure.reason) from None
+            raise self.blame(self.requests[list(self.away)[error.job]], error.failure) from None
 
     def _score_of(self, index: int, score: Score | None) -> Score:
         if score is None:
@@ -206,8 +207,8 @@ class BatchScoring(Scoring):
         try:
             (scores,) = self.pool.results([self.job.future])
         except JobFailed as error:
-            row, reason = error.failure.row, error.failure.reason
-            raise self.blame(whole if row is None else requests[row], reason) from None
+            row = error.failure.row
+            raise self.blame(whole if row is None else requests[row], error.failure) from None
         if scores is None:
-            raise self.blame(whole, f"took longer than {self.pool.timeout:g} s (reward_model.timeout)")
+            raise self.blame(whole, Failure(f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"))
         return dict(zip(indices, scores, strict=True))

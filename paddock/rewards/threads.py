@@ -15,8 +15,9 @@ from concurrent.futures import wait as wait_for
 from typing import Any
 
 from paddock.rewards.columns import whole_scorer
-from paddock.rewards.custom import Failed, Target, row_scorer
+from paddock.rewards.custom import Target, row_scorer
 from paddock.rewards.pool import Job, JobFailed, answers_of
+from paddock.rewards.score import Failed
 from paddock.rewards.worker import failure
 
 LOOK = 0.05  # seconds between two looks at the clock of a call

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from paddock.rewards.channel import Channel
 from paddock.rewards.columns import load_whole
-from paddock.rewards.custom import Failed, Target, blaming, caller_of, load
-from paddock.rewards.score import ScoreRequest, checked
+from paddock.rewards.custom import Target, blaming, caller_of, load
+from paddock.rewards.score import Failed, ScoreRequest, checked
 
 READY, SCORED, FAILED, TIMED_OUT, TOOK, RETURNED = "ready", "scored", "failed", "timed out", "took", "returned"
 RECALL = "recall"
@@ -34,8 +34,9 @@ class Failure(NamedTuple):
     """`Failed`, on its way to another process."""
 
     reason: str
-    row: int | None
-    lasting: bool
+    row: int | None = None
+    lasting: bool = True
+    fix: str | None = None
 
 
 def work(data: int, room: int) -> None:
@@ -83,7 +84,7 @@ def answer(channel: Channel, target: Target, calls: list[tuple[int, Any]]) -> No
 
 
 def failure(error: Failed) -> Failure:
-    return Failure(str(error), error.row, error.lasting)
+    return Failure(str(error), error.row, error.lasting, error.fix)
 
 
 def serve_concurrently(channel: Channel, room: int) -> None:
@@ -125,9 +126,9 @@ async def answer_one(channel: Channel, target: Target, seconds: float, number: i
             async with limit:
                 if interruptible:
                     limit.reschedule(asyncio.get_running_loop().time() + seconds)
-                    result = await call(function, target, request)
+                    result = await call(request)
                 else:
-                    result = await asyncio.to_thread(call, function, target, request)
+                    result = await asyncio.to_thread(call, request)
                     result = await result if inspect.isawaitable(result) else result
             score = checked(result)
         channel.send((SCORED, number, score))

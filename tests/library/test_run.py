@@ -154,7 +154,7 @@ def test_a_function_that_asks_for_a_column_that_is_not_there_is_refused(tmp_path
 
     with (
         Run(data=ROWS, reward=reward, **SMALL, folder=str(tmp_path)) as run,
-        pytest.raises(UserError, match=r"takes 'truth', and the rows have no such column: they have .*completion"),
+        pytest.raises(UserError, match=r"takes 'truth', and nothing that it is given is called so; it may name c"),
     ):
         run.train()
 

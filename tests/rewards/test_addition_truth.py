@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paddock.rewards.custom import Failed
 from paddock.rewards.rules import compute_score
+from paddock.rewards.score import Failed
 
 
 @pytest.mark.parametrize(

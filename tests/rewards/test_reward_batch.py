@@ -83,7 +83,7 @@ def test_a_function_for_single_responses_is_refused_by_the_check(tmp_path):
     settings = [f"custom_reward_function.path={tmp_path}/one.py", "reward_model.reward_manager=batch"]
     with (
         RewardManager(load(settings).config) as rewards,
-        pytest.raises(UserError, match="it is given data_sources, solution_strs, ground_truths, extra_infos"),
+        pytest.raises(UserError, match=r"it may name data_sources, [\s\S]*fix: did you mean 'data_sources'"),
     ):
         rewards.check(requests(""))
 

@@ -16,9 +16,10 @@ from paddock.data.loader import prompt_batch
 from paddock.errors import UserError
 from paddock.models.load import load_tokenizer
 from paddock.rewards.columns import load_columns, load_whole
-from paddock.rewards.custom import Failed, Target, takes_columns
+from paddock.rewards.custom import Target
 from paddock.rewards.manager import RewardManager
-from paddock.rewards.score import ScoreRequest
+from paddock.rewards.score import Failed, ScoreRequest
+from paddock.rewards.signature import takes_columns
 
 
 @pytest.fixture
@@ -152,7 +153,7 @@ def test_a_mistake_says_what_was_returned_and_for_which_row(call, mistake):
 
 
 def test_a_column_that_no_row_has_is_named_with_those_that_they_have(call):
-    with pytest.raises(Failed, match=r"takes 'task', and the rows have no such column: they have answer, .*level"):
+    with pytest.raises(Failed, match=r"takes 'task', and nothing that .*columns of the rows: level$"):
         call("def reward(completions, task): return [1.0]", [request(level=3)])
 
 
@@ -256,7 +257,7 @@ def test_a_call_that_takes_too_long_is_killed_and_stops_the_run(manager):
 def test_an_argument_that_a_function_does_not_take_is_named(manager):
     code = "def reward(completions, bonus=0.0): return [bonus for _ in completions]"
     given = "custom_reward_function.reward_kwargs={bonus:0.5,malus:1.0}"
-    with pytest.raises(UserError, match=r"takes no 'malus', which reward_kwargs gives it, and has no \*\*columns"):
+    with pytest.raises(UserError, match=r"takes no 'malus', which reward_kwargs gives it, and has no \*\*kwargs"):
         manager(code, given).check([request()])
     manager(code, given.replace(",malus:1.0", "")).check([request()])
     manager(code.replace("bonus=0.0", "bonus, **columns"), given).check([request()])

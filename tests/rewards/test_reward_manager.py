@@ -139,9 +139,9 @@ def test_a_mistake_in_a_scorer_names_file_function_row_and_what_happened(manager
         ("compute_score = 5", "has no function 'compute_score'; it defines none"),
         (
             "def compute_score(text): return 1",
-            "cannot be called: TypeError: missing a required argument: 'text'; it is given data_source, solution_str",
+            "takes 'text', and nothing that it is given is called so; it may name completion, prompt, ground_truth",
         ),
-        ("def compute_score(data_source): return 1", "unexpected keyword argument 'solution_str'"),
+        ("def compute_score(text=''): return 1", "takes nothing of what it is given; it may name data_source"),
     ],
 )
 def test_a_function_that_cannot_be_used_is_refused_before_training(manager, code, message):

@@ -13,11 +13,10 @@ from conftest import ROOT
 from paddock.config.load import load
 from paddock.errors import UserError
 from paddock.rewards.answers.verdicts import compared
-from paddock.rewards.custom import Failed
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.maths import thought_and_boxed
 from paddock.rewards.rules import compute_score, gsm8k, scorer_of
-from paddock.rewards.score import ScoreRequest, checked
+from paddock.rewards.score import Failed, ScoreRequest, checked
 
 LONG = 100_000  # characters
 

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from paddock.errors import UserError
-from paddock.rewards.custom import Failed, Target, load, load_batch
-from paddock.rewards.score import ScoreRequest
+from paddock.rewards.custom import Target, load, load_batch
+from paddock.rewards.score import Failed, ScoreRequest
 from verl.trainer.ppo._view import read
 from verl.utils.reward_score import default_compute_score
 from verl.workers.reward_manager import extract_reward, get_reward_manager_cls

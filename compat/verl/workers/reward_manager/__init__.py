@@ -16,6 +16,7 @@ from paddock.config.schema import Config, CustomRewardConfig, OverlongBufferConf
 from paddock.facts.machine import this_machine
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import Score, ScoreRequest, checked
+from paddock.rewards.signature import signature_of
 from verl.protocol import to_batch
 from verl.trainer.ppo._view import read
 from verl.utils.reward_score import default_compute_score
@@ -101,7 +102,7 @@ class Called(RewardManager):
 
     def __init__(self, config: Config, function: Callable[..., Any]):
         super().__init__(config)
-        self.function = function
+        self.function, self.signature = function, signature_of(function)
 
     def score(self, requests: Sequence[ScoreRequest | None]) -> list[Score]:
         rows = [
@@ -115,8 +116,9 @@ class Called(RewardManager):
             if request is not None  # a batch of verl's names no row that a reward model scores
         ]
         if self.config.reward_manager != "batch":
-            return [checked(self.function(**row)) for row in rows]
-        results = self.function(**{f"{name}s": [row[name] for row in rows] for name in rows[0]})
+            return [checked(self.function(**self.signature.taken(row))) for row in rows]
+        columns = {f"{name}s": [row[name] for row in rows] for name in rows[0]}
+        results = self.function(**self.signature.taken(columns))
         return [checked(result) for _, result in zip(rows, results, strict=True)]
 
 
