@@ -49,7 +49,7 @@ class Factory:
     """The tools that the policy may call; their functions belong to an object that is closed."""
     max_turns: int | None
     inline: bool = False
-    """True: its environments answer at once, and no thread is needed to make and call them."""
+    """True: its environments are made here, not in a thread: at once, or because they need the main thread."""
     may_pay: bool = True
     """False: its environments pay nothing, whatever the policy does."""
 
@@ -74,9 +74,15 @@ def environment_of(
 
     workers = Workers()
     try:
-        first, tools = workers.start(opened).result(seconds)
+        try:
+            first, tools = workers.start(opened).result(seconds)
+        except UserError as error:
+            if not workers.sent_back(named, error.__cause__):
+                raise
+            first, tools = opened()
         workers.end(first.close)
-        return Factory(named, make, tools, first.max_turns, first.inline, may_pay(first))
+        here = first.inline or named in workers.main_only
+        return Factory(named, make, tools, first.max_turns, here, may_pay(first))
     except TimeoutError:
         fix = f"actor_rollout_ref.rollout.multi_turn.tool_timeout={2 * seconds:g}"
         raise refused(named, f"making it took longer than {seconds:g} s", fix) from None

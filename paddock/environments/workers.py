@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 SECONDS = 10.0  # for environments to be closed at the end of a run
 GATHER = 0.002  # seconds in which coroutines that are begun wait for others
+MAIN_ONLY = "signal only works in main thread"
+"""Begins what Python says if a thread sets a signal, as `signal.alarm` needs it."""
 MOST_THREADS = 1024  # calls that wait at the same time: a conversation has one, and a thread costs some KiB
 
 
@@ -36,6 +38,8 @@ class Workers:
         self.closed = False
         self.ending: set[Future[Any]] = set()
         """Calls that free something."""
+        self.main_only: set[str] = set()
+        """Functions that turned out to need the main thread."""
 
     def start(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Begins a call; a coroutine function runs in the event loop."""
@@ -61,6 +65,20 @@ class Workers:
         if wanted:
             threading.Thread(target=self.serve, name="environment", daemon=True).start()
         return future
+
+    def belongs_here(self, function: Callable[..., Any]) -> bool:
+        """True if the function turned out to need the main thread, and this is it."""
+        return bool(self.main_only) and name_of(function) in self.main_only and in_main_thread()
+
+    def sent_back(self, name: str, error: BaseException | None) -> bool:
+        """True if a function raised this because it needs the main thread, and this is it: it is then called here, now
+        and from now on. TRL calls all functions in the main thread."""
+        if not isinstance(error, ValueError) or not str(error).startswith(MAIN_ONLY):
+            return False
+        if name not in self.main_only:
+            self.main_only.add(name)
+            log.warning("%s raised ValueError: %s; %s", name, error, HERE if in_main_thread() else ELSEWHERE)
+        return in_main_thread()
 
     def end(self, function: Callable[..., Any]) -> None:
         """Begins a call that frees something: nobody waits for it but `close`."""
@@ -135,6 +153,23 @@ class Workers:
             loop = self.loop
             loop.call_soon_threadsafe(self.take_begun, loop)
             asyncio.run_coroutine_threadsafe(cancel_all(loop), loop)
+
+
+HERE = """it is called in the main thread from now on, without a limit of time, and the engine waits meanwhile; \
+@paddock.tool(inline=True) says so of a tool from the start"""
+ELSEWHERE = "this run is not in the main thread, so every call of it fails"
+
+
+def in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Returns the name of a function; that of a method has the class of the object as its author wrote it."""
+    owner = getattr(function, "__self__", None)
+    kind = type(getattr(owner, "plain", owner)).__qualname__
+    name = getattr(function, "__name__", type(function).__name__)
+    return f"{kind}.{name}" if owner is not None else str(getattr(function, "__qualname__", name))
 
 
 class Left:

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from paddock.config.conversations import with_verl_limits
 from paddock.config.roles import MultiTurnConfig
@@ -41,8 +41,9 @@ from paddock.environments.environment import (
     with_text,
 )
 from paddock.environments.tools import Failure, Schema, Tool, ToolError, written
-from paddock.environments.workers import Workers
+from paddock.environments.workers import Workers, name_of
 from paddock.errors import UserError
+from paddock.rollouts.counts import Counts
 from paddock.rollouts.episode import Episode, Span
 
 TIMED_OUT = "the tool took longer than {:g} s"
@@ -66,34 +67,16 @@ class Wanted:
     """True if the tokens are not those of the turn before and more: what the engine keeps of it is of no use."""
 
 
+class Started(NamedTuple):
+    """Holds a tool call that was begun."""
+
+    future: Future[Any]
+    own: partial[Any]
+    """The call itself, to be repeated in this thread."""
+
+
 class TimeLimit(Exception):
     """Raised in a conversation whose call took longer than `multi_turn.tool_timeout`."""
-
-
-@dataclass
-class Counts:
-    """Counts what a conversation did, for metrics."""
-
-    turns: int = 0
-    said: int = 0
-    """Turns of tools or the environment."""
-    tool_call_counts: int = 0
-    malformed_calls: int = 0
-    failed_calls: int = 0
-    """Calls that raised, took too long, or named no tool."""
-    cut_results: int = 0
-    """Results that were longer than `max_tool_response_length`."""
-    timeouts: int = 0
-    tool_seconds: float = 0.0
-
-    def columns(self) -> dict[str, Any]:
-        """Returns the counts as columns of a batch. `num_turns` counts the prompt too, as verl does."""
-        return {"num_turns": 1 + self.turns + self.said, **{name: vars(self)[name] for name in COUNTED}}
-
-
-COUNTED = ("tool_call_counts", "malformed_calls", "failed_calls", "cut_results", "timeouts", "tool_seconds")
-COLUMNS = ("conversation", "completion", "environment", "ended", "extra_fields", "reward_score", "num_turns", *COUNTED)
-"""What a batch of episodes carries beside tokens."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +285,7 @@ class Conversation:
         asked = self.setting.decode(before[-OPENING_TOKENS:], skip_special_tokens=False)
         return self.format.message(whole, typed, opened=asked.rstrip().endswith(self.format.thinking[0]))
 
-    def results(self, answer: Answer) -> Generator[Future[Any], Any, list[Message]]:
+    def results(self, answer: Answer) -> Waits:
         """Runs the tool calls of a turn and returns the messages that answer them, in their order.
 
         Functions run side by side; methods of the environment one after the other, since they share its state.
@@ -312,12 +295,12 @@ class Conversation:
         found: list[Any] = []
         for call in answer.calls[:most]:
             started = self.started(known.get(call.name), call)
-            if isinstance(started, Future) and inspect.ismethod(known[call.name].function):
-                started = yield from self.outcome(started)
+            if not isinstance(started, Failure) and inspect.ismethod(known[call.name].function):
+                started = yield from self.outcome(*started)
             found.append(started)
         results = []
         for one in found:
-            results.append((yield from self.outcome(one)) if isinstance(one, Future) else one)
+            results.append((yield from self.outcome(*one)) if isinstance(one, Started) else one)
         if found:
             self.counts.tool_seconds += time.monotonic() - begun
         if left := answer.calls[len(results) :]:  # one message, however many they are
@@ -334,7 +317,7 @@ class Conversation:
             self.results_told[id(message)] = {**message, "content": told if isinstance(told, list) else str(told)}
         return message
 
-    def started(self, tool: Tool | None, call: Call) -> Future[Any] | Failure:
+    def started(self, tool: Tool | None, call: Call) -> Started | Failure:
         """Begins a tool call; a Failure says why it cannot be run."""
         if tool is None:
             self.counts.failed_calls += 1
@@ -344,21 +327,33 @@ class Conversation:
         except ToolError as error:
             self.counts.failed_calls += 1
             return Failure(str(error))
-        if not tool.inline or inspect.iscoroutinefunction(inspect.unwrap(tool.function)):
-            return self.setting.workers.start(tool.function, **arguments)
+        own, workers = partial(tool.function, **arguments), self.setting.workers
+        awaited = inspect.iscoroutinefunction(inspect.unwrap(tool.function))
+        if awaited or not (tool.inline or workers.belongs_here(tool.function)):
+            return Started(workers.start(tool.function, **arguments), own)
         found: Future[Any] = Future()
         try:
-            found.set_result(tool.function(**arguments))
+            found.set_result(own())
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             found.set_exception(error)
-        return found
+        return Started(found, own)
 
-    def outcome(self, future: Future[Any]) -> Generator[Future[Any], Any, Any]:
-        """Waits for a tool; what it raises is told to the policy."""
+    def settled(self, future: Future[Any], own: partial[Any]) -> Waits:
+        """Waits for a call; one that turns out to need the main thread is repeated there."""
         try:
             return future.result() if future.done() else (yield future)
+        except ValueError as error:
+            awaited = inspect.iscoroutinefunction(inspect.unwrap(own.func))
+            if awaited or not self.setting.workers.sent_back(name_of(own.func), error):
+                raise
+            return own()
+
+    def outcome(self, future: Future[Any], own: partial[Any]) -> Waits:
+        """Waits for a tool; what it raises is told to the policy."""
+        try:
+            return (yield from self.settled(future, own))
         except TimeLimit:
             self.counts.timeouts += 1
             self.counts.failed_calls += 1
@@ -431,10 +426,11 @@ class Conversation:
 
     def call(self, inline: bool, function: Callable[..., Any], *args: Any) -> Waits:
         """Calls a function here, if it returns at once, else beside the decode."""
-        if inline:
-            return function(*args)
+        own, workers = partial(function, *args), self.setting.workers
+        if inline or workers.belongs_here(function):
+            return own()
         try:
-            return (yield self.setting.workers.start(function, *args))
+            return (yield from self.settled(workers.start(function, *args), own))
         except TimeLimit:
             self.counts.timeouts += 1
             raise

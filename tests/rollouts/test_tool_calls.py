@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from talks import conversation, driven, talk
@@ -238,3 +241,76 @@ def test_a_tool_that_exits_or_is_cancelled_ends_no_run(name, inline, monkeypatch
         told = one.extras["conversation"][1]["content"]
         assert told.startswith("error: CancelledError" if name == "cancelled" else "error: SystemExit")
         assert one.extras["timeouts"] == 0 and one.extras["failed_calls"] == 2
+
+
+@contextmanager
+def alarmed(seconds: int):
+    """What TRL's agent example does around a query."""
+    signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+class Alarmed(paddock.Environment):
+    """Needs the main thread wherever it is called."""
+
+    max_turns = 3
+
+    def __init__(self):
+        with alarmed(5):
+            self.steps = 0
+
+    def reset(self, row, seed):
+        with alarmed(5):
+            return "1+2="
+
+    @paddock.tool
+    def add(self, a: int) -> int:
+        """Adds."""
+        with alarmed(5):
+            return a + 1
+
+    def step(self, answer):
+        with alarmed(5):
+            self.steps += 1
+            return f"{self.steps}+4="
+
+    def reward(self, episode):
+        with alarmed(5):
+            return float(self.steps)
+
+
+@pytest.fixture
+def old_alarm():
+    before = signal.getsignal(signal.SIGALRM)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_what_needs_the_main_thread_is_called_there_and_told_once(old_alarm, caplog):
+    found = talk(Alarmed, count=2, samples=1)
+    assert [sum(span.reward for span in one.spans) for one in found] == [3.0, 3.0]
+    told = [record.getMessage() for record in caplog.records if "signal only works" in record.getMessage()]
+    assert [line.split(" raised ")[0].rpartition(".")[2] for line in told] == ["Alarmed", "reset", "step", "reward"]
+    assert "main thread from now on" in told[0]
+
+
+def test_a_tool_that_needs_the_main_thread_answers_its_first_call(old_alarm, caplog):
+    own = conversation(Alarmed)
+    for times in (1, 2):
+        found = driven(own.results(Answer("", calls=[Call("add", {"a": times})])))
+        assert [message["content"] for message in found] == [str(times + 1)]
+    assert own.counts.failed_calls == 0 and caplog.text.count("Alarmed.add raised ValueError: signal only works") == 1
+    assert "@paddock.tool(inline=True)" in caplog.text
+
+
+def test_a_run_in_another_thread_says_why_a_tool_fails(old_alarm, caplog):
+    own = conversation(Alarmed)
+    calls = Answer("", calls=[Call("add", {"a": 1})])
+    with ThreadPoolExecutor(1) as thread:
+        (message,) = thread.submit(driven, own.results(calls)).result()
+    assert message["content"].startswith("error: ValueError: signal only works") and own.counts.failed_calls == 1
+    assert "this run is not in the main thread" in caplog.text
