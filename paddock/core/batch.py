@@ -21,6 +21,9 @@ PerPrompt = Tensor  # [B, P]  one value per prompt token
 NOBODY = -1
 """Version of tokens that no weights drew: those of tools and environments, and padding."""
 
+GIVEN = -2
+"""Version of tokens that a program gave, with log-probs of the policy that wrote them: the run's weights drew none."""
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -52,7 +55,8 @@ class Batch:
     lengths: PerRow | None = None
     """Tokens of the response, those of tools and environments included; the rest of the row is padding."""
     versions: PerToken | None = None
-    """Version of the weights that drew each token; `NOBODY` on padding and on what tools or environments wrote."""
+    """Version of the weights that drew each token; `NOBODY` on padding and on what tools or environments wrote, `GIVEN`
+    on what a program put in with log-probs of its own."""
     done: PerRow | None = None
     """True if the response ended by itself, False if it was cut at a limit."""
     environment_rewards: PerToken | None = None

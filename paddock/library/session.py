@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from paddock.config.schema import Config
-from paddock.core.batch import Batch
+from paddock.core.batch import GIVEN, Batch
 from paddock.core.device import device_of, empty_cache
 from paddock.core.timing import Timer
 from paddock.data.chat import PromptEncoder
@@ -28,7 +28,7 @@ from paddock.errors import UserError
 from paddock.library.rows import files_of_rows
 from paddock.rollouts.batch import with_prompts, with_responses
 from paddock.rollouts.collect import episodes
-from paddock.rollouts.episode import Episode
+from paddock.rollouts.episode import Episode, Span
 from paddock.trainer.checkpoint import Checkpoint
 from paddock.trainer.generation import PROMPT, told
 from paddock.trainer.interruption import Interruption
@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 
 ROW = "row"
 """Name under which an episode's extras have the row of data that it answers."""
+
+DRAWN = "drawn"
+"""Name under which an episode's extras have the spans that the run's own weights and environment wrote."""
 
 
 class Session:
@@ -150,7 +153,7 @@ class Session:
             texts = collector.decode([[token for span in one.response for token in span.tokens] for one in found])
             owners = [row for row in prompts for _ in range(samples)]
             return [
-                replace(one, text=text, extras={**one.extras, ROW: row})
+                replace(one, text=text, extras={**one.extras, ROW: row, DRAWN: one.spans})
                 for one, text, row in zip(found, texts, owners, strict=True)
             ]
 
@@ -175,7 +178,7 @@ class Session:
             batch = batch.with_(
                 row=torch.tensor([one.row for one in found]), group=torch.tensor([one.group for one in found])
             )
-            own = [replace(one, extras={name: one.extras[name] for name in one.extras if name != ROW}) for one in found]
+            own = [without_origin(one) for one in found]
             batch = with_responses(with_prompts(batch, own, pad), own, pad)
             with trainer.timer("reward"):
                 trainer.collector.rewards.steps_done = trainer.step_no
@@ -213,7 +216,7 @@ class Session:
         return trainer.with_old_log_probs(batch) if batch.old_log_probs is None else batch
 
     def drawn_by_current_weights(self, batch: Batch, trainer: Trainer) -> bool:
-        """False for rows that `sample` drew before the last step: their ratios to the policy are not 1."""
+        """False for rows that `sample` drew before the last step, or did not draw: their ratios are not 1."""
         if batch.versions is None:
             return False
         versions = batch.versions[batch.need("mask") != 0].unique().tolist()
@@ -261,3 +264,15 @@ def row_of(episode: Episode) -> PromptRow:
     if not isinstance(row, PromptRow):
         raise UserError("an episode has no row of data", key="episodes", fix="score what `sample` returned")
     return replace(row, group=episode.group)
+
+
+def without_origin(episode: Episode) -> Episode:
+    """Returns the episode without the extras of `sample`. Spans with log-probs that it did not draw are `GIVEN`."""
+    drawn = episode.extras.get(DRAWN, ())
+
+    def marked(span: Span) -> Span:
+        own = any(span.tokens == one.tokens and span.log_probs == one.log_probs for one in drawn)
+        return span if own or span.log_probs is None else replace(span, version=GIVEN)
+
+    extras = {name: value for name, value in episode.extras.items() if name not in (ROW, DRAWN)}
+    return replace(episode, spans=[marked(span) for span in episode.spans], extras=extras)

@@ -15,6 +15,9 @@ class Span:
     """Holds tokens that the policy or the environment wrote in a row, as they were drawn: none is decoded and encoded
     again.
 
+    A span of your own, such as a demonstration, may stand in an episode that `sample` returned. Its `log_probs` are
+    those of the policy that wrote it: losses read them as `old_log_probs`, whatever `version` it names.
+
     >>> import paddock
     >>> paddock.Span(tokens=[24, 21, 1], log_probs=[-0.2, -0.2, -0.1], version=0).reward
     0.0
@@ -23,7 +26,7 @@ class Span:
     tokens: list[int]
     """Token ids."""
     log_probs: list[float] | None = None
-    """Log-probs of the tokens, by the engine that drew them; None if the environment wrote them."""
+    """Log-probs of the tokens, by the policy that drew them; None if the environment wrote them."""
     version: int = NOBODY
     """Version of the weights that drew the tokens."""
     reward: float = 0.0

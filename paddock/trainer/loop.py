@@ -17,7 +17,7 @@ from paddock.algorithms.selection import resample
 from paddock.config import rollout_correction
 from paddock.config.schema import Config
 from paddock.config.topology import copies_rollout_log_probs, estimator_needs, learns_from_rewards, trusts_rollout
-from paddock.core.batch import Batch
+from paddock.core.batch import GIVEN, Batch
 from paddock.engines.train.base import EXPERT_COLUMNS
 from paddock.models.adapters import MERGED
 from paddock.rollouts.collect import Collector
@@ -121,7 +121,8 @@ class Trainer(TrainingRun):
             return self.roles.rollout.publish()
 
     def with_old_log_probs(self, batch: Batch) -> Batch:
-        """Fills `old_log_probs`: copies those of the rollout in bypass mode or if they are the same, else computes."""
+        """Fills `old_log_probs`: copies those of the rollout in bypass mode or if they are the same, else computes.
+        Tokens that a program gave keep the log-probs that it gave with them: another policy wrote them."""
         if self.copies_log_probs:
             batch = batch.with_(old_log_probs=batch.need("rollout_log_probs"))
             if "sum_pi_squared" not in self.needs:
@@ -134,7 +135,11 @@ class Trainer(TrainingRun):
             batch = batch.with_(prompt_experts=None, response_experts=None)  # the rollout's, if it recorded any
         outputs = self.roles.actor.forward(batch, frozenset(want))
         others = {name: getattr(outputs, name) for name in want - {"log_probs"}}
-        return batch.with_(old_log_probs=outputs.log_probs, **others)
+        batch = batch.with_(old_log_probs=outputs.log_probs, **others)
+        if batch.versions is None or not (given := batch.versions == GIVEN).any():
+            return batch
+        own, computed = batch.need("rollout_log_probs"), batch.need("old_log_probs")
+        return batch.with_(old_log_probs=torch.where(given, own, computed))
 
     def reward(self, batch: Batch) -> tuple[Batch, Metrics]:
         """rewards = scores - beta KL(policy | reference), where that has a weight."""

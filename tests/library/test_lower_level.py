@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -40,6 +43,37 @@ def test_rows_that_older_weights_drew_are_learnt_with_their_ratios(run):
     clipped = torch.maximum(-advantages * ratios, -advantages * ratios.clamp(0.8, 1.2))
     clipped = torch.where(advantages < 0, torch.minimum(clipped, -3 * advantages), clipped)
     assert again["actor/pg_loss"] == pytest.approx(float(clipped.mean()), abs=1e-4)
+
+
+@pytest.mark.parametrize("mini_batch", [8, 4], ids=["one optimizer step", "two optimizer steps"])
+@pytest.mark.parametrize("more", [0, 7], ids=["current version", "another version"])
+def test_a_demonstration_keeps_the_log_probs_of_its_writer(tmp_path, mini_batch, more):
+    """Hand-computed: the writer gave each of three tokens 1/2, the policy what the sampled answer says."""
+    with paddock.Run(
+        batch=8, mini_batch=mini_batch, n=2, steps=2, lr=1e-6, validate_first=False, folder=str(tmp_path / "run"),
+        logger=["file"], config={"trainer.test_freq": -1, "trainer.save_last": False},
+    ) as run:  # fmt: skip
+        episodes = run.sample()
+        found = next(index for index, one in enumerate(episodes) if len(one.spans[0].tokens) >= 3)
+        sampled = episodes[found].spans[0]
+        tokens, policy = sampled.tokens[:3], sampled.log_probs[:3]
+        span = paddock.Span(tokens, [math.log(0.5)] * 3, version=sampled.version + more)
+        episodes[found] = replace(episodes[found], spans=[span])
+        batch = run.advantages(run.score(episodes))
+        assert batch.old_log_probs[found, :3].tolist() == pytest.approx([math.log(0.5)] * 3)
+        others = [index for index in range(len(batch)) if index != found]
+        mask = batch.mask[others] != 0
+        torch.testing.assert_close(
+            batch.old_log_probs[others][mask], batch.rollout_log_probs[others][mask], atol=1e-4, rtol=0
+        )
+        assert set(batch.versions[found, :3].tolist()) == {-2} and (batch.mask[found, :3] == 1).all()
+        only = batch.rows(slice(found, found + 1))
+        only = only.with_(advantages=torch.ones_like(only.mask).float())
+        metrics = run.learn(only)
+        ratios = [math.exp(own - math.log(0.5)) for own in policy]
+        clipped = [max(-ratio, -min(max(ratio, 0.8), 1.2)) for ratio in ratios]
+        assert metrics["actor/pg_loss"] == pytest.approx(sum(clipped) / 3, abs=1e-3)
+        assert metrics["actor/ppo_kl"] == pytest.approx(sum(math.log(0.5) - own for own in policy) / 3, abs=1e-3)
 
 
 def test_a_finished_run_that_was_closed_opens_again_at_its_last_step_and_the_same_lines_begin_anew(
