@@ -52,7 +52,7 @@ def load(
     `values`: keys and their values from a Python program, which win over the arguments. `here`: False if files that
     the config names may be on another machine, as those of a planned script. `gpu`: the name of the device to plan
     for, as `facts.machine` has it; it stands for this machine's. `trains`: False if weights are only read, so that
-    nothing is to be decided for updates.
+    nothing is to be decided or checked for updates.
     """
     machine = machine or this_machine()
     if gpu is not None:
@@ -80,7 +80,7 @@ def load(
     rules.check_limits(config)
     warnings += resolve.resolve(config, origins, machine)
     warnings += [str(choice) for choice in budgets.decide(config, origins, machine, gpu, trains)]
-    warnings += [*rules.check(config, origins, here), *forks.differences(config, origins)]
+    warnings += [*rules.check(config, origins, here, trains), *forks.differences(config, origins)]
     return Loaded(config, origins, warnings)
 
 

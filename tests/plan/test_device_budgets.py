@@ -17,7 +17,7 @@ from paddock.config.memory.model import estimate
 from paddock.errors import UserError
 from paddock.facts.machine import GIB, Machine
 from paddock.plan.plan import known_gpu
-from paddock.trainer.commands import EVAL, GENERATE, Command
+from paddock.trainer.commands import EVAL, GENERATE, SFT, Command
 
 A, M, RO = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 TOKENS, CHECKPOINTING, PREFILL, SEQUENCES = (
@@ -141,6 +141,15 @@ def test_rows_longer_than_the_largest_budget_find_room_for_a_pair() -> None:
     assert values(found, TOKENS) == [79 * 1024]  # twice 40,256
     with pytest.raises(UserError, match=rf"{TOKENS}=16384: one sequence may have"):
         loaded("HuggingFaceTB/SmolLM2-135M", None, "data.max_response_length=40000")
+
+
+@pytest.mark.parametrize("command", [EVAL, GENERATE], ids=lambda command: command.name)
+def test_a_command_that_only_answers_is_not_bound_by_how_a_step_is_cut(command: Command) -> None:
+    keys = [f"{M}.path={SMALL}", "data=/far/rows.jsonl", "data.max_response_length=40000", "trainer.n_gpus_per_node=3"]
+    config = command.load([*keys, "data.train_batch_size=100"], here=False).config
+    assert config.data.max_response_length == 40000
+    with pytest.raises(UserError, match="one sequence may have"):
+        SFT.load([*keys, "data.train_batch_size=3"], here=False)
 
 
 @pytest.mark.parametrize(
