@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from paddock.rewards.pool import GRACE, Job, JobFailed, Pool, Worker
@@ -42,8 +43,9 @@ class LimitedPool(Pool):
         tokens_per_minute: float | None,
         tokens_per_call: float,
         retries: int,
+        prints: Path | None = None,
     ):
-        super().__init__(min(processes, concurrent), timeout)
+        super().__init__(min(processes, concurrent), timeout, prints)
         self.concurrent, self.retries, self.tokens_per_call = concurrent, retries, tokens_per_call
         self.room = max(2, -(-concurrent // self.size))  # above 1: the worker serves calls side by side
         self.calls, self.tokens = Rate(per_minute), Rate(tokens_per_minute)

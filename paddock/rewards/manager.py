@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,6 +42,9 @@ several, and its messages if it is a conversation."""
 Functions = Mapping[str, Callable[..., Any]]
 NO_FUNCTIONS: Functions = {}
 
+PRINTS = "reward.log"
+"""File in the run's folder with all that scorers print, also through programs that they start."""
+
 
 class RewardManager:
     """Scores responses. A context manager: its processes end with it.
@@ -60,9 +64,13 @@ class RewardManager:
     ...     batch, metrics = rewards.finish(batch, scoring.collect())
     """
 
-    def __init__(self, config: Config, functions: Functions = NO_FUNCTIONS):
-        """`functions`: those of this program that the config names as `python:NAME`."""
+    def __init__(self, config: Config, functions: Functions = NO_FUNCTIONS, folder: Path | None = None):
+        """`functions`: those of this program that the config names as `python:NAME`. `folder`: that of the run, whose
+        file `PRINTS` takes what processes that score print; without one their standard output is this process's."""
         self.config = config.reward_model
+        self.prints = folder and folder / PRINTS
+        self.printed = size_of(self.prints)
+        """Bytes that scorers of earlier starts of the run printed."""
         limited_calls_are_a_functions(config)
         self.parts = [component_of(part, config, functions) for part in reward_parts(config)]
         """All that the config names; empty if each row's data_source picks a rule."""
@@ -75,7 +83,7 @@ class RewardManager:
         self.names: dict[str, None] = {}
         """What scorers returned so far beside the score. Every batch gets all these columns: batches can be joined."""
         self.known = Known()
-        self.rule_pool = Pool(self.config.num_workers or 1, self.config.timeout)
+        self.rule_pool = Pool(self.config.num_workers or 1, self.config.timeout, self.prints)
         self.pool = self._pool()
         """The pool of user functions: that of rules, unless their calls are limited."""
         self.threads = ThreadPool(self.config.timeout)
@@ -96,6 +104,15 @@ class RewardManager:
         self.pool.close()
         self.rule_pool.close()
         self.threads.close()
+        self.tell_of_prints()
+        if self.prints and not size_of(self.prints):
+            self.prints.unlink(missing_ok=True)
+
+    def tell_of_prints(self) -> None:
+        """Says where the prints of scorers are, once there are any."""
+        if size_of(self.prints) > self.printed:
+            self.printed = inf
+            log.warning("reward functions print: what they print is in %s", self.prints)
 
     def check(self, requests: Sequence[ScoreRequest]) -> None:
         """Tries every scorer that these will need, so that a missing or broken one stops the run before it begins."""
@@ -123,6 +140,7 @@ class RewardManager:
                     reason = f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"
                     raise scoring.blame(request, Failure(reason))
         self._remember_names(combined(self.components, columns) if self.components else columns[0])
+        self.tell_of_prints()
 
     def pays(self, requests: Sequence[ScoreRequest]) -> bool:
         """True unless all that scores these is the rule that leaves the reward to the environment."""
@@ -257,6 +275,7 @@ class RewardManager:
         others return has None there.
         """
         self._remember_names(scores)
+        self.tell_of_prints()
         values = torch.tensor([score.value for score in scores])
         columns = columns_of(scores, self.names, every_row_has_acc=self.config.reward_manager == "dapo")
         overlong = self.config.reward_kwargs.overlong_buffer_cfg
@@ -306,6 +325,7 @@ class RewardManager:
             tokens_per_minute=config.max_tpm,
             tokens_per_call=config.estimated_tokens_per_request,
             retries=config.max_retries,
+            prints=self.prints,
         )
 
     def _scorer(self, request: ScoreRequest) -> Scorer:
@@ -443,3 +463,8 @@ def std_of(column: Sequence[float | None]) -> float:
     """Over the rows that have a value (population); 0 if none has."""
     numbers = [value for value in column if value is not None]
     return statistics.pstdev(numbers) if numbers else 0.0
+
+
+def size_of(path: Path | None) -> float:
+    """Returns the bytes of the file; 0 if there is none."""
+    return path.stat().st_size if path and path.exists() else 0

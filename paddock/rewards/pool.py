@@ -21,10 +21,11 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future
 from concurrent.futures import wait as wait_for
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from math import inf
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 from paddock.rewards.channel import Channel
@@ -104,8 +105,9 @@ class Pool:
     room = 1
     """Calls that a worker holds at a time, each with a clock of its own; 1: a chunk of calls, one after the other."""
 
-    def __init__(self, size: int, timeout: float):
-        self.size, self.timeout = size, timeout
+    def __init__(self, size: int, timeout: float, prints: Path | None = None):
+        """`prints`: the file that takes what scorers print; None: the standard output of this process."""
+        self.size, self.timeout, self.prints = size, timeout, prints
         self.told = False
         """Whoever collects scores has told of a call that took too long."""
         self.workers: list[Worker] = []
@@ -246,7 +248,7 @@ class Pool:
         return [worker for worker in self.workers if not worker.jobs]
 
     def _hire(self) -> Worker:
-        self.workers.append(Worker(self.room))
+        self.workers.append(Worker(self.room, self.prints))
         return self.workers[-1]
 
     def _chunk(self) -> list[Job]:
@@ -368,15 +370,15 @@ class Pool:
 class Worker:
     """One process with its supervisor, and the jobs it has, by number."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, prints: Path | None) -> None:
         data, theirs = socket.socketpair()
         self.control, their_control = socket.socketpair()
         data.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SENDING, 0))
-        with theirs, their_control:
+        with theirs, their_control, open(prints, "ab") if prints else nullcontext() as output:
             descriptors = [theirs.fileno(), their_control.fileno()]
             command = [sys.executable, "-c", BOOT, *map(str, descriptors), str(room), json.dumps(sys.path)]
             self.supervisor = subprocess.Popen(
-                command, pass_fds=descriptors, stdin=subprocess.DEVNULL, start_new_session=True
+                command, pass_fds=descriptors, stdin=subprocess.DEVNULL, stdout=output, start_new_session=True
             )
         self.channel = Channel(data)
         self.owner = os.getpid()

@@ -12,8 +12,10 @@ behind it]); these are not made. At any other time it is too late, and says noth
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -41,6 +43,8 @@ class Failure(NamedTuple):
 
 def work(data: int, room: int) -> None:
     """`room`: how many calls may run at a time."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # whole lines of several processes, also of one that is killed
     channel = Channel(socket.socket(fileno=data))
     if room == 1:
         serve(channel)

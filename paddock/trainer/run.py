@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 from paddock.config.conversations import converses
 from paddock.config.schema import Config
@@ -47,7 +48,7 @@ def open_trainer(
     dataset = PromptDataset.train(config.data, tokenizer, reader)
     check_routes(config, dataset.sources)
     loader = Loader.train(config.data, dataset)
-    rewards = things.enter_context(RewardManager(config, functions))
+    rewards = things.enter_context(RewardManager(config, functions, Path(config.trainer.default_local_dir)))
     total_steps = config.trainer.steps(loader.steps_per_epoch)
     rewards.total_steps = total_steps
     dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))

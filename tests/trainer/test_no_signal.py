@@ -1,4 +1,5 @@
-"""A run whose rewards teach nothing says so once, with the likely cause, in its log, its summary and its page."""
+"""A run whose rewards teach nothing says so once, with the likely cause, in its log, its summary and its page; and what
+reward functions print has a file of its own."""
 
 from __future__ import annotations
 
@@ -127,3 +128,30 @@ class Paid(Plain):
     (tmp_path / "r.py").write_text(score)
     function = f"custom_reward_function.path={tmp_path}/r.py"
     run(tmp_path / "scored", *own, f"environment={tmp_path}/games.py:Mute", function)
+
+
+PRINTS = """
+import subprocess
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    print("scored", solution_str)
+    subprocess.run(["echo", "a program"])
+    return float(len(solution_str))
+"""
+
+
+def test_what_reward_functions_print_is_in_the_run_folder_and_the_log_says_so_once(tmp_path, caplog, capfd):
+    scored(tmp_path, PRINTS, "trainer.total_training_steps=2")
+    assert "scored" not in "".join(capfd.readouterr())
+    lines = (tmp_path / "run/reward.log").read_text().splitlines()
+    assert {line.split(" ")[0] for line in lines} == {"scored", "a"}
+    assert sum(line.startswith("scored") for line in lines) == 1 + 2 * 4 * 2  # one was a trial
+    assert warnings_of(caplog, "reward functions print") == [
+        f"reward functions print: what they print is in {tmp_path / 'run/reward.log'}"
+    ]
+
+
+def test_a_run_whose_reward_functions_print_nothing_has_no_file_for_it(tmp_path, caplog):
+    source = "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return len(solution_str)\n"
+    scored(tmp_path, source, "trainer.total_training_steps=1")
+    assert not (tmp_path / "run/reward.log").exists() and not warnings_of(caplog, "print")
