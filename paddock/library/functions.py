@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
@@ -13,8 +12,6 @@ from paddock.config.rewards import PATH, PYTHON, WEIGHTS
 from paddock.errors import UserError
 from paddock.facts.modules import MODULE
 from paddock.library.plugins import SCORERS
-
-log = logging.getLogger(__name__)
 
 TURNS = "actor_rollout_ref.rollout.multi_turn"
 Reward = str | Callable[..., Any]
@@ -98,14 +95,6 @@ def name_in_module(function: Callable[..., Any]) -> str | None:
 def name_of(function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", None) or type(function).__name__
     return name if name.isidentifier() else "function"
-
-
-def tell(functions: Mapping[str, Callable[..., Any]], seconds: float) -> None:
-    for name in functions:
-        log.warning(
-            "the reward %s is a function of this program: it runs in a thread, is given up after %g s "
-            "(reward_model.timeout), and cannot be killed", name, seconds,
-        )  # fmt: skip
 
 
 def source_of(function: Callable[..., Any]) -> str:

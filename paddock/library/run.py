@@ -15,7 +15,7 @@ from weakref import WeakSet
 from paddock.config.load import Loaded, load
 from paddock.config.schema import Config
 from paddock.errors import UserError
-from paddock.library.functions import Reward, environment_settings, parts_of, reward_settings, source_of, tell
+from paddock.library.functions import Reward, environment_settings, parts_of, reward_settings, source_of
 from paddock.library.keywords import KEYS, Keywords, settings_of
 from paddock.library.rows import files_of_rows
 from paddock.preflight import check
@@ -82,7 +82,7 @@ class Run:
         self.listeners = on_step, on_save, on_validation
         named, scorers = reward_settings(reward)
         held, others = environment_settings(environment, tools)
-        self.functions, self.scorers = scorers | others, scorers
+        self.functions = scorers | others
         named |= held
         texts = [source_of(part) for part in (*parts_of(reward), *parts_of(tools), environment) if callable(part)]
         values = settings_of(keywords, config or {})
@@ -284,7 +284,6 @@ class Run:
         for warning in self.loaded.warnings:
             log.warning(warning)
         check(self.config)
-        tell(self.scorers, self.config.reward_model.timeout)
         from paddock.library.session import Session
         from paddock.trainer.launch import Launch
         from paddock.trainer.lifecycle import Listeners
@@ -339,6 +338,9 @@ class Run:
     def __del__(self) -> None:
         if getattr(self, "session", None) is not None:
             self.close()
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Run stays in its process")
 
     def __repr__(self) -> str:
         model, folder = self.config.actor_rollout_ref.model.path, str(self.folder)

@@ -6,6 +6,7 @@ Its signature tells how it is called, and what it is given of what there is (sig
 from __future__ import annotations
 
 import inspect
+import pickle
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paddock.core.registry import suggest
-from paddock.facts.compat import why_missing
+from paddock.facts.compat import importable, why_missing
 from paddock.facts.modules import MODULE, file_at, module_at
 from paddock.rewards.score import BadScore, Failed, Score, ScoreRequest, checked
 from paddock.rewards.signature import (
@@ -39,6 +40,8 @@ class Target:
     kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     function: Callable[..., Any] | None = None
     """The function itself, if it is one of this program's that no other process can import."""
+    sent: str | None = None
+    """A file that holds it for other processes (sending.py)."""
 
     def __str__(self) -> str:
         return f"{self.path.removeprefix(MODULE)}:{self.name}"
@@ -179,6 +182,8 @@ class blaming:  # a generator's context takes longer than many a rule
 def function_of(target: Target) -> Callable[..., Any]:
     if target.function is not None:
         return target.function
+    if target.sent is not None:
+        return received(target)
     try:
         module = module_at(target.path)
     except BaseException as error:  # a user's file runs: SystemExit is as likely as SyntaxError
@@ -192,6 +197,16 @@ def function_of(target: Target) -> Callable[..., Any]:
         ]
         known = suggest(target.name, here) if here else "it defines none"
         raise Failed(f"is not there: {Path(target.path).name} has no function {target.name!r}; {known}")
+    return function
+
+
+def received(target: Target) -> Callable[..., Any]:
+    """Returns the function that another process wrote to a file, with what it reads."""
+    importable()
+    try:
+        function: Callable[..., Any] = pickle.loads(Path(str(target.sent)).read_bytes())
+    except BaseException as error:  # modules of the program are imported
+        raise Failed(f"cannot be loaded: {described(error, target)}") from error
     return function
 
 

@@ -31,6 +31,7 @@ from paddock.rewards.pool import Job, JobFailed, Pool
 from paddock.rewards.rules import NOTHING, SCORERS, Scorer, has_rule, scorer_of
 from paddock.rewards.score import Score, ScoreRequest
 from paddock.rewards.scoring import BatchScoring, Known, Scoring, where
+from paddock.rewards.sending import Sender
 from paddock.rewards.threads import ThreadPool
 from paddock.rewards.worker import Failure
 
@@ -87,7 +88,9 @@ class RewardManager:
         self.pool = self._pool()
         """The pool of user functions: that of rules, unless their calls are limited."""
         self.threads = ThreadPool(self.config.timeout)
-        """Scores by functions that no other process can import."""
+        """Scores by functions of this program that processes cannot be given."""
+        own = {part.name: part.scorer.target for part in self.parts if part.scorer.target.function is not None}
+        self.sender = Sender(own, self.rule_pool)
         self.told_unscored = False
         self.steps_done, self.total_steps = 0, config.trainer.total_training_steps or 1
         """The run's progress, for functions of TRL's contract that ask for it."""
@@ -104,6 +107,7 @@ class RewardManager:
         self.pool.close()
         self.rule_pool.close()
         self.threads.close()
+        self.sender.close()
         self.tell_of_prints()
         if self.prints and not size_of(self.prints):
             self.prints.unlink(missing_ok=True)
@@ -161,14 +165,17 @@ class RewardManager:
             return [Scoring(self._scorer, self.pool, self.known, self._error)]
         scorings = []
         for part in self.parts:
-            scorer, blame = functools.partial(chosen, part.scorer), functools.partial(self._part_error, part)
+            scorer, blame = (
+                functools.partial(chosen, self.sender.current(part.name, part.scorer)),
+                functools.partial(self._part_error, part),
+            )
             kind = BatchScoring if self._takes_all(part) else Scoring
             scorings.append(kind(scorer, self._pool_of(part), self.known, blame))
             scorings[-1].reads_prompts = self.shapes.get(part.name) == FIELDS
         return scorings
 
     def _pool_of(self, part: Component) -> Pool | ThreadPool:
-        if part.scorer.target.function is not None or self.shapes.get(part.name) == ENVIRONMENTS:
+        if part.name in self.sender.kept or self.shapes.get(part.name) == ENVIRONMENTS:
             return self.threads
         return self.rule_pool if part.rule else self.pool
 
@@ -358,11 +365,14 @@ class RewardManager:
             if part.name in self.columns
             else "a finite number, or a dict with one under 'score'"
         )
+        beside = ""
+        if part.name in self.sender.kept:
+            beside = f". It runs in a thread, as it cannot be sent to a process: {self.sender.kept[part.name]}"
         return UserError(
             f"{target.name} {reason}, {where(request)}",
             key="custom_reward_function.path",
-            value=target if target.function else target.path,
-            fix=failure.fix or f"mend the function: it returns {returns}",
+            value=target if target.path == PYTHON else target.path,
+            fix=(failure.fix or f"mend the function: it returns {returns}") + beside,
         )
 
     def _require_a_use_for_arguments(self, config: Config) -> None:

@@ -1,7 +1,7 @@
-"""Functions of the program that runs, which no other process can import: scored in a thread of this one.
+"""Functions of the program that runs, which no other process can be given: scored in a thread of this one.
 
-A notebook's function, a lambda, a method of an object that cannot be pickled. A thread cannot be killed: a call that
-takes too long counts as cut off, and is left behind.
+A function that holds what stays here: a lock, an open client, a model, environments. A thread cannot be killed: a call
+that takes too long counts as cut off, and is left behind.
 """
 
 from __future__ import annotations

@@ -127,13 +127,13 @@ def test_every_shape_of_reward_gives_the_same_scores(tmp_path):
     imported = [importable_rewards.fields, importable_rewards.row, importable_rewards.columns]
     copies = [types.FunctionType(one.__code__, vars(importable_rewards), "copy") for one in imported]
     rewards = [*imported, *copies, Scorer(), awaited, "contains", {imported[0]: 0.5, "contains": 0.5}]
-    found, threads = [], []
+    found, own = [], []
     for number, reward in enumerate(rewards):
         parts = {"reward_kwargs": {"whole_words": False}} if number >= 8 else {}
         with rows_and_reward(tmp_path / str(number), reward=reward, config=parts) as run:
-            threads.append(len(run.functions))
+            own.append(len(run.functions))
             found.append(run.score(run.sample()).scores.sum(-1).tolist())
-    assert threads == [0, 0, 0, 1, 1, 1, 1, 1, 0, 0]  # the others run in processes
+    assert own == [0, 0, 0, 1, 1, 1, 1, 1, 0, 0]  # the others are imported by processes
     assert sum(found[0]) > 0 and all(scores == found[0] for scores in found[1:])
 
 
