@@ -10,7 +10,7 @@ from paddock.config import tree
 from paddock.config.conversations import files_named
 from paddock.config.distillation import teachers_of
 from paddock.config.loggers import LOGGERS
-from paddock.config.paths import BUILTIN, missing_file, missing_folder
+from paddock.config.paths import BUILTIN, files_of, missing_file, missing_folder
 from paddock.config.refusals import refused
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
@@ -26,6 +26,7 @@ from paddock.config.topology import (
 from paddock.environments.calls import format_of
 from paddock.errors import UserError
 from paddock.facts.distribution import install_command
+from paddock.facts.files import TRUTH, columns_of, is_here, prompt_column, sources, without_prompts
 from paddock.facts.machine import Machine, this_machine
 from paddock.plan.arithmetic import require_files
 from paddock.trainer.lock import require_free
@@ -106,6 +107,19 @@ def check_paths(
             raise UserError("is empty; is a shell variable unset?", key=key, value="''", fix=f"{key}=FOLDER")
         if path is not None:
             require_writable(key, Path(path))
+
+
+def require_prompts(config: Config, splits: Sequence[str] = ("train", "val")) -> None:
+    """Refuses files whose rows have no column of prompts. A user's data set reads its files by itself."""
+    if config.data.custom_cls.path:
+        return
+    named = config.data.prompt_key
+    for key in (f"data.{split}_files" for split in splits):
+        for path in files_of(tree.get(config, key)):
+            for source in sources(path, key) if is_here(path) and not path.startswith(BUILTIN) else ():
+                columns = columns_of(source, key)
+                if named not in columns and (TRUTH in columns or not prompt_column(columns, named)):
+                    raise without_prompts(source.path, columns, named, key)
 
 
 def require_writable(key: str, folder: Path) -> None:

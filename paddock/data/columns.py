@@ -13,24 +13,17 @@ from typing import Any
 from paddock.config.schema import DataConfig
 from paddock.data.tables import Record, Table, bad_row
 from paddock.errors import UserError
-from paddock.facts.files import ANSWERS, CONVERSATIONS, PROMPT, QUESTIONS, as_messages
+from paddock.facts.files import ANSWERS, CONVERSATIONS, TRUTH, as_messages, prompt_column, without_prompts
 
 log = logging.getLogger(__name__)
 
-SOURCE, TRUTH, EXTRA = "data_source", "reward_model", "extra_info"
+SOURCE, EXTRA = "data_source", "extra_info"
 WRITTEN = "written_prompt"
 """Under `reward_model`: the prompt as the file has it, for functions that are given what the data holds."""
 AGENT = "agent_name"
 """Names the agent loop of a row, as verl's data have it."""
 INSTRUCTION, INPUT = "instruction", "input"
 RULE = "rule"
-
-
-def found_prompt(columns: Sequence[str], config: DataConfig) -> str | None:
-    """The column of prompts: the one that `data.prompt_key` names, or if that is unset the first known name."""
-    if config.prompt_key in columns:
-        return config.prompt_key
-    return next((name for name in QUESTIONS if name in columns), None) if config.prompt_key == PROMPT else None
 
 
 def wanted_columns(columns: Sequence[str], config: DataConfig) -> Sequence[str]:
@@ -47,11 +40,9 @@ def scored(table: Table, config: DataConfig, templated: bool, key: str) -> Table
     """
     if TRUTH in table.columns or not table.count:
         return table
-    prompt = found_prompt(table.columns, config)
+    prompt = prompt_column(table.columns, config.prompt_key)
     if prompt is None:
-        have = ", ".join(map(repr, table.columns)) or "none"
-        reason = f"{table.path} has no column {config.prompt_key!r}; it has {have}"
-        raise UserError(reason, key=key, fix="name the column of the prompts: data.prompt_key=...")
+        raise without_prompts(table.path, table.columns, config.prompt_key, key)
     known = next((name for name in ANSWERS if name in table.columns), None)
     answer = config.answer_key or known
     if answer is not None and answer not in table.columns:
@@ -81,7 +72,7 @@ def asked(table: Table, config: DataConfig, as_message: bool = False, answered: 
     conversation ends with.
     """
     inside = top(config.prompt_key) in table.columns
-    prompt = config.prompt_key if inside else found_prompt(table.columns, config)
+    prompt = config.prompt_key if inside else prompt_column(table.columns, config.prompt_key)
     shortened = prompt in CONVERSATIONS and not answered
     same = prompt in table.columns and prompt == config.prompt_key and not as_message and not shortened
     if prompt is None or same:

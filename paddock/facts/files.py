@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,8 @@ beginning of the answer, which the policy goes on with."""
 QUESTIONS = (PROMPT, "question", "problem", "instruction", *CONVERSATIONS)
 ANSWERS = ("answer", "solution", "ground_truth", "label", "output")
 """Names of columns, the first that a file has is taken."""
+TRUTH = "reward_model"
+"""Column of the truths, in rows that have all that scorers are called with under verl's names."""
 LIST = '[{"prompt": "...", "answer": "..."}, ...], or one such object on each line of a .jsonl file'
 SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant", "observation": "tool"}
 Record = dict[str, Any]
@@ -94,10 +96,23 @@ def sample(paths: list[str], key: str, prompt: str | None = None, answer: str | 
             with readable(source, key):
                 for record in itertools.islice(records(source), SAMPLED):
                     prompts.append(_bytes(next((record[name] for name in questions if record.get(name)), "")))
-                    truth = record.get("reward_model")
+                    truth = record.get(TRUTH)
                     truths = [truth.get("ground_truth")] if isinstance(truth, dict) else map(record.get, known)
                     answers.append(_bytes(next((text for text in truths if text is not None), "")))
     return Sample(count, (min(prompts, default=0), max(prompts, default=0)), max(answers))
+
+
+def prompt_column(columns: Sequence[str], named: str) -> str | None:
+    """Returns the column of prompts: the one that `data.prompt_key` names, or if that is unset the first known name."""
+    if named in columns:
+        return named
+    return next((name for name in QUESTIONS if name in columns), None) if named == PROMPT else None
+
+
+def without_prompts(path: str, columns: Sequence[str], named: str, key: str) -> UserError:
+    have = ", ".join(map(repr, columns)) or "none"
+    fix = "name the column of the prompts: data.prompt_key=..."
+    return UserError(f"{path} has no column {named!r}; it has {have}", key=key, fix=fix)
 
 
 def as_messages(value: Any) -> Any:

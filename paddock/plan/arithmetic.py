@@ -86,12 +86,15 @@ def _data_file(key: str, path: str, split: str, strict: bool) -> DataFile:
 
 
 def require_files(config: Config, splits: Sequence[str] = ("train", "val")) -> None:
-    """Before a run: every data file is here."""
+    """Before a run: every data file is here and holds rows."""
     for split in splits:
         for file in data_files(config, split, strict=False):
             if not file.here:
                 fix = f"make it: {file.prepare}" if file.prepare else None
                 raise missing_file(f"data.{split}_files", file.path, fix)
+            if file.rows == 0:
+                fix = "write it again, or leave it out"
+                raise UserError("holds no rows", key=f"data.{split}_files", value=file.path, fix=fix)
 
 
 def batch_plan(config: Config, train_files: list[DataFile], assumed_rows: int | None = None) -> BatchPlan:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paddock.door import guarded, helpful
 from paddock.errors import UserError
-from paddock.preflight import check_paths, choose_threads, require_other_file, require_writable_file
+from paddock.preflight import check_paths, choose_threads, require_other_file, require_prompts, require_writable_file
 
 if TYPE_CHECKING:
     from paddock.trainer.evaluation import Evaluation
@@ -34,6 +34,7 @@ def run(arguments: list[str]) -> int:
         print(f"paddock: {warning}", file=sys.stderr)
     choose_threads(loaded.config)
     check_paths(loaded.config, ("val",), ("trainer.validation_data_dir",))
+    require_prompts(loaded.config, ("val",))
     if file:
         require_writable_file(FLAG, Path(file).expanduser())
         require_other_file(FLAG, Path(file).expanduser(), loaded.config)

@@ -16,12 +16,13 @@ def run(arguments: list[str], wide: bool = False) -> int:
     """
     from paddock.config.load import load
     from paddock.plan import report
-    from paddock.preflight import check, choose_threads
+    from paddock.preflight import check, choose_threads, require_prompts
 
     if os.environ.get(PLAN_ONLY):
         return report.run(arguments, strict=False)  # a script's data may be on another machine
     loaded = load(arguments)
     check(loaded.config)
+    require_prompts(loaded.config)
     choose_threads(loaded.config)
     if wide and "console" in loaded.config.trainer.logger and not sys.stdout.isatty():
         loaded.config.trainer.logger = list(dict.fromkeys([*loaded.config.trainer.logger, "steps"]))

@@ -90,6 +90,24 @@ def refusal_of_training(arguments, capsys) -> str:
     return captured.err
 
 
+@pytest.mark.parametrize("command", ["train data.train_files", "eval data"], ids=["train", "eval"])
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "holds no rows"),
+        ("prompt,answer\n", "holds no rows"),
+        ("q2,answer\n1,2\n", "has no column 'prompt'; it has 'q2', 'answer'"),
+        ("question,reward_model\n1,2\n", "has no column 'prompt'; it has 'question', 'reward_model'"),
+    ],
+)
+def test_a_file_that_no_run_can_read_is_refused_before_a_choice_is_told(command, text, named, tmp_path, capsys):
+    (tmp_path / "mine.csv").write_text(text)
+    name, _, key = command.partition(" ")
+    assert main([name, f"{key}={tmp_path / 'mine.csv'}", "reward=exact_match"]) == 2
+    said = capsys.readouterr()
+    assert named in said.err and "mine.csv" in said.err and "importing torch" not in said.err and not said.out
+
+
 @pytest.mark.parametrize(("arguments", "named"), BROKEN_RULES)
 def test_a_config_that_breaks_a_rule_is_refused_by_both(arguments, named, capsys):
     trained = refusal_of_training(arguments, capsys)
