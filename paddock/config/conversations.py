@@ -17,6 +17,14 @@ def converses(config: Config) -> bool:
     return bool(config.environment) or rollout.multi_turn.enable or rollout.agent.default_agent_loop != SINGLE
 
 
+def environments_named(config: Config) -> dict[str | None, str]:
+    """Returns the run's environments by the names that rows give; under None the one of all rows."""
+    named = config.environment
+    if isinstance(named, dict):
+        return {str(name): str(one) for name, one in named.items()}
+    return {} if named is None else {None: str(named)}
+
+
 def has_agent_loops(config: Config) -> bool:
     """True if rows may be answered by agent loops of the user's."""
     agent = config.actor_rollout_ref.rollout.agent
@@ -41,7 +49,7 @@ def files_named(config: Config) -> list[tuple[str, str, str]]:
     """Returns key, value and file of each Python or YAML file that environments, tools and agent loops are in."""
     rollout = config.actor_rollout_ref.rollout
     named = {
-        "environment": config.environment,
+        "environment": list(environments_named(config).values()),
         f"{_TURNS}.function_tool_path": rollout.multi_turn.function_tool_path,
         f"{_TURNS}.tool_config_path": rollout.multi_turn.tool_config_path,
         f"{_TURNS}.interaction_config_path": rollout.multi_turn.interaction_config_path,

@@ -107,9 +107,9 @@ EMBEDDED_IN: dict[str, dict[str, Any]] = {
 """The embedded default in environments that come with the package, where it differs."""
 
 
-def embedded(environment: str | None) -> dict[str, Any]:
+def embedded(environment: Any) -> dict[str, Any]:
     """Returns the embedded default of a run in this environment."""
-    return EMBEDDED | EMBEDDED_IN.get(environment or "", EPISODES if environment else {})
+    return EMBEDDED | EMBEDDED_IN.get(str(environment), EPISODES if environment else {})
 
 
 STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"

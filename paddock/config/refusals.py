@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from paddock.config import tree
-from paddock.config.conversations import converses, paths_of
+from paddock.config.conversations import converses, environments_named, paths_of
 from paddock.config.engine import FrozenMegatronConfig
 from paddock.config.rewards import PYTHON, reward_parts
 from paddock.config.rollout_engines import engine_kind
@@ -296,11 +296,12 @@ def conversations_have_what_they_need(config: Config) -> None:
             value=rollout.tensor_model_parallel_size,
             fix=f"{_RO}.tensor_model_parallel_size=1: each device then has an engine of its own",
         )
-    own = [path for path in (config.environment, *paths_of(rollout.multi_turn.function_tool_path)) if path]
+    environments = environments_named(config).values()
+    own = [*environments, *paths_of(rollout.multi_turn.function_tool_path)]
     if not in_one_process(config) and (here := [path for path in own if path.startswith(f"{PYTHON}:")]):
         raise UserError(
             "is of the program that runs, and other processes cannot import it",
-            key="environment" if here[0] == config.environment else f"{_RO}.multi_turn.function_tool_path",
+            key="environment" if here[0] in environments else f"{_RO}.multi_turn.function_tool_path",
             value=here[0],
             fix="put it into a module or a file, and name that",
         )

@@ -352,10 +352,12 @@ class Config:
     )
     reward_kwargs: dict[str, Any] = key({}, "arguments of the rules in `reward`, e.g. {pattern: ...} of regex")
     reward_weights: list[float] | None = key(None, "weight of each rule in `reward`; unset: 1 each")
-    environment: str | None = key(
-        None, "who answers the policy: FILE:Class, module:Class, or a name of a package, as textarena:Wordle-v0"
+    environment: Any = key(
+        None,
+        "who answers the policy: FILE:Class, module:Class, or a name of a package, as textarena:Wordle-v0; "
+        "{NAME: one of these, ...}: the one that a row names in its column environment",
     )
-    environment_kwargs: dict[str, Any] = key({}, "arguments of the environment's constructor")
+    environment_kwargs: dict[str, Any] = key({}, "arguments of the environment's constructor; of several: by its name")
     algorithm: AlgorithmConfig = section(AlgorithmConfig)
     distillation: DistillationConfig = section(DistillationConfig)
     trainer: TrainerConfig = section(TrainerConfig)

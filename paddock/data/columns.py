@@ -22,6 +22,8 @@ WRITTEN = "written_prompt"
 """Under `reward_model`: the prompt as the file has it, for functions that are given what the data holds."""
 AGENT = "agent_name"
 """Names the agent loop of a row, as verl's data have it."""
+ENVIRONMENT = "environment"
+"""Names the environment of a row where a run has several, as TRL's data have it."""
 INSTRUCTION, INPUT = "instruction", "input"
 RULE = "rule"
 
@@ -30,7 +32,8 @@ def wanted_columns(columns: Sequence[str], config: DataConfig) -> Sequence[str]:
     """Rows of the full schema need seven columns; of others every column may be what a scorer asks for."""
     if TRUTH not in columns:
         return columns
-    return (config.prompt_key, config.reward_fn_key, TRUTH, EXTRA, config.image_key, config.video_key, AGENT)
+    return (config.prompt_key, config.reward_fn_key, TRUTH, EXTRA, config.image_key, config.video_key, AGENT,
+            ENVIRONMENT)  # fmt: skip
 
 
 def scored(table: Table, config: DataConfig, templated: bool, key: str) -> Table:

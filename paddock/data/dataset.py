@@ -16,7 +16,7 @@ from paddock.config.schema import DataConfig
 from paddock.core.images import Images
 from paddock.core.rng import permutation
 from paddock.data.chat import Messages, PromptEncoder, truncated
-from paddock.data.columns import AGENT, WRITTEN, scored, wanted_columns
+from paddock.data.columns import AGENT, ENVIRONMENT, WRITTEN, scored, wanted_columns
 from paddock.data.images import Asked, ImagePrompts, ImageReader
 from paddock.data.kept import Arrays, kept_arrays
 from paddock.data.labels import Labels
@@ -58,6 +58,8 @@ class PromptRow:
     """The prompt as the data has it: a plain text, also if `messages` asks it as a message of the user's."""
     agent: str | None = None
     """Names the agent loop that answers it, in a column `agent_name`."""
+    environment: Any = None
+    """Names its environment, in a column `environment`, if the run has several."""
 
 
 class PromptDataset:
@@ -148,6 +150,14 @@ class PromptDataset:
         """True if rows may have agent loops of their own."""
         return any(AGENT in table.columns for table in self.tables)
 
+    def first_of_each(self, column: str) -> list[PromptRow]:
+        """Returns the first row for each value of a column."""
+        values = [value for table in self.tables for value in _values(table, column)]
+        first: dict[Any, int] = {}
+        for index in self.kept.tolist():
+            first.setdefault(str(values[index]), index)
+        return self._rows(list(first.values()))
+
     @property
     def shows_images(self) -> bool:
         return self.prompts.reader is not None and any(self.config.image_key in table.columns for table in self.tables)
@@ -234,6 +244,7 @@ class PromptDataset:
                 images=images,
                 written_prompt=row.record[TRUTH].get(WRITTEN, row.messages),
                 agent=row.record.get(AGENT),
+                environment=row.record.get(ENVIRONMENT),
             )
             for index, row, (tokens, images) in zip(indices, rows, self.prompts.encode(rows), strict=True)
         ]
@@ -254,6 +265,13 @@ class PromptDataset:
 
     def _find(self, index: int) -> tuple[Table, int]:
         return self.reading.find(index)
+
+
+def _values(table: Table, column: str) -> Iterator[Any]:
+    """Yields the values of a column, None where a table has none."""
+    if column not in table.columns:
+        return itertools.repeat(None, table.count)
+    return (record.get(column) for record in table.records([column]))
 
 
 _checked: dict[bytes, Arrays] = {}

@@ -1,6 +1,7 @@
 """Environments by name: what a config or a program asks for becomes a factory that makes one object per episode.
 
     games.py:Guess                      a class, or a function that returns an object, of a file
+    games.py:GAMES                      a dict of such, by the names that rows give in their column `environment`
     pkg://package.module:Guess          the same of a module; `pkg://` may be left out
     textarena:Wordle-v0                 an environment of another package, by that package's own name for it
 
@@ -103,7 +104,22 @@ def maker_of(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
     if prefix in SOURCES:
         with blaming(name, kwargs):
             return guarded(SOURCES.get(prefix)(rest, kwargs), name, kwargs)
+    thing = found(*address(name), name)
+    if not callable(thing):
+        raise refused(name, "holds several environments, and here one is wanted", f"{FORMS}, or the dict alone")
+    return constructor(thing, kwargs, name)
+
+
+def environments_at(name: str) -> dict[str, Any] | None:
+    """Returns the environments of a dict in a file or module by their names; None if this is no dict's name."""
+    thing = None if name.partition(":")[0] in SOURCES else found(*address(name), name)
+    return dict(thing) if isinstance(thing, Mapping) else None
+
+
+def address(name: str) -> tuple[str, str]:
+    """Returns the file, or `pkg://` and the module, and the name in it."""
     path, colon, attribute = name.rpartition(":")
+    prefix = name.partition(":")[0]
     if name.endswith(".py") or not colon:
         known = f"or PREFIX:NAME with a prefix; {suggest(prefix, SOURCES.names())}"
         fix = f"{name}:Class" if name.endswith(".py") else f"{FORMS}, {known}"
@@ -112,7 +128,7 @@ def maker_of(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
         if "." not in path and ("/" in path or ":" in path or importlib.util.find_spec(path) is None):
             raise refused(name, f"there is no source of environments {prefix!r}", suggest(prefix, SOURCES.names()))
         path = MODULE + path
-    return constructor(found(path, attribute, name), kwargs, name)
+    return path, attribute
 
 
 def constructor(thing: Callable[..., Any], kwargs: Mapping[str, Any], name: str) -> Callable[[], Environment]:
@@ -149,8 +165,8 @@ def blaming(name: str, kwargs: Mapping[str, Any], takes: str = "") -> Iterator[N
         raise refused(name, f"cannot be made: {told(error)}", fix) from error
 
 
-def found(path: str, attribute: str, name: str) -> Callable[..., Any]:
-    """Returns the class or function at an address."""
+def found(path: str, attribute: str, name: str) -> Any:
+    """Returns the class or function at an address, or the dict of several."""
     if not path.startswith(MODULE) and not Path(path).expanduser().is_file():
         raise refused(name, "there is no such file", f"check the path; it is looked for in {Path.cwd()}")
     try:
@@ -162,7 +178,7 @@ def found(path: str, attribute: str, name: str) -> Callable[..., Any]:
         fix = fix if path.startswith(MODULE) else f"python {path} shows where"
         raise refused(name, f"cannot be imported: {told(error)}", fix) from error
     thing = getattr(module, attribute, None)
-    if not callable(thing):
+    if not callable(thing) and not isinstance(thing, Mapping):
         own = {key: value for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
         here = [key for key, value in own.items() if callable(value) and not key.startswith("_")]
         raise refused(name, f"has no class or function {attribute!r}", suggest(attribute, here))

@@ -49,8 +49,9 @@ class PlainEnvironment(Environment):
             close()
 
     def tools(self) -> Sequence[Tool]:
-        methods = inspect.getmembers(self.plain, inspect.ismethod)
-        return [documented(method) for name, method in methods if name not in RESERVED and not name.startswith("_")]
+        functions = inspect.getmembers(type(self.plain), inspect.isfunction)  # a property may need what `reset` sets
+        public = [name for name, _ in functions if name not in RESERVED and not name.startswith("_")]
+        return [documented(getattr(self.plain, name), self.plain) for name in public]
 
     def _arguments(self, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Returns the columns that `reset` takes, and the seed if it names that."""
@@ -69,12 +70,12 @@ class PlainEnvironment(Environment):
         return given if everything else {name: value for name, value in given.items() if name in taken}
 
 
-def documented(method: Any) -> Tool:
+def documented(method: Any, owner: Any) -> Tool:
     """Returns a method as a tool; TRL refuses one without a docstring, too."""
     if not inspect.getdoc(method):
         fix = f"write a docstring: models read it; or call the method _{method.__name__}"
         reason = f"the method {method.__name__} is public, so it is a tool, and has no docstring"
-        raise UserError(reason, key="environment", value=type(method.__self__).__qualname__, fix=fix)
+        raise UserError(reason, key="environment", value=type(owner).__qualname__, fix=fix)
     return tool_of(method)
 
 

@@ -45,16 +45,18 @@ def reward_settings(reward: Any) -> tuple[dict[str, Any], dict[str, Callable[...
 def environment_settings(environment: Any, tools: Any) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
     """Returns the keys that name an environment and tools, and what is named `python:NAME` in them."""
     named = parts_of(tools)
-    given = [one for one in (environment, *named) if one is not None and not isinstance(one, str)]
+    several = dict(environment) if isinstance(environment, Mapping) else {None: environment}
+    given = [one for one in (*several.values(), *named) if one is not None and not isinstance(one, str)]
     if wrong := next((one for one in given if not callable(one)), None):
-        key = "environment" if wrong is environment else "tools"
+        key = "environment" if any(wrong is one for one in several.values()) else "tools"
         fix = "a class, a function that returns an environment, or a name" if key == "environment" else "functions"
         raise UserError("cannot be called", key=key, value=f"{wrong!r:.80}", fix=fix)
     addresses, own = addresses_of(given)
     address = dict(zip(map(id, given), addresses, strict=True))
     found: dict[str, Any] = {}
     if environment is not None:
-        found["environment"] = address.get(id(environment), environment)
+        held = {name: address.get(id(one), one) for name, one in several.items()}
+        found["environment"] = held if isinstance(environment, Mapping) else held[None]
     if named:
         found |= {f"{TURNS}.enable": True, f"{TURNS}.function_tool_path": [address.get(id(one), one) for one in named]}
     return found, own

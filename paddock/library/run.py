@@ -50,9 +50,9 @@ class Run:
     `model`: a folder or a name of the hub; without one, the largest on this disk that fits, or the built-in one.
     `data`: a list of dicts, a `datasets.Dataset`, a pandas or arrow table, a path, or a name of the hub; `validation`
     the same. `reward`: a function, the name of a rule, a list of these, or a dict with a weight for each.
-    `environment`: an `Environment` class, or its name; `tools`: functions that the policy may call, or their names.
-    `algorithm`: ppo, grpo, rloo or another estimator; `sft` learns the answers of the rows, `reward_model` their
-    preferences.
+    `environment`: an `Environment` class, its name, or a dict of several; `tools`: functions that the policy may call,
+    or their names. `algorithm`: ppo, grpo, rloo or another estimator; `sft` learns the answers of the rows,
+    `reward_model` their preferences.
 
     Keywords set one key each (`paddock.library.keywords`); `config` takes any key. Errors that the caller can mend are
     `paddock.UserError`, with the texts of the command.
@@ -68,7 +68,7 @@ class Run:
         data: Any = None,
         reward: Reward | Sequence[Reward] | Mapping[Reward, float] | None = None,
         *,
-        environment: str | Callable[..., Any] | None = None,
+        environment: str | Callable[..., Any] | Mapping[str, str | Callable[..., Any]] | None = None,
         tools: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
         algorithm: str = "grpo",
         validation: Any = None,
@@ -84,7 +84,8 @@ class Run:
         held, others = environment_settings(environment, tools)
         self.functions = scorers | others
         named |= held
-        texts = [source_of(part) for part in (*parts_of(reward), *parts_of(tools), environment) if callable(part)]
+        own = environment.values() if isinstance(environment, Mapping) else [environment]
+        texts = [source_of(part) for part in (*parts_of(reward), *parts_of(tools), *own) if callable(part)]
         values = settings_of(keywords, config or {})
         if model is not None:
             named[MODEL] = str(model)

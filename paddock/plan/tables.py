@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from paddock.config import tree
-from paddock.config.conversations import converses, paths_of
+from paddock.config.conversations import converses, environments_named, paths_of
 from paddock.config.memory.model import MemoryPlan
 from paddock.config.overrides import LINE, PROGRAM
 from paddock.config.schema import Config, DataConfig, row_tokens
@@ -170,7 +170,8 @@ def _episodes(config: Config) -> list[tuple[str, str]]:
     rollout = config.actor_rollout_ref.rollout
     if not converses(config):
         return []
-    who = config.environment or ", ".join(paths_of(rollout.multi_turn.function_tool_path)) or "tools"
+    named = environments_named(config).values() or paths_of(rollout.multi_turn.function_tool_path)
+    who = ", ".join(named) or "tools"
     most = rollout.multi_turn.max_assistant_turns
     turns = f"at most {most} turns" if most else "as many turns as it takes"
     return [("environment", f"{who}: {turns}, {rollout.response_length} tokens in all, its own words included")]

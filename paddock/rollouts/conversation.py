@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 from paddock.config.conversations import with_verl_limits
 from paddock.config.roles import MultiTurnConfig
 from paddock.data.chat import truncated, with_answer
+from paddock.data.columns import ENVIRONMENT
 from paddock.data.dataset import PromptRow
 from paddock.data.dialogue import Dialogue
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
@@ -96,6 +97,8 @@ class Setting:
     deterministic: bool
     hands_environments: bool
     """True: episodes carry their environments, for reward functions that ask for them."""
+    routes: bool
+    """True: rows name their environments, and environments are not told which column says so, as in TRL."""
     prompted: list[Schema]
     """Schemas of the tools that the prompts of the data were written with."""
 
@@ -422,7 +425,10 @@ class Conversation:
         row = self.row
         own = {"prompt": row.messages, "ground_truth": row.ground_truth, "data_source": row.data_source,
                "index": row.index}  # fmt: skip
-        return {**row.extra_info, **own}
+        extra = {
+            name: value for name, value in row.extra_info.items() if not self.setting.routes or name != ENVIRONMENT
+        }
+        return {**extra, **own}
 
     def call(self, inline: bool, function: Callable[..., Any], *args: Any) -> Waits:
         """Calls a function here, if it returns at once, else beside the decode."""

@@ -8,19 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from paddock.config.conversations import SINGLE, TOOLS, converses, paths_of, with_verl_limits
+from paddock.config.conversations import SINGLE, TOOLS, converses, environments_named, paths_of, with_verl_limits
 from paddock.config.plugins import import_plugin
 from paddock.config.rewards import PYTHON
 from paddock.config.schema import Config
 from paddock.config.topology import in_one_process
 from paddock.core.registry import suggest
 from paddock.data.chat import PromptEncoder
-from paddock.data.dataset import PromptRow
+from paddock.data.columns import ENVIRONMENT
+from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.dialogue import Dialogue
 from paddock.data.proof import HIDDEN, require_proof, untrained_marks
 from paddock.engines.rollout.base import RolloutEngine, Sampling
 from paddock.environments.calls import format_of
-from paddock.environments.catalogue import Factory, environment_of
+from paddock.environments.catalogue import Factory, environment_of, environments_at
 from paddock.environments.environment import Environment
 from paddock.environments.tool_environment import ToolEnvironment, load_tools
 from paddock.environments.tools import Tool
@@ -57,21 +58,56 @@ class RowEnvironments:
     def __init__(self, config: Config, functions: Functions = NO_FUNCTIONS):
         """`functions`: what the config names as `python:NAME`, of the program that made the run."""
         self.config, self.functions = config, functions
-        self.factories: dict[str | None, Factory] = {}
+        self.factories: dict[tuple[str | None, str | None], Factory] = {}
         if converses(config):
             self.import_library()
 
-    def factory(self, agent: str | None) -> Factory:
-        """Returns the factory of rows with this `agent_name`; None: of rows without one."""
-        if agent not in self.factories:
-            self.factories[agent] = self.made(agent)
-        return self.factories[agent]
+    def factory(self, agent: str | None, environment: str | None = None) -> Factory:
+        """Returns the factory of rows with this `agent_name`, or without one; `environment`: which one, of several."""
+        if (agent, environment) not in self.factories:
+            self.factories[agent, environment] = self.made(agent, environment)
+        return self.factories[agent, environment]
 
-    def made(self, agent: str | None) -> Factory:
+    def of(self, row: PromptRow) -> Factory:
+        """Returns the factory of a row."""
+        if row.agent or not self.routed:
+            return self.factory(row.agent)
+        if row.environment not in list(self.environments):
+            said = "names no environment" if row.environment is None else f"there is no environment {row.environment!r}"
+            reason = f"{said}, and the run has several"
+            fix = f"the run has {', '.join(map(str, self.environments))}: each row names one of them"
+            raise UserError(reason, key=f"{row.location}, column {ENVIRONMENT!r}", fix=fix)
+        return self.factory(None, row.environment)
+
+    def without_agent(self) -> list[Factory]:
+        """Returns the factories of rows that name no agent loop."""
+        return [self.factory(None, name) for name in (self.environments if self.routed else [None])]
+
+    @property
+    def routed(self) -> bool:
+        """True if rows name their environments."""
+        return bool(self.environments) and None not in self.environments
+
+    @cached_property
+    def environments(self) -> dict[str | None, Any]:
+        """Returns the classes, functions and names of environments by the names that rows give; under None the one of
+        all rows."""
+        named = {name: self.named(one) for name, one in environments_named(self.config).items()}
+        alone = named.get(None)
+        held = environments_at(alone) if isinstance(alone, str) else None
+        found: dict[str | None, Any] = dict((named if held is None else held).items())
+        kwargs = self.config.environment_kwargs
+        if None not in found and (unknown := [name for name in kwargs if name not in found]):
+            fix = f"{{NAME: {{...}}}} with the name of an environment: {', '.join(map(str, found))}"
+            raise UserError(f"there is no environment {unknown[0]!r}", key="environment_kwargs", value=kwargs, fix=fix)
+        return found
+
+    def made(self, agent: str | None, environment: str | None) -> Factory:
         rollout = self.config.actor_rollout_ref.rollout
-        if agent is None and self.config.environment:
+        if agent is None and self.environments:
             limit, kwargs = rollout.multi_turn.tool_timeout, self.config.environment_kwargs
-            return environment_of(self.named(self.config.environment), kwargs, limit)
+            kwargs = kwargs if environment is None else kwargs.get(environment, {})
+            return environment_of(self.environments[environment], kwargs, limit)
         name = agent or rollout.agent.default_agent_loop
         if found := self.loop(name):
             return found
@@ -146,7 +182,7 @@ class RowEnvironments:
 
     def prompting(self) -> Config:
         """Returns the config with prompts that tell the policy of its tools, if rows without an agent have some."""
-        schemas = [tool.schema() for tool in self.factory(None).tools]
+        schemas = [] if self.routed else [tool.schema() for tool in self.factory(None).tools]
         if not schemas:
             return self.config
         config = copy.deepcopy(self.config)
@@ -185,12 +221,18 @@ class Environments:
             workers=Workers(),
             deterministic=rollout.deterministic,
             hands_environments=hands,
+            routes=rows.routed,
             prompted=prompted,
         )
 
+    def check(self, dataset: PromptDataset) -> None:
+        """Refuses rows that name no environment of several, and templates by which turns cannot follow each other."""
+        for row in dataset.first_of_each(ENVIRONMENT) if self.rows.routed else [dataset[0]]:
+            self.prove(row)
+
     def prove(self, row: PromptRow) -> None:
         """Refuses a chat template by which several turns cannot follow each other; plain texts need none."""
-        factory, dialogue = self.rows.factory(row.agent), self.setting.dialogue
+        factory, dialogue = self.rows.of(row), self.setting.dialogue
         if not prompts_are_texts(row, dialogue) and factory.max_turns != 1:
             tools = [tool.schema() for tool in factory.tools]
             asked = () if isinstance(row.messages, str) else row.messages
@@ -222,7 +264,7 @@ class Environments:
         return found
 
     def conversation(self, row: PromptRow, number: int, sampling: Sampling, version: int) -> Conversation:
-        factory = self.rows.factory(row.agent)
+        factory = self.rows.of(row)
         if isinstance(factory, LoopFactory):
             return LoopConversation(row, number, factory, self.setting, sampling, version)
         return Conversation(row, number, factory, self.setting, sampling, version)

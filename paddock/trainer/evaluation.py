@@ -60,7 +60,7 @@ def evaluate(config: Config) -> Evaluation:
                 else None
             )
             if environments:
-                environments.prove(dataset[0])
+                environments.check(dataset)
             engine = Watched(policy.engine, lambda count: progress.advance(task, count), environments)
             collector = Collector(
                 config, loader, engine, rewards, policy.tokenizer, policy.stop_tokens, models, several

@@ -84,7 +84,7 @@ def generate(config: Config, output: Path) -> Summary:
         several = converses(config) or dataset.names_agents
         environments = Environments(config, policy.tokenizer, policy.stop_tokens, own) if several else None
         if environments:
-            environments.prove(dataset[0])
+            environments.check(dataset)
         engine = Watched(policy.engine, lambda count: progress.advance(task, count), environments)
         for rows in validation_batches(dataset, prompts_at_a_time(config, samples)):
             found = (engine.converse if several else partial(episodes, engine))(rows, samples, sampling)

@@ -57,7 +57,7 @@ def open_trainer(
     template = config.data.apply_chat_template_kwargs.get("chat_template", tokenizer.chat_template)
     tries = [trial(row, in_environments, template is not None) for row in first]
     rewards.check(tries)
-    paid = config.reward_model.enable or rewards.pays(tries) or rows.factory(None).may_pay
+    paid = config.reward_model.enable or rewards.pays(tries) or any(one.may_pay for one in rows.without_agent())
     if config.environment and learns_from_rewards(config) and not paid:
         raise UserError(
             "nothing pays: it has neither `step` nor `reward` (a plain class: `get_reward`), and no function scores",
@@ -74,13 +74,15 @@ def open_trainer(
         environments = things.enter_context(
             closing(Environments(config, tokenizer, roles.stop_tokens, rows, rewards.reads_environments))
         )
-        environments.prove(dataset[0])
+        environments.check(dataset)
         roles.rollout.open_environments(environments)
     collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models, in_environments)
     validation = None
     if config.data.val_files:
         held_out = PromptDataset.validation(config.data, tokenizer, reader)
         held_out.scored_by = validation_styles(config.reward_model)
+        if rows.routed:
+            environments.check(held_out)
         validation = Validation(collector, held_out, roles.stop_tokens)
     return Trainer(config, roles, collector, validation, store, lock, total_steps)
 

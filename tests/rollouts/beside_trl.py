@@ -174,6 +174,10 @@ def by_paddock(
         batch = run.score(episodes)
         for index, episode in enumerate(episodes):
             seen.rewards.append({name: batch.extras[name][index] for name in names})
-            if environment is not None and hasattr(environment, "get_reward"):
-                seen.rewards[-1][environment.__name__] = sum(span.reward for span in episode.spans)
+            several = environment if isinstance(environment, dict) else {None: environment}
+            for name, kind in several.items():
+                if hasattr(kind, "get_reward"):
+                    own = name is None or name == rows[index]["environment"]
+                    paid = sum(span.reward for span in episode.spans) if own else None
+                    seen.rewards[-1][kind.__name__] = paid
     return seen

@@ -137,3 +137,38 @@ def test_an_environment_that_owns_the_data_gives_functions_messages(owned, folde
     ours = by_paddock(folder, rows, COUNTS, [told, counted], monkeypatch, environment=kind)
     assert ours.completions[:3] == theirs.completions[:3], "the last one names a tool that is not there"
     assert ours.prompts == theirs.prompts and ours.rewards == theirs.rewards
+
+
+class Shouting:
+    """Has a tool of its own, and pays for it."""
+
+    def reset(self, **row) -> str:
+        assert "environment" not in row
+        self.said = ""
+        return " Loud."
+
+    def shout(self, text: str) -> str:
+        """
+        Says it louder.
+
+        Args:
+            text: what is said
+        """
+        self.said += text
+        return text.upper()
+
+    def get_reward(self) -> float:
+        return float(len(self.said))
+
+
+def test_rows_name_their_environment_as_in_trl(folder, monkeypatch):
+    asked = [{"role": "user", "content": "Go."}]
+    rows = [{"prompt": asked, "number": 3, "environment": name} for name in ("asking", "loud", "loud", "saying")]
+    turns = [[call("increment"), "one"], [call("shout", text="hey"), "HEY"], ["quiet"], [call("increment"), "four"]]
+    several = {"asking": Asking, "loud": Shouting, "saying": Saying}
+    theirs = by_trl(folder, rows, turns, [told], environment_factory=several)
+    ours = by_paddock(folder, rows, turns, [told], monkeypatch, environment=several)
+    assert ours.completions == theirs.completions and ours.prompts == theirs.prompts
+    assert ours.rewards == theirs.rewards
+    assert [one["Asking"] for one in ours.rewards] == [0.5, None, None, None]
+    assert [one["Shouting"] for one in ours.rewards] == [None, 3.0, 0.0, None]
