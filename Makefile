@@ -81,7 +81,7 @@ test-environments: ## environments of other packages, in a venv of its own
 	@.venv-environments/bin/pip install -q --no-deps gem-llm==0.1.0
 	.venv-environments/bin/python -m pytest tests/environments tests/rollouts/test_adapted.py
 	@.venv-environments/bin/pip install -q -c constraints.txt verifiers==0.4.0
-	.venv-environments/bin/python -m pytest tests/environments/test_verifiers.py
+	.venv-environments/bin/python -m pytest tests/environments/test_verifiers.py tests/rollouts/test_adapted.py
 
 # A folder of its own on the path: TRL's other dependencies are those of the environment.
 test-trl: $(VENV)/.dev ## comparison with TRL, by the real TRL

@@ -60,3 +60,34 @@ def test_verifiers_scores_what_a_model_wrote_also_where_it_was_cut(tmp_path, mon
     monkeypatch.syspath_prepend(str(tmp_path))
     assert paid(talk("verifiers:talks_of_v0", count=2, samples=1, length=64)) == [3.0, 3.0]
     assert paid(talk("verifiers:talks_of_v0", count=2, samples=1, length=1)) == [1.0, 1.0]
+
+
+def test_a_taskset_scores_what_a_model_wrote_also_where_it_was_cut(tmp_path, monkeypatch):
+    verifiers = pytest.importorskip("verifiers", reason="verifiers is not installed: make test-environments")
+    if hasattr(verifiers, "load_environment"):
+        pytest.skip("this version of verifiers runs no tasksets")
+    text = """
+        import verifiers.v1 as vf
+
+        __all__ = ["Talks", "Again"]
+
+        class Talk(vf.Task[vf.TaskData, vf.State, vf.TaskConfig]):
+            @vf.reward
+            async def turns(self, trace) -> float:
+                return float(trace.num_turns)
+
+        class Again(vf.SingleAgentEnv):
+            async def run(self, task, agents):
+                async with agents.agent.interaction(task) as talk:
+                    said = await talk.turn()
+                    while not said.terminated and talk.trace.num_turns < 3:
+                        said = await talk.turn("1=")
+
+        class Talks(vf.Taskset[Talk, vf.TasksetConfig]):
+            def load(self):
+                return [Talk(vf.TaskData(idx=0, prompt="0="), self.config.task)]
+    """
+    (tmp_path / "talks_of_v1.py").write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert paid(talk("verifiers:talks_of_v1", count=2, samples=2, length=64)) == [3.0] * 4
+    assert paid(talk("verifiers:talks_of_v1", count=2, samples=1, length=1)) == [1.0, 1.0]
