@@ -66,6 +66,8 @@ def not_built(config: Config) -> Iterator[UserError]:
     unsupported = [*NOT_FOR_COPIES] if kind.copies_weights else []
     if kind.copies_weights and not kind.splits_experts:
         unsupported.append(f"{_RO}.expert_parallel_size")
+    if not kind.stops_at_texts:
+        unsupported += [f"{_RO}.stop", f"{_RO}.min_tokens"]
     reasons = {key: (f"is not built yet: {why}", fix) for key, (why, fix) in NOT_BUILT.items()}
     reasons |= {key: (f"is not built yet for {engine}", "leave it out") for key in unsupported}
     for key, (why, fix) in reasons.items():

@@ -250,6 +250,10 @@ class RolloutConfig:
     top_p: float = key(1.0, "sample within this probability mass", above=0, high=1)
     min_p: float = key(0.0, "drop tokens below this share of the likeliest", low=0, high=1)
     ignore_eos: bool = key(False, "go on to the full length")
+    stop: list[str] = key(
+        [], "texts that end a response, or a turn of a conversation, with the token that completes one; it stays"
+    )
+    min_tokens: int = key(0, "tokens before which neither a stop token nor a text of `stop` ends a response", low=0)
     seed: int | None = key(None, "seed of the sampler; unset: trainer.seed")
     deterministic: bool = key(
         False, "conversations go on turn by turn, in the order of rows: bits do not depend on how fast tools are"

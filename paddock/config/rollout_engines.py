@@ -26,15 +26,21 @@ class RolloutEngineKind:
     """Can add adapters to the actor's own weights for a rollout. An engine that copies weights is sent merged ones."""
     priorities: bool = False
     """Can serve requests by priority."""
+    stops_at_texts: bool = False
+    """Can end a response with the token that completes a stop string, and keep it from ending before so many tokens."""
     splits_experts: bool = False
     """Can place the experts of a layer on several devices; of interest only for an engine that copies weights."""
 
 
 ENGINES: dict[str, RolloutEngineKind] = {
     "embedded": RolloutEngineKind(
-        "paddock.engines.rollout.embedded.engine", sees_images=True, trainer_log_probs=True, merges_adapters=True
+        "paddock.engines.rollout.embedded.engine",
+        sees_images=True,
+        trainer_log_probs=True,
+        merges_adapters=True,
+        stops_at_texts=True,
     ),
-    "hf": RolloutEngineKind("paddock.engines.rollout.hf", sees_images=True),
+    "hf": RolloutEngineKind("paddock.engines.rollout.hf", sees_images=True, stops_at_texts=True),
     "vllm": RolloutEngineKind(
         "paddock.engines.rollout.vllm",
         package="vllm",

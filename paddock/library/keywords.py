@@ -26,6 +26,7 @@ class Keywords(TypedDict, total=False):
     response_length: int
     temperature: float
     top_p: float
+    stop: Sequence[str]
     clip: float
     entropy: float
     lora_rank: int
@@ -56,6 +57,7 @@ KEYS: dict[str, str] = {
     "response_length": "data.max_response_length",
     "temperature": f"{_RO}.temperature",
     "top_p": f"{_RO}.top_p",
+    "stop": f"{_RO}.stop",
     "clip": f"{_A}.clip_ratio",
     "entropy": f"{_A}.entropy_coeff",
     "lora_rank": f"{_M}.lora_rank",

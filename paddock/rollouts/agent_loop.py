@@ -32,8 +32,8 @@ from paddock.rollouts.loop_factory import LoopFactory
 ROLLOUT = "actor_rollout_ref.rollout"
 LENGTHS = ("max_tokens", "max_new_tokens")
 PLAIN = {
-    "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "n": 1, "best_of": 1, "min_tokens": 0,
-    "seed": None, "stop": None, "stop_regex": None, "bad_words": None, "logit_bias": None,
+    "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "n": 1, "best_of": 1,
+    "seed": None, "stop_regex": None, "bad_words": None, "logit_bias": None,
 }  # fmt: skip
 """Sampling parameters that nothing is done for: this value is taken, and any other refused."""
 UNREAD = frozenset({"logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens", "spaces_between_special_tokens",
@@ -354,8 +354,8 @@ class LoopConversation(Conversation):
 
 def own_parameters(sampling: Sampling) -> dict[str, Any]:
     """Returns what is set for a session, by the names of parameters."""
-    names = ("temperature", "top_p", "top_k", "min_p", "ignore_eos")
-    return {name: getattr(sampling, name) for name in names}
+    names = ("temperature", "top_p", "top_k", "min_p", "ignore_eos", "min_tokens")
+    return {**{name: getattr(sampling, name) for name in names}, "stop": list(sampling.stop)}
 
 
 def parameters_of(sampling: Sampling) -> dict[str, Any]:
@@ -371,6 +371,8 @@ def unlike(parameters: Mapping[str, Any], sampling: Sampling, stops: frozenset[i
     for name, value in parameters.items():
         if name in LENGTHS or name in UNREAD or (name == "stop_token_ids" and {*(value or ())} <= stops):
             continue
+        if name == "stop":
+            value = [value] if isinstance(value, str) else list(value or ())
         if name not in known or (value != known[name] and (value or known[name] is not None)):
             return name
     return None

@@ -280,6 +280,8 @@ def training_sampling(config: Config, stops: frozenset[int]) -> Sampling:
         top_p=rollout.top_p,
         min_p=rollout.min_p,
         ignore_eos=rollout.ignore_eos,
+        stop=tuple(rollout.stop),
+        min_tokens=rollout.min_tokens,
     )
 
 

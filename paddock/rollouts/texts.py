@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tokenizers import decoders, pre_tokenizers
+from tokenizers import decoders
+
+from paddock.data.spelling import bytes_of
 
 Pieces = np.ndarray
 """The bytes of each token by its id, none for a special token; behind them none, for ids outside of the vocabulary."""
@@ -28,29 +30,8 @@ def pieces_of(tokenizer: Any) -> Pieces | None:
     return found
 
 
-def bytes_of(token: str) -> bytes:
-    """Returns the bytes that a byte-level token is written for; the text's own if not all of it is written that way, as
-    in tokens that were added."""
-    try:
-        return token.translate(WRITTEN).encode("latin-1")
-    except UnicodeEncodeError:
-        return token.encode()
-
-
 def texts_of(pieces: Pieces, tokens: np.ndarray, lengths: np.ndarray) -> list[str]:
     """Returns the texts of responses of these lengths, whose tokens stand one after the other."""
     found, ends = pieces.take(tokens, mode="clip").tolist(), lengths.cumsum()
     spans = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
     return [b"".join(found[start:end]).decode(errors="replace") for start, end in spans]
-
-
-def written() -> dict[int, int]:
-    """Returns, for `translate`, the byte that each character of byte-level tokens stands for. A byte that is a visible
-    character is written as that one, the others as characters from 256 on, in order; they stand for no byte themselves.
-    """
-    alphabet = {ord(character) for character in pre_tokenizers.ByteLevel.alphabet()}
-    hidden = [byte for byte in range(256) if byte not in alphabet]
-    return {256 + number: byte for number, byte in enumerate(hidden)} | dict.fromkeys(hidden, 256)
-
-
-WRITTEN = written()

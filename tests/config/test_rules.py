@@ -72,6 +72,13 @@ GRPO = "algorithm.adv_estimator=grpo"
             "weight",
         ),
         (["actor_rollout_ref.rollout.top_k=0"], "actor_rollout_ref.rollout.top_k", "-1 for all"),
+        (["actor_rollout_ref.rollout.stop=['']"], "actor_rollout_ref.rollout.stop", "leave it out"),
+        (["actor_rollout_ref.rollout.stop=['a\ufffd']"], "actor_rollout_ref.rollout.stop", "leave it out"),
+        (
+            ["actor_rollout_ref.rollout.min_tokens=9", "data.max_response_length=8"],
+            "actor_rollout_ref.rollout.min_tokens",
+            "data.max_response_length=9",
+        ),
         (["trainer.test_freq=0"], "trainer.test_freq", "-1 for never"),
         (
             ["actor_rollout_ref.actor.checkpoint.load_contents=[model]"],

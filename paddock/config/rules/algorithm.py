@@ -97,6 +97,17 @@ def sampling_is_possible(config: Config) -> None:
     for key, top_k in ((f"{_RO}.top_k", rollout.top_k), (f"{_RO}.val_kwargs.top_k", rollout.val_kwargs.top_k)):
         if top_k < 1 and top_k != -1:
             raise UserError("is not a number of tokens", key=key, value=top_k, fix="-1 for all, or at least 1")
+    for string in rollout.stop:
+        if not string or string.encode(errors="replace").decode() != string or "\ufffd" in string:
+            reason = "has a character that stands for bytes which are no text" if string else "has an empty text"
+            raise UserError(reason, key=f"{_RO}.stop", value=rollout.stop, fix="leave it out")
+    if rollout.min_tokens > rollout.response_length:
+        raise UserError(
+            f"is more than the longest response, {rollout.response_length} tokens",
+            key=f"{_RO}.min_tokens",
+            value=rollout.min_tokens,
+            fix=f"data.max_response_length={rollout.min_tokens}, or a smaller {_RO}.min_tokens",
+        )
     validation = rollout.val_kwargs
     if validation.do_sample and validation.temperature == 0:
         raise UserError(

@@ -42,6 +42,10 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    """Stop strings: a response ends with the token whose text completes one."""
+    min_tokens: int = 0
+    """Tokens that stand before a stop token, or before a token that completes a stop string."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +63,13 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Completion:
-    """One response, or its part that was drawn before a pause. A stop token that was drawn is its last token."""
+    """One response, or its part that was drawn before a pause. A stop token that was drawn, or the token that completed
+    a stop string, is its last token."""
 
     row: int
     tokens: list[int]
     log_probs: list[float]  # of the tokens, under the distribution they were drawn from, before top-k, top-p and min-p
-    stopped: bool  # by a stop token; False: it reached its limit, or was interrupted
+    stopped: bool  # by a stop token or a stop string; False: it reached its limit, or was interrupted
     experts: Chosen | None = None  # where the engine records them
     key: int = 0
     """Identity of the response in its session: that of its request."""
@@ -95,6 +100,9 @@ class Request:
     keep: bool = False
     """Park each response when it is finished: an engine that can keeps its keys and values, and a later request with
     the same key, whose tokens begin with all of the response, computes the others alone."""
+    written: int = 0
+    """Tokens at the end of `tokens` that were drawn before an interruption: stop strings and `Sampling.min_tokens` are
+    of them and of what follows."""
 
     def after(self, part: Completion) -> Request:
         """Returns the request for the rest of a response that was interrupted."""
@@ -105,7 +113,12 @@ class Request:
             rows=[part.row],
             limit=self.limit - len(part.tokens),
             start=self.start + len(part.tokens),
+            written=self.written + len(part.tokens),
         )
+
+    def minimum(self, sampling: Sampling) -> int:
+        """Returns how many tokens each response must still draw before it may stop."""
+        return max(0, sampling.min_tokens - self.written)
 
     def parts(self, most: int) -> list[Request]:
         """Splits it into requests of at most `most` responses; each computes the prompt anew."""

@@ -14,6 +14,7 @@ from paddock.config.schema import Config
 from paddock.engines.rollout.base import Chosen, Completion, Limits, Request, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.engine import borrowed
 from paddock.engines.rollout.embedded.sampling import require_finite, sample, uniforms
+from paddock.engines.rollout.stops import StopTables
 from paddock.models.experts import ARGUMENT, Routing, experts_of, recordable
 from paddock.models.token_stats import forbid
 from paddock.models.vision import plain, plain_positions, vision_tokens
@@ -32,8 +33,11 @@ class HFEngine(RolloutEngine):
         max_num_seqs: int = 256,
         autocast: torch.dtype | None = None,
         record_experts: bool = False,
+        stop_tables: StopTables | None = None,
     ):
+        """`stop_tables`: they know the texts of tokens, for samplings with stop strings."""
         self.model = model
+        self.stop_tables = stop_tables or StopTables()
         self.record_experts = record_experts
         self.max_num_seqs = max_num_seqs
         self.autocast = autocast
@@ -79,7 +83,7 @@ class HFEngine(RolloutEngine):
         tokens = torch.tensor(filled, device=device)
         mask = torch.tensor([[0] * gap + [1] * (width - gap) for gap in missing], device=device)
         positions, pixels = (mask.cumsum(-1) - 1).clamp_min(0), plain(images, device)
-        ends = positions[:, -1:] + torch.tensor([[seen.offset if seen else 0] for seen in images], device=device)
+        last = positions[:, -1:] + torch.tensor([[seen.offset if seen else 0] for seen in images], device=device)
         if pixels:
             positions = plain_positions(images, missing, width).to(device)
         cache = DynamicCache(config=self.model.config)
@@ -87,27 +91,42 @@ class HFEngine(RolloutEngine):
         rows, steps, starts = torch.tensor(counters, device=device).t()
         numbers = uniforms(rows, steps, starts, sampling.max_tokens, sampling.seed)
         stops = frozenset() if sampling.ignore_eos else sampling.stop_tokens
-        limits = [request.limit for request in requests]
-        ended: set[int] = set()
+        strings = self.stop_tables.of(sampling.stop, device)
+        before = [one.tokens[len(one.tokens) - one.written :] for one in requests] if strings else []
+        states = torch.tensor([strings.after(tokens) for tokens in before], device=device) if strings else None
+        minimum = torch.tensor([request.minimum(sampling) for request in requests], device=device)
+        named = torch.tensor(sorted(stops), device=device) if stops and sampling.min_tokens else None
+        ends = [request.limit for request in requests]
+        stopped: set[int] = set()
         columns: list[tuple[list[int], list[float]]] = []
         experts = recordable(experts_of(self.model)) if self.record_experts else None
         chosen: list[Tensor] = []
-        while len(ended) < len(requests):
+        while len(columns) < max(ends):
             routing = Routing(experts) if experts else None
             logits = self.logits(tokens, mask, positions, cache, routing, pixels)
             if routing:
                 chosen.append(routing.chosen().unflatten(0, tokens.shape).cpu())
-            drawn, log_probs = sample(logits, numbers[:, len(columns)], sampling)
+            early = None if named is None else minimum > len(columns)
+            drawn, log_probs = sample(logits, numbers[:, len(columns)], sampling, early, named)
             require_finite(log_probs.numpy(force=True))
             columns.append((drawn.tolist(), log_probs.tolist()))
-            ended |= {i for i, token in enumerate(columns[-1][0]) if token in stops or len(columns) == limits[i]}
-            ends = ends + 1
-            tokens, positions, pixels = drawn[:, None], ends, {}
+            said = torch.zeros_like(drawn, dtype=torch.bool)
+            if strings and states is not None:
+                states, said = strings.step(states, drawn)
+                said &= minimum < len(columns)
+            for i, (token, complete) in enumerate(zip(columns[-1][0], said.tolist(), strict=True)):
+                if (token in stops or complete) and i not in stopped and len(columns) <= ends[i]:
+                    stopped.add(i)
+                    ends[i] = len(columns)
+            last = last + 1
+            tokens, positions, pixels = drawn[:, None], last, {}
             mask = torch.cat([mask, torch.ones_like(tokens)], 1)
         drawn_tokens, drawn_log_probs = (list(zip(*column, strict=True)) for column in zip(*columns, strict=True))
         found = [
-            ended_at_stop(request, list(drawn_tokens[i][: request.limit]), list(drawn_log_probs[i]), stops)
-            for i, request in enumerate(requests)
+            Completion(one.rows[0], list(tokens[:end]), list(log_probs[:end]), i in stopped, key=one.keys[0])
+            for i, (one, end, tokens, log_probs) in enumerate(
+                zip(requests, ends, drawn_tokens, drawn_log_probs, strict=True)
+            )
         ]
         return with_experts(found, [len(one.tokens) for one in requests], width, chosen) if chosen else found
 
@@ -137,12 +156,6 @@ class HFEngine(RolloutEngine):
         """Nothing to do: the weights never left."""
 
 
-def ended_at_stop(request: Request, tokens: list[int], log_probs: list[float], stops: frozenset[int]) -> Completion:
-    end = next((i + 1 for i, token in enumerate(tokens) if token in stops), None)
-    kept = tokens[:end]
-    return Completion(request.rows[0], kept, log_probs[: len(kept)], stopped=end is not None, key=request.keys[0])
-
-
 def with_experts(found: list[Completion], lengths: list[int], width: int, chosen: list[Tensor]) -> list[Completion]:
     """`chosen` of the padded prompts, then of one token a row after another; nobody chose for the last one drawn."""
     whole = torch.cat([*chosen, torch.zeros_like(chosen[0][:, :1])], 1)
@@ -162,4 +175,5 @@ def open_engine(config: Config, trainer: TrainEngine | None) -> HFEngine:
         trainer.rollout_model,
         max_num_seqs=rollout.max_num_seqs,
         record_experts=rollout.enable_rollout_routing_replay,
+        stop_tables=StopTables.of_config(config),
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from paddock.engines.rollout.embedded.prepacked import prepacked
 from paddock.engines.rollout.embedded.routes import Routes
 from paddock.engines.rollout.embedded.sequences import Extension, KeyValues, Sequences
 from paddock.engines.rollout.embedded.slots import Slots
+from paddock.engines.rollout.stops import StopTables
 from paddock.errors import UserError
 from paddock.kernels.launch import can_launch
 from paddock.models.adapters import adapters_of, adapters_on
@@ -69,7 +70,9 @@ class EmbeddedEngine(RolloutEngine):
         free_cache: bool = True,
         record_experts: bool = False,
         merge: bool = False,
+        stop_tables: StopTables | None = None,
     ):
+        """`stop_tables`: they know the texts of tokens, for samplings with stop strings."""
         self.model = model
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -85,7 +88,8 @@ class EmbeddedEngine(RolloutEngine):
         self.never = vision_tokens(model.config)
         self.slots: TokenPool | None = None
         self.sequences: dict[int, Sequences] = {}
-        self.graphs: dict[tuple[float, ...], Graphs] = {}
+        self.graphs: dict[tuple[Any, ...], Graphs] = {}
+        self.stop_tables = stop_tables or StopTables()
         self.addresses, self.address = 0, 0  # of the weights, and of dropped keys and values
         self.session: Sequences | None = None
         self.waiting: deque[Request] = deque()
@@ -101,7 +105,7 @@ class EmbeddedEngine(RolloutEngine):
         self.check(limits, sampling)
         slots = self.cache(limits, sampling)
         sequences = self.columns(slots, sampling)
-        sequences.begin(sampling)
+        sequences.begin(sampling, self.stop_tables.of(sampling.stop, self.model.device))
         if self.record_experts:
             sequences.routes = Routes(recordable(self.experts), slots.count, sampling.max_tokens, self.model.device)
         with ExitStack() as contexts:
@@ -344,7 +348,8 @@ class EmbeddedEngine(RolloutEngine):
     def recorded(self, sequences: Sequences) -> Graphs:
         """Returns the graphs of these sequences, which hold for sessions that draw alike and read prompts alike."""
         sampling, shares = sequences.sampling, self.slots is not None and self.slots.shares
-        key = sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, shares
+        key = (sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, shares,
+               sampling.stop, sequences.early is None or len(sequences.early))  # fmt: skip
         if key not in self.graphs:
             self.graphs[key] = Graphs(partial(self.step, sequences))
         return self.graphs[key]
@@ -425,4 +430,5 @@ def open_engine(config: Config, trainer: TrainEngine | None) -> EmbeddedEngine:
         free_cache=rollout.free_cache_engine,
         record_experts=rollout.enable_rollout_routing_replay,
         merge=config.actor_rollout_ref.model.lora.merge,
+        stop_tables=StopTables.of_config(config),
     )

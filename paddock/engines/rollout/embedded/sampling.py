@@ -27,12 +27,16 @@ def uniforms(rows: Tensor, steps: Tensor, starts: Tensor, count: int, seed: int)
     return uniform(seed, steps[:, None], rows[:, None], positions, dtype=torch.float64)
 
 
-def sample(logits: Tensor, u: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def sample(
+    logits: Tensor, u: Tensor, sampling: Sampling, early: Tensor | None = None, stops: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Returns a token and its log-prob for each row of logits [B, V], by the row's number u [B].
 
     The log-prob is that of log-softmax(logits / temperature), before any filter. Temperature 0 takes the likeliest
-    token, the first of equals; its log-prob is that of temperature 1.
+    token, the first of equals; its log-prob is that of temperature 1. `early` [B]: rows that may not draw `stops`.
     """
+    if early is not None and stops is not None:
+        return sample_early(logits, u, sampling, early, stops)
     if logits.device.type != "cpu":
         return sample_rows(logits, u, sampling)
     rows = max(1, CACHE // logits.shape[1])
@@ -47,6 +51,15 @@ def sample_rows(logits: Tensor, u: Tensor, sampling: Sampling) -> tuple[Tensor, 
     probs = x.softmax(-1)
     tokens = likeliest(x) if sampling.temperature == 0.0 else draw(keep(probs, sampling), u)
     return tokens, pick(probs, tokens).log()
+
+
+def sample_early(logits: Tensor, u: Tensor, sampling: Sampling, early: Tensor, stops: Tensor) -> tuple[Tensor, Tensor]:
+    """Draws without stop tokens in early rows; log-probs are those with them."""
+    shown = logits.clone()
+    shown[:, stops] = shown[:, stops].masked_fill(early[:, None], -torch.inf)
+    tokens, _ = sample(shown, u, sampling)
+    x = logits.float() / (sampling.temperature or 1.0)
+    return tokens, pick(x, tokens) - x.logsumexp(-1)
 
 
 def filters(sampling: Sampling) -> bool:

@@ -15,6 +15,7 @@ from paddock.core.device import CopyStream, Launched, to_device
 from paddock.engines.rollout.base import Completion, Request, Sampling
 from paddock.engines.rollout.embedded.routes import Routes, chosen
 from paddock.engines.rollout.embedded.sampling import filters, require_finite, sample, uniforms
+from paddock.engines.rollout.stops import StopTable
 from paddock.errors import UserError
 from paddock.kernels.arguments import Draws
 from paddock.kernels.choice import kernels_for
@@ -148,9 +149,13 @@ class Sequences:
         self.tokens = torch.zeros(count, width, dtype=torch.long, device=device)
         self.log_probs = torch.zeros(count, width, device=device)
         self.stops = torch.full((STOPS,), -1, dtype=torch.long, device=device)
+        self.state = torch.zeros(count, dtype=torch.long, device=device)  # in the table of stop strings
+        self.minimum = torch.zeros(count, dtype=torch.long, device=device)
+        self.ended = torch.zeros(count, dtype=torch.bool, device=device)  # by a stop string
 
-    def begin(self, sampling: Sampling) -> None:
-        self.sampling = sampling
+    def begin(self, sampling: Sampling, strings: StopTable | None = None) -> None:
+        """`strings`: the table of the sampling's stop strings, if it has any."""
+        self.sampling, self.strings = sampling, strings
         self.live = 0
         self.sources: list[Source] = []  # of each live slot
         self.parked: dict[int, Parked] = {}  # by key
@@ -164,6 +169,7 @@ class Sequences:
             raise UserError(f"there are {len(stops)} stop tokens; {STOPS} can be told apart", key="eos_token_id")
         self.stop_tokens = frozenset(stops)
         self.stops[:] = torch.tensor([*stops, *[-1] * (STOPS - len(stops))])
+        self.early = self.stops[: len(stops)] if stops and sampling.min_tokens else None
         self.blank(0, len(self.done))
 
     def next_requests(self, waiting: deque[Request], budget: int) -> list[Request]:
@@ -227,19 +233,43 @@ class Sequences:
             numbers.copy_(uniforms(rows, steps, starts, numbers.shape[1], self.sampling.seed))
         self.drawn[start : self.live] = 0
         self.done[start : self.live] = False
+        if self.strings or self.sampling.min_tokens:
+            self.admit_stops(requests, start)
         return targets
+
+    def admit_stops(self, requests: list[Request], start: int) -> None:
+        """Notes what each response has of a stop string already, and how many tokens must precede its end."""
+        told: list[tuple[int, int]] = []
+        for request in requests:
+            before = request.tokens[len(request.tokens) - request.written :]
+            state = self.strings.after(before) if self.strings else 0
+            told += [(state, request.minimum(self.sampling))] * len(request.rows)
+        columns = to_device(torch.tensor(told).t(), self.length.device)
+        self.state[start : self.live], self.minimum[start : self.live] = columns
+        self.ended[start : self.live] = False
 
     def draw(self, logits: Tensor, span: slice) -> None:
         """Draws the next token of each of these slots. A finished slot still samples; its sample goes to the column
         after its last token, which is never read."""
+        if self.strings is None:
+            return self.draw_tokens(logits, span)
+        before = self.done[span].clone()
+        self.draw_tokens(logits, span)
+        state, ended = self.strings.step(self.state[span], self.token[span])
+        self.state[span] = state
+        self.ended[span] |= ended & ~before & (self.drawn[span] > self.minimum[span])
+        self.done[span] |= self.ended[span]
+
+    def draw_tokens(self, logits: Tensor, span: slice) -> None:
         drawn, done = self.drawn[span], self.done[span]
         kernels = kernels_for(logits)
-        if kernels and not filters(self.sampling):
+        if kernels and self.early is None and not filters(self.sampling):
             columns = (self.numbers[span], self.tokens[span], self.log_probs[span], self.token[span], drawn, done)
             draws = Draws(*columns, self.limit[span], self.stops)
             return kernels.draw(logits, draws, self.sampling.temperature)
         column = drawn[:, None]
-        token, log_prob = sample(logits, self.numbers[span].gather(1, column)[:, 0], self.sampling)
+        early = None if self.early is None else drawn < self.minimum[span]
+        token, log_prob = sample(logits, self.numbers[span].gather(1, column)[:, 0], self.sampling, early, self.early)
         if can_launch(logits):
             log_prob = log_probs(logits, token, self.sampling.temperature)
         self.tokens[span].scatter_(1, column, token[:, None])
@@ -289,8 +319,9 @@ class Sequences:
             return []
         with self.copies.reading():
             at = torch.tensor(slots).to(self.done.device, non_blocking=True)
-            drawn, tokens, log_probs = (
-                column[at].to("cpu", non_blocking=True) for column in (self.drawn, self.tokens, self.log_probs)
+            drawn, tokens, log_probs, ended = (
+                column[at].to("cpu", non_blocking=True)
+                for column in (self.drawn, self.tokens, self.log_probs, self.ended)
             )
             experts = self.routes.of(slots, at) if self.routes else None
         found, freed, likely = [], [], log_probs.numpy()
@@ -298,7 +329,8 @@ class Sequences:
         for i, (slot, count, all_tokens) in enumerate(zip(slots, drawn.tolist(), tokens.numpy(), strict=True)):
             source, said = self.sources[slot], all_tokens[:count].tolist()
             chose = chosen(experts[0][i], experts[1][i], count) if experts else None
-            stopped, finished = said[-1] in self.stop_tokens, not (interrupted and interrupted[i])
+            stopped = said[-1] in self.stop_tokens or bool(ended[i])
+            finished = not (interrupted and interrupted[i])
             found.append(Completion(source.row, said, likely[i, :count].tolist(), stopped, chose, source.key, finished))
             if source.parked is None or interrupted:
                 freed.append(slot)
@@ -328,6 +360,7 @@ class Sequences:
         self.offset[start:stop] = 0
         self.drawn[start:stop] = 0
         self.done[start:stop] = True
+        self.ended[start:stop] = False
 
     def move(self, movers: list[int], holes: list[int]) -> None:
         if not movers:
@@ -335,7 +368,7 @@ class Sequences:
         sources, targets = (torch.tensor(s).to(self.done.device, non_blocking=True) for s in (movers, holes))
         self.slots.move(sources, targets, movers, holes, self.length[sources])
         for column in (self.token, self.length, self.offset, self.drawn, self.done, self.limit, self.numbers,
-                       self.tokens, self.log_probs):  # fmt: skip
+                       self.tokens, self.log_probs, self.state, self.minimum, self.ended):  # fmt: skip
             column[targets] = column[sources]
         if self.routes:
             self.routes.move(movers, holes)
