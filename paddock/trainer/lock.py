@@ -216,11 +216,15 @@ def refusal(owner: Owner | None, folder: Path, last_touch: str | None = None) ->
 
 
 def seconds_untouched(path: Path) -> float:
-    """Returns the age of the last touch by the clock of the file system, which nodes share."""
+    """Returns the age of the last touch by the clock of the file system, which nodes share. If that clock was set back
+    since, the file is touched: its age counts from now on."""
     probe = path.with_name(f"{NAME}.{os.getpid()}")
     probe.touch()
     try:
-        return max(0.0, probe.stat().st_mtime - path.stat().st_mtime)
+        age = probe.stat().st_mtime - path.stat().st_mtime
+        if age < 0:
+            os.utime(path)
+        return max(0.0, age)
     finally:
         probe.unlink(missing_ok=True)
 

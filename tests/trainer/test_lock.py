@@ -105,6 +105,18 @@ def test_an_owner_on_another_node_holds_while_it_touches_the_lock_and_not_after(
         pass
 
 
+def test_a_touch_in_the_future_counts_from_the_moment_it_is_seen(tmp_path):
+    """The clock of a file server was set back by a day: an owner that is gone must not hold the folder for a day."""
+    written(tmp_path, age=-86400.0, boot="other", host="node7", pid=1)
+    with pytest.raises(UserError, match=r"node7.*last sign of life was 0 s ago; .*try again in 60 s"):
+        FolderLock(tmp_path).__enter__()
+    touched = (tmp_path / NAME).stat().st_mtime
+    assert touched <= time.time()
+    os.utime(tmp_path / NAME, (touched - STALE - 1, touched - STALE - 1))  # a minute later
+    with FolderLock(tmp_path):
+        pass
+
+
 def test_the_owner_touches_its_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "BEAT", 0.01)
     with FolderLock(tmp_path) as lock:
