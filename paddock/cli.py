@@ -35,7 +35,7 @@ paddock trains language models with reinforcement learning.
                                       real models that need no hub: smollm2-135m-instruct
   paddock template MODEL              whether its chat template serves several turns: ends of turns, tools, thinking
   paddock keys [WORD ...]             find keys by name and meaning
-  paddock doctor env [--json]         what this machine can do, and what is missing
+  paddock doctor [--json]             what this machine can do, and what is missing
   paddock completion bash|zsh|fish    complete commands, keys and values in your shell
 
 `paddock COMMAND --help` has the keys of a command and examples.

@@ -30,7 +30,9 @@ class UserError(Exception):
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        subject = "" if self.key is None else self.key if self.value is None else f"{self.key}={self.value}"
+        key = self.key or ""
+        between = " " if key.startswith("paddock ") else "="  # a command and its argument, or a key and its value
+        subject = key if not key or self.value is None else f"{key}{between}{self.value}"
         text = f"{subject}: {self.reason}" if subject else self.reason
         return printable(f"{text}{FIX}{self.fix}" if self.fix else text)
 

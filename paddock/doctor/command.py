@@ -1,4 +1,4 @@
-"""The command `paddock doctor`: what it offers, and `env` as a list for people or as JSON."""
+"""The command `paddock doctor`, also called `doctor env`: this machine as a list for people or as JSON."""
 
 from __future__ import annotations
 
@@ -8,22 +8,14 @@ from dataclasses import asdict
 from paddock.doctor.environment import Environment, look
 from paddock.errors import UserError
 
-OFFERS = {"env": "what this machine can do, which extras are here, and how to get the others"}
 FLAGS = ("--json", "--network")
 
 
 def run(arguments: list[str]) -> int:
     words = [argument for argument in arguments if not argument.startswith("-")]
-    if not words:
-        unknown = [argument for argument in arguments if argument.startswith("-")]
-        if unknown:
-            raise UserError("look at what?", key="paddock doctor", value=unknown[0], fix="paddock doctor env")
-        lines = [f"  paddock doctor {name}  {text}" for name, text in OFFERS.items()]
-        print("\n".join(["paddock doctor offers:", *lines]))
-        return 0
-    if words != ["env"]:
-        fix = f"one of: {', '.join(OFFERS)}"
-        raise UserError("there is no such thing to look at", key="paddock doctor", value=" ".join(words), fix=fix)
+    if words not in ([], ["env"]):
+        reason = "there is no such thing to look at"
+        raise UserError(reason, key="paddock doctor", value=" ".join(words), fix="paddock doctor env")
     for argument in arguments:
         if argument.startswith("-") and argument not in FLAGS:
             raise UserError("is not a flag", key=argument, fix=f"one of: {', '.join(FLAGS)}")

@@ -230,10 +230,10 @@ PAGES = {
         ),
     ),
     "doctor": Page(
-        usage="paddock doctor env [--json] [--network]",
+        usage="paddock doctor [env] [--json] [--network]",
         about="Says what this machine can do: processors, memory, accelerators, installed extras and how to get those\n"
         "that are missing, and whether programs that a model wrote can be isolated here.",
-        examples=(("this machine", "paddock doctor env"), ("for programs", "paddock doctor env --json")),
+        examples=(("this machine", "paddock doctor"), ("for programs", "paddock doctor --json")),
         words=(("--json", "print JSON"), ("--network", "ask whether the hub answers; else nothing uses the network")),
     ),
     "completion": Page(

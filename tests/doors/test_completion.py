@@ -86,7 +86,7 @@ def test_other_commands_offer_their_own_words(place):
 
 def test_an_unknown_shell_is_refused(capsys):
     assert main(["completion", "tcsh"]) == 2
-    assert "paddock completion=tcsh: which shell?\n  fix: one of: bash, zsh, fish" in capsys.readouterr().err
+    assert "paddock completion tcsh: which shell?\n  fix: one of: bash, zsh, fish" in capsys.readouterr().err
 
 
 def test_words_come_at_once_and_without_schema_or_torch(place):

@@ -81,7 +81,7 @@ def test_all_lists_every_key_that_a_command_reads(capsys):
 def test_help_of_a_script_or_of_one_data_set_is_left_to_them(capsys):
     assert "--local_save_dir" in shown(capsys, "data", "gsm8k", "--help")
     assert main(["run", "nowhere.sh", "--help"]) == 2
-    assert "paddock run=nowhere.sh: no such" in capsys.readouterr().err
+    assert "paddock run nowhere.sh: no such" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [name for name in OWN_HELP if name != "data"])

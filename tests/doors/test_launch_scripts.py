@@ -224,7 +224,7 @@ def launch(folder, name: str, text: str | bytes, *flags: str) -> subprocess.Comp
 @pytest.mark.parametrize(("name", "text"), [("s.sh", ""), ("s.py", "# only words\n")])
 def test_a_script_that_starts_nothing_of_ours_is_a_mistake(tmp_path, name, text):
     done = launch(tmp_path, name, text)
-    assert done.returncode == 2 and f"paddock run={name}: starts nothing of Paddock's" in done.stderr
+    assert done.returncode == 2 and f"paddock run {name}: starts nothing of Paddock's" in done.stderr
     planned = launch(tmp_path, name, text, "--plan")
     assert planned.returncode == 2 and "starts no training that can be planned" in planned.stderr
 
@@ -251,7 +251,7 @@ def test_a_scripts_own_exit_code_stays(tmp_path):
 )
 def test_what_no_interpreter_would_run_is_refused_before_it_begins(tmp_path, name, text, reason):
     done = launch(tmp_path, name, text)
-    assert done.returncode == 2 and f"paddock run={name}: {reason}" in done.stderr and "fix:" in done.stderr
+    assert done.returncode == 2 and f"paddock run {name}: {reason}" in done.stderr and "fix:" in done.stderr
     assert not (tmp_path / "ran").exists()
 
 

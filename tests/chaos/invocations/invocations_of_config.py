@@ -333,7 +333,7 @@ PATHS = [
          (empty_folder("d"),)),
     Case("folders for files", ("rm", "train", "data=d", "model=builtin:tiny"),
          ("data.train_files=d", EMPTY), (empty_folder("d"),)),
-    Case("folders for files", ("run", "/tmp"), ("paddock run=/tmp", "is a folder")),
+    Case("folders for files", ("run", "/tmp"), ("paddock run /tmp", "is a folder")),
     Case("folders for files", ("data", "from-jsonl", "/tmp"), ("FILE=/tmp", "is a folder")),
     Case("folders for files", ("train", f"{M}.path=f", GRPO), (f"{M}.path=f", "is a file, not a folder"),
          (text("f", "x"), )),
