@@ -23,6 +23,7 @@ from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.trainer import state as trainer_state
 from paddock.trainer.checkpoint import LATEST, MANIFEST, CheckpointStore, checkpoint_store, find_damage, resume_point
+from paddock.trainer.files import replacing
 from tests.forked import ForkedCall
 
 
@@ -398,8 +399,8 @@ def test_killed_at_random_moments_a_run_always_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["python", "torch"])
-def test_a_full_disk_is_a_user_error_and_leaves_the_store_as_it_was(tmp_path, how):
-    """A limit on file sizes stands in for the end of the disk: the same refusal in the middle of a write."""
+def test_a_disk_that_refuses_a_large_file_is_a_user_error_and_leaves_the_store_as_it_was(tmp_path, how):
+    """A limit on file sizes refuses in the middle of a write, as the end of the disk does."""
     store = CheckpointStore(tmp_path)
     with store.write(1) as folder:
         (folder / "small").write_text("fits")
@@ -419,7 +420,7 @@ def test_a_full_disk_is_a_user_error_and_leaves_the_store_as_it_was(tmp_path, ho
     process = ForkedCall(write_much)
     code, said = process.wait(), process.said()
     assert code == 0 and f"trainer.default_local_dir={tmp_path}: cannot be written" in said, said
-    assert "free space on its disk" in said and "or set trainer.default_local_dir" in said
+    assert "fix: ulimit -f unlimited, or set trainer.default_local_dir to another folder" in said
     assert sorted(os.listdir(tmp_path)) == ["global_step_1", LATEST]
     assert CheckpointStore(tmp_path).newest().step == 1
 
@@ -557,3 +558,14 @@ def test_a_key_that_an_older_version_did_not_have_is_no_change(caplog):
     del before["trainer.save_freq"]
     trainer_state.check_config(before, config("trainer.save_freq=9"))
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_with_its_free_space(tmp_path, number):
+    with (
+        pytest.raises(UserError, match="cannot be written") as error,
+        replacing(tmp_path / "file", "trainer.x") as file,
+    ):
+        file.write(b"half")
+        raise OSError(number, os.strerror(number))
+    assert "free space on its disk" in error.value.fix and os.listdir(tmp_path) == []
