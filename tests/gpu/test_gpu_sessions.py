@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 from sessions import PROMPTS, SAMPLED, close, converse, interrupted
+from stops import letter_tokenizer
 from tiny_models import FAMILIES, tiny_model
 
 from paddock.config.engine import OptimConfig
 from paddock.core.batch import Batch
 from paddock.engines.rollout.base import requests_of
 from paddock.engines.rollout.embedded import EmbeddedEngine
+from paddock.engines.rollout.hf import HFEngine
+from paddock.engines.rollout.stops import StopTables
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
@@ -36,6 +39,25 @@ def test_interrupted_responses_draw_what_they_would_have_drawn(exact):
     engine = engine_of("qwen2", dtype, exact, **SHAPE)
     rollout = EmbeddedEngine(engine.model, max_num_seqs=7, free_cache=False)
     assert interrupted(rollout, requests_of(PROMPTS, PLAIN), PLAIN, random.Random(1), atol) > 5
+
+
+@pytest.mark.parametrize("sampling", [
+    replace(PLAIN, stop=("ab<", "\n>a", "b\u00e9"), max_tokens=60),
+    replace(PLAIN, stop=("ab<",), min_tokens=20, max_tokens=60, stop_tokens=frozenset(range(0, 260, 9))),
+    replace(PLAIN, min_tokens=20, top_p=0.9, stop_tokens=frozenset(range(0, 260, 9))),
+], ids=["strings", "both", "minimum"])  # fmt: skip
+def test_stop_strings_and_a_minimum_end_the_same_responses_by_graphs(sampling):
+    """Steps run ahead of the host, which sees an end only after several."""
+    tables = StopTables(letter_tokenizer())
+    rollout = EmbeddedEngine(engine_of("qwen2").model, max_num_seqs=7, free_cache=False, stop_tables=tables)
+    wanted = HFEngine(tiny_model("qwen2").cuda(), stop_tables=tables).generate(PROMPTS, sampling)
+    for changed in (sampling, replace(sampling, stop=(), min_tokens=0), sampling):  # graphs of each
+        found = rollout.generate(PROMPTS, changed)
+    assert [(one.tokens, one.stopped) for one in found] == [(one.tokens, one.stopped) for one in wanted]
+    for ours, theirs in zip(found, wanted, strict=True):
+        close(ours.log_probs, theirs.log_probs, atol=2e-4)
+    assert any(one.stopped for one in found) and any(graphs.replays for graphs in rollout.graphs.values())
+    assert interrupted(rollout, requests_of(PROMPTS, sampling), sampling, random.Random(1), 2e-4) > 5
 
 
 @pytest.mark.parametrize("family", FAMILIES)

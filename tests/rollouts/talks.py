@@ -13,6 +13,7 @@ from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.engines.rollout.base import RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
+from paddock.engines.rollout.stops import StopTables
 from paddock.models.load import load_causal_lm, load_tokenizer
 from paddock.rollouts.conversation import Conversation
 from paddock.rollouts.environments import Environments, RowEnvironments
@@ -54,7 +55,7 @@ def talk(
 ) -> list[Episode]:  # fmt: skip
     """Returns the episodes of `count` rows, `samples` each."""
     environments = opened(environment, f"actor_rollout_ref.rollout.max_num_seqs={slots}", *settings)
-    own = ENGINES[engine](model(weights), max_num_seqs=slots)
+    own = ENGINES[engine](model(weights), max_num_seqs=slots, stop_tables=StopTables(tokenizer()))
     try:
         return environments.run(own, 7, rows(count, data), samples, sampling(length, **changes))
     finally:
