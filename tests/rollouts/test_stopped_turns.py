@@ -1,4 +1,4 @@
-"""A turn of a conversation ends at a stop string, and the environment's words follow as behind a turn that ended itself."""
+"""A turn of a conversation ends at a stop string; the environment's words follow as behind one that ended by itself."""
 
 from __future__ import annotations
 
