@@ -83,10 +83,12 @@ test-environments: ## environments of other packages, in a venv of its own
 	@.venv-environments/bin/pip install -q -c constraints.txt verifiers==0.4.0
 	.venv-environments/bin/python -m pytest tests/environments/test_verifiers.py tests/rollouts/test_adapted.py
 
-# A folder of its own on the path: TRL's other dependencies are those of the environment.
+# A folder of its own on the path: TRL's other dependencies are those of the environment. Its example scripts are in its
+# repository and not in its wheel: make test-trl PADDOCK_TRL_EXAMPLES=CHECKOUT/examples/scripts plays them, too.
 test-trl: $(VENV)/.dev ## comparison with TRL, by the real TRL
 	@$(BIN)/python -m pip install --quiet --upgrade --no-deps --target $(VENV)/trl trl==1.16.0 accelerate==1.15.0
-	PYTHONPATH=$(CURDIR)/$(VENV)/trl $(BIN)/python -m pytest tests/benchmarks/test_against_trl.py tests/rollouts/test_beside_trl.py -m "slow or not slow"
+	PYTHONPATH=$(CURDIR)/$(VENV)/trl $(BIN)/python -m pytest -rs tests/benchmarks/test_against_trl.py \
+	    tests/rollouts/test_beside_trl.py tests/rollouts/test_trl_examples.py -m "slow or not slow"
 
 # The wheel in a bare environment, from a folder that is not the checkout: WHEEL_PYTHONS="python3.11 python3.13".
 WHEEL_PYTHONS ?= $(PYTHON)
