@@ -33,6 +33,8 @@ STYLES = (RULE, MODEL)
 BOTH = "both"
 FEW = 16
 """Tables whose checks this process remembers."""
+LOOKED_AT = 1000
+"""Rows of each file that are compared with each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,10 @@ class PromptDataset:
     @classmethod
     def train(cls, config: DataConfig, tokenizer: Any, reader: ImageReader | None = None) -> PromptDataset:
         most, shuffle = config.train_max_samples, config.shuffle
-        return cls(config.train_files, tokenizer, config, key="data.train_files", most=most, shuffle=shuffle,
-                   reader=reader)  # fmt: skip
+        found = cls(config.train_files, tokenizer, config, key="data.train_files", most=most, shuffle=shuffle,
+                    reader=reader)  # fmt: skip
+        found._tell_of_equal_rows()
+        return found
 
     @classmethod
     def validation(cls, config: DataConfig, tokenizer: Any, reader: ImageReader | None = None) -> PromptDataset:
@@ -199,6 +203,16 @@ class PromptDataset:
             key=self.key,
             fix=f"name the right one: {setting}=..." if setting else 'add it: {"style": "rule", "ground_truth": "..."}',
         )
+
+    def _tell_of_equal_rows(self) -> None:
+        """Warns if most of the first rows are the same few: a file that was not made as it was meant to be."""
+        seen = list[str]()
+        for table in self.tables if not (self.config.custom_cls.path or self.shows_images) else ():
+            for row in table.rows(range(min(LOOKED_AT, table.count))):
+                seen.append(repr({**row, EXTRA: None}))  # it has a number of its own in many files
+        again = len(seen) - len(set(seen))
+        if 2 * again > len(seen):
+            log.warning("%s: %d of the first %d rows are equal to an earlier one", self.key, again, len(seen))
 
     def _choose(self, most: int, shuffle: bool) -> np.ndarray:
         if not 0 < most < self.total:

@@ -251,3 +251,21 @@ def test_an_unreachable_hub_is_an_error_with_a_way_out(monkeypatch):
     monkeypatch.setattr(hub, "load_from_hub", lambda *_: (_ for _ in ()).throw(ConnectionError("no route")))
     with pytest.raises(UserError, match=r"data\.train_files=org/name: is no file .* no route\n  fix: correct the path"):
         opened("org/name")
+
+
+@pytest.mark.parametrize("form", ["plain", "verl", "answers"])
+@pytest.mark.parametrize(("different", "said"), [(1, "49 of the first 50"), (20, "30 of the first 50"), (25, None)])
+def test_rows_to_train_on_that_are_mostly_equal_are_told_in_one_line(tmp_path, caplog, form, different, said):
+    rows = [{"prompt": f"{n % different}+1=", "answer": str(n % different + 1)} for n in range(50)]
+    if form == "verl":
+        truths = [{"style": "rule", "ground_truth": row["answer"]} for row in rows]
+        rows = [
+            {"prompt": row["prompt"], "data_source": "mine", "reward_model": truth, "extra_info": {"index": n}}
+            for n, (row, truth) in enumerate(zip(rows, truths, strict=True))
+        ]
+    config = DataConfig(train_files=str(save(tmp_path, "t.jsonl", rows)), val_files=str(tmp_path / "t.jsonl"))
+    kind = AnswerDataset if form == "answers" else PromptDataset
+    kind.train(config, byte_tokenizer())
+    kind.validation(config, byte_tokenizer())
+    told = [r.getMessage() for r in caplog.records if "equal to an earlier one" in r.getMessage()]
+    assert told == ([f"data.train_files: {said} rows are equal to an earlier one"] if said else [])
