@@ -6,7 +6,7 @@
 
 The policy writes the same short text in each turn, at most `TURNS` times. An environment runs if its rewards are finite
 numbers. It prints a line for each one that does not, with the reason, and a table. What the machine lacks is counted
-by itself: data of a hub, word lists, other packages, containers.
+by itself: data of a hub, word lists, other packages, a later Python, keys of an API, containers.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ LOCAL: dict[str, Any] = {
     "address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1", "logging_level": logging.WARNING,
     "_system_config": {"worker_niceness": 0},
 }  # fmt: skip
-"""`ray.init` arguments for one machine: loopback address only, nice value 0 (Ray lowers the priority by default)."""
+"""`ray.init` arguments for one machine: nice value 0 (Ray lowers the priority by default), and the loopback address for
+what Ray advertises. Its servers listen on all interfaces all the same: `warn_without_token` looks after that."""
 ANSWER = 30.0
 """Seconds in which a cluster that is to be joined must answer."""
 TICK = 5.0
@@ -382,12 +383,23 @@ def cluster(config: Config, wanted: Sequence[Pool]) -> Iterator[None]:
             fix="arguments of ray.init; RAY_ADDRESS must name a running cluster, or be unset",
         ) from error
     try:
+        if not joins:
+            warn_without_token()
         require_room(config, wanted)
         yield
         if config.ray_kwargs.timeline_json_file:
             ray.timeline(config.ray_kwargs.timeline_json_file)
     finally:
         ray.shutdown()
+
+
+def warn_without_token() -> None:
+    """Warns of a cluster of our own that runs code for whoever reaches its ports: Ray below 2.59 asks for no token."""
+    if "RAY_AUTH_MODE" not in os.environ:  # Ray 2.59 sets it where it makes a token
+        fix = (
+            "pip install 'ray[default]>=2.59', RAY_AUTH_MODE=token (from 2.52), or RAY_AUTH_MODE=disabled to accept it"
+        )
+        log.warning("Ray %s listens on all interfaces and asks for no token; %s", ray.__version__, fix)
 
 
 def require_answer(address: str) -> None:

@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -303,6 +305,25 @@ def test_a_worker_without_memory_is_said_as_in_one_process(kept, kept_processes,
 def test_more_workers_than_the_cluster_has_room_for_are_refused_at_once(tmp_path):
     with pytest.raises(UserError, match=r"trainer.n_gpus_per_node=4: the cluster has 1 node\(s\) with 2 CPU\(s\)"):
         runs.train(config_of(tmp_path, 4, "algorithm.adv_estimator=grpo"))
+
+
+def test_a_cluster_of_the_run_takes_no_calls_without_its_token():
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        pytest.skip(f"Ray {ray.__version__} makes no token by itself")
+    address = ray.get_runtime_context().gcs_address
+    bare = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    stranger = [sys.executable, "-c", f"import ray; ray.init({address!r})"]
+    ended = subprocess.run(stranger, env=bare | {"RAY_AUTH_MODE": "disabled"}, capture_output=True, text=True)
+    assert ended.returncode and "Authentication token is missing" in ended.stderr
+
+
+def test_a_cluster_without_a_token_is_told(monkeypatch, caplog):
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    cluster.warn_without_token()
+    assert not caplog.text
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    cluster.warn_without_token()
+    assert "asks for no token; pip install 'ray[default]>=2.59'" in caplog.text
 
 
 def test_a_cluster_that_does_not_answer_is_named_in_seconds(tmp_path, monkeypatch):
