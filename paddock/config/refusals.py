@@ -66,8 +66,8 @@ def not_built(config: Config) -> Iterator[UserError]:
     unsupported = [*NOT_FOR_COPIES] if kind.copies_weights else []
     if kind.copies_weights and not kind.splits_experts:
         unsupported.append(f"{_RO}.expert_parallel_size")
-    if not kind.stops_at_texts:
-        unsupported += [f"{_RO}.stop", f"{_RO}.min_tokens"]
+    unsupported += [] if kind.stop_strings else [f"{_RO}.stop"]
+    unsupported += [] if kind.min_tokens else [f"{_RO}.min_tokens"]
     reasons = {key: (f"is not built yet: {why}", fix) for key, (why, fix) in NOT_BUILT.items()}
     reasons |= {key: (f"is not built yet for {engine}", "leave it out") for key in unsupported}
     for key, (why, fix) in reasons.items():
@@ -238,18 +238,19 @@ def judge_runs_in_this_process(config: Config) -> None:
 
 def served_log_probs_are_those_of_the_temperature(config: Config) -> None:
     """An engine with a copy of the weights reports log-probs at one point of its sampler: training needs them after
-    temperature and before top-k, top-p and min-p."""
+    temperature and before top-k, top-p, min-p and min_tokens."""
     rollout = config.actor_rollout_ref.rollout
     kind = engine_kind(rollout.name)
     if not kind.copies_weights or rollout.temperature == 1.0:
         return
     filtered = rollout.do_sample and (rollout.top_k > 0 or rollout.top_p < 1.0 or rollout.min_p > 0.0)
-    if filtered and not kind.unfiltered_log_probs:
+    if (filtered or rollout.min_tokens) and not kind.unfiltered_log_probs:
         raise UserError(
-            f"beside top_k, top_p or min_p, {rollout.name} reports log-probs only of what these leave",
+            f"beside top_k, top_p, min_p or min_tokens, {rollout.name} reports log-probs only of what these leave",
             key=f"{_RO}.temperature",
             value=rollout.temperature,
-            fix=f"{_RO}.temperature=1.0; or {_RO}.top_k=-1 {_RO}.top_p=1.0 {_RO}.min_p=0; or {_RO}.name=embedded",
+            fix=f"{_RO}.temperature=1.0; or {_RO}.top_k=-1 {_RO}.top_p=1.0 {_RO}.min_p=0 {_RO}.min_tokens=0; "
+            f"or {_RO}.name=embedded",
         )
     if rollout.logprobs_mode == "raw_logprobs":
         raise UserError(

@@ -26,8 +26,10 @@ class RolloutEngineKind:
     """Can add adapters to the actor's own weights for a rollout. An engine that copies weights is sent merged ones."""
     priorities: bool = False
     """Can serve requests by priority."""
-    stops_at_texts: bool = False
-    """Can end a response with the token that completes a stop string, and keep it from ending before so many tokens."""
+    stop_strings: bool = False
+    """Can end a response with the token that completes a stop string."""
+    min_tokens: bool = False
+    """Can keep a response from ending before so many tokens, with log-probs of the whole distribution."""
     splits_experts: bool = False
     """Can place the experts of a layer on several devices; of interest only for an engine that copies weights."""
 
@@ -38,15 +40,18 @@ ENGINES: dict[str, RolloutEngineKind] = {
         sees_images=True,
         trainer_log_probs=True,
         merges_adapters=True,
-        stops_at_texts=True,
+        stop_strings=True,
+        min_tokens=True,
     ),
-    "hf": RolloutEngineKind("paddock.engines.rollout.hf", sees_images=True, stops_at_texts=True),
+    "hf": RolloutEngineKind("paddock.engines.rollout.hf", sees_images=True, stop_strings=True, min_tokens=True),
     "vllm": RolloutEngineKind(
         "paddock.engines.rollout.vllm",
         package="vllm",
         copies_weights=True,
         unfiltered_log_probs=False,
         priorities=True,
+        stop_strings=True,
+        min_tokens=True,
     ),
     "sglang": RolloutEngineKind(
         "paddock.engines.rollout.sglang", package="sglang", copies_weights=True, splits_experts=True

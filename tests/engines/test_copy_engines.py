@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 from copy_pairs import MODELS, PROMPTS, RECORDED, SAMPLED, Pair, worst_gap
+from stops import letter_tokenizer
 from tiny_models import EOS
 
+from paddock.config.rollout_engines import engine_kind
 from paddock.engines.rollout.base import Completion, Prompt, Request
 from paddock.engines.rollout.copies import buckets, row_seeds
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
+from paddock.engines.rollout.stops import StopTables
 from paddock.errors import UserError
 
 ENGINES = [
@@ -85,6 +88,25 @@ def test_a_stop_token_at_the_last_place_ends_the_response_all_the_same(pair):
     stops = frozenset({free[0].tokens[1]}) - {free[0].tokens[0]}
     found = pair.engine.generate(PROMPTS[:1], replace(SAMPLED, stop_tokens=stops, max_tokens=2))
     assert found[0].stopped == bool(stops) and found[0].tokens == free[0].tokens
+
+
+@pytest.mark.parametrize("minimum", [0, 4])
+def test_a_response_ends_with_the_token_that_completes_a_stop_string(pair, minimum, monkeypatch):
+    if minimum and not engine_kind(pair.engine.name).min_tokens:
+        pytest.skip("its log-probs would be those of what is left")
+    tables = StopTables(letter_tokenizer())
+    monkeypatch.setattr(pair.engine, "stop_tables", tables)
+    free = replace(SAMPLED, stop_tokens=frozenset({EOS, *range(200, 230)}), min_tokens=minimum, max_tokens=24)
+    stopped, ends = replace(free, stop=("ab<", "\n>", "b\u00e9")), 0
+    prompts = [Prompt(prompt.tokens, [9 * i + j for j in range(6)]) for i, prompt in enumerate(PROMPTS)]
+    for one, whole in zip(pair.engine.generate(prompts, stopped), pair.engine.generate(prompts, free), strict=True):
+        table = tables.of(stopped.stop, torch.device("cpu"))
+        _, end = table.read(whole.tokens, table.start, minimum)
+        assert one.tokens == whole.tokens[:end] and one.stopped == (end is not None or whole.stopped)
+        torch.testing.assert_close(torch.tensor(one.log_probs), torch.tensor(whole.log_probs[:end]), atol=1e-4, rtol=0)
+        assert not {*one.tokens[:minimum]} & free.stop_tokens and len(one.tokens) > minimum
+        ends += end is not None
+    assert ends > 2 and not pair.engine.waiting
 
 
 def test_a_prompt_may_ask_for_shorter_responses(pair):

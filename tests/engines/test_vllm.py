@@ -82,6 +82,7 @@ def test_ray_workers_have_an_engine_each_or_share_one_and_train_alike(tmp_path):
 def test_log_probs_are_asked_for_before_filters_or_refused():
     assert logprobs_mode(RolloutConfig(temperature=0.7)) == "processed_logprobs"
     assert logprobs_mode(RolloutConfig(top_p=0.9)) == "raw_logprobs"
+    assert logprobs_mode(RolloutConfig(min_tokens=2)) == "raw_logprobs"
     key = "actor_rollout_ref.rollout"
     for settings in ([f"{key}.top_k=5"], [f"{key}.logprobs_mode=raw_logprobs"]):
         config = load([f"{key}.name=vllm", f"{key}.temperature=0.7", *settings]).config

@@ -92,8 +92,7 @@ class HFEngine(RolloutEngine):
         numbers = uniforms(rows, steps, starts, sampling.max_tokens, sampling.seed)
         stops = frozenset() if sampling.ignore_eos else sampling.stop_tokens
         strings = self.stop_tables.of(sampling.stop, device)
-        before = [one.tokens[len(one.tokens) - one.written :] for one in requests] if strings else []
-        states = torch.tensor([strings.after(tokens) for tokens in before], device=device) if strings else None
+        states = torch.tensor([strings.begun(one) for one in requests], device=device) if strings else None
         minimum = torch.tensor([request.minimum(sampling) for request in requests], device=device)
         named = torch.tensor(sorted(stops), device=device) if stops and sampling.min_tokens else None
         ends = [request.limit for request in requests]

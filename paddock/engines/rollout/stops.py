@@ -7,7 +7,7 @@ the table; tokens that do the same share one. So a step is a lookup on the devic
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paddock.config.schema import Config
 from paddock.data.spelling import Spelling, spelling_of
+from paddock.engines.rollout.base import Request
 from paddock.errors import UserError
 from paddock.models.load import load_tokenizer
 
@@ -56,25 +57,25 @@ class StopTable:
         ended = moves < 0
         return torch.where(ended, ~moves, moves), ended
 
-    def after(self, tokens: Iterable[int]) -> int:
-        """Returns the state behind these tokens."""
-        state, last = self.start, len(self.numbers) - 1
-        for token in tokens:
-            move = self.rows[state][self.numbers[min(token, last)]]
-            state = move ^ (move >> 31)
-        return state
+    def after(self, tokens: Sequence[int]) -> int:
+        """Returns the state behind these tokens of a response, the first ones."""
+        return self.read(tokens, self.start, len(tokens))[0]
 
-    def end(self, tokens: Sequence[int], minimum: int = 0) -> int | None:
-        """Returns how many of a whole response's tokens there are up to the first behind `minimum` that completes a
-        string; None if none does."""
-        state, last = self.start, len(self.numbers) - 1
+    def begun(self, request: Request) -> int:
+        """Returns the state in which the responses to a request go on."""
+        return self.after(request.tokens[len(request.tokens) - request.written :])
+
+    def read(self, tokens: Sequence[int], state: int, minimum: int = 0) -> tuple[int, int | None]:
+        """Returns the state behind further tokens of a response, and how many of them there are up to the first behind
+        `minimum` that completes a string; None if none does."""
+        last = len(self.numbers) - 1
         for count, token in enumerate(tokens, 1):
             state = self.rows[state][self.numbers[min(token, last)]]
             if state < 0:
-                if count > minimum:
-                    return count
                 state = ~state
-        return None
+                if count > minimum:
+                    return state, count
+        return state, None
 
 
 class StopTables:

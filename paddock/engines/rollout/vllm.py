@@ -26,6 +26,7 @@ from paddock.config.topology import rolls_out_apart
 from paddock.core.device import compute_dtype, device_of
 from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling
 from paddock.engines.rollout.copies import load_in_buckets, require_no_images, row_seeds
+from paddock.engines.rollout.stops import StopTable, StopTables
 from paddock.errors import UserError
 from paddock.models.load import model_folder
 
@@ -119,6 +120,23 @@ class Sent:
     squares: Tensor
 
 
+@dataclasses.dataclass
+class Drawing:
+    """A response while it is drawn: its tokens so far, and where they are in the table of stop strings."""
+
+    key: int
+    row: int
+    minimum: int
+    state: int
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    log_probs: list[float] = dataclasses.field(default_factory=list)
+
+    def take(self, output: Any) -> None:
+        tokens = list(output.token_ids)
+        self.tokens += tokens
+        self.log_probs += [place[token].logprob for place, token in zip(output.logprobs, tokens, strict=True)]
+
+
 class VLLMEngine(RolloutEngine):
     """See `RolloutEngine`. Every response is a request of its own, with a seed from (seed, step, row, first position).
 
@@ -139,8 +157,12 @@ class VLLMEngine(RolloutEngine):
         staged_wake: bool = False,
         bucket_bytes: int = 2 << 30,
         adapter_rank: int = 0,
+        stop_tables: StopTables | None = None,
     ):
-        """`adapter_rank` above 0: it takes adapters of up to that rank beside the model's own weights."""
+        """`adapter_rank` above 0: it takes adapters of up to that rank beside the model's own weights. `stop_tables`:
+        they know the texts of tokens, for samplings with stop strings."""
+        self.stop_tables = stop_tables or StopTables()
+        self.strings: StopTable | None = None
         self.dtype, self.bucket_bytes, self.staged_wake = dtype, bucket_bytes, staged_wake
         self.takes_adapter = adapter_rank > 0
         self.adapter: Any = None
@@ -149,8 +171,8 @@ class VLLMEngine(RolloutEngine):
         self.sent: dict[str, Sent] = {}
         self.requests = 0
         self.sampling: Sampling | None = None
-        self.waiting: dict[str, tuple[int, int]] = {}
-        """Key and row of each request in flight, by its name in vLLM."""
+        self.waiting: dict[str, Drawing] = {}
+        """Responses in flight, by their requests' names in vLLM."""
         for name, value in (ENVIRONMENT | (ON_CPU if device == "cpu" else {})).items():
             os.environ.setdefault(name, value)
         own = {
@@ -179,26 +201,48 @@ class VLLMEngine(RolloutEngine):
         assert not self.stale, "the engine has no weights yet, or they were given up while it slept"
         assert self.sampling is None, "a session is open: pause it first"
         self.sampling = sampling
+        self.strings = self.stop_tables.of(sampling.stop, torch.device("cpu"))
 
     def submit(self, requests: Iterable[Request]) -> None:
         requests, sampling = list(requests), self.sampling
         assert sampling is not None, "no session is open: resume comes first"
         require_no_images(requests, self.name)
         for request in requests:
+            state = self.strings.begun(request) if self.strings else 0
             for key, row, seed in zip(request.keys, request.rows, row_seeds(request, sampling), strict=True):
                 self.requests += 1
                 name = f"paddock-{self.requests}"
-                asked = parameters(sampling, seed, request.limit)
+                asked = parameters(sampling, seed, request.limit, request.minimum(sampling))
                 self.core.add_request(name, {"prompt_token_ids": request.tokens}, asked, lora_request=self.adapter)
-                self.waiting[name] = key, row
+                self.waiting[name] = Drawing(key, row, request.minimum(sampling), state)
 
     def advance(self, seconds: float | None = None) -> list[Completion]:
         deadline = None if seconds is None else time.monotonic() + seconds
         while self.waiting:
-            ended = [answer for answer in self.core.step() if answer.finished]
-            if ended or (deadline is not None and time.monotonic() > deadline):
-                return [completion(*self.waiting.pop(answer.request_id), answer.outputs[0]) for answer in ended]
+            found = [one for answer in self.core.step() if (one := self.heard(answer))]
+            if found or (deadline is not None and time.monotonic() > deadline):
+                return found
         return []
+
+    def heard(self, answer: Any) -> Completion | None:
+        """Takes the tokens of an answer; returns the response if they end it, by a stop string before vLLM knows."""
+        one = self.waiting.get(answer.request_id)
+        if one is None:  # it was ended while the device drew on
+            return None
+        output, before = answer.outputs[0], len(one.tokens)
+        one.take(output)
+        end = None
+        if self.strings:
+            new, left = one.tokens[before:], max(0, one.minimum - before)
+            one.state, end = self.strings.read(new, one.state, left)
+        if end is None and not answer.finished:
+            return None
+        del self.waiting[answer.request_id]
+        if not answer.finished:
+            self.core.abort_request([answer.request_id])
+        whole = len(one.tokens) if end is None else before + end
+        stopped = end is not None or output.finish_reason == "stop"
+        return Completion(one.row, one.tokens[:whole], one.log_probs[:whole], stopped=stopped, key=one.key)
 
     def forget(self, keys: Iterable[int]) -> None:
         """Nothing to do: vLLM's prefix cache keeps what it has room for."""
@@ -353,7 +397,7 @@ def start(own: dict[str, Any], extra: dict[str, Any]) -> Any:
         ) from error
 
 
-def parameters(sampling: Sampling, seed: int | None, max_tokens: int) -> Any:
+def parameters(sampling: Sampling, seed: int | None, max_tokens: int, min_tokens: int = 0) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -368,14 +412,10 @@ def parameters(sampling: Sampling, seed: int | None, max_tokens: int) -> Any:
         ignore_eos=True,  # the model's own end is among the stop tokens, or is not meant to stop
         logprobs=0,
         detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        # It bars the model's own end too, which ends nothing if stop tokens are ignored.
+        min_tokens=0 if sampling.ignore_eos else min(min_tokens, max_tokens),
+        output_kind=RequestOutputKind.DELTA if sampling.stop else RequestOutputKind.FINAL_ONLY,
     )
-
-
-def completion(key: int, row: int, output: Any) -> Completion:
-    tokens = list(output.token_ids)
-    log_probs = [place[token].logprob for place, token in zip(output.logprobs, tokens, strict=True)]
-    return Completion(row, tokens, log_probs, stopped=output.finish_reason == "stop", key=key)
 
 
 def open_engine(config: Config, trainer: TrainEngine | None) -> VLLMEngine:
@@ -412,10 +452,11 @@ def open_engine(config: Config, trainer: TrainEngine | None) -> VLLMEngine:
         staged_wake=rollout.multi_stage_wake_up,
         bucket_bytes=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,
         adapter_rank=trainer.adapters.rank if trainer and trainer.adapters and not model.lora.merge else 0,
+        stop_tables=StopTables.of_config(config),
     )
 
 
 def logprobs_mode(rollout: RolloutConfig) -> str:
     """vLLM's raw ones are before temperature and filters, its processed ones after both. Ours are between."""
     filtered = rollout.do_sample and (rollout.top_k > 0 or rollout.top_p < 1.0 or rollout.min_p > 0.0)
-    return "raw_logprobs" if filtered else rollout.logprobs_mode
+    return "raw_logprobs" if filtered or rollout.min_tokens else rollout.logprobs_mode

@@ -241,8 +241,7 @@ class Sequences:
         """Notes what each response has of a stop string already, and how many tokens must precede its end."""
         told: list[tuple[int, int]] = []
         for request in requests:
-            before = request.tokens[len(request.tokens) - request.written :]
-            state = self.strings.after(before) if self.strings else 0
+            state = self.strings.begun(request) if self.strings else 0
             told += [(state, request.minimum(self.sampling))] * len(request.rows)
         columns = to_device(torch.tensor(told).t(), self.length.device)
         self.state[start : self.live], self.minimum[start : self.live] = columns
