@@ -374,7 +374,8 @@ class Worker:
         data, theirs = socket.socketpair()
         self.control, their_control = socket.socketpair()
         data.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SENDING, 0))
-        with theirs, their_control, open(prints, "ab") if prints else nullcontext() as output:
+        there = prints and prints.parent.is_dir()  # else the run itself says that its folder is gone
+        with theirs, their_control, open(prints, "ab") if prints and there else nullcontext() as output:
             descriptors = [theirs.fileno(), their_control.fileno()]
             command = [sys.executable, "-c", BOOT, *map(str, descriptors), str(room), json.dumps(sys.path)]
             self.supervisor = subprocess.Popen(

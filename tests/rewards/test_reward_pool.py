@@ -339,3 +339,11 @@ def test_closing_a_pool_at_work_drops_its_work(target):
     time.sleep(0.5)
     pool.close()
     assert all(future.cancelled() for future in futures) and pool.workers == []
+
+
+def test_a_file_of_prints_whose_folder_is_gone_keeps_nobody_from_scoring(target, tmp_path):
+    pool = Pool(size=1, timeout=60.0, prints=tmp_path / "moved/reward.log")
+    try:
+        assert run(pool, target, "plain 2") == [2.0] and not (tmp_path / "moved").exists()
+    finally:
+        pool.close()
