@@ -231,6 +231,8 @@ CHATGLM_KEYS = {
     "seq_length": "max_position_embeddings",
     "add_qkv_bias": "attention_bias",
 }
+LARGEST = {"layer": 10_000, "depth": 10_000, "heads": 100_000, "experts": 100_000, "_size": 10**9, "_dim": 10**9}
+"""Parts of the names of a config's sizes, and numbers far above those of any model."""
 # Gemma 3 as published leaves out of its text_config what equals these.
 GEMMA3_KEYS = {
     "num_attention_heads": 8,
@@ -461,7 +463,19 @@ def read_config(file: Path) -> Mapping[str, Any]:
         raise UserError(f"cannot be read as JSON: {error}", key=str(file), fix="download the model again") from error
     if not isinstance(values, dict):
         raise UserError("holds no JSON object", key=str(file), fix="download the model again")
+    require_sizes(values, f" in {file}")
     return values
+
+
+def require_sizes(values: Mapping[str, Any], place: str) -> None:
+    """Refuses sizes that no model has, before lists of so many layers are made; nested sections, too."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            require_sizes(value, f" of {key}{place}")
+        most = next((most for part, most in LARGEST.items() if part in key), None)
+        if most is not None and isinstance(value, int | float) and value > most:
+            fix = "download the model again, or mend the number"
+            raise UserError(f"no model has more than {most:,}", key=f"{key}{place}", value=value, fix=fix)
 
 
 def cached_config(path: str) -> Path | None:

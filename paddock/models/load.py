@@ -27,6 +27,7 @@ from transformers.utils import logging
 from paddock.config.paths import BUILTIN, missing_folder, names_in
 from paddock.core.registry import suggest
 from paddock.errors import UserError
+from paddock.facts.models import read_config, require_sizes
 from paddock.models.attention import NAME as PADDOCK_ATTENTION
 from paddock.models.files import PICKLED, check_json, check_weights
 
@@ -105,9 +106,11 @@ def load_config(
     """The model's own config with the user's changes, and without dropout: sampling has none, nor may training."""
     folder = model_folder(path, key)
     check_json(folder, ("config.json",), path, key)
+    read_config(folder / "config.json")
     with reading("config.json", path, key):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     place = f"{key.rpartition('.')[0]}.override_config"
+    require_sizes(override_config or {}, f" in {place}")
     for name, value in (override_config or {}).items():
         if not hasattr(config, name):
             raise UserError(
