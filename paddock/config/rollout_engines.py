@@ -54,7 +54,11 @@ ENGINES: dict[str, RolloutEngineKind] = {
         min_tokens=True,
     ),
     "sglang": RolloutEngineKind(
-        "paddock.engines.rollout.sglang", package="sglang", copies_weights=True, splits_experts=True
+        "paddock.engines.rollout.sglang",
+        package="sglang",
+        copies_weights=True,
+        splits_experts=True,
+        stop_strings=True,
     ),
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT
+from stops import letter_tokenizer
 from tiny_models import EOS, save_tiny, tiny_model
 
 from paddock.config.roles import RolloutConfig
@@ -77,7 +78,8 @@ def open_vllm(path: str, device: str, arguments: dict[str, Any]) -> Any:
 def open_sglang(path: str, device: str, arguments: dict[str, Any]) -> Any:
     from paddock.engines.rollout.sglang import SGLangEngine
 
-    staged = arguments.pop("staged_wake", False)
+    staged, letters = arguments.pop("staged_wake", False), f"{path}-letters"
+    letter_tokenizer().save_pretrained(letters)
     arguments = {
         "load_format": "dummy",
         "context_length": 64,
@@ -90,7 +92,13 @@ def open_sglang(path: str, device: str, arguments: dict[str, Any]) -> Any:
     with pytest.MonkeyPatch.context() as patch:  # tests of how it starts and ends start it really
         patch.setattr(served.subprocess, "Popen", ForkedModule)
         return SGLangEngine(
-            path, dtype=torch.float32, device=device, arguments=arguments, staged_wake=staged, bucket_bytes=BUCKET
+            path,
+            dtype=torch.float32,
+            device=device,
+            arguments=arguments,
+            staged_wake=staged,
+            bucket_bytes=BUCKET,
+            tokenizer=letters,
         )
 
 

@@ -17,19 +17,25 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from conftest import ROOT
 from copy_pairs import PROMPTS, RECORDED, SAMPLED, Pair, require_right_log_probs, train, worst_gap
 from tiny_models import save_tiny
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from paddock.config.load import load
+from paddock.config.refusals import refused
 from paddock.engines.rollout import sglang
-from paddock.engines.rollout.base import Prompt
+from paddock.engines.rollout.base import Prompt, Request
 from paddock.engines.rollout.served import Server
-from paddock.engines.rollout.sglang import parameters
+from paddock.engines.rollout.sglang import SGLangEngine, parameters
 from paddock.engines.rollout.sglang import start as start_server
+from paddock.engines.rollout.stops import StopTables
 from paddock.errors import UserError
 
 ARGUMENTS = {"load_format": "dummy", "tp_size": 1, "pp_size": 1, "max_running_requests": 4}
@@ -159,6 +165,38 @@ def test_seeds_fit_the_narrowest_type_that_a_version_keeps_them_in():
     assert "sampling_seed" not in parameters(SAMPLED, None, 5)
     assert parameters(replace(SAMPLED, top_k=0), 1, 5)["top_k"] == -1
     assert parameters(replace(SAMPLED, ignore_eos=True), 1, 5)["stop_token_ids"] == []
+
+
+def test_a_string_that_only_its_last_tokens_have_ends_no_response():
+    """SGLang decodes them alone; a SentencePiece tokenizer, say, writes a response's first token without its space."""
+    names = ["<pad>", "<eos>", *"abc"]
+    backend = Tokenizer(models.BPE(vocab={name: at for at, name in enumerate(names)}, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    tables = StopTables(PreTrainedTokenizerFast(tokenizer_object=backend))
+    sampling, asked = replace(SAMPLED, stop=("ab",)), []
+    answers = [([2, 4], "ab"), ([2], "ab"), ([3, 4, 4], None)]
+
+    def post(path: str, body: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+        asked.append((body["input_ids"], body["sampling_params"]["max_new_tokens"]))
+        tokens, matched = answers[len(asked) - 1]
+        reason = {"type": "length"} if matched is None else {"type": "stop", "matched": matched}
+        return {"meta_info": {"finish_reason": reason, "output_token_logprobs": [[-0.5, token] for token in tokens]}}
+
+    engine: Any = object.__new__(SGLangEngine)
+    engine.server, engine.strings = SimpleNamespace(post=post), tables.of(sampling.stop, torch.device("cpu"))
+    found = engine.respond(Request([5, 5], [7, 8], [3, 4], 0, 6), 8, 4, sampling, 1)
+    assert asked == [([5, 5], 6), ([5, 5, 2, 4], 4), ([5, 5, 2, 4, 2], 3)]
+    assert (found.tokens, found.stopped, found.key, found.row) == ([2, 4, 2, 3], True, 8, 4)
+    assert found.log_probs == [-0.5] * 4
+
+
+def test_the_server_has_a_tokenizer_if_there_are_stop_strings_and_bars_no_tokens(monkeypatch):
+    assert opened(monkeypatch)["tokenizer"] is None
+    model = "actor_rollout_ref.model.path=builtin:tiny"
+    found = opened(monkeypatch, model, "actor_rollout_ref.rollout.stop=['2']")
+    assert (Path(found["tokenizer"]) / "tokenizer.json").exists() and found["stop_tables"].made
+    config = load(["actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.rollout.min_tokens=2"]).config
+    assert "actor_rollout_ref.rollout.min_tokens" in [error.key for error in refused(config)]
 
 
 def opened(monkeypatch: Any, *settings: str) -> dict[str, Any]:

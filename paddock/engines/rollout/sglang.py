@@ -16,6 +16,7 @@ import os
 import pickle
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +29,10 @@ from paddock.config.schema import Config
 from paddock.config.topology import rolls_out_apart
 from paddock.core.device import compute_dtype, device_of, shares_memory, visible_devices, visible_devices_variable
 from paddock.core.processes import from_everyone, subgroups
-from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling
+from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling, joined
 from paddock.engines.rollout.copies import load_in_buckets, require_no_images, row_seeds
 from paddock.engines.rollout.served import Server, arguments_of_this_server
+from paddock.engines.rollout.stops import StopTable, StopTables, tokenizer_path
 from paddock.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,7 +55,8 @@ class SGLangEngine(RolloutEngine):
 
     SGLang draws by the seed with `enable_deterministic_inference` alone. It also ends a response at the model's own end
     tokens, where `Sampling` does not name them. Log-probs are those after temperature and before filters, which is what
-    `Completion` asks for.
+    `Completion` asks for. SGLang looks for stop strings in its last tokens, as many as a string has when it is encoded:
+    one that is spelt in more tokens it may miss, so every response is cut by the table of tokens.
     """
 
     name = "sglang"
@@ -69,7 +72,13 @@ class SGLangEngine(RolloutEngine):
         free_cache: bool = True,
         staged_wake: bool = False,
         bucket_bytes: int = 2 << 30,
+        stop_tables: StopTables | None = None,
+        tokenizer: str | None = None,
     ):
+        """`stop_tables`: they know the texts of tokens, for samplings with stop strings; `tokenizer` is then the folder
+        of the tokenizer by which the server looks for them."""
+        self.stop_tables = stop_tables or StopTables()
+        self.strings: StopTable | None = None
         self.dtype, self.bucket_bytes, self.staged_wake = dtype, bucket_bytes, staged_wake
         self.frees = free_cache and device != "cpu"  # a CPU's release frees nothing
         self.asleep, self.stale = False, True
@@ -82,9 +91,9 @@ class SGLangEngine(RolloutEngine):
             "model_path": model,
             "dtype": str(dtype).removeprefix("torch."),
             "device": device,
-            "skip_tokenizer_init": True,
+            "skip_tokenizer_init": tokenizer is None,
             "enable_memory_saver": self.frees,
-        }
+        } | ({} if tokenizer is None else {"tokenizer_path": tokenizer})
         asked: dict[str, Any] = own | arguments | (extra or {})
         refuse_ours(extra or {})
         self.at_once = int(asked["max_running_requests"])
@@ -105,6 +114,7 @@ class SGLangEngine(RolloutEngine):
         assert not self.stale, "the engine has no weights yet, or they were given up while it slept"
         assert self.sampling is None, "a session is open: pause it first"
         self.sampling = sampling
+        self.strings = self.stop_tables.of(sampling.stop, torch.device("cpu"))
 
     def submit(self, requests: Iterable[Request]) -> None:
         requests = list(requests)
@@ -156,7 +166,20 @@ class SGLangEngine(RolloutEngine):
             "logprob_start_len": -1,  # none of the prompt's
             "stream": False,
         }
-        return completion(key, row, self.open.post("/generate", body, timeout=None), sampling)
+        answer = self.open.post("/generate", body, timeout=None)
+        found = completion(key, row, answer, sampling)
+        if self.strings is None:
+            return found
+        _, end = self.strings.read(found.tokens, self.strings.begun(request))
+        if end is not None:
+            return replace(found, tokens=found.tokens[:end], log_probs=found.log_probs[:end], stopped=True)
+        if answer["meta_info"]["finish_reason"].get("matched") not in sampling.stop:
+            return found
+        # SGLang decodes the last tokens alone: it may see a string that the whole response has not.
+        if len(found.tokens) == request.limit:
+            return replace(found, stopped=False)
+        rest = replace(request, keys=[key], rows=[row]).after(found)
+        return joined(found, self.respond(rest, key, row, sampling, *row_seeds(rest, sampling)))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Loads new weights under Hugging Face names; nothing computed with the old ones is kept."""
@@ -304,6 +327,8 @@ def parameters(sampling: Sampling, seed: int | None, max_tokens: int) -> dict[st
         "spaces_between_special_tokens": False,
         "no_stop_trim": True,
     }
+    if sampling.stop:
+        found["stop"] = list(sampling.stop)
     return found | ({} if seed is None else {"sampling_seed": seed >> (63 - SEED_BITS)})
 
 
@@ -371,4 +396,6 @@ def open_engine(config: Config, trainer: TrainEngine | None) -> SGLangEngine:
         free_cache=rollout.free_cache_engine and not rolls_out_apart(config),
         staged_wake=rollout.multi_stage_wake_up,
         bucket_bytes=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,
+        stop_tables=StopTables.of_config(config),
+        tokenizer=str(model_folder(tokenizer_path(config))) if rollout.stop else None,
     )

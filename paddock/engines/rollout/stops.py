@@ -93,9 +93,7 @@ class StopTables:
         strings = tuple(config.actor_rollout_ref.rollout.stop)
         if not strings:
             return cls()
-        model = config.actor_rollout_ref.model
-        path = config.data.tokenizer or model.tokenizer_path or model.path or ""
-        tables = cls(load_tokenizer(path, config.data.trust_remote_code))
+        tables = cls(load_tokenizer(tokenizer_path(config), config.data.trust_remote_code))
         tables.make(strings)
         return tables
 
@@ -112,6 +110,12 @@ class StopTables:
         if (strings, device) not in self.found:
             self.found[strings, device] = StopTable(*self.make(strings), device)
         return self.found[strings, device]
+
+
+def tokenizer_path(config: Config) -> str:
+    """Returns where the policy's tokenizer is."""
+    model = config.actor_rollout_ref.model
+    return config.data.tokenizer or model.tokenizer_path or model.path or ""
 
 
 def table_of(spelling: Spelling, strings: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int]:

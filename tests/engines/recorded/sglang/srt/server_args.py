@@ -9,6 +9,7 @@ from dataclasses import dataclass
 class ServerArgs:
     model_path: str
     skip_tokenizer_init: bool = False
+    tokenizer_path: str | None = None
     load_format: str = "auto"
     trust_remote_code: bool = False
     context_length: int | None = None

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from sglang.srt.server_args import ServerArgs
 
@@ -35,6 +35,7 @@ class GenerateReqInput:
 @dataclass
 class SamplingParams:
     max_new_tokens: int = 128
+    stop: list[str] | None = None
     stop_token_ids: list[int] | None = None
     temperature: float = 1.0
     top_p: float = 1.0
@@ -105,6 +106,9 @@ class State:
             self.model = AutoModelForCausalLM.from_pretrained(args.model_path, config=config, dtype=dtype)
         self.model.eval()
         self.ends = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id or ())
+        self.tokenizer = None
+        if not args.skip_tokenizer_init:
+            self.tokenizer = AutoTokenizer.from_pretrained(args.tokenizer_path or args.model_path)
         self.gone: set[str] = set()
         self.running = 0
         self.aborting = False
@@ -161,6 +165,17 @@ class State:
                 return tokens, log_probs, {"type": "length", "length": params.max_new_tokens}
             if not params.ignore_eos and token in {*(params.stop_token_ids or ()), *self.ends}:
                 return tokens, log_probs, {"type": "stop", "matched": token}
+            if (string := self.matched(tokens, params.stop or [])) is not None:
+                return tokens, log_probs, {"type": "stop", "matched": string}
+
+    def matched(self, tokens: list[int], strings: list[str]) -> str | None:
+        """Looks at the last tokens alone, one more than the longest string has when it is encoded."""
+        if not strings:
+            return None
+        assert self.tokenizer is not None, "stop strings need a tokenizer: skip_tokenizer_init is set"
+        most = max(len(self.tokenizer.encode(string, add_special_tokens=False)) for string in strings)
+        tail = self.tokenizer.decode(tokens[-most - 1 :])
+        return next((string for string in strings if string in tail), None)
 
     def draw(self, probs: torch.Tensor, params: SamplingParams, position: int) -> int:
         """Seeds count in deterministic inference alone."""
