@@ -88,7 +88,7 @@ test-environments: ## environments of other packages, in a venv of its own
 test-trl: $(VENV)/.dev ## comparison with TRL, by the real TRL
 	@$(BIN)/python -m pip install --quiet --upgrade --no-deps --target $(VENV)/trl trl==1.16.0 accelerate==1.15.0
 	PYTHONPATH=$(CURDIR)/$(VENV)/trl $(BIN)/python -m pytest -rs tests/benchmarks/test_against_trl.py \
-	    tests/rollouts/test_beside_trl.py tests/rollouts/test_trl_examples.py -m "slow or not slow"
+	    tests/rollouts/test_beside_trl.py tests/rollouts/test_trl_examples.py tests/docs/test_from_trl.py -m "slow or not slow"
 
 # The wheel in a bare environment, from a folder that is not the checkout: WHEEL_PYTHONS="python3.11 python3.13".
 WHEEL_PYTHONS ?= $(PYTHON)

@@ -12,7 +12,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from paddock.config import forks, legacy, own_data, recipes, resolve, rollout_correction, rules, tree
+from paddock.config import forks, legacy, own_data, recipes, resolve, rollout_correction, rules, tree, trl
 from paddock.config.loggers import LOGGERS
 from paddock.config.memory import budgets
 from paddock.config.overrides import LINE, PROGRAM, Setting, parse
@@ -152,6 +152,9 @@ def _unknown(key: str, setting: Setting) -> UserError:
         return UserError(
             "is a section, not a key", key=key, value=setting.value, fix=f"set a key in it: {inside[0]}=..."
         )
+    if theirs := trl.key_of(key):
+        fix = f"TRL's {key.rpartition('.')[2]} is {theirs} here; docs/en/from_trl.md says which values it takes"
+        return UserError(NO_SUCH_KEY, key=key, value=setting.value, fix=fix)
     nearest = tree.meant(key, frozenset(k for k in legacy.LEGACY if "*" not in k))
     fix = f"did you mean {' or '.join(nearest)}?" if nearest else "`paddock plan` lists the keys in use"
     reason = NO_SUCH_KEY if setting.origin in (LINE, PROGRAM) else f"{NO_SUCH_KEY} (in {setting.origin})"

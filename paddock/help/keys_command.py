@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections import Counter
 
-from paddock.config import legacy, tree
+from paddock.config import legacy, tree, trl
 from paddock.config.refusals import NOT_BUILT
 from paddock.errors import UserError
 from paddock.help.entry import Entry, commands_reading, entries, followers, set_elsewhere
@@ -61,11 +61,15 @@ def answer(words: list[str]) -> str:
     exact = [(name, rule)] if (rule := legacy.rule_for(name)) and name else []
     found, every = search(words)
     foreign = exact or search_foreign(words)
-    if not found and not foreign:
+    theirs = trl.key_of(name) if name else None
+    if not found and not foreign and not theirs:
         near = tree.meant(name) if name else []
         fix = f"did you mean {' or '.join(near)}?" if near else "fewer or other words; `paddock keys` lists sections"
         raise UserError("no key has this name or meaning", key="paddock keys", value=" ".join(words), fix=fix)
     parts = listing(found, every, words) if found and not exact else []
+    if theirs:
+        said = f"{name} of TRL is {theirs} here; docs/en/from_trl.md says which values it takes."
+        parts[:0] = [said, whole(entries()[theirs])]
     if foreign:
         parts.append("\n".join(["Keys of other systems:", *(becomes(key, rule) for key, rule in foreign[:MOST])]))
     return "\n\n".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
-from paddock.config import tree
+from paddock.config import tree, trl
 from paddock.config.overrides import PROGRAM
 from paddock.core.registry import suggest
 from paddock.errors import UserError
@@ -79,12 +79,17 @@ KEYS: dict[str, str] = {
 """Keyword -> key. `batch` is prompts of a step; `n` responses to each of them."""
 
 
+ARGUMENTS = {"model": f"{_M}.path", "data": "data.train_files", "validation": "data.val_files",
+             "reward": "custom_reward_function.path", "environment": "environment"}  # fmt: skip
+"""Arguments of `Run` that are no keywords of this table -> the key that each sets."""
+
+
 def settings_of(keywords: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns keys and values; a key of `config` may be dotted, or a section with a mapping."""
     for name in keywords:
         if name not in KEYS:
             fix = f"{suggest(name, sorted(KEYS))}; any key of a config goes through config={{'a.b': value}}"
-            raise UserError("is no keyword", key=PROGRAM, value=name, fix=fix)
+            raise UserError("is no keyword", key=PROGRAM, value=name, fix=of_trl(name) or fix)
     found = {KEYS[name]: value for name, value in keywords.items() if value is not None}
     for key, value in dotted(config):
         if key in found:
@@ -95,6 +100,16 @@ def settings_of(keywords: Mapping[str, Any], config: Mapping[str, Any]) -> dict[
             raise UserError(f"is set {by}", key=key, value=value, fix="set it once")
         found[key] = value
     return found
+
+
+def of_trl(name: str) -> str | None:
+    """Returns what says how an argument of TRL's is given here, None for a name that TRL does not have."""
+    key = trl.key_of(name)
+    if key is None:
+        return None
+    here = next((word for word, own in {**ARGUMENTS, **KEYS}.items() if own == key), None)
+    how = f"{here}=" if here else f"config={{'{key}': value}}"
+    return f"TRL's {name} is {how} here; docs/en/from_trl.md says which values it takes"
 
 
 def dotted(config: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
