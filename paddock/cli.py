@@ -40,7 +40,7 @@ paddock trains language models with reinforcement learning.
 
 `paddock COMMAND --help` has the keys of a command and examples.
 Overrides are Hydra's: a.b=c, +a.b=c, ++a.b=c, ~a.b, lists [a,b], --config-path DIR --config-name NAME.
-Without a model, data or hardware, everything runs on a small embedded default:
+Without a model or data, everything runs on a small embedded default:
   paddock plan algorithm.adv_estimator=grpo
 """
 

@@ -46,13 +46,15 @@ def load(
     here: bool = True,
     gpu: str | None = None,
     trains: bool = True,
+    chooses: bool = False,
 ) -> Loaded:
     """Everything a run is made of, checked. Raises UserError for what the user can mend; imports no torch.
 
     `values`: keys and their values from a Python program, which win over the arguments. `here`: False if files that
     the config names may be on another machine, as those of a planned script. `gpu`: the name of the device to plan
     for, as `facts.machine` has it; it stands for this machine's. `trains`: False if weights are only read, so that
-    nothing is to be decided or checked for updates.
+    nothing is to be decided or checked for updates. `chooses`: True for a run of Paddock's own, whose model and data
+    decide what is left unset; a launch script written for verl counts on verl's defaults once it names something.
     """
     machine = machine or this_machine()
     if gpu is not None:
@@ -62,19 +64,16 @@ def load(
     if errors:
         raise together(errors)
     warnings = [*line.warnings, *warnings]
-    defaults, following = _schema()
-    tree_of_keys = pickle.loads(defaults)
-    origins: dict[str, str] = {}
     chosen = {setting.key: setting.value for setting in settings}
-    own = own_data.choices(chosen, machine) if own_data.applies(chosen) else []
-    for source, values in _layers(line.base, chosen, own):
-        for key, value in values.items():
-            _assign(tree_of_keys, Setting(key, value, source), origins)
-    for setting in settings:
-        _assign(tree_of_keys, setting, origins)
-    _follow(tree_of_keys, following, origins)
-    config = _to_object(tree_of_keys)
-    _expand_paths(config)
+    applies = own_data.applies(chosen, machine if chooses else None)
+    own = own_data.choices(chosen, machine) if applies else []
+    embedded = recipes.is_embedded(chosen, chooses)
+    config, origins = _built(_layers(line.base, chosen, own, embedded), settings)
+    if own and config.trainer.resume_mode != "disable":
+        again = own_data.as_the_run_has_them(own, config.trainer.default_local_dir, chosen)
+        if again != own:
+            own = again
+            config, origins = _built(_layers(line.base, chosen, own, embedded), settings)
     origins |= {choice.key: f"{own_data.ORIGIN}: {choice.why}" for choice in own}
     warnings = [*(str(choice) for choice in own if choice.said), *warnings]
     rules.check_limits(config)
@@ -82,6 +81,19 @@ def load(
     warnings += [str(choice) for choice in budgets.decide(config, origins, machine, gpu, trains)]
     warnings += [*rules.check(config, origins, here, trains), *forks.differences(config, origins)]
     return Loaded(config, origins, warnings)
+
+
+def _built(layers: list[tuple[str, dict[str, Any]]], settings: list[Setting]) -> tuple[Config, dict[str, str]]:
+    """Returns the config of these layers and settings, the strongest last, and where each value came from."""
+    defaults, following = _schema()
+    tree_of_keys = pickle.loads(defaults)
+    origins: dict[str, str] = {}
+    for setting in [*(Setting(key, v, source) for source, values in layers for key, v in values.items()), *settings]:
+        _assign(tree_of_keys, setting, origins)
+    _follow(tree_of_keys, following, origins)
+    config = _to_object(tree_of_keys)
+    _expand_paths(config)
+    return config, origins
 
 
 def given(values: Mapping[str, Any]) -> list[Setting]:
@@ -162,7 +174,7 @@ def _unknown(key: str, setting: Setting) -> UserError:
 
 
 def _layers(
-    base: dict[str, Any], chosen: dict[str, Any], own: Sequence[own_data.Choice]
+    base: dict[str, Any], chosen: dict[str, Any], own: Sequence[own_data.Choice], embedded: bool
 ) -> list[tuple[str, dict[str, Any]]]:
     """Returns the settings between the schema's defaults and the user's, weakest first; `own` are choices for data."""
     ours = {choice.key: choice.value for choice in own}
@@ -170,10 +182,11 @@ def _layers(
     estimator = str(chosen.get("algorithm.adv_estimator", default))
     _import_declaring(chosen, estimator)
     layers = [(f"recipe {estimator}", _recipe(estimator).values), ("--config-name", base)]
-    deciding = set(recipes.EMBEDDED_UNLESS_SET) - ({recipes.DEVICES} if chosen.get(recipes.DEVICE) == "cpu" else set())
-    if not any(chosen.get(key) is not None for key in deciding):
-        embedded = recipes.embedded(chosen.get("environment"))
-        layers.append(("embedded default", recipes.left_to_user(embedded, chosen)))
+    if embedded:
+        values = recipes.embedded(chosen.get("environment"))
+        if chosen.get(own_data.FILES) not in (None, values[own_data.FILES]):
+            values = {key: value for key, value in values.items() if key != "data.val_files"}
+        layers.append(("embedded default", recipes.left_to_user(values, chosen)))
     elif own:
         layers.append((own_data.ORIGIN, ours))
     else:

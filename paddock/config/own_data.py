@@ -5,8 +5,10 @@ Every choice is a line for people, with the key that changes it; a key that the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from paddock.config import recipes
@@ -14,7 +16,7 @@ from paddock.config.paths import expand, files_of
 from paddock.errors import UserError
 from paddock.facts.files import SAMPLED, Sample, hub_name, is_here, sample
 from paddock.facts.machine import GIB, Machine
-from paddock.facts.models import BUILTIN, LocalModel, ModelShape, local_models, shape_of
+from paddock.facts.models import BUILTIN, ModelShape, local_models, shape_of
 
 _M, _RO = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 MODEL, FILES = f"{_M}.path", "data.train_files"
@@ -44,17 +46,35 @@ class Choice:
         return f"{CHOSEN}{self.key}={value} ({self.why})"
 
 
-def applies(chosen: Mapping[str, Any]) -> bool:
-    """True if data that can be read here is named, and neither a model nor an accelerator."""
+def applies(chosen: Mapping[str, Any], machine: Machine | None = None) -> bool:
+    """True if data that can be read here is named, and neither a model nor an accelerator.
+
+    `machine`: given for a run of Paddock's own, which may also name the built-in model, or one that the only device of
+    this machine holds.
+    """
     paths = [expand(path) for path in files_of(chosen.get(FILES))]
-    if not paths or chosen.get(MODEL) is not None or chosen.get("data.custom_cls.path") is not None:
+    if not paths or chosen.get("data.custom_cls.path") is not None:
         return False
+    model = chosen.get(MODEL)
+    if model is not None and not (machine and _is_held(str(model), machine, chosen.get(recipes.DEVICE) == "cpu")):
+        return False
+    readable = not any(path.startswith(BUILTIN) for path in paths) and all(is_here(p) or hub_name(p) for p in paths)
+    if model is not None and str(model).startswith(BUILTIN):
+        return readable
     on_cpu = chosen.get(recipes.DEVICE) == "cpu"
     if chosen.get(recipes.DEVICE) is not None and not on_cpu:
         return False
     if any(chosen.get(key) is not None for key in HARDWARE) and not on_cpu:
         return False
-    return not any(path.startswith(BUILTIN) for path in paths) and all(is_here(p) or hub_name(p) for p in paths)
+    return readable
+
+
+def _is_held(model: str, machine: Machine, on_cpu: bool) -> bool:
+    """True for the built-in model, and for one of a known size that the only device of this machine can train."""
+    if model.startswith(BUILTIN):
+        return True
+    shape = shape_of(expand(model))
+    return shape is not None and machine.devices <= 1 and _fits(shape, machine, "cpu" if on_cpu else machine.device)
 
 
 def choices(chosen: Mapping[str, Any], machine: Machine) -> list[Choice]:
@@ -65,8 +85,9 @@ def choices(chosen: Mapping[str, Any], machine: Machine) -> list[Choice]:
     if rows.count is not None and isinstance(most, int) and 0 < most < rows.count:
         rows = replace(rows, count=most)
     device = machine.device if machine.devices and chosen.get(recipes.DEVICE) != "cpu" else "cpu"
-    model, shape, why = _model(machine, device)
-    tiny = model == TINY
+    named = chosen.get(MODEL)
+    model, shape, why = _model(machine, device) if named is None else (named, shape_of(expand(str(named))), "named")
+    tiny = str(model).startswith(BUILTIN)
     here = f"{machine.devices} of this kind here" if machine.devices else "this machine has no accelerator"
     found = [
         Choice(recipes.DEVICE, device, here),
@@ -77,15 +98,38 @@ def choices(chosen: Mapping[str, Any], machine: Machine) -> list[Choice]:
         *_batch(rows, tiny, device),
         *_details(tiny, device),
     ]
-    passes = chosen.get(recipes.EPOCHS) is not None  # the user's, and steps follow from them
-    return [
-        choice for choice in found if chosen.get(choice.key) is None and not (passes and choice.key == recipes.STEPS)
-    ]
+    settled = {key for key, value in chosen.items() if value is not None}
+    if recipes.EPOCHS in settled:  # the user's, and steps follow from them
+        settled.add(recipes.STEPS)
+    if chosen.get("environment") or chosen.get(f"{_RO}.multi_turn.enable"):  # these write prompts, too
+        settled.add("data.max_prompt_length")
+    return [choice for choice in found if choice.key not in settled]
+
+
+def as_the_run_has_them(own: list[Choice], folder: str, chosen: Mapping[str, Any]) -> list[Choice]:
+    """Returns the choices of the run that goes on in this folder, which new ones would differ from if rows, or a model
+    on this disk, have come since; `own` if none does."""
+    there = Path(folder)
+    try:
+        start = json.loads((there / "run.json").read_bytes())["starts"][-1]
+        settings, origins = dict(start["settings"]), dict(start["origins"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return own
+    if not (there / "latest_checkpointed_iteration.txt").is_file():
+        return own
+    set_now = {key for key, value in chosen.items() if value is not None}
+    set_now |= {recipes.STEPS} if recipes.EPOCHS in set_now else set()
+    free = [key for key, origin in origins.items() if str(origin).startswith(ORIGIN) and key not in set_now]
+    held = {key: settings[key] for key in free if key in settings}
+    new = {choice.key: choice for choice in own}
+    moved = [key for key, value in held.items() if key not in new or new[key].value != value]
+    as_it_has = [Choice(key, held[key], "as this run has it", new[key].said if key in new else False) for key in moved]
+    return [*(choice for choice in own if choice.key not in moved), *as_it_has]
 
 
 def _model(machine: Machine, device: str) -> tuple[str, ModelShape | None, str]:
     """The largest model on this disk that can be trained here, those that can chat first; else the built-in one."""
-    fitting = [model for model in local_models() if _fits(model, machine, device)]
+    fitting = [model for model in local_models() if _fits(model.shape, machine, device)]
     if fitting:
         best = max(fitting, key=lambda model: (model.chats, model.shape.parameters))
         return best.path, best.shape, f"the largest on this disk that fits, {best.shape.parameters / 1e6:,.0f} million"
@@ -93,9 +137,9 @@ def _model(machine: Machine, device: str) -> tuple[str, ModelShape | None, str]:
     return TINY, shape_of(TINY), f"{why}. `{GET}` brings one, and the same command then takes it"
 
 
-def _fits(model: LocalModel, machine: Machine, device: str) -> bool:
+def _fits(shape: ModelShape, machine: Machine, device: str) -> bool:
     """Weights, gradients and AdamW's moments in fp32 take 16 bytes a parameter; a third of memory is left."""
-    size = model.shape.parameters
+    size = shape.parameters
     if device == "cpu":
         return size <= LARGEST_ON_CPU and size * 16 < machine.memory * 2 / 3
     return size * 16 < (machine.device_memory or 16 * GIB) * 2 / 3

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paddock.config.paths import files_of
+from paddock.facts.models import BUILTIN
+
 _N = "actor_rollout_ref.rollout.n"
 
 
@@ -61,9 +64,9 @@ CONFIG_NAMES: dict[str, dict[str, Any]] = {
     "ppo_megatron_trainer": {"actor_rollout_ref.actor.strategy": "megatron"},
 }
 
-# A run that names neither a model, nor data, nor hardware is the embedded default: it works on any machine, offline.
 DEVICE, DEVICES = "trainer.device", "trainer.n_gpus_per_node"
-EMBEDDED_UNLESS_SET = ("actor_rollout_ref.model.path", "data.train_files", DEVICES)  # processes on a CPU are no GPUs
+_MODEL, _FILES = "actor_rollout_ref.model.path", "data.train_files"
+EMBEDDED_UNLESS_SET = (_MODEL, _FILES, DEVICES)  # processes on a CPU are no GPUs
 EMBEDDED: dict[str, Any] = {
     "actor_rollout_ref.model.path": "builtin:tiny",
     "data.train_files": "builtin:addition/train",
@@ -110,6 +113,17 @@ EMBEDDED_IN: dict[str, dict[str, Any]] = {
 def embedded(environment: Any) -> dict[str, Any]:
     """Returns the embedded default of a run in this environment."""
     return EMBEDDED | EMBEDDED_IN.get(str(environment), EPISODES if environment else {})
+
+
+def is_embedded(chosen: Mapping[str, Any], chooses: bool) -> bool:
+    """True for the embedded default, which works on any machine, offline: a run whose model and data are built in,
+    named or not, on whatever devices. A launch script written for verl (not `chooses`) is one if it names neither
+    these nor hardware."""
+    if not chooses:
+        deciding = {*EMBEDDED_UNLESS_SET} - ({DEVICES} if chosen.get(DEVICE) == "cpu" else set())
+        return not any(chosen.get(key) is not None for key in deciding)
+    named = [path for key in (_MODEL, _FILES) for path in files_of(chosen.get(key))]
+    return all(str(path).startswith(BUILTIN) for path in named)
 
 
 STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"

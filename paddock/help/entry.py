@@ -139,9 +139,11 @@ def set_elsewhere(key: str) -> list[str]:
     by_value.pop(entries()[key].default, None)
     notes = [f"{value} with algorithm.adv_estimator={' or '.join(names)}" for value, names in by_value.items()]
     if key in recipes.EMBEDDED:
-        notes.append(f"{text_of(recipes.EMBEDDED[key])} in the embedded default (no model, data or hardware is named)")
+        notes.append(
+            f"{text_of(recipes.EMBEDDED[key])} in the embedded default (no model and no data but built-in ones)"
+        )
     if key in recipes.GUIDE:
-        notes.append(f"{recipes.GUIDE[key]} if it is unset, and a model, data or hardware is named")
+        notes.append(f"{recipes.GUIDE[key]} if it is unset, and a model or data of your own is named")
     if key in recipes.ON_NPU:
         notes.append(f"{text_of(recipes.ON_NPU[key])} with trainer.device=npu")
     for name, command in COMMANDS.items():

@@ -108,11 +108,11 @@ class Run:
     def load(self, values: Mapping[str, Any], gpu: str | None = None) -> Loaded:
         """Returns the config as the command of this algorithm loads it. `gpu`: the device to plan for."""
         if self.algorithm not in (SFT, REWARD_MODEL):
-            return load(values=values, gpu=gpu)
+            return load(values=values, gpu=gpu, chooses=True)
         from paddock.trainer.commands import RM as RM_COMMAND
         from paddock.trainer.commands import SFT as SFT_COMMAND
 
-        return (SFT_COMMAND if self.algorithm == SFT else RM_COMMAND).load(values=values, gpu=gpu)
+        return (SFT_COMMAND if self.algorithm == SFT else RM_COMMAND).load(values=values, gpu=gpu, chooses=True)
 
     @property
     def config(self) -> Config:
@@ -154,7 +154,13 @@ class Run:
         >>> run.train().finished
         True
         """
-        return self.open().training.fit()
+        outcome = self.open().training.fit()
+        if outcome.finished and outcome.trained == 0:
+            log.warning(
+                "nothing was trained: %s holds all %d steps. To train on: Run(..., folder=%r, steps=%d)",
+                *(self.folder, outcome.total, str(self.folder), 2 * outcome.total),
+            )
+        return outcome
 
     def __iter__(self) -> Iterator[Step]:
         """Trains step by step: yields each with its number, metrics, batch and samples.

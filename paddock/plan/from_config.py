@@ -102,7 +102,7 @@ def advice_facts(config: Config, batch: BatchPlan, work: Job | None, merged: Job
         kl_coef=algorithm.kl_ctrl.kl_coef,
         use_kl_loss=actor.use_kl_loss,
         kl_loss_coef=actor.kl_loss_coef,
-        test_freq=trainer.test_freq,
+        test_freq=trainer.test_freq if config.data.val_files else -1,
         steps_per_epoch=batch.steps_per_epoch,
         total_steps=batch.total_steps,
         train_batch_size=config.data.train_batch_size,

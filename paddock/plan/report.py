@@ -13,10 +13,10 @@ from paddock.plan.arithmetic import roles
 from paddock.plan.plan import Plan, algorithm, known_gpu, make
 
 
-def run(arguments: list[str], strict: bool = True) -> int:
-    """The command: its own flags may stand anywhere among the overrides."""
+def run(arguments: list[str], strict: bool = True, chooses: bool = True) -> int:
+    """The command: its own flags may stand anywhere among the overrides. `chooses`: see `load`."""
     flags, overrides = _flags(arguments)
-    plan = make(load(overrides, here=strict, gpu=flags["gpu"]), flags["gpu"], flags["rows"], strict)
+    plan = make(load(overrides, here=strict, gpu=flags["gpu"], chooses=chooses), flags["gpu"], flags["rows"], strict)
     if flags["json"]:
         print(json.dumps(as_json(plan), indent=2))
     else:

@@ -11,6 +11,7 @@ from paddock.config import own_data, recipes
 from paddock.config.load import Loaded, load
 from paddock.config.overrides import parse
 from paddock.config.rules import set_by_user
+from paddock.facts.machine import this_machine
 
 _A, _M, _RO = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 MACHINE = ("trainer.device", "trainer.n_gpus_per_node", "trainer.nnodes", "trainer.seed")
@@ -30,7 +31,7 @@ class Command:
     """Shorter or foreign names; one that ends in a dot stands for a section."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     real: Mapping[str, Any] = field(default_factory=dict)
-    """Further defaults where a model, data or hardware is named."""
+    """Further defaults of a run that is not the embedded default."""
     embedded: Mapping[str, Any] = field(default_factory=dict)
     """Defaults in which the embedded default differs from training's."""
     origin: str | None = None
@@ -45,17 +46,18 @@ class Command:
         values: Mapping[str, Any] | None = None,
         here: bool = True,
         gpu: str | None = None,
+        chooses: bool = False,
     ) -> Loaded:
         """A config as `train` would load it, under this command's names and defaults. The user's settings win.
 
         `values`: keys and their values from a Python program. `here`: False if files may be on another machine. `gpu`:
-        the device to plan for.
+        the device to plan for. `chooses`: see `paddock.config.load.load`.
         """
         overrides = [self.translate(argument) for argument in arguments]
         given = {setting.key: setting.value for setting in parse(overrides).settings} | dict(values or {})
-        defaults = recipes.left_to_user({**self.situation(given), **self.defaults}, given)
+        defaults = recipes.left_to_user({**self.situation(given, chooses), **self.defaults}, given)
         own = [f"{key}={text(value)}" for key, value in defaults.items() if key not in given]
-        loaded = load([*own, *overrides], values=values, here=here, gpu=gpu, trains=self.trains)
+        loaded = load([*own, *overrides], values=values, here=here, gpu=gpu, trains=self.trains, chooses=chooses)
         unset = defaults.keys() - given.keys()
         loaded.origins |= dict.fromkeys(unset, self.origin or f"paddock {self.name}")
         loaded.warnings = [warning for warning in loaded.warnings if warning.split()[0] not in unset]
@@ -65,10 +67,10 @@ class Command:
         loaded.warnings += self.unread(loaded)
         return loaded
 
-    def situation(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        if own_data.applies(given):
+    def situation(self, given: Mapping[str, Any], chooses: bool) -> Mapping[str, Any]:
+        if own_data.applies(given, this_machine() if chooses else None):
             return {}
-        if any(given.get(key) is not None for key in recipes.EMBEDDED_UNLESS_SET):
+        if not recipes.is_embedded(given, chooses):
             return self.real
         return {**recipes.embedded(given.get("environment")), **self.embedded} if self.embedded else {}
 

@@ -1,4 +1,4 @@
-"""python -m paddock.trainer.main_ppo key=value ...: the door that launch scripts use, the same as `paddock train`."""
+"""python -m paddock.trainer.main_ppo key=value ...: `paddock train` for launch scripts, with verl's defaults."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from paddock.door import PLAN_ONLY, guarded, helpful, start_log
 def run(arguments: list[str], wide: bool = False) -> int:
     """Refuses what can be refused before torch is imported; then trains.
 
-    `wide`: in a file or a pipe each step is also one long line with every metric, as readers of launch scripts' logs
-    expect (the logger `steps`).
+    `wide`: a launch script written for verl has started it, and counts on verl's defaults. In a file or a pipe each
+    step is also one long line with every metric, as readers of such logs expect (the logger `steps`).
     """
     from paddock.config.load import load
     from paddock.plan import report
     from paddock.preflight import check, choose_threads, require_prompts
 
     if os.environ.get(PLAN_ONLY):
-        return report.run(arguments, strict=False)  # a script's data may be on another machine
-    loaded = load(arguments)
+        return report.run(arguments, strict=False, chooses=not wide)  # a script's data may be on another machine
+    loaded = load(arguments, chooses=not wide)
     check(loaded.config)
     require_prompts(loaded.config)
     choose_threads(loaded.config)

@@ -12,7 +12,7 @@ def run(arguments: list[str]) -> int:
     from paddock.preflight import check, choose_threads
     from paddock.trainer.commands import RM
 
-    loaded = RM.load(arguments)
+    loaded = RM.load(arguments, chooses=True)
     check(loaded.config)
     choose_threads(loaded.config)
     start_log(loaded.warnings)

@@ -13,7 +13,7 @@ from paddock.door import guarded, helpful, start_log
 def run(arguments: list[str]) -> int:
     from paddock.trainer.commands import SFT
 
-    return train(SFT.load(arguments))
+    return train(SFT.load(arguments, chooses=True))
 
 
 def train(loaded: Loaded) -> int:

@@ -106,11 +106,17 @@ def check_config(saved: Mapping[str, Any], config: Config) -> None:
                 f"the checkpoint was written with {old}: {reason}",
                 key=key,
                 value=new,
-                fix=f"{key}={old}; for a new run: trainer.resume_mode=disable and another trainer.experiment_name",
+                fix=f"{key}={old}; for a new run: trainer.resume_mode=disable and another {name_of_folder(config)}",
             )
     if changed:
         changes = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items())
         log.warning("the run goes on with settings that differ from the checkpoint's: %s", changes)
+
+
+def name_of_folder(config: Config) -> str:
+    """Returns the key that gives a run another folder: that of the folder itself, if it was set."""
+    named = config.trainer.experiment_name in Path(config.trainer.default_local_dir).parts
+    return "trainer.experiment_name" if named else "trainer.default_local_dir (folder= of a Run)"
 
 
 def moved(key: str, old: Any, new: Any) -> bool:

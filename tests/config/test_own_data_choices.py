@@ -161,3 +161,70 @@ def test_passes_that_the_user_asks_for_decide_how_long_a_run_is(tmp_path):
         assert config.trainer.total_training_steps is None and config.trainer.total_epochs == 2
         assert SFT.load(arguments).config.trainer.total_training_steps is None
     assert load([epochs, "trainer.total_training_steps=7"]).config.trainer.total_training_steps == 7
+
+
+CHOICES = ("data.train_batch_size", "data.max_response_length", "actor_rollout_ref.rollout.n", LR,
+           "algorithm.adv_estimator", "trainer.total_training_steps", "actor_rollout_ref.rollout.dtype")  # fmt: skip
+
+
+def test_a_run_of_paddocks_own_that_names_the_built_in_model_gets_what_one_without_a_model_gets(tmp_path):
+    unnamed = load([rows(tmp_path)], LAPTOP)
+    named = load([rows(tmp_path), f"{MODEL}=builtin:tiny"], LAPTOP, chooses=True)
+    assert [value(named, key) for key in CHOICES] == [value(unnamed, key) for key in CHOICES]
+    embedded, asked = load([], LAPTOP), load([f"{MODEL}=builtin:tiny"], LAPTOP, chooses=True)
+    assert asked.as_dict() == embedded.as_dict()
+
+
+@pytest.mark.parametrize("machine", [LAPTOP, EIGHT_GPUS])
+def test_devices_are_no_reason_for_another_model_or_data(tmp_path, machine):
+    loaded = load(["trainer.n_gpus_per_node=2"], machine, chooses=True)
+    assert (value(loaded, MODEL), value(loaded, LR)) == ("builtin:tiny", 5e-4)
+    assert value(loaded, "data.train_files") == "builtin:addition/train"
+    assert value(loaded, "trainer.n_gpus_per_node") == 2
+    of_verl = load(["trainer.n_gpus_per_node=8"], machine)
+    assert value(of_verl, MODEL) == "Qwen/Qwen2-7B-Instruct"
+
+
+def test_a_named_model_that_the_one_device_holds_gets_choices_and_a_larger_one_the_guides(tmp_path):
+    small, giant = model(tmp_path / "small"), model(tmp_path / "giant", 32768)
+    loaded = load([rows(tmp_path), f"{MODEL}={small}", "data.max_response_length=99"], LAPTOP, chooses=True)
+    found = [value(loaded, key) for key in CHOICES]
+    assert found == [16, 99, 8, 1e-5, "grpo", 30, "float32"] and value(loaded, MODEL) == small
+    assert value(load([rows(tmp_path), f"{MODEL}={giant}"], LAPTOP, chooses=True), "data.train_batch_size") == 1024
+    assert value(load([rows(tmp_path), f"{MODEL}={small}"], EIGHT_GPUS, chooses=True), "data.train_batch_size") == 1024
+
+
+def test_a_small_model_with_verls_learning_rate_is_told_what_is_usual(tmp_path):
+    told = "actor_rollout_ref.actor.optim.lr=1e-06 is verl's default, for large models; for 0.56 million parameters"
+    of_verl = [rows(tmp_path), f"{MODEL}=builtin:tiny", "data.train_batch_size=32"]
+    assert any(line.startswith(told) for line in load(of_verl, LAPTOP).warnings)
+    assert not any("is usual" in line for line in load([*of_verl, f"{LR}=1e-6"], LAPTOP).warnings)
+    assert not any("is usual" in line for line in load(of_verl, LAPTOP, trains=False).warnings)
+    assert not any("is usual" in line for line in load(of_verl, LAPTOP, chooses=True).warnings)
+
+
+def test_a_run_that_goes_on_has_its_own_choices_though_a_model_and_fewer_rows_have_come_since(tmp_path):
+    folder = tmp_path / "run"
+    line = [rows(tmp_path), f"trainer.default_local_dir={folder}"]
+    first = load(line, LAPTOP)
+    folder.mkdir()
+    start = {"after_step": 0, "settings": {key: value(first, key) for key in tree.leaves()}, "origins": first.origins}
+    (folder / "run.json").write_text(json.dumps({"starts": [start]}))
+    model(tmp_path / "cache" / "paddock" / "models" / "small")
+    rows(tmp_path, count=8)
+    fresh = load(line, LAPTOP)
+    assert value(fresh, MODEL).endswith("small"), "there is no checkpoint: the run begins anew"
+    (folder / "latest_checkpointed_iteration.txt").write_text("10")
+    again = load(line, LAPTOP)
+    assert again.as_dict() == first.as_dict()
+    assert f"chosen: {MODEL}=builtin:tiny (as this run has it)" in again.warnings
+    longer = load([*line, "trainer.total_training_steps=300", "data.train_batch_size=4"], LAPTOP)
+    assert (value(longer, "trainer.total_training_steps"), value(longer, "data.train_batch_size")) == (300, 4)
+    anew = load([*line, "trainer.resume_mode=disable"], LAPTOP)
+    assert value(anew, MODEL).endswith("small")
+
+
+def test_the_length_of_prompts_that_an_environment_or_tools_write_is_not_chosen_by_the_rows(tmp_path):
+    for setting in ("environment=builtin:guess", "actor_rollout_ref.rollout.multi_turn.enable=True"):
+        loaded = load([rows(tmp_path), setting], LAPTOP)
+        assert value(loaded, "data.max_prompt_length") == 512 and value(loaded, "data.max_response_length") == 8

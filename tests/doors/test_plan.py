@@ -117,7 +117,7 @@ def test_the_example_script_plans_what_the_guide_says(tmp_path):
         (["train", "data.train_bath_size=3"], "did you mean data.train_batch_size?"),
         (["train", "data.train_batch_size=three"], "data.train_batch_size=three: must be int"),
         (
-            ["train", "trainer.n_gpus_per_node=8", "algorithm.adv_estimator=rloo", "data.train_batch_size=10"],
+            ["train", "trainer.n_gpus_per_node=8", "actor_rollout_ref.rollout.n=5", "data.train_batch_size=10"],
             "use a multiple of 8",
         ),
         (["train", "data.train_files=/nowhere/train.parquet", "trainer.device=cpu"], "\n  fix: check the path\n"),

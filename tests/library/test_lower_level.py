@@ -77,7 +77,7 @@ def test_a_demonstration_keeps_the_log_probs_of_its_writer(tmp_path, mini_batch,
 
 
 def test_a_finished_run_that_was_closed_opens_again_at_its_last_step_and_the_same_lines_begin_anew(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, caplog
 ):
     monkeypatch.chdir(tmp_path)
 
@@ -88,6 +88,9 @@ def test_a_finished_run_that_was_closed_opens_again_at_its_last_step_and_the_sam
     run = made()
     assert run.train().finished
     folder = run.folder
+    assert run.train().trained == 0
+    told = f"nothing was trained: {folder} holds all 1 steps. To train on: Run(..., folder={str(folder)!r}, steps=2)"
+    assert told in caplog.text
     run.close()
     assert run.save() == paddock.Checkpoint(1, folder / "global_step_1") and run.folder == folder
     run.close()

@@ -180,6 +180,16 @@ def test_a_validation_frequency_is_not_taken_for_epochs_that_the_run_does_not_ha
     assert about("test_freq", test_freq=10, steps_per_epoch=58, total_steps=100) == []
 
 
+def test_a_validation_frequency_is_left_alone_where_nothing_is_validated() -> None:
+    line = [
+        "data.train_files=gsm8k/train.parquet",
+        "trainer.total_training_steps=3",
+        "trainer.n_gpus_per_node=8",
+    ]
+    asked = {files: make(load([*line, f"data.val_files={files}"])).advice for files in ("gsm8k/test.parquet", "[]")}
+    assert [any(one.key == "trainer.test_freq" for one in advice) for advice in asked.values()] == [True, False]
+
+
 def test_a_validation_frequency_beyond_the_run_is_told() -> None:
     assert only("test_freq", test_freq=106).suggestion == "trainer.test_freq=7"
     assert about("test_freq", test_freq=5, steps_per_epoch=None, total_steps=None) == []

@@ -54,6 +54,7 @@ from paddock.config.rules.run import (
 )
 from paddock.config.rules.unread import (
     set_by_user,
+    small_models_learn_slowly,
     warnings,
 )
 from paddock.config.schema import Config
@@ -117,4 +118,5 @@ def check(config: Config, origins: dict[str, str], here: bool = True, trains: bo
         for error in absent:
             raise error
     told = [f"{error.key}: {error.value} is not on this machine" for error in absent]
-    return [*told, *warnings(config, origins), *served_teachers(config)]
+    slow = small_models_learn_slowly(config, origins) if trains else ()
+    return [*told, *warnings(config, origins), *slow, *served_teachers(config)]

@@ -17,6 +17,7 @@ from paddock.config.topology import (
     rolls_out_beside,
     trains_adapters,
 )
+from paddock.facts.models import shape_of
 
 _A = "actor_rollout_ref.actor"
 _M = "actor_rollout_ref.model"
@@ -31,6 +32,8 @@ COPIES_ONLY = (
 """Keys of the rollout, or sections, that only an engine with a copy of the weights reads."""
 SWITCHED = {"algorithm.kl_ctrl.kl_coef": "algorithm.use_kl_in_reward", f"{_A}.kl_loss_coef": f"{_A}.use_kl_loss"}
 """Weights of terms, and the switch without which a term is not there."""
+SMALL, FOR_LARGE = 20_000_000, 1e-5
+"""Parameters below which a model learns next to nothing at rates of large ones, and the largest of these."""
 OF_REWARDS = (f"{_A}.use_kl_loss", f"{_A}.entropy_coeff", f"{_A}.policy_loss.loss_mode", "algorithm.use_kl_in_reward")
 """Keys of the policy loss, which only a run that learns from rewards has."""
 
@@ -55,6 +58,15 @@ def done_otherwise(config: Config) -> Iterator[str]:
                 f"{role}.checkpoint.save_contents=[{','.join(saved)}]: a checkpoint also holds "
                 f"{', '.join(missing)}, so that a run can go on from it; transformers loads its weights as they are"
             )
+
+
+def small_models_learn_slowly(config: Config, origins: dict[str, str]) -> Iterator[str]:
+    """Tells of a learning rate for large models that nobody chose for a small one."""
+    key, shape = f"{_A}.optim.lr", shape_of(config.actor_rollout_ref.model.path or "")
+    rate = config.actor_rollout_ref.actor.optim.lr
+    if shape and shape.parameters < SMALL and rate <= FOR_LARGE and not set_by_user(origins.get(key, "")):
+        size = f"{shape.parameters / 1e6:.2g} million parameters"
+        yield f"{key}={rate:g} is verl's default, for large models; for {size} {key}=5e-4 is usual"
 
 
 def without_effect(config: Config, origins: dict[str, str]) -> Iterator[str]:
