@@ -6,6 +6,7 @@ import atexit
 import hashlib
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -104,6 +105,8 @@ class Run:
             values[FOLDER] = str(Path(RUNS) / f"{algorithm}-{identity(values, texts)}")
         self.values, self.loaded = values, self.load(values)
         self.session: Session | None = None
+        self.thread, self.fitting = 0, False
+        """The thread that opened the session, and whether `train` runs."""
 
     def load(self, values: Mapping[str, Any], gpu: str | None = None) -> Loaded:
         """Returns the config as the command of this algorithm loads it. `gpu`: the device to plan for."""
@@ -154,7 +157,12 @@ class Run:
         >>> run.train().finished
         True
         """
-        outcome = self.open().training.fit()
+        training = self.open().training
+        self.fitting = True
+        try:
+            outcome = training.fit()
+        finally:
+            self.fitting = False
         if outcome.finished and outcome.trained == 0:
             log.warning(
                 "nothing was trained: %s holds all %d steps. To train on: Run(..., folder=%r, steps=%d)",
@@ -290,6 +298,7 @@ class Run:
             self.own_folder = False  # opened again, the run stays where it is
         for warning in self.loaded.warnings:
             log.warning(warning)
+        self.take_over()
         check(self.config)
         from paddock.library.session import Session
         from paddock.trainer.launch import Launch
@@ -297,10 +306,19 @@ class Run:
 
         kind = self.kind()
         self.session = Session(self.config, kind, Launch(kind.command, self.loaded.origins), Listeners(*self.listeners))
+        self.thread = threading.get_ident()
         OPEN.add(self)
         atexit.unregister(close_all)
         atexit.register(close_all)  # behind what this run has imported, so before that is torn down
         return self.session
+
+    def take_over(self) -> None:
+        """Closes another open run of this thread in the same folder, unless it trains: the same cell ran again."""
+        for run in list(OPEN):
+            here = run.session is not None and run.folder.resolve() == self.folder.resolve()
+            if here and not run.fitting and run.thread == threading.get_ident():
+                log.warning("closed the earlier run in %s, which was idle: this one goes on in its folder", run.folder)
+                run.close()
 
     def kind(self) -> Any:
         """Returns how this algorithm's trainer is made."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,12 +27,17 @@ MIN_WIDTH = 120  # long keys stay on one line, also in a file
 
 
 class PrintedPlan(Plan):
-    """A plan that `print` shows as `render` does, without colours."""
+    """A plan that `print`, a prompt of Python and a notebook show as `render` does, without colours."""
 
     def __str__(self) -> str:
         file = io.StringIO()
-        render(self, Console(file=file, highlight=False, width=MIN_WIDTH))
+        render(self, Console(file=file, highlight=False, width=MIN_WIDTH, force_jupyter=False))
         return file.getvalue()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def render(plan: Plan, console: Console | None = None) -> None:

@@ -59,7 +59,11 @@ class Outcome:
     """The newest one; None if the run saved none."""
 
 
-@dataclass(frozen=True)
+SHOWN = {"reward": "critic/score/mean", "length": "response_length/mean", "loss": "train/loss"}
+"""What a step shows of itself, by the names of metrics."""
+
+
+@dataclass(frozen=True, repr=False)
 class Step:
     """Holds a finished training step: what iteration over a `Run` yields, and what `on_step` receives.
 
@@ -77,6 +81,10 @@ class Step:
     batch: Batch
     """All columns of the step's rows: tokens, log-probs, scores, advantages."""
     read: Callable[[Batch], list[Sample]] = field(repr=False)
+
+    def __repr__(self) -> str:
+        shown = [f"{word} {self.metrics[name]:.3g}" for word, name in SHOWN.items() if name in self.metrics]
+        return f"Step({', '.join([str(self.number), *shown])})"
 
     @cached_property
     def samples(self) -> list[Sample]:

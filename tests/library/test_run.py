@@ -309,3 +309,43 @@ def test_memory_comes_back_when_a_run_is_closed(tmp_path):
     while model() is not None and time.monotonic() < deadline:
         gc.collect()
     assert model() is None
+
+
+def test_the_same_cell_again_goes_on_in_the_folder_of_the_run_that_it_left_open(tmp_path, caplog):
+    left = rows_and_reward(tmp_path, steps=3, save_every=1)
+    steps = iter(left)
+    assert next(steps).number == 1
+    with rows_and_reward(tmp_path, steps=3, save_every=1) as again:
+        assert [step.number for step in again] == [2, 3]
+    assert left.session is None and f"closed the earlier run in {tmp_path}, which was idle" in caplog.text
+
+
+def test_a_run_that_trains_keeps_its_folder_from_another_one(tmp_path):
+    refused: list[str] = []
+
+    def second(step: Any) -> None:
+        with pytest.raises(UserError, match="another run is writing here") as caught:
+            rows_and_reward(tmp_path).open()
+        refused.append(caught.value.reason)
+
+    with rows_and_reward(tmp_path, on_step=second) as first:
+        first.train()
+    assert len(refused) == 2
+
+    idle = rows_and_reward(tmp_path, steps=3)
+    next(iter(idle))
+    elsewhere = threading.Thread(target=second, args=(None,))
+    elsewhere.start()
+    elsewhere.join()
+    idle.close()
+    assert len(refused) == 3
+
+
+def test_a_step_and_a_plan_show_themselves_in_short(tmp_path):
+    with rows_and_reward(tmp_path) as run:
+        step = next(iter(run))
+        plan = run.plan()
+    reward, length = (f"{step.metrics[name]:.3g}" for name in ("critic/score/mean", "response_length/mean"))
+    assert repr(step) == f"Step(1, reward {reward}, length {length})"
+    assert repr(plan) == str(plan) and "Config(" not in repr(plan)
+    assert plan._repr_html_().startswith("<pre>") and "&lt;" not in str(plan)
