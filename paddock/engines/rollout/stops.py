@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from paddock.models.load import load_tokenizer
 
 KEY = "actor_rollout_ref.rollout.stop"
 MOST_BYTES = 512
+OTHER = b"\xff"
+"""A byte that no text has."""
 CONTINUATIONS = (
     (0x80, 0xBF, -1),
     (0x80, 0xBF, 0),
@@ -126,6 +129,7 @@ def table_of(spelling: Spelling, strings: Sequence[str]) -> tuple[np.ndarray, np
         reason = f"has {size} bytes together, more than {MOST_BYTES}"
         raise UserError(reason, key=KEY, value=list(strings), fix="fewer or shorter strings: the end of each is enough")
     steps, ends = automaton(patterns)
+    spelling, kinds = distinct(spelling, patterns)
     pieces = [*(piece or b"" for piece in spelling.pieces), b""]
     moves, root = walked(steps, ends, pieces), 0
     if spelling.fallback:
@@ -140,7 +144,28 @@ def table_of(spelling: Spelling, strings: Sequence[str]) -> tuple[np.ndarray, np
     columns = np.ascontiguousarray(moves.T)
     _, index, classes = np.unique(columns.view(f"V{columns.itemsize * columns.shape[1]}")[:, 0], return_index=True,
                                   return_inverse=True)  # fmt: skip
-    return np.ascontiguousarray(columns[index].T), classes.astype(np.int64), root
+    return np.ascontiguousarray(columns[index].T), classes[kinds].astype(np.int64), root
+
+
+def distinct(spelling: Spelling, patterns: Sequence[bytes]) -> tuple[Spelling, np.ndarray]:
+    """Returns a spelling of few tokens, and the one that stands for each of the vocabulary, and for further ids: those
+    that differ in bytes which are in no pattern do the same."""
+    others = bytes(byte if any(byte in pattern for pattern in patterns) else OTHER[0] for byte in range(256))
+
+    @cache
+    def shortened(piece: bytes | None) -> bytes | None:
+        """Leaves out what stands between two bytes that are in no pattern, unless it has one."""
+        first, *rest = (piece or b"").translate(others).split(OTHER)
+        kept = [part for part in rest[:-1] if any(pattern in part for pattern in patterns)]
+        return None if piece is None else OTHER.join([first, *kept, *rest[-1:]])
+
+    pairs = zip(spelling.pieces, spelling.first, strict=True)
+    keys = [(shortened(piece), shortened(first), spelling.fallback.get(number))
+            for number, (piece, first) in enumerate(pairs)]  # fmt: skip
+    kinds = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    fallback = {number: byte for (*_, byte), number in kinds.items() if byte is not None}
+    small = Spelling([piece for piece, *_ in kinds], [first for _, first, _ in kinds], fallback)
+    return small, np.array([*(kinds[key] for key in keys), len(kinds)])
 
 
 def automaton(patterns: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
