@@ -39,9 +39,12 @@ class Sender:
     def __init__(self, targets: Mapping[str, Target], pool: Pool):
         """`targets`: the functions of this program, by the names that the log has for them."""
         self.targets, self.pool = targets, pool
-        self.folder = tempfile.TemporaryDirectory(prefix="paddock-functions-", ignore_cleanup_errors=True)
         self.last: dict[str, Target] = {}
         """What was sent last, by name."""
+
+    @cached_property
+    def folder(self) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(prefix="paddock-functions-", ignore_cleanup_errors=True)
 
     def current(self, name: str, scorer: Scorer) -> Scorer:
         """Returns the scorer as it is called: a function of this program as it is now."""
@@ -93,7 +96,8 @@ class Sender:
         return self.last[name]
 
     def close(self) -> None:
-        self.folder.cleanup()
+        if "folder" in vars(self):  # it is made when something is sent, and again after this
+            vars(self).pop("folder").cleanup()
 
 
 def content_of(function: Callable[..., Any]) -> bytes:

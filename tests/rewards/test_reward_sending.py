@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -53,6 +54,18 @@ def test_a_closure_that_needs_a_main_thread_runs_in_one(manager):
     rewards = manager(bound)
     rewards.check([REQUEST])
     assert [score.value for score in rewards.score([REQUEST])] == [1.25] and not rewards.sender.kept
+
+
+def test_files_of_functions_go_with_the_manager_and_none_is_made_for_rules(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with RewardManager(load([]).config) as rewards:
+        rewards.score([ScoreRequest("openai/gsm8k", "#### 5", "5")])
+        assert not [*tmp_path.iterdir()]
+    config = load(["custom_reward_function.path=python:f", "reward_model.num_workers=1"]).config
+    with RewardManager(config, {"f": lambda completion: 1.0}) as rewards:
+        rewards.score([REQUEST])
+        assert [path.name.startswith("paddock-functions-") for path in tmp_path.iterdir()] == [True]
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_call_that_takes_too_long_is_killed(manager):
