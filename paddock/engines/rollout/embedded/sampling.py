@@ -55,9 +55,10 @@ def sample_rows(logits: Tensor, u: Tensor, sampling: Sampling) -> tuple[Tensor, 
 
 def sample_early(logits: Tensor, u: Tensor, sampling: Sampling, early: Tensor, stops: Tensor) -> tuple[Tensor, Tensor]:
     """Draws without stop tokens in early rows; log-probs are those with them."""
-    shown = logits.clone()
-    shown[:, stops] = shown[:, stops].masked_fill(early[:, None], -torch.inf)
-    tokens, _ = sample(shown, u, sampling)
+    kept = logits[:, stops]
+    logits[:, stops] = kept.masked_fill(early[:, None], -torch.inf)  # a copy of all logits would take longer
+    tokens, _ = sample(logits, u, sampling)
+    logits[:, stops] = kept
     x = logits.float() / (sampling.temperature or 1.0)
     return tokens, pick(x, tokens) - x.logsumexp(-1)
 

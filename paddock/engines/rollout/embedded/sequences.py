@@ -262,12 +262,12 @@ class Sequences:
     def draw_tokens(self, logits: Tensor, span: slice) -> None:
         drawn, done = self.drawn[span], self.done[span]
         kernels = kernels_for(logits)
-        if kernels and self.early is None and not filters(self.sampling):
+        early = self.early_rows(span)
+        if kernels and early is None and not filters(self.sampling):
             columns = (self.numbers[span], self.tokens[span], self.log_probs[span], self.token[span], drawn, done)
             draws = Draws(*columns, self.limit[span], self.stops)
             return kernels.draw(logits, draws, self.sampling.temperature)
         column = drawn[:, None]
-        early = None if self.early is None else drawn < self.minimum[span]
         token, log_prob = sample(logits, self.numbers[span].gather(1, column)[:, 0], self.sampling, early, self.early)
         if can_launch(logits):
             log_prob = log_probs(logits, token, self.sampling.temperature)
@@ -276,6 +276,13 @@ class Sequences:
         self.token[span] = token
         drawn += ~done
         done |= (token[:, None] == self.stops).any(1) | (drawn == self.limit[span])
+
+    def early_rows(self, span: slice) -> Tensor | None:
+        """Returns which of these slots may not draw a stop token yet; None if all may."""
+        if self.early is None:
+            return None
+        early = self.drawn[span] < self.minimum[span]
+        return early if self.ahead or early.any() else None  # a look at a GPU's would wait for it
 
     def aged(self, steps: int, start: int = 0) -> None:
         """Notes that the live slots from `start` on have drawn `steps` tokens."""
