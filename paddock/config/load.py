@@ -18,6 +18,7 @@ from paddock.config.memory import budgets
 from paddock.config.overrides import LINE, PROGRAM, Setting, parse
 from paddock.config.paths import expanded
 from paddock.config.plugins import import_plugin
+from paddock.config.rewards import functions_apart
 from paddock.config.rollout_engines import ENGINES
 from paddock.config.schema import Config
 from paddock.errors import UserError, together
@@ -63,7 +64,7 @@ def load(
     settings, warnings, errors = known([*line.settings, *given(values or {})])
     if errors:
         raise together(errors)
-    warnings = [*line.warnings, *warnings]
+    settings, warnings = functions_apart(settings), [*line.warnings, *warnings]
     chosen = {setting.key: setting.value for setting in settings}
     applies = own_data.applies(chosen, machine if chooses else None)
     own = own_data.choices(chosen, machine) if applies else []

@@ -1,6 +1,7 @@
 """The parts of a reward that `reward` and `custom_reward_function` name: rules and functions, each with a weight.
 
 reward=math reward_weights=[1]                                       a rule by name, for every row
+reward=[math,a.py:f] reward_weights=[1,0.2]                          a rule, and a function of a file
 custom_reward_function.path=[a.py,b.py:fmt] .weights=[1,0.2]         functions of several files
 custom_reward_function.path=a.py custom_reward_function.name=[f,g]   several functions of one file
 """
@@ -11,13 +12,16 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.facts.modules import MODULE
+
+if TYPE_CHECKING:
+    from paddock.config.overrides import Setting  # hydra, which no process that scores needs
 
 PATH, NAME, WEIGHTS = (f"custom_reward_function.{name}" for name in ("path", "name", "weights"))
 ARGUMENTS = "custom_reward_function.reward_kwargs"
@@ -87,6 +91,36 @@ def reward_parts(config: Config) -> list[Part]:
             for name, weight, (path, function), own in zip(names, weights, functions, arguments, strict=True)
         ),
     ]
+
+
+def functions_apart(settings: list[Setting]) -> list[Setting]:
+    """Returns the settings with addresses of functions in `reward`, and their weights, under the keys of functions."""
+    last = {setting.key: setting for setting in settings}
+    named = last.get("reward")
+    items = _texts("reward", named.value) if named and isinstance(named.value, str | list) else []
+    found = {index: address for index, item in enumerate(items) if (address := address_of(item))}
+    if not named or not found:
+        return settings
+    if (other := last.get(PATH)) and other.value:
+        fix = f"name all functions in one of them: reward=[{','.join(items)},...]"
+        raise UserError(f"names a function, and {PATH} names others", key="reward", value=named.value, fix=fix)
+    parted: dict[str, Any] = {"reward": [item for index, item in enumerate(items) if index not in found] or None,
+                              PATH: list(found.values())}  # fmt: skip
+    weights = last["reward_weights"].value if "reward_weights" in last else None
+    if isinstance(weights, list) and len(weights) == len(items):
+        parted["reward_weights"] = [one for index, one in enumerate(weights) if index not in found] or None
+        parted[WEIGHTS] = [weights[index] for index in found]
+    kept = [setting for setting in settings if setting.key not in parted]
+    return [*kept, *(replace(named, key=key, value=value) for key, value in parted.items())]
+
+
+def address_of(text: str) -> str | None:
+    """Returns the address of a function, FILE.py:NAME or `pkg://MODULE:NAME`, None for the name of a rule."""
+    path, name = _address(text)
+    if name is None:
+        return text if text.endswith(".py") else None
+    dotted = all(part.isidentifier() for part in path.split("."))
+    return f"{MODULE}{text}" if dotted and not path.endswith(".py") else text
 
 
 def absent_files(config: Config) -> list[str]:

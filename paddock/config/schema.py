@@ -347,7 +347,8 @@ class Config:
     custom_reward_function: CustomRewardConfig = section(CustomRewardConfig)
     reward: Any = key(
         None,
-        "rule that scores every row, whatever its data_source; a list: the sum of all; unset: data_source decides",
+        "rule that scores every row, whatever its data_source, or FILE.py:FUNCTION; a list: the sum of all; "
+        "unset: data_source decides",
         choices=REWARD_RULES,
     )
     reward_kwargs: dict[str, Any] = key({}, "arguments of the rules in `reward`, e.g. {pattern: ...} of regex")

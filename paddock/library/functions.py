@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from paddock.config.rewards import PATH, PYTHON, WEIGHTS
+from paddock.config.rewards import PATH, PYTHON, WEIGHTS, address_of
 from paddock.errors import UserError
 from paddock.facts.modules import MODULE
 from paddock.library.plugins import SCORERS
 
 TURNS = "actor_rollout_ref.rollout.multi_turn"
 Reward = str | Callable[..., Any]
-"""A rule by its name, or a function; see docs/en/library.md for the shapes of functions."""
+"""A rule by its name, a function or its address; see docs/en/library.md for the shapes of functions."""
 
 
 def reward_settings(reward: Any) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
@@ -30,8 +30,8 @@ def reward_settings(reward: Any) -> tuple[dict[str, Any], dict[str, Callable[...
         if not isinstance(part, str) and not callable(part):
             fix = "a function, the name of a rule, a list of these, or a dict with a weight for each"
             raise UserError("is no reward", key="reward", value=f"{part!r:.80}", fix=fix)
-    rules = [part for part in parts if isinstance(part, str) and part not in SCORERS]
-    functions = [SCORERS[part] if isinstance(part, str) else part for part in parts if part not in rules]
+    rules = [part for part in parts if isinstance(part, str) and part not in SCORERS and not address_of(part)]
+    functions = [SCORERS.get(part, part) if isinstance(part, str) else part for part in parts if part not in rules]
     found: dict[str, Any] = {"reward": rules} if rules else {}
     addresses, own = addresses_of(functions)
     if functions:
@@ -68,11 +68,15 @@ def parts_of(reward: Any) -> list[Any]:
     return [] if reward is None else list(reward) if several else [reward]
 
 
-def addresses_of(functions: Sequence[Callable[..., Any]]) -> tuple[list[str], dict[str, Callable[..., Any]]]:
-    """Returns `pkg://module:name` of a function that other processes can import, `python:NAME` of any other one."""
+def addresses_of(functions: Sequence[str | Callable[..., Any]]) -> tuple[list[str], dict[str, Callable[..., Any]]]:
+    """Returns `pkg://module:name` of a function that other processes can import, `python:NAME` of any other one; an
+    address is one already."""
     own: dict[str, Callable[..., Any]] = {}
     found = []
     for function in functions:
+        if isinstance(function, str):
+            found.append(address_of(function) or function)
+            continue
         if bound := name_in_module(function):
             found.append(f"{MODULE}{function.__module__}:{bound}")
             continue

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 
+import paddock
 from paddock.algorithms.advantages import compute_advantages
 from paddock.algorithms.selection import group_metric
 from paddock.config.load import load
@@ -228,3 +230,28 @@ def test_gdpo_normalises_each_part_and_weighs_it_as_the_sum_does(manager, tmp_pa
 def test_groups_can_be_filtered_by_a_part_that_does_not_apply_everywhere(manager):
     batch, _ = manager("[right,short]").fill(batch_of(["a", "b", "c"]), ["a", "skip", "ccc"])
     assert group_metric(batch, "short").tolist() == [-1, 0, -3]
+
+
+@pytest.mark.parametrize(("settings", "rules", "paths", "weights"), [
+    (["reward=r.py:f"], None, ["r.py:f"], None),
+    (["reward=[math,r.py:f,mine.own:g]"], ["math"], ["r.py:f", "pkg://mine.own:g"], None),
+    (["reward=[math,r.py:f]", "reward_weights=[1,0.5]"], ["math"], ["r.py:f"], [0.5]),
+])  # fmt: skip
+def test_reward_takes_functions_by_their_address_as_environment_and_tools_do(
+    settings, rules, paths, weights, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    Path("r.py").write_text("def f(completion: str) -> float:\n    return 0.5\n")
+    by_command = load(settings).config
+    assert (by_command.reward, by_command.custom_reward_function.path) == (rules, paths)
+    assert by_command.custom_reward_function.weights == weights
+    names = [*(rules or ()), *(path.removeprefix("pkg://") for path in paths)]
+    by_library = paddock.Run(reward=names if weights is None else dict(zip(names, (1, 0.5), strict=True))).config
+    assert by_library.custom_reward_function.path == paths and by_library.custom_reward_function.weights == weights
+
+
+def test_functions_are_named_by_one_key():
+    with pytest.raises(
+        UserError, match=r"reward=r.py:f: names a function, and custom_reward_function.path names others"
+    ):
+        load(["reward=r.py:f", "custom_reward_function.path=q.py"])
