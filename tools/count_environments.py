@@ -28,7 +28,8 @@ from paddock.errors import UserError
 SECONDS, TURNS = 120.0, 3
 ROW = {"prompt": "What is 2 + 2?", "ground_truth": "4", "data_source": "", "question": "What is 2 + 2?"}
 ABSENT = re.compile(
-    "Hub|ownload|module|container|onnect|NLTK|nltk|No words|No such file|not found|API key|SyntaxError|errors in a Task"
+    "Hub|ownload|No module|needs the module|container|onnect|NLTK|nltk|No words|No such file|not found|API key|"
+    "SyntaxError|errors in a Task"
 )
 SETTINGS: Mapping[str, Mapping[str, Any]] = {"verifiers:code_golf": {"attempts": 1}}
 
