@@ -64,6 +64,9 @@ class Watching:
         self.seen = seen
         self.__name__ = "watching"
 
+    def __reduce__(self):
+        raise TypeError("what it keeps is read in this process")
+
     def __call__(self, prompts: list[Any], completions: list[Any], **columns: Any) -> list[None]:
         self.seen.prompts, self.seen.completions = copy.deepcopy(prompts), copy.deepcopy(completions)
         return [None] * len(prompts)
