@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
 import pytest
@@ -51,11 +52,11 @@ def test_steps_of_a_loop_that_was_left_are_kept(how):
         assert run.train().trained == 2
 
 
-def test_a_second_run_of_one_process_is_not_told_to_kill_it():
-    with paddock.Run(steps=1, folder="a", **SMALL) as first:
+def test_a_second_run_of_another_thread_is_not_told_to_kill_the_process():
+    with paddock.Run(steps=1, folder="a", **SMALL) as first, ThreadPoolExecutor(1) as threads:
         first.open()
         with pytest.raises(UserError, match=r"run\.close") as refused:
-            paddock.Run(steps=1, folder="a", **SMALL).open()
+            threads.submit(paddock.Run(steps=1, folder="a", **SMALL).open).result()
     assert "kill" not in refused.value.fix
 
 
