@@ -32,7 +32,7 @@ class UserError(Exception):
     def __str__(self) -> str:
         key = self.key or ""
         between = " " if key.startswith("paddock ") else "="  # a command and its argument, or a key and its value
-        subject = key if not key or self.value is None else f"{key}{between}{self.value}"
+        subject = key if self.key is None or self.value is None else f"{key}{between}{self.value}"
         text = f"{subject}: {self.reason}" if subject else self.reason
         return printable(f"{text}{FIX}{self.fix}" if self.fix else text)
 

@@ -347,7 +347,7 @@ class Config:
     custom_reward_function: CustomRewardConfig = section(CustomRewardConfig)
     reward: Any = key(
         None,
-        "rule that scores every row, whatever its data_source, or FILE.py:FUNCTION; a list: the sum of all; "
+        "rule that scores every row, whatever its data_source, or FILE:FUNCTION; a list: the sum of all; "
         "unset: data_source decides",
         choices=REWARD_RULES,
     )

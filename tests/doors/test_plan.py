@@ -246,6 +246,7 @@ HELD = (  # keys whose values depend on each other, or that name things which mu
     "data.max_",
     "data.gen_batch",
     "data.truncation",
+    "min_tokens",
     "ppo_m",
     "critic.enable",
     "critic.ppo",
