@@ -15,7 +15,7 @@ TABLE = Path(__file__).parent.parent / "tests" / "rewards" / "answers.tsv"
 
 
 def paddock() -> Callable[[str, str, str], bool]:
-    from paddock.rewards.answers.verdicts import compared
+    from paddock.grading.verdicts import compared
     from paddock.rewards.maths import boxed
     from paddock.rewards.score import checked
 

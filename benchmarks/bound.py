@@ -1,5 +1,5 @@
 """Bounds of the phases of a step, in seconds: bytes and operations, as `paddock plan` counts them
-(paddock/plan/counts.py), at the figures of the device's data sheet.
+(paddock/estimate/counts.py), at the figures of the device's data sheet.
 
     prefill    operations of the prompts, once each
     decode     the larger of bytes (all weights in each step; keys and values, a prompt's once for all its responses, as
@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from paddock.config.memory.model import Role
+from paddock.estimate.counts import Work, cache_reads, forward_operations, prompt_operations, response_operations
+from paddock.estimate.counts import update_forwards as forwards_of
+from paddock.estimate.memory import Role
 from paddock.facts.machine import GPU_SPEED, Speed
 from paddock.facts.processor import processor_speed
-from paddock.plan.counts import Work, cache_reads, forward_operations, prompt_operations, response_operations
-from paddock.plan.counts import update_forwards as forwards_of
 
 BF16 = 2
 """Bytes of a weight, a key or a value."""

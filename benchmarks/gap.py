@@ -26,8 +26,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from paddock.config.load import load
 from paddock.core.batch import Batch
+from paddock.loading.load import load
 from paddock.models.load import model_folder
 from paddock.trainer.loop import Trainer
 from paddock.trainer.run import train

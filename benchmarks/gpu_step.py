@@ -40,15 +40,15 @@ from kernel_times import Timeline, decode_kernels, listed, profiled, update_kern
 from step_work import Work
 
 import paddock
-from paddock.config.load import load
-from paddock.config.memory.job import job
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import peak_memory, reset_peak_memory, synchronize
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.open import actor_engine
-from paddock.plan.counts import Work as Counted
+from paddock.estimate.counts import Work as Counted
+from paddock.estimate.job import job
+from paddock.loading.load import load
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import one_turn_each
 from paddock.trainer.run import train

@@ -36,10 +36,10 @@ from gpu_step import SHAPES, config_of
 from step_work import Work
 
 import paddock
-from paddock.config.memory.job import job
-from paddock.config.memory.model import estimate
 from paddock.core.device import peak_memory
 from paddock.engines.train.optim import Updater
+from paddock.estimate.job import job
+from paddock.estimate.memory import estimate
 from paddock.trainer.run import train
 
 WAYS = ("full", "lora")

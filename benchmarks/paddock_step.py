@@ -13,8 +13,8 @@ import transformers
 from step_work import Clock, Work
 
 import paddock
-from paddock.config.load import load
 from paddock.engines.train.single import SingleBackend
+from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
 from paddock.rollouts.collect import Collector
 from paddock.trainer.loop import Trainer

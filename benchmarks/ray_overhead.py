@@ -17,8 +17,8 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from paddock.config.load import load
 from paddock.config.topology import pools
+from paddock.loading.load import load
 from paddock.trainer import run
 from paddock.workers import ray as ray_workers
 from paddock.workers import roles

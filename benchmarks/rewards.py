@@ -20,12 +20,12 @@ import step_work
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from paddock.config.load import load
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.data.dataset import PromptRow
 from paddock.data.loader import prompt_batch
 from paddock.engines.rollout.base import Completion, Prompt
+from paddock.loading.load import load
 from paddock.rewards.custom import MODULE, Target
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.maths import boxed

@@ -15,14 +15,14 @@ import torch
 from bound import bound, speed_of
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedModel, Qwen2Config
 
-from paddock.config.memory.model import Role
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
+from paddock.estimate.counts import Work
+from paddock.estimate.memory import Role
 from paddock.facts.models import from_config
 from paddock.models.attention import NAME
 from paddock.models.fused import fuse
-from paddock.plan.counts import Work
 
 SHAPES: dict[str, Any] = {
     "tiny": Qwen2Config(

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from paddock.data.prepare.records import read_file
 from paddock.rewards.code import completed
-from paddock.rewards.sandbox.local import LocalSandbox
-from paddock.rewards.sandbox.program import Program, settings_from
+from paddock.sandbox.local import LocalSandbox
+from paddock.sandbox.program import Program, settings_from
 
 BARE = 64
 

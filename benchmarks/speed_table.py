@@ -46,11 +46,11 @@ from cpu_step import build_model, write_prompts
 from gpu_step import SHAPES, config_of
 
 import paddock
-from paddock.config.memory.job import job
 from paddock.core.device import peak_memory, reset_peak_memory
 from paddock.engines.rollout.base import Completion, Prompt
-from paddock.plan.counts import Work
-from paddock.plan.duration import duration
+from paddock.estimate.counts import Work
+from paddock.estimate.duration import duration
+from paddock.estimate.job import job
 from paddock.trainer.run import train
 from paddock.workers.rollout import Rollout
 

@@ -32,11 +32,11 @@ from transformers import PreTrainedModel
 from turns import Work, likeliest
 
 import paddock
-from paddock.config.load import load
 from paddock.core.device import device_of
 from paddock.data.dataset import PromptDataset
 from paddock.engines.rollout.base import Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
+from paddock.loading.load import load
 from paddock.models.fused import fuse
 from paddock.models.load import load_causal_lm, load_tokenizer
 from paddock.rollouts.conversations import Clock

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from paddock.library.run import Run as Run
     from paddock.rollouts.episode import Episode as Episode
     from paddock.rollouts.episode import Span as Span
-    from paddock.trainer.checkpoint import Checkpoint as Checkpoint
+    from paddock.runs.checkpoint import Checkpoint as Checkpoint
+    from paddock.runs.samples import Sample as Sample
     from paddock.trainer.lifecycle import Outcome as Outcome
     from paddock.trainer.lifecycle import Step as Step
-    from paddock.trainer.samples import Sample as Sample
 
 __version__ = "0.1.0"
 

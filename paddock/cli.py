@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from paddock import __version__
-from paddock.door import guarded
+from paddock.commands.guard import guarded
 from paddock.errors import UserError
 
 USAGE = """\
@@ -46,7 +46,7 @@ Without a model or data, everything runs on a small embedded default:
 
 
 def _train(arguments: list[str]) -> int:
-    from paddock.trainer.main_ppo import run
+    from paddock.commands.train import run
 
     return run(arguments)
 
@@ -58,13 +58,13 @@ def _plan(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from paddock.scripts.run import run
+    from paddock.verl.scripts.run import run
 
     return run(arguments)
 
 
 def _verl(arguments: list[str]) -> int:
-    from paddock.scripts.by_hand import run
+    from paddock.verl.scripts.by_hand import run
 
     return run(arguments)
 
@@ -78,13 +78,13 @@ def _data(arguments: list[str]) -> int:
 
 
 def _sft(arguments: list[str]) -> int:
-    from paddock.trainer.main_sft import run
+    from paddock.commands.sft import run
 
     return run(arguments)
 
 
 def _rm(arguments: list[str]) -> int:
-    from paddock.trainer.main_rm import run
+    from paddock.commands.rm import run
 
     if arguments[:1] != ["train"]:
         given = arguments[0] if arguments else None
@@ -94,19 +94,19 @@ def _rm(arguments: list[str]) -> int:
 
 
 def _generate(arguments: list[str]) -> int:
-    from paddock.trainer.main_generation import run
+    from paddock.commands.generate import run
 
     return run(arguments)
 
 
 def _eval(arguments: list[str]) -> int:
-    from paddock.trainer.main_eval import run
+    from paddock.commands.eval import run
 
     return run(arguments)
 
 
 def _export(arguments: list[str]) -> int:
-    from paddock.export import run
+    from paddock.commands.export import run
 
     return run(arguments)
 
@@ -124,7 +124,7 @@ def _models(arguments: list[str]) -> int:
 
 
 def _template(arguments: list[str]) -> int:
-    from paddock.template import run
+    from paddock.commands.template import run
 
     return run(arguments)
 

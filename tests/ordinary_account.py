@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from paddock.rewards.sandbox.inside import kernel  # noqa: E402
+from paddock.sandbox.inside import kernel  # noqa: E402
 
 NAME, NUMBER, HOME = "paddock-tester", 61523, "/home/paddock-tester"
 

@@ -11,7 +11,6 @@ import torch
 from tiny_models import tiny_batch, tiny_model
 
 from paddock.config.engine import OptimConfig
-from paddock.config.load import load
 from paddock.core.balance import needed_micro_batches, split_into
 from paddock.core.masked import Denominators, aggregate
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
@@ -20,6 +19,7 @@ from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
+from paddock.loading.load import load
 from paddock.models.packing import sequence_lengths
 from paddock.trainer.run import train
 from paddock.workers.updates import Average

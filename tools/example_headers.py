@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paddock.config.load import load
+from paddock.loading.load import load
 from paddock.plan.plan import make
 from paddock.plan.report import as_json
 from paddock.plan.tables import clock

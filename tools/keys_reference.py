@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from key_readers import readers
 
 from paddock.config import tree
-from paddock.config.refusals import NOT_BUILT
 from paddock.data.prepare import NAMES
 from paddock.help.entry import COMMANDS, Entry, entries
 from paddock.help.known import FILE
+from paddock.loading.refusals import NOT_BUILT
 from paddock.models.get import CATALOGUE
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -26,12 +26,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from paddock.config.load import NO_SUCH_KEY, known, load  # noqa: E402
-from paddock.config.overrides import parse  # noqa: E402
 from paddock.config.recipes import CONFIG_NAMES  # noqa: E402
 from paddock.errors import UserError  # noqa: E402
 from paddock.facts.machine import GIB, Machine  # noqa: E402
-from paddock.scripts.launcher import as_module, is_ours  # noqa: E402
+from paddock.loading.load import NO_SUCH_KEY, known, load  # noqa: E402
+from paddock.loading.overrides import parse  # noqa: E402
+from paddock.verl.scripts.launcher import as_module, is_ours  # noqa: E402
 
 EIGHT_GPUS = Machine("cuda", 8, 80 * GIB, 1024 * GIB, 96, frozenset({"vllm", "sglang", "ray", "megatron", "wandb"}))
 STAND_INS = {

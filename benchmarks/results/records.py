@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paddock.rewards.rules import compute_score, scorer_of
-from paddock.trainer.samples import Sample
+from paddock.runs.samples import Sample
 from paddock.trainer.validation_metrics import by_source, variable_metrics
 
 METHODS = {"strict": "strict", "lenient": "flexible"}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-_T = "paddock.trainer.tracking"
+_T = "paddock.runs.tracking"
 
 
 @dataclass(frozen=True)

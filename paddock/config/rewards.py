@@ -21,7 +21,7 @@ from paddock.errors import UserError
 from paddock.facts.modules import MODULE
 
 if TYPE_CHECKING:
-    from paddock.config.overrides import Setting  # hydra, which no process that scores needs
+    from paddock.loading.overrides import Setting  # hydra, which no process that scores needs
 
 PATH, NAME, WEIGHTS = (f"custom_reward_function.{name}" for name in ("path", "name", "weights"))
 ARGUMENTS = "custom_reward_function.reward_kwargs"

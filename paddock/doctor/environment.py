@@ -176,8 +176,8 @@ def accelerators(seen: int) -> Accelerators:
 def sandbox() -> Sandbox:
     """Starts the sandbox of this machine with the config's defaults, and ends it."""
     from paddock.config.schema import RewardModelConfig
-    from paddock.rewards.sandbox.local import LocalSandbox
-    from paddock.rewards.sandbox.program import settings_of
+    from paddock.sandbox.local import LocalSandbox
+    from paddock.sandbox.program import settings_of
 
     try:
         with LocalSandbox(settings_of(RewardModelConfig())) as started:

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from paddock.core.registry import Registry, suggest
-from paddock.environments import builtin, gem, openenv, reasoning_gym, skyrl_gym, textarena, verifiers_adapter
+from paddock.environments import builtin
+from paddock.environments.adapters import gem, openenv, reasoning_gym, skyrl_gym, textarena, verifiers_adapter
 from paddock.environments.environment import Environment, overrides
 from paddock.environments.packages import refused
 from paddock.environments.plain_class import PlainEnvironment

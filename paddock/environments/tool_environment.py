@@ -19,8 +19,8 @@ from paddock.errors import UserError
 from paddock.facts.modules import MODULE, module_at
 
 if TYPE_CHECKING:
-    from paddock.rewards.sandbox.program import Settings
-    from paddock.rewards.sandbox.runner import Runner
+    from paddock.sandbox.program import Settings
+    from paddock.sandbox.runner import Runner
 
 KEY = "actor_rollout_ref.rollout.multi_turn.function_tool_path"
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -137,7 +137,7 @@ BUILT_IN: dict[str, Callable[..., Any]] = {"calculator": calculator}
 
 def interpreter(sandbox: Mapping[str, Any]) -> Tool:
     """Returns the tool that runs Python programs in the sandbox: without a network, and without the row's truth."""
-    from paddock.rewards.sandbox.program import Program, settings_from
+    from paddock.sandbox.program import Program, settings_from
 
     runner = programs_of(settings_from(sandbox), os.getpid())
 
@@ -158,8 +158,8 @@ def interpreter(sandbox: Mapping[str, Any]) -> Tool:
 @cache
 def programs_of(settings: Settings, process: int) -> Runner:
     """Returns what runs the programs of tools in this process, several at a time; it ends with the process."""
-    from paddock.rewards.sandbox.fusion import FusionClient
-    from paddock.rewards.sandbox.local import LocalSandbox
+    from paddock.sandbox.fusion import FusionClient
+    from paddock.sandbox.local import LocalSandbox
 
     runner = FusionClient(settings) if settings.url else LocalSandbox(settings, size=os.cpu_count() or 1)
     atexit.register(runner.close)

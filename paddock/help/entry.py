@@ -11,12 +11,12 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
+from paddock.commands.keys_of import EVAL, GENERATE, RM, SFT, Command
 from paddock.config import recipes, tree
 from paddock.config.loggers import LOGGERS
 from paddock.config.roles import POLICY_LOSSES
 from paddock.config.rollout_correction import PRESETS
 from paddock.config.schema import Config
-from paddock.trainer.commands import EVAL, GENERATE, RM, SFT, Command
 
 FOLLOWS = re.compile(r"\$\{([\w.]+)\}")
 COMMANDS: dict[str, Command | None] = {

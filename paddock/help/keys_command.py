@@ -7,13 +7,14 @@ import re
 import textwrap
 from collections import Counter
 
-from paddock.config import legacy, tree, trl
-from paddock.config.refusals import NOT_BUILT
+from paddock.config import tree, trl
 from paddock.errors import UserError
 from paddock.help.entry import Entry, commands_reading, entries, followers, set_elsewhere
 from paddock.help.known import readers
 from paddock.help.pages import PAGES
 from paddock.help.show import width
+from paddock.loading.refusals import NOT_BUILT
+from paddock.verl import keys as legacy
 
 WHOLE, MOST = 3, 25
 """Up to so many keys are shown with all that is known, and up to so many on a line each."""

@@ -104,7 +104,7 @@ def written(name: str, content: bytes) -> Path:
     path = cache_folder("given") / hashlib.sha256(content).hexdigest()[:16] / name
     if path.is_file() and path.stat().st_size == len(content):
         return path
-    from paddock.trainer.files import replacing
+    from paddock.core.files import replacing
 
     with replacing(path, "data") as file:
         file.write(content)

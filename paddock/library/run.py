@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakSet
 
-from paddock.config.load import Loaded, load
+from paddock.commands.preflight import check
 from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.library.functions import Reward, environment_settings, parts_of, reward_settings, source_of
 from paddock.library.keywords import KEYS, Keywords, settings_of
 from paddock.library.rows import files_of_rows
-from paddock.preflight import check
+from paddock.loading.load import Loaded, load
 
 if TYPE_CHECKING:
     from paddock.core.batch import Batch
     from paddock.library.session import Session
     from paddock.plan.plan import Plan
     from paddock.rollouts.episode import Episode
-    from paddock.trainer.checkpoint import Checkpoint
+    from paddock.runs.checkpoint import Checkpoint
     from paddock.trainer.lifecycle import Metrics, Outcome, Step
 
 log = logging.getLogger("paddock")
@@ -112,8 +112,8 @@ class Run:
         """Returns the config as the command of this algorithm loads it. `gpu`: the device to plan for."""
         if self.algorithm not in (SFT, REWARD_MODEL):
             return load(values=values, gpu=gpu, chooses=True)
-        from paddock.trainer.commands import RM as RM_COMMAND
-        from paddock.trainer.commands import SFT as SFT_COMMAND
+        from paddock.commands.keys_of import RM as RM_COMMAND
+        from paddock.commands.keys_of import SFT as SFT_COMMAND
 
         return (SFT_COMMAND if self.algorithm == SFT else RM_COMMAND).load(values=values, gpu=gpu, chooses=True)
 
@@ -216,7 +216,7 @@ class Run:
         >>> sorted(file.name for file in run.export("model").glob("*.safetensors"))
         ['model.safetensors']
         """
-        from paddock.export import export
+        from paddock.commands.export import export
 
         out = Path(folder).expanduser()
         export(self.save().folder, out, dtype)
@@ -236,8 +236,8 @@ class Run:
         >>> run.report().name
         'report.html'
         """
-        from paddock.report.folder import read_run
         from paddock.report.write import NAME, write_page
+        from paddock.runs.reading import read_run
 
         path = Path(out).expanduser() if out is not None else self.folder / NAME
         write_page([read_run(self.folder)], path, "out")
@@ -301,7 +301,7 @@ class Run:
         self.take_over()
         check(self.config)
         from paddock.library.session import Session
-        from paddock.trainer.launch import Launch
+        from paddock.runs.record import Launch
         from paddock.trainer.lifecycle import Listeners
 
         kind = self.kind()
@@ -338,7 +338,7 @@ class Run:
 
     def choose_folder(self) -> None:
         """Takes the first folder of this run's name that holds no finished run."""
-        from paddock.trainer.launch import is_finished
+        from paddock.runs.record import is_finished
 
         first, number = str(self.folder), 2
         while is_finished(self.folder):

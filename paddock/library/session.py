@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from paddock.commands.generation import PROMPT, told
 from paddock.config.schema import Config
 from paddock.core.batch import GIVEN, Batch
 from paddock.core.device import device_of, empty_cache
@@ -29,10 +30,9 @@ from paddock.library.rows import files_of_rows
 from paddock.rollouts.batch import with_prompts, with_responses
 from paddock.rollouts.collect import episodes
 from paddock.rollouts.episode import Episode, Span
-from paddock.trainer.checkpoint import Checkpoint
-from paddock.trainer.generation import PROMPT, told
+from paddock.runs.checkpoint import Checkpoint
+from paddock.runs.record import Launch
 from paddock.trainer.interruption import Interruption
-from paddock.trainer.launch import Launch
 from paddock.trainer.lifecycle import Listeners, Metrics
 from paddock.trainer.loop import Trainer
 from paddock.trainer.model_rewards import validation_styles

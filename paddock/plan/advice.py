@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from paddock.config.memory.model import GIB, TRAINED, Job, MemoryPlan, Role, estimate
-from paddock.config.memory.splits import Fsdp, Megatron
 from paddock.config.micro_batches import PHASES
+from paddock.estimate.memory import GIB, TRAINED, Job, MemoryPlan, Role, estimate
+from paddock.estimate.splits import Fsdp, Megatron
 
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 N_KEY = f"{ROLLOUT}.n"

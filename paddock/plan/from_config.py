@@ -5,10 +5,6 @@ from __future__ import annotations
 import os
 from copy import deepcopy
 
-from paddock.config.load import Loaded
-from paddock.config.memory import budgets
-from paddock.config.memory.job import job, planned_device
-from paddock.config.memory.model import Job
 from paddock.config.micro_batches import PHASES
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
@@ -19,13 +15,17 @@ from paddock.config.topology import (
     wants_one_thread,
     world_size,
 )
+from paddock.estimate.counts import Work
+from paddock.estimate.duration import Duration, duration
+from paddock.estimate.job import job, planned_device
+from paddock.estimate.memory import Job
 from paddock.facts.machine import GPU_SPEED, Machine, Speed, this_machine
 from paddock.facts.models import shape_of
 from paddock.facts.processor import processor_speed
+from paddock.loading import budgets
+from paddock.loading.load import Loaded
 from paddock.plan.advice import Facts
 from paddock.plan.arithmetic import BatchPlan
-from paddock.plan.counts import Work
-from paddock.plan.duration import Duration, duration
 
 
 def seconds(config: Config, work: Job, gpu: str | None = None, machine: Machine | None = None) -> Duration | None:

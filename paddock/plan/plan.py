@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from paddock.commands.preflight import refusals, stops_here
 from paddock.config.distillation import TOPK, teachers_of
-from paddock.config.load import Loaded
-from paddock.config.memory.job import job
-from paddock.config.memory.model import Job, MemoryPlan, estimate
 from paddock.config.paths import BUILTIN
 from paddock.config.recipes import recipe_of
 from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards, needs_reference
 from paddock.errors import FIX, UserError
+from paddock.estimate.duration import Duration
+from paddock.estimate.job import job
+from paddock.estimate.memory import Job, MemoryPlan, estimate
 from paddock.facts.machine import GPU_MEMORY_GIB, gpu_named
+from paddock.loading.load import Loaded
 from paddock.plan.advice import Advice, advise
 from paddock.plan.arithmetic import BatchPlan, DataFile, batch_plan, data_files
-from paddock.plan.duration import Duration
 from paddock.plan.from_config import advice_facts, merged_job, seconds
-from paddock.preflight import refusals, stops_here
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import re
 from dataclasses import asdict
 from typing import Any
 
-from paddock.config.load import load
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.plan.arithmetic import roles
 from paddock.plan.plan import Plan, algorithm, known_gpu, make
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paddock.config.load import Loaded
-from paddock.config.memory.model import MemoryPlan
-from paddock.config.refusals import megatron_does_not_supervise
 from paddock.errors import FIX, UserError
-from paddock.plan.duration import Duration
+from paddock.estimate.duration import Duration
+from paddock.estimate.memory import MemoryPlan
+from paddock.loading.load import Loaded
+from paddock.loading.refusals import megatron_does_not_supervise
 from paddock.plan.plan import Plan, make
 
 UPDATE = "update_actor"

@@ -13,11 +13,11 @@ from rich.table import Table
 
 from paddock.config import tree
 from paddock.config.conversations import converses, environments_named, paths_of
-from paddock.config.memory.model import MemoryPlan
-from paddock.config.overrides import LINE, PROGRAM
 from paddock.config.schema import Config, DataConfig, row_tokens
 from paddock.config.secrets import masked
 from paddock.config.topology import pools
+from paddock.estimate.memory import MemoryPlan
+from paddock.loading.overrides import LINE, PROGRAM
 from paddock.plan.arithmetic import BatchPlan, roles
 from paddock.plan.plan import Plan, algorithm
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from paddock.errors import UserError
-from paddock.report.folder import COMMAND, read_run
 from paddock.report.write import NAME, write_page
+from paddock.runs.reading import COMMAND, read_run
 
 DESCRIPTION = """\
 Writes one self-contained HTML page about one or more run folders: curves, samples, settings, environment.

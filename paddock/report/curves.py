@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from paddock.report.folder import RecordedRun
+from paddock.runs.reading import RecordedRun
 
 SEED = re.compile(r"(^|[._])seed$")
 UNCOMPARED = frozenset(

@@ -15,8 +15,8 @@ from paddock import __version__
 from paddock.config import tree
 from paddock.config.secrets import masked
 from paddock.report.curves import Curve, Series, curves_of, metric_names, points_for, series_of, thinned
-from paddock.report.folder import RecordedRun
 from paddock.report.summary import HELD_OUT, duration, held_out, phase_seconds, speed, total_seconds, training
+from paddock.runs.reading import RecordedRun
 from paddock.trainer.learning import warning
 
 HERE = Path(__file__).parent

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from paddock.report.folder import RecordedRun
+from paddock.runs.reading import RecordedRun
 from paddock.trainer.learning import warning
 
 HELD_OUT = re.compile(r"val-core/(?P<source>.+)/(?P<variable>[^/]+)/mean@\d+")

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from paddock.report.folder import RecordedRun, read_run
+from paddock.core.files import replacing
 from paddock.report.page import render
 from paddock.report.summary import summary_lines
-from paddock.trainer.files import replacing
+from paddock.runs.reading import RecordedRun, read_run
 
 NAME = "report.html"
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from itertools import zip_longest
 from math import isclose, isfinite
 from typing import Any
 
-from paddock.rewards.sandbox.program import CAUSES, Program, Settings, settings_from
-from paddock.rewards.sandbox.runner import runner_of
+from paddock.sandbox.program import CAUSES, Program, Settings, settings_from
+from paddock.sandbox.runner import runner_of
 
 FENCE = "```"
 PYTHON = ("python", "python3", "py")

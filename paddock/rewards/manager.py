@@ -16,12 +16,12 @@ import torch
 
 from paddock.algorithms.selection import overlong_penalty
 from paddock.config.conversations import has_agent_loops
-from paddock.config.refusals import limited_calls_are_a_functions
 from paddock.config.rewards import PYTHON, Part, reward_parts
 from paddock.config.schema import Config
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.registry import suggest
 from paddock.errors import UserError
+from paddock.loading.refusals import limited_calls_are_a_functions
 from paddock.rewards.columns import COLUMNS, ENVIRONMENTS, FIELDS, shape_of
 from paddock.rewards.custom import Target, function_of
 from paddock.rewards.joint import Component, JointScoring, combined
@@ -128,8 +128,8 @@ class RewardManager:
         scorers = [part.scorer for part in self.parts] or [self._scorer(request) for request in requests]
         self._warn_of_unused_arguments(requests)
         if any(scorer.settings is not None for scorer in scorers):
-            from paddock.rewards.sandbox.program import settings_of
-            from paddock.rewards.sandbox.runner import check
+            from paddock.sandbox.program import settings_of
+            from paddock.sandbox.runner import check
 
             check(settings_of(self.config))
         requests = [replace(request, steps=(self.steps_done, self.total_steps)) for request in requests]

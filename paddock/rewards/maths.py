@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from paddock.core.boxed import last_boxed, last_boxes
-from paddock.rewards.answers.verdicts import Verdict, compared
+from paddock.grading.verdicts import Verdict, compared
 from paddock.rewards.rules import TAIL, as_verl, texts_of
 from paddock.rewards.score import Score, checked
 from paddock.rewards.verl_verdicts import same_text

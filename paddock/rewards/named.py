@@ -17,7 +17,7 @@ from typing import Any
 from paddock.errors import UserError
 from paddock.facts.distribution import install_command
 from paddock.facts.modules import MODULE
-from paddock.rewards.answers.limits import TooLong, cpu_seconds
+from paddock.grading.limits import TooLong, cpu_seconds
 from paddock.rewards.custom import Target
 from paddock.rewards.rules import SCORERS, Scorer, texts_of
 from paddock.rewards.score import Score

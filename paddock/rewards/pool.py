@@ -28,10 +28,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from paddock.core.supervisor import PATIENCE
 from paddock.rewards.channel import Channel
 from paddock.rewards.custom import Target
 from paddock.rewards.score import ScoreRequest
-from paddock.rewards.supervisor import PATIENCE
 from paddock.rewards.worker import READY, RECALL, RETURNED, SCORED, TOOK, Failure
 
 LOADING = 300.0  # seconds a scorer may take to be imported
@@ -47,7 +47,7 @@ LARGEST_QUICK_CHUNK = 512
 GATHERING = 0.0005  # seconds in which answers of a quick chunk gather before they are read
 BOOT = """import json, sys
 sys.path[:] = json.loads(sys.argv[4])
-from paddock.rewards.supervisor import main
+from paddock.core.supervisor import main
 main(*map(int, sys.argv[1:4]))"""
 
 

@@ -183,7 +183,7 @@ def _program(name: str, options: str = "") -> Scorer:
 
 
 def _sandbox(config: RewardModelConfig) -> dict[str, Any]:
-    from paddock.rewards.sandbox.program import settings_of  # imports the config's schema, which no other rule needs
+    from paddock.sandbox.program import settings_of  # imports the config's schema, which no other rule needs
 
     return {"sandbox": settings_of(config).as_argument()}
 

@@ -25,18 +25,18 @@ from paddock.environments.catalogue import Factory, environment_of, environments
 from paddock.environments.environment import Environment
 from paddock.environments.tool_environment import ToolEnvironment, load_tools
 from paddock.environments.tools import Tool
-from paddock.environments.verl_tools import TOOLS as TOOL_CONFIG
-from paddock.environments.verl_tools import VerlEnvironment, load_interactions, load_verl_tools, needs_verl
 from paddock.environments.workers import Workers
 from paddock.errors import UserError
 from paddock.models.load import model_folder
 from paddock.models.untrained import untrained
-from paddock.rewards.sandbox.program import settings_of
-from paddock.rollouts.agent_loop import LoopConversation
 from paddock.rollouts.conversation import Conversation, Setting, prompts_are_texts
 from paddock.rollouts.conversations import Clock, Conversations, OnEpisodes
 from paddock.rollouts.episode import Episode
-from paddock.rollouts.loop_factory import LOOPS, LoopFactory, listed_loops, loop_arguments, loop_factory
+from paddock.sandbox.program import settings_of
+from paddock.verl.agent_loop import LoopConversation
+from paddock.verl.loop_factory import LOOPS, LoopFactory, listed_loops, loop_arguments, loop_factory
+from paddock.verl.tools import TOOLS as TOOL_CONFIG
+from paddock.verl.tools import VerlEnvironment, load_interactions, load_verl_tools, needs_verl
 
 log = logging.getLogger(__name__)
 

@@ -25,13 +25,13 @@ from paddock.core.garbage import collecting_new_objects
 from paddock.core.timing import Timer
 from paddock.data.loader import Loader
 from paddock.errors import UserError
-from paddock.trainer.checkpoint import Checkpoint, CheckpointStore
+from paddock.runs.checkpoint import Checkpoint, CheckpointStore
+from paddock.runs.lock import FolderLock
+from paddock.runs.samples import Sample
+from paddock.runs.tracking import Tracker
 from paddock.trainer.interruption import Interruption
 from paddock.trainer.learning import STEPS, warning
-from paddock.trainer.lock import FolderLock
-from paddock.trainer.samples import Sample
 from paddock.trainer.state import check_config, flat, load_state, restore_rng, rng_state, save_state
-from paddock.trainer.tracking import Tracker
 from paddock.workers.sharded import WorkerLost
 
 log = logging.getLogger(__name__)

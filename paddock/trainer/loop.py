@@ -21,14 +21,14 @@ from paddock.core.batch import GIVEN, Batch
 from paddock.engines.train.base import EXPERT_COLUMNS
 from paddock.models.adapters import MERGED
 from paddock.rollouts.collect import Collector
-from paddock.trainer.checkpoint import CheckpointStore
+from paddock.runs.checkpoint import CheckpointStore
+from paddock.runs.lock import FolderLock
+from paddock.runs.samples import Sample, dump_samples, samples_of
+from paddock.runs.tracking import Tracker
 from paddock.trainer.lifecycle import Metrics, State, TrainingRun
-from paddock.trainer.lock import FolderLock
 from paddock.trainer.metrics import batch_metrics, signal_metrics
 from paddock.trainer.out_of_memory import ROLLOUT, VALIDATION
 from paddock.trainer.performance import Performance
-from paddock.trainer.samples import Sample, dump_samples, samples_of
-from paddock.trainer.tracking import Tracker
 from paddock.trainer.validation import Validation
 from paddock.workers.roles import Roles
 from paddock.workers.updates import actor_plan, critic_plan

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 import torch
 
 from paddock.config import tree
-from paddock.config.memory.budgets import CHECKPOINTING, SEQUENCES, UNIT
 from paddock.config.micro_batches import PHASES
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config, row_tokens
 from paddock.core.timing import PHASE
 from paddock.errors import UserError
+from paddock.loading.budgets import CHECKPOINTING, SEQUENCES, UNIT
 
 ROLLOUT, VALIDATION = "rollout", "validation"
 """Phases that generate: the responses of a step, and those of a validation, which may be more."""

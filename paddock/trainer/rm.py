@@ -16,10 +16,10 @@ from paddock.data.loader import validation_batches
 from paddock.data.pairs import PairDataset
 from paddock.data.transcript import Transcript
 from paddock.models.reward_head import scored_batch, sequence_scores
-from paddock.trainer.launch import Launch
+from paddock.runs.record import Launch
+from paddock.runs.tracking import Tracker
 from paddock.trainer.lifecycle import Metrics, Outcome
 from paddock.trainer.sft import SupervisedTrainer, kind_of
-from paddock.trainer.tracking import Tracker
 from paddock.trainer.training import train
 from paddock.workers.supervised import margin
 from paddock.workers.updates import one_step_plan

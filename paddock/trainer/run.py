@@ -6,6 +6,7 @@ import logging
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from paddock.commands.frozen_policy import open_tokenizer
 from paddock.config.conversations import converses
 from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards, pools
@@ -16,14 +17,13 @@ from paddock.models.image_reader import ImageReader
 from paddock.rewards.manager import NO_FUNCTIONS, Functions, RewardManager
 from paddock.rollouts.collect import Collector, trial
 from paddock.rollouts.environments import Environments, RowEnvironments
+from paddock.runs.checkpoint import CheckpointStore
+from paddock.runs.lock import FolderLock
+from paddock.runs.record import Launch
 from paddock.trainer import training
-from paddock.trainer.checkpoint import CheckpointStore
-from paddock.trainer.launch import Launch
 from paddock.trainer.lifecycle import Outcome
-from paddock.trainer.lock import FolderLock
 from paddock.trainer.loop import Trainer
 from paddock.trainer.model_rewards import open_models, training_styles, validation_styles
-from paddock.trainer.policy import open_tokenizer
 from paddock.trainer.training import Kind
 from paddock.trainer.validation import Validation
 from paddock.workers.roles import build

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from paddock.commands.frozen_policy import open_tokenizer, require_no_rollout
 from paddock.config.schema import Config
 from paddock.config.topology import ANSWERS, supervised_pools
 from paddock.core.batch import Batch
@@ -20,13 +21,12 @@ from paddock.engines.rollout.base import Prompt
 from paddock.models.save import whole_folder
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import Episode, Span
-from paddock.trainer.checkpoint import KEY, CheckpointStore
-from paddock.trainer.launch import Launch
+from paddock.runs.checkpoint import KEY, CheckpointStore
+from paddock.runs.lock import FolderLock
+from paddock.runs.record import Launch
+from paddock.runs.tracking import Tracker
 from paddock.trainer.lifecycle import Metrics, Outcome, TrainingRun
-from paddock.trainer.lock import FolderLock
 from paddock.trainer.performance import throughput_metrics, token_counts
-from paddock.trainer.policy import open_tokenizer, require_no_rollout
-from paddock.trainer.tracking import Tracker
 from paddock.trainer.training import Kind, train
 from paddock.workers.roles import build_learner
 from paddock.workers.sharded import ShardedLearner

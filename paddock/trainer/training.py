@@ -16,14 +16,14 @@ from paddock.config.schema import Config
 from paddock.config.topology import THREADS, Pool, wants_one_thread
 from paddock.core.device import seed_all, torch_settings_restored
 from paddock.errors import UserError
-from paddock.trainer.checkpoint import CheckpointStore, checkpoint_store, resume_point
+from paddock.runs.checkpoint import CheckpointStore, checkpoint_store, resume_point
+from paddock.runs.lock import FolderLock
+from paddock.runs.record import Launch, record_end, record_launch
+from paddock.runs.tracking import Tracker
 from paddock.trainer.interruption import Interruption
-from paddock.trainer.launch import Launch, record_end, record_launch
 from paddock.trainer.lifecycle import Listeners, Outcome, State, Step, TrainingRun
-from paddock.trainer.lock import FolderLock
 from paddock.trainer.out_of_memory import explaining
 from paddock.trainer.state import restore_rng, rng_state
-from paddock.trainer.tracking import Tracker
 from paddock.workers.sharded import WorkerLost
 
 log = logging.getLogger(__name__)

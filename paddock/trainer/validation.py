@@ -7,7 +7,7 @@ from paddock.data.dataset import PromptDataset
 from paddock.data.loader import EXTRAS, validation_batches
 from paddock.rollouts.collect import Collector, validation_sampling
 from paddock.rollouts.counts import COLUMNS
-from paddock.trainer.samples import Sample, dump_samples, samples_of
+from paddock.runs.samples import Sample, dump_samples, samples_of
 from paddock.trainer.validation_metrics import validation_metrics
 
 Metrics = dict[str, float]

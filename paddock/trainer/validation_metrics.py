@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paddock.trainer.samples import Sample
+from paddock.runs.samples import Sample
 
 DRAWS, SEED = 1000, 42
 VOTE = "pred"

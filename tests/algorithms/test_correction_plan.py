@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from paddock.config.load import load
 from paddock.config.rollout_correction import KEY, PRESETS, CorrectionPlan, Rejection, parse, preset_settings
 from paddock.errors import UserError
+from paddock.loading.load import load
 
 GEO = Rejection("seq_mean", "k1", math.log(0.999), math.log(1.001))
 K3 = Rejection("seq_mean", "k3", None, 0.01)

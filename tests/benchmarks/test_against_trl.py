@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.results import comparison, equal_samples, experiment, pictures, tables
 from benchmarks.results.comparison import Curve, Pair
 from paddock.algorithms.advantages import grpo_advantage
-from paddock.config.load import load
+from paddock.loading.load import load
 
 PROMPTS, ANSWERS = 4, 2
 KEYS = ["trainer.device=cpu", f"data.train_batch_size={PROMPTS}", "data.max_response_length=8",

@@ -18,8 +18,8 @@ from paddock.data.prepare import humaneval
 from paddock.errors import UserError
 from paddock.rewards.code import completed
 from paddock.rewards.rules import scorer_of
-from paddock.rewards.sandbox.local import LocalSandbox
-from paddock.rewards.sandbox.program import Program, settings_from
+from paddock.sandbox.local import LocalSandbox
+from paddock.sandbox.program import Program, settings_from
 
 HUMANEVAL = ROOT.parent / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
 ONE_EACH = {name: next(tasks_of(name, family, seed=1)) for name, family in FAMILIES.items()}

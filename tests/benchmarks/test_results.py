@@ -19,11 +19,11 @@ from tiny_models import save_tiny
 
 from benchmarks.learning_curves import smooth
 from benchmarks.results import experiment, pictures, records, tables
-from paddock.config.load import load
+from paddock.commands.keys_of import EVAL
 from paddock.data.prepare import humaneval
 from paddock.data.prepare.gsm8k import SOURCE
-from paddock.trainer.commands import EVAL
-from paddock.trainer.samples import Sample, dump_samples
+from paddock.loading.load import load
+from paddock.runs.samples import Sample, dump_samples
 
 PAGES = [ROOT / "docs" / language / "results.md" for language in ("en", "zh")]
 RUNS = pictures.read()

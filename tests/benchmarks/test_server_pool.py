@@ -9,8 +9,8 @@ import sys
 import pytest
 from conftest import ROOT
 
-from paddock.config.load import load
 from paddock.config.topology import device_count, pools
+from paddock.loading.load import load
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "benchmarks")  # scripts import their neighbours

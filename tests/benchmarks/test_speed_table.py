@@ -16,16 +16,16 @@ from tiny_models import tiny_model
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from paddock.config.memory.job import job
-from paddock.config.memory.model import Role, estimate
 from paddock.config.schema import Config
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
+from paddock.estimate.counts import Work
+from paddock.estimate.duration import duration
+from paddock.estimate.job import job
+from paddock.estimate.memory import Role, estimate
 from paddock.facts.machine import GPU_SPEED
 from paddock.facts.models import shape_of
 from paddock.plan.advice import MERGING_SAVES
-from paddock.plan.counts import Work
-from paddock.plan.duration import duration
 from paddock.workers.policy import Policy
 from tests.forked import ForkedCall
 

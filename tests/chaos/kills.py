@@ -82,9 +82,9 @@ class Point:
 
 REINFORCED = frozenset({"grpo", "ppo", "rloo", "lora"})
 SUPERVISED = frozenset(JOBS) - REINFORCED
-STORE = "paddock.trainer.checkpoint"
+STORE = "paddock.runs.checkpoint"
 POINTS: dict[str, Point] = {
-    "the folder's lock is just taken": Point("paddock.trainer.lock.FolderLock.__enter__", "after"),
+    "the folder's lock is just taken": Point("paddock.runs.lock.FolderLock.__enter__", "after"),
     "a checkpoint has some of its files": Point("paddock.trainer.lifecycle.save_state"),
     "a checkpoint has all files and no manifest": Point(f"{STORE}.write_manifest"),
     "a checkpoint's manifest is being written": Point(f"{STORE}.json.dumps", "after"),
@@ -96,13 +96,13 @@ POINTS: dict[str, Point] = {
     "an old checkpoint is being removed": Point(
         f"{STORE}.shutil.rmtree", only=lambda path, *_, **__: str(path).endswith(".removing")
     ),
-    "half of a line of the ledger is written": Point("paddock.trainer.tracking.jsonl.MetricsFile.log", "half a line"),
+    "half of a line of the ledger is written": Point("paddock.runs.tracking.jsonl.MetricsFile.log", "half a line"),
     "a line of samples is half written": Point(
-        "paddock.trainer.tracking.jsonl.SamplesFile.log", "half a line", REINFORCED
+        "paddock.runs.tracking.jsonl.SamplesFile.log", "half a line", REINFORCED
     ),
-    "the settings are being written": Point("paddock.trainer.launch.json.dumps", "after"),
+    "the settings are being written": Point("paddock.runs.record.json.dumps", "after"),
     "the report is being written": Point("paddock.report.write.render", "after"),
-    "a rollout dump is half written": Point("paddock.trainer.samples.json.dumps", "after", REINFORCED),
+    "a rollout dump is half written": Point("paddock.runs.samples.json.dumps", "after", REINFORCED),
     "the engine begins to generate": Point(
         "paddock.engines.rollout.embedded.engine.EmbeddedEngine.generate", "before", REINFORCED
     ),

@@ -22,7 +22,7 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 import ray
 
-from paddock.config.load import load
+from paddock.loading.load import load
 from paddock.trainer.run import train
 from paddock.workers import ray as cluster
 from tests.chaos.kills import RL, compare, record

@@ -12,10 +12,10 @@ import torch
 from byte_tokenizer import tokenizer_of_bytes
 from tiny_models import tiny_model
 
-from paddock.config.load import load
 from paddock.data.dataset import PromptDataset
 from paddock.engines.rollout.base import RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
+from paddock.loading.load import load
 from paddock.models.load import load_causal_lm, load_tokenizer
 from paddock.rollouts.environments import Environments, RowEnvironments
 from paddock.rollouts.episode import Episode

@@ -14,10 +14,10 @@ import torch
 from chatty import ROLLOUT, TURNS, keys_of, metrics, save_chatty, talk, write_rows
 from tiny_models import tiny_model
 
-from paddock.config.load import load
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.rollouts.episode import Episode
 from paddock.trainer.run import train
 

@@ -10,13 +10,13 @@ import pyarrow.parquet as parquet
 import pytest
 from tiny_models import save_tiny
 
+from paddock.commands.keys_of import SFT
 from paddock.config.engine import OptimConfig
-from paddock.config.load import load
 from paddock.engines.train.optim import lr_at
-from paddock.trainer.commands import SFT
+from paddock.loading.load import load
 from paddock.trainer.loop import Trainer
-from paddock.trainer.main_verl import supervise
 from paddock.trainer.run import train
+from paddock.verl.main import supervise
 from paddock.workers.roles import build
 
 SMALL = [

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from paddock.errors import UserError
+from paddock.runs.samples import Sample
 from paddock.trainer.metrics import batch_metrics, variance_proxy_metrics
-from paddock.trainer.samples import Sample
 from paddock.trainer.validation_metrics import variable_metrics
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "compat"))

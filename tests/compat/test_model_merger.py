@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 
-from paddock.door import PLAN_ONLY
+from paddock.commands.guard import PLAN_ONLY
 from paddock.errors import UserError
-from paddock.trainer.main_merger import run
+from paddock.verl.merger import run
 
 MERGE = ["merge", "--backend", "fsdp"]
 

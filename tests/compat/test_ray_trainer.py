@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 
 from paddock.algorithms.advantages import compute_advantages
 from paddock.algorithms.kl import AdaptiveKL, penalise
-from paddock.config.load import load
 from paddock.config.schema import AlgorithmConfig
 from paddock.errors import UserError
+from paddock.loading.load import load
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "compat"))
 trainer, protocol = import_module("verl.trainer.ppo.ray_trainer"), import_module("verl.protocol")

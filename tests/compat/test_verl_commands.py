@@ -14,11 +14,11 @@ import pyarrow.parquet as parquet
 import pytest
 from tiny_models import save_tiny
 
-from paddock.door import PLAN_ONLY
+from paddock.commands.guard import PLAN_ONLY
+from paddock.commands.keys_of import SFT
 from paddock.errors import UserError
-from paddock.trainer.commands import SFT
-from paddock.trainer.main_verl import generate, leave_torchrun, score, supervise
-from paddock.trainer.verl_commands import ENGINE_SFT, FSDP_SFT, load_supervised
+from paddock.verl.commands import ENGINE_SFT, FSDP_SFT, load_supervised
+from paddock.verl.main import generate, leave_torchrun, score, supervise
 
 A, M = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 FOUR = {"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8", "RANK": "0"}

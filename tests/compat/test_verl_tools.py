@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from chatty import TURNS, keys_of, metrics, save_chatty, talk, write_rows
 
-from paddock.config.load import load
-from paddock.environments.verl_tools import load_verl_tools
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.rollouts.episode import Episode
 from paddock.trainer.run import train
+from paddock.verl.tools import load_verl_tools
 
 NUMBERS = count()
 GSM8K = "verl.tools.gsm8k_tool.Gsm8kTool"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from paddock.config.load import load
 from paddock.errors import UserError
+from paddock.loading.load import load
 
 A, RO, M = (f"actor_rollout_ref.{role}" for role in ("actor", "rollout", "model"))
 EIGHT = ["trainer.n_gpus_per_node=8", "trainer.device=cuda", "trainer.nnodes=2"]

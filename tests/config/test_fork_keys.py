@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from paddock.config import legacy, tree
-from paddock.config.load import load
+from paddock.config import tree
 from paddock.errors import UserError
+from paddock.loading.load import load
+from paddock.verl import keys as legacy
 
 A, REF, RO = (f"actor_rollout_ref.{role}" for role in ("actor", "ref", "rollout"))
 GRPO = ["algorithm.adv_estimator=grpo", f"{RO}.n=8"]

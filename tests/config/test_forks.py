@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paddock.config.load import load
 from paddock.facts.compat import CHECKOUT
+from paddock.loading.load import load
 
 GRPO = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.model.path=org/model"]
 DEFAULTS = """

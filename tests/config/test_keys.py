@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from paddock.config import legacy, tree
-from paddock.config.load import load
+from paddock.config import tree
 from paddock.errors import UserError
+from paddock.loading.load import load
+from paddock.verl import keys as legacy
 
 LAUNCH_KEYS = Path(__file__).with_name("launch_keys.tsv")
 MISSION_KEYS = [

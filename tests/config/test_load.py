@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from paddock.config import tree
-from paddock.config.load import load
 from paddock.config.recipes import ALIASES, ESTIMATORS
 from paddock.errors import UserError
 from paddock.facts.machine import GIB, Machine
+from paddock.loading.load import load
 
 LAPTOP = Machine("cpu", 0, None, 16 * GIB, 4, frozenset())
 ONE_GPU = Machine("cuda", 1, 141 * GIB, 128 * GIB, 16, frozenset())
@@ -200,7 +200,7 @@ def test_config_imports_no_torch():
     import subprocess
     import sys
 
-    code = "import sys, paddock.config.load as m; m.load(['data.shuffle=True']); sys.exit('torch' in sys.modules)"
+    code = "import sys, paddock.loading.load as m; m.load(['data.shuffle=True']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
 
 

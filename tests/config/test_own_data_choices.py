@@ -8,11 +8,11 @@ import shutil
 import pytest
 from conftest import ROOT
 
+from paddock.commands.keys_of import SFT
 from paddock.config import tree
-from paddock.config.load import load
 from paddock.errors import UserError
 from paddock.facts.machine import GIB, Machine
-from paddock.trainer.commands import SFT
+from paddock.loading.load import load
 
 LAPTOP = Machine("cpu", 0, None, 16 * GIB, 4, frozenset())
 EIGHT_GPUS = Machine("cuda", 8, 80 * GIB, 1024 * GIB, 96, frozenset({"vllm", "ray"}))

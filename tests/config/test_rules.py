@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paddock.config.load import load
 from paddock.errors import UserError
 from paddock.facts.machine import GIB, Machine
+from paddock.loading.load import load
 
 LAPTOP = Machine("cpu", 0, None, 16 * GIB, 4, frozenset())
 GRPO = "algorithm.adv_estimator=grpo"

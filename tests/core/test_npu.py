@@ -15,12 +15,12 @@ import torch
 from conftest import ROOT
 from tiny_models import save_tiny
 
-from paddock import preflight
-from paddock.config.load import load
-from paddock.config.memory.job import hardware
+from paddock.commands import preflight
 from paddock.core import device
 from paddock.errors import UserError
+from paddock.estimate.job import hardware
 from paddock.facts.machine import GIB, Machine
+from paddock.loading.load import load
 
 ASCEND = Path(__file__).parent / "ascend"
 BARE = Machine("npu", 16, 64 * GIB, 512 * GIB, 64, frozenset({"ray"}))

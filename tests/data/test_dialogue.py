@@ -8,13 +8,13 @@ import re
 import pytest
 from byte_tokenizer import byte_tokenizer
 
+from paddock.commands.keys_of import SFT
 from paddock.data.chat import PromptEncoder
 from paddock.data.dialogue import TEMPLATE_KEY, Dialogue
 from paddock.data.unscored import AnswerDataset
 from paddock.environments.calls import FORMATS
 from paddock.environments.environment import Call
 from paddock.errors import UserError
-from paddock.trainer.commands import SFT
 from tests.templates.families import FAMILIES, Family
 
 TOOLS = [

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from byte_tokenizer import byte_tokenizer
 
-from paddock.config.load import load
 from paddock.config.schema import DataConfig
 from paddock.data.dataset import PromptDataset
 from paddock.data.loader import Loader
 from paddock.data.mixture import Mixture, shares
 from paddock.errors import UserError
+from paddock.loading.load import load
 
 
 def files(folder, *sizes):

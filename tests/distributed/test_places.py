@@ -10,9 +10,7 @@ import pytest
 import torch
 from tiny_models import tiny_batch, tiny_model
 
-from paddock.config.load import load
-from paddock.config.memory.job import job
-from paddock.config.memory.model import estimate
+from paddock.commands.preflight import check
 from paddock.config.schema import Config
 from paddock.config.topology import data_parallel_size, device_count, in_one_process, pools
 from paddock.core.masked import Denominators
@@ -22,11 +20,13 @@ from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
+from paddock.estimate.job import job
+from paddock.estimate.memory import estimate
 from paddock.facts.machine import this_machine
+from paddock.loading.load import load
 from paddock.models.packing import sequence_lengths
 from paddock.plan.arithmetic import roles
-from paddock.preflight import check
-from paddock.trainer.tracking.prometheus import allowed
+from paddock.runs.tracking.prometheus import allowed
 from paddock.workers.policy import Policy
 from paddock.workers.roles import Roles
 from paddock.workers.sharded import ShardedRollout, cut, share_of

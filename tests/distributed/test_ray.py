@@ -23,11 +23,11 @@ from safetensors.torch import load_file
 from tiny_models import tiny_batch
 from tiny_zoo import save
 
-from paddock.config.load import load
 from paddock.config.schema import Config
 from paddock.config.topology import Pool, pools
 from paddock.core.batch import Batch
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.plan.arithmetic import roles as planned_roles
 from paddock.rollouts.collect import Collector
 from paddock.trainer import run as runs

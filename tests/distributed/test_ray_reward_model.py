@@ -11,11 +11,11 @@ import torch
 from devices import ON_DEVICE
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from paddock.config.load import load
+from paddock.commands.preflight import check
 from paddock.config.topology import pools
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.models.load import ASSETS, load_tokenizer
-from paddock.preflight import check
 from paddock.trainer import run as runs
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")

@@ -13,7 +13,7 @@ from devices import ON_DEVICE
 from safetensors.torch import load_file
 from tiny_models import save_tiny
 
-from paddock.trainer.commands import RM, SFT
+from paddock.commands.keys_of import RM, SFT
 from paddock.trainer.rm import train_reward_model
 from paddock.trainer.sft import fine_tune
 from paddock.workers.sharded import cut

@@ -13,7 +13,7 @@ from devices import ON_DEVICE
 from safetensors.torch import load_file
 from tiny_models import moved_copy
 
-from paddock.config.load import load
+from paddock.loading.load import load
 from paddock.trainer import run as runs
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")

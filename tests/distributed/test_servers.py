@@ -21,14 +21,14 @@ from devices import ON_DEVICE
 from tiny_models import tiny_batch
 from transformers import AutoModelForCausalLM
 
-from paddock.config.load import load
+from paddock.commands.preflight import check
 from paddock.config.schema import Config
 from paddock.core.timing import Timer
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.models.load import load_tokenizer
 from paddock.plan.arithmetic import roles as planned_roles
-from paddock.preflight import check
 from paddock.trainer import run as runs
 from paddock.workers.rank import Rank
 from paddock.workers.roles import Roles, build

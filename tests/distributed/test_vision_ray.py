@@ -16,7 +16,7 @@ pytest.importorskip("PIL", reason="needs the extra `vision`")
 
 from tiny_vision import encoded, painted, prompt_of, reader_of, save_tiny_vision, vision_batch
 
-from paddock.config.load import load
+from paddock.loading.load import load
 from paddock.trainer import run as runs
 from paddock.workers.sharded import FORWARD, Rows
 

@@ -9,14 +9,14 @@ import pytest
 from pages import ALL, arguments_of, title, typed
 
 from paddock.cli import COMMANDS
+from paddock.commands.keys_of import EVAL, GENERATE, RM, SFT
 from paddock.config import tree
-from paddock.config.overrides import FLAGS as CONFIG_FLAGS
-from paddock.config.overrides import parse
 from paddock.data.prepare.command import NAMES
 from paddock.errors import UserError
 from paddock.help.pages import PAGES as HELP
+from paddock.loading.overrides import FLAGS as CONFIG_FLAGS
+from paddock.loading.overrides import parse
 from paddock.models.get import CATALOGUE
-from paddock.trainer.commands import EVAL, GENERATE, RM, SFT
 
 SHORT_NAMES = {"eval": EVAL, "generate": GENERATE, "rm": RM, "sft": SFT}
 OWN_ARGUMENTS = ("prompt", "output")

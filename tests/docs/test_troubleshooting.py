@@ -11,8 +11,8 @@ import pytest
 from conftest import ROOT
 from pages import LANGUAGES, blocks
 
-from paddock import preflight
 from paddock.cli import main
+from paddock.commands import preflight
 from paddock.core.cache import cache_folder
 from paddock.facts.machine import Machine, this_machine
 

@@ -13,7 +13,7 @@ from conftest import ROOT
 from paddock.cli import main
 from paddock.doctor import environment, extras
 from paddock.facts.distribution import DISTRIBUTION
-from paddock.rewards.sandbox import local
+from paddock.sandbox import local
 
 
 @pytest.fixture

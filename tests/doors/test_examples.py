@@ -18,9 +18,9 @@ from test_guides import check
 from test_plan import shell
 
 from paddock.config import tree
-from paddock.config.legacy import rule_for
 from paddock.facts.machine import GPU_MEMORY_GIB
 from paddock.facts.models import shape_of
+from paddock.verl.keys import rule_for
 from tools.example_headers import (
     READMES,
     SEVERAL_COMMANDS,

@@ -10,8 +10,8 @@ from pyarrow import parquet
 from tiny_models import byte_tokenizer, save_tiny
 
 from paddock.cli import main
+from paddock.commands.keys_of import EVAL, GENERATE
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
-from paddock.trainer.commands import EVAL, GENERATE
 
 SMALL = ["rollout.dtype=float32", "data.max_response_length=6"]
 

@@ -12,12 +12,12 @@ from conftest import ROOT
 from pages import LANGUAGES, READMES, arguments_of, blocks, typed
 
 from paddock.cli import main
+from paddock.commands.guard import guarded
+from paddock.commands.keys_of import EVAL, GENERATE, SFT
 from paddock.config import tree
-from paddock.config.load import load
 from paddock.data.prepare.command import PREPARERS
-from paddock.door import guarded
+from paddock.loading.load import load
 from paddock.models.get import CATALOGUE
-from paddock.trainer.commands import EVAL, GENERATE, SFT
 
 GUIDES = {"gae": "ppo.md", "grpo": "grpo.md", "rloo": "rloo.md"}
 """Estimator and its guide."""

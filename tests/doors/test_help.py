@@ -15,12 +15,12 @@ from conftest import ROOT
 
 import paddock
 from paddock.cli import COMMANDS, OWN_HELP, USAGE, main
+from paddock.commands.run_model import with_run
 from paddock.config import tree
-from paddock.config.load import load
 from paddock.help.entry import COMMANDS as TAKING_KEYS
 from paddock.help.entry import entries, takes
 from paddock.help.pages import PAGES
-from paddock.run_model import with_run
+from paddock.loading.load import load
 
 EXAMPLES = [(name, line) for name, page in PAGES.items() if name in COMMANDS for _, line in page.examples]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from paddock.cli import main
-from paddock.config import legacy, tree
-from paddock.config.refusals import NOT_BUILT
+from paddock.config import tree
 from paddock.help.keys_command import search
+from paddock.loading.refusals import NOT_BUILT
+from paddock.verl import keys as legacy
 
 
 def said(capsys, *words: str) -> str:

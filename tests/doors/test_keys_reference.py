@@ -10,8 +10,8 @@ import pytest
 from conftest import ROOT
 
 from paddock.config import tree
-from paddock.config.refusals import NOT_BUILT
 from paddock.help.keys_command import CHECKING
+from paddock.loading.refusals import NOT_BUILT
 
 
 @pytest.fixture(scope="module")

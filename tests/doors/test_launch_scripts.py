@@ -13,8 +13,8 @@ from conftest import ROOT
 from test_plan import shell
 
 from paddock.config import tree
-from paddock.config.load import load
 from paddock.errors import UserError
+from paddock.loading.load import load
 
 ARRAYS = """
 #!/usr/bin/env bash

@@ -11,7 +11,8 @@ from functools import cache
 
 from conftest import ROOT
 
-from paddock.config import legacy, tree
+from paddock.config import tree
+from paddock.verl import keys as legacy
 
 FILES = sorted((ROOT / "paddock").rglob("*.py"))
 OURS = {file.name for file in FILES} | {"constraints.txt", "pyproject.toml", "Makefile"}

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from paddock import preflight
 from paddock.cli import main
-from paddock.config.load import load
-from paddock.config.refusals import NOT_BUILT, REFUSALS
+from paddock.commands import preflight
 from paddock.config.tree import leaves
 from paddock.errors import UserError
 from paddock.facts.machine import Machine
+from paddock.loading.load import load
+from paddock.loading.refusals import NOT_BUILT, REFUSALS
 
 A, RO, M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 MEGATRON, REWARD = f"{A}.strategy=megatron", ("reward_model.enable=True", "reward_model.model.path=/no/model")

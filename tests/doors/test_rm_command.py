@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 from paddock.cli import main
-from paddock.trainer.commands import RM
+from paddock.commands.keys_of import RM
 
 OPTIM = "actor_rollout_ref.actor.optim"
 
@@ -54,7 +54,7 @@ def test_the_embedded_model_learns_the_built_in_pairs_and_leaves_a_reward_model(
 
 
 def test_the_module_is_the_same_door():
-    command = [sys.executable, "-m", "paddock.trainer.main_rm", "optim.lrr=1"]
+    command = [sys.executable, "-m", "paddock.commands.rm", "optim.lrr=1"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
     assert done.returncode == 2

@@ -9,7 +9,7 @@ import pytest
 from tiny_models import save_tiny
 
 from paddock.cli import main
-from paddock.trainer.commands import EVAL, GENERATE
+from paddock.commands.keys_of import EVAL, GENERATE
 
 SMALL = ["rollout.dtype=float32", "data.max_response_length=6", "rollout.do_sample=False"]
 
@@ -76,7 +76,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_by_name_refused(trained, tmp_pa
 
 
 def test_settings_of_the_user_win_over_those_of_a_run(trained):
-    from paddock.run_model import with_run
+    from paddock.commands.run_model import with_run
 
     run, mine = trained / "a run", trained / "model"
     loaded = GENERATE.load(with_run(GENERATE, [str(run), f"model.tokenizer_path={mine}", "data=rows.jsonl"]))
@@ -85,7 +85,7 @@ def test_settings_of_the_user_win_over_those_of_a_run(trained):
 
 
 def test_a_run_is_read_in_the_type_in_which_its_rollout_computed(tmp_path):
-    from paddock.run_model import with_run
+    from paddock.commands.run_model import with_run
 
     root = train(tmp_path, "actor_rollout_ref.rollout.dtype=float16")
     run = root / "a run"

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 from paddock.cli import main
-from paddock.trainer.commands import SFT
+from paddock.commands.keys_of import SFT
 
 OPTIM = "actor_rollout_ref.actor.optim"
 
@@ -47,7 +47,7 @@ def test_the_embedded_model_learns_the_warm_up_rows_and_leaves_a_model_that_tran
 
 
 def test_the_module_is_the_same_door(tmp_path):
-    command = [sys.executable, "-m", "paddock.trainer.main_sft", "optim.lrr=1"]
+    command = [sys.executable, "-m", "paddock.commands.sft", "optim.lrr=1"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
     assert done.returncode == 2

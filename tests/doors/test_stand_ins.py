@@ -14,7 +14,7 @@ from conftest import ROOT
 
 from paddock import __version__
 from paddock.errors import UserError
-from paddock.scripts.launcher import OVERRIDES, as_module, behind, is_ours
+from paddock.verl.scripts.launcher import OVERRIDES, as_module, behind, is_ours
 
 REWARD = """
 import verl

@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 
 from paddock.errors import UserError
-from paddock.scripts.by_hand import run
+from paddock.verl.scripts.by_hand import run
 
 
 class Environment:

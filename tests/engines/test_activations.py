@@ -10,13 +10,13 @@ from tiny_models import tiny_batch, tiny_model
 from torch import nn
 
 from paddock.config.engine import OptimConfig
-from paddock.config.load import load
 from paddock.core.device import CopyStream
 from paddock.engines.train.activations import BEHIND, Activations, SavedTensors
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings, actor_settings, critic_settings
 from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.models.value_head import ValueModel
 
 CPU = torch.device("cpu")

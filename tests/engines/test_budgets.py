@@ -8,10 +8,10 @@ import pytest
 import torch
 from tiny_models import save_tiny, tiny_batch
 
-from paddock.config.load import load
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.open import actor_engine, critic_engine, reference_engine
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.models.packing import sequence_lengths
 
 A, REF, RO = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"

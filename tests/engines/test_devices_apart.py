@@ -12,13 +12,13 @@ from tiny_models import tiny_model
 from tiny_updates import WANT, in_role, loss_of, rollouts, settings
 from torch.distributed.checkpoint import FileSystemReader
 
-from paddock.config.load import load
 from paddock.core.masked import Denominators
 from paddock.engines.train.base import Outputs
 from paddock.engines.train.checkpoints import own_tensors
 from paddock.engines.train.engine import Engine, offload_idle
 from paddock.engines.train.shards import optimizer_fields, save_shards
 from paddock.engines.train.single import SingleBackend
+from paddock.loading.load import load
 from paddock.models.reward_head import RewardModel
 from paddock.workers.policy import Policy
 from paddock.workers.role import MiniBatch

@@ -15,13 +15,13 @@ from tiny_models import tiny_batch, tiny_model
 from torch import Tensor
 
 from paddock.config.engine import OptimConfig
-from paddock.config.load import load
 from paddock.core.device import CopyStream
 from paddock.engines.train import offload
 from paddock.engines.train.engine import Engine, offload_idle
 from paddock.engines.train.offload import Offload
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
+from paddock.loading.load import load
 from paddock.models.adapters import Lora, attach, is_adapter
 from paddock.rollouts.collect import Collector
 from paddock.trainer.run import train

@@ -11,7 +11,6 @@ from tiny_models import EOS, FAMILIES, tiny_batch, tiny_model
 from torch import Tensor
 
 from paddock.config.engine import OptimConfig
-from paddock.config.load import load
 from paddock.core.batch import Batch
 from paddock.engines.rollout.base import Completion, Limits, Prompt, Request, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
@@ -23,6 +22,7 @@ from paddock.engines.train.open import actor_engine, critic_engine
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.models.adapters import MERGED, WEIGHTS_FILE, Lora, adapters_on, attach, is_adapter
 from paddock.models.forward import FUSED
 from paddock.models.gathered import GatheredModel

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from paddock.config.engine import OptimConfig
-from paddock.config.load import load
 from paddock.core.batch import Batch
 from paddock.engines.train.base import EXPERT_COLUMNS
 from paddock.engines.train.engine import Engine
@@ -22,6 +21,7 @@ from paddock.engines.train.routers import RouterSettings
 from paddock.engines.train.settings import Budget, router_settings
 from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.models.experts import Routing, experts_of
 from paddock.models.packing import pack
 

@@ -28,8 +28,6 @@ from tiny_models import save_tiny
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from paddock.config.load import load
-from paddock.config.refusals import refused
 from paddock.engines.rollout import sglang
 from paddock.engines.rollout.base import Prompt, Request
 from paddock.engines.rollout.served import Server
@@ -37,6 +35,8 @@ from paddock.engines.rollout.sglang import SGLangEngine, parameters
 from paddock.engines.rollout.sglang import start as start_server
 from paddock.engines.rollout.stops import StopTables
 from paddock.errors import UserError
+from paddock.loading.load import load
+from paddock.loading.refusals import refused
 
 ARGUMENTS = {"load_format": "dummy", "tp_size": 1, "pp_size": 1, "max_running_requests": 4}
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from copy_pairs import MODELS, PROMPTS, SAMPLED, Pair, require_right_log_probs, train, worst_gap
 
-from paddock.config.load import load
-from paddock.config.refusals import served_log_probs_are_those_of_the_temperature
 from paddock.config.roles import RolloutConfig
 from paddock.engines.rollout import vllm
 from paddock.engines.rollout.vllm import logprobs_mode
 from paddock.errors import UserError
+from paddock.loading.load import load
+from paddock.loading.refusals import served_log_probs_are_those_of_the_temperature
 
 
 @pytest.fixture(scope="module", params=list(MODELS))

@@ -11,7 +11,6 @@ from copy_pairs import LIMITS, PROMPTS, SAMPLED, SHAPE, require_right_log_probs,
 from tiny_models import save_tiny, tiny_model
 
 from paddock.config.engine import OptimConfig
-from paddock.config.load import load
 from paddock.engines.rollout.base import Completion
 from paddock.engines.rollout.vllm import VLLMEngine, room_for_adapter
 from paddock.engines.train.engine import Engine
@@ -19,6 +18,7 @@ from paddock.engines.train.open import actor_engine
 from paddock.engines.train.settings import Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.models.adapters import Lora, attach
 from paddock.models.load import load_causal_lm
 from paddock.workers.open_engines import rollout_engine

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from episodes import play, script
 
-from paddock.environments import openenv as adapter
+from paddock.environments.adapters import openenv as adapter
 from paddock.environments.catalogue import environment_of
 from paddock.environments.environment import Call
 from paddock.errors import UserError

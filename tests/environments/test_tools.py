@@ -15,7 +15,7 @@ from paddock.config.schema import RewardModelConfig
 from paddock.environments.tool_environment import calculator, load_tools
 from paddock.environments.tools import Tool, ToolError, tool_of, written
 from paddock.errors import UserError
-from paddock.rewards.sandbox.program import settings_of
+from paddock.sandbox.program import settings_of
 
 
 def sandbox() -> dict[str, Any]:

@@ -81,7 +81,7 @@ def test_what_is_missing_in_a_package_is_an_import_error(tmp_path):
         "from paddock.config.plugins import import_plugin; import_plugin('mine', 'model.external_lib')",
         "from paddock.facts.modules import module_at; module_at('pkg://mine')",
         "from paddock.facts.modules import module_at; module_at('mine.py')",
-        "from paddock.environments.verl_classes import class_of; class_of('mine.Loop', 'key', 'value')",
+        "from paddock.verl.classes import class_of; class_of('mine.Loop', 'key', 'value')",
     ],
 )
 def test_every_plug_in_finds_verls_names_and_the_working_directory(asked, tmp_path):

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from paddock.algorithms.losses import LossInputs, policy_loss_terms, value_loss
+from paddock.commands.export import export as export_checkpoint
 from paddock.config.engine import OptimConfig
 from paddock.config.roles import ActorConfig, CriticConfig
 from paddock.core.batch import Batch
@@ -34,7 +35,6 @@ from paddock.engines.train.fsdp import FSDPBackend
 from paddock.engines.train.routers import RouterSettings
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
-from paddock.export import export as export_checkpoint
 from paddock.models.adapters import Lora, attach, is_adapter
 from paddock.models.load import load_backbone, load_causal_lm
 from paddock.models.value_head import ValueModel

@@ -9,15 +9,15 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
-from paddock import preflight
+from paddock.commands import preflight
 from paddock.config.engine import OptimConfig
-from paddock.config.load import load
 from paddock.core.batch import Batch
 from paddock.core.device import CopyStream, empty_cache, memory_in_use, peak_memory, reset_peak_memory, synchronize
 from paddock.engines.train.activations import BEHIND, Activations
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
+from paddock.loading.load import load
 from paddock.models.forward import FUSED
 from paddock.trainer.run import train
 

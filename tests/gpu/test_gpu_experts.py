@@ -14,7 +14,6 @@ from tiny_zoo import save, tiny
 from torch import Tensor
 
 from paddock.config.engine import OptimConfig
-from paddock.config.load import load
 from paddock.core.batch import Batch
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
@@ -24,6 +23,7 @@ from paddock.engines.train.engine import Engine
 from paddock.engines.train.routers import RouterSettings
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
+from paddock.loading.load import load
 from paddock.models.experts import Routing, experts_of
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import one_turn_each

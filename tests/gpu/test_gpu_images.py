@@ -20,7 +20,6 @@ from PIL import Image
 from tiny_vision import encoded, painted, prompt_of, reader_of, save_tiny_vision, vision_batch
 
 from paddock.config.engine import OptimConfig
-from paddock.config.load import load
 from paddock.core.batch import Batch
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
@@ -29,6 +28,7 @@ from paddock.engines.train.base import Outputs
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
+from paddock.loading.load import load
 from paddock.models.load import load_causal_lm
 from paddock.models.vision import vision_tokens
 from paddock.trainer.run import train

@@ -14,12 +14,12 @@ from tiny_models import tiny_batch, tiny_model
 from torch import Tensor
 
 from paddock.config.engine import OptimConfig
-from paddock.config.load import load
 from paddock.core.device import CopyStream, memory_in_use
 from paddock.engines.train.engine import Engine, offload_idle
 from paddock.engines.train.offload import LEAST, Offload, offloads_of
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
+from paddock.loading.load import load
 from paddock.models.fused import fused
 from paddock.trainer.run import train
 

@@ -11,7 +11,6 @@ import torch
 from tiny_models import EOS, FAMILIES, tiny_batch, tiny_model
 
 from paddock.config.engine import OptimConfig
-from paddock.config.load import load
 from paddock.core.batch import Batch
 from paddock.core.device import flash_attention
 from paddock.core.masked import Denominators
@@ -24,6 +23,7 @@ from paddock.engines.train.engine import Engine, offload_idle
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.models.attention.hook import attention_forward
 from paddock.models.forward import FUSED
 from paddock.models.fused import fused

@@ -12,11 +12,11 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
-from paddock.config.load import load
 from paddock.core.device import memory_in_use
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Settings
 from paddock.engines.train.single import SingleBackend
+from paddock.loading.load import load
 from paddock.workers.policy import Policy
 from paddock.workers.weight_sender import Bucket, WeightSender
 

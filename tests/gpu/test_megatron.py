@@ -14,11 +14,11 @@ from tiny_models import tiny_batch, tiny_model
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from paddock.config.engine import OptimConfig
-from paddock.config.load import load
 from paddock.config.roles import LoraConfig
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
+from paddock.loading.load import load
 from paddock.trainer.run import train
 
 pytest.importorskip("megatron.core", reason="needs megatron-core")

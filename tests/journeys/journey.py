@@ -20,8 +20,8 @@ import pytest
 from conftest import ROOT
 
 from paddock.cli import main
+from paddock.commands.guard import Messages
 from paddock.core.cache import cache_folder
-from paddock.door import Messages
 
 
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 
 import paddock
 from paddock import Run, UserError
-from paddock.config.load import load
-from paddock.trainer.commands import SFT
+from paddock.commands.keys_of import SFT
+from paddock.loading.load import load
 from paddock.trainer.run import train
 from paddock.trainer.sft import fine_tune
 
@@ -186,7 +186,7 @@ def test_a_function_that_takes_too_long_counts_as_cut_off_and_the_log_says_so(tm
     ],
 )
 def test_a_bad_argument_has_the_text_of_the_command(made, typed):
-    from paddock.preflight import check
+    from paddock.commands.preflight import check
 
     with pytest.raises(UserError) as line:
         check(load(typed).config)

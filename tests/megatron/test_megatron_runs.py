@@ -18,12 +18,12 @@ from megatron.core import parallel_state
 from tiny_models import moved_copy
 from transformers import AutoModelForCausalLM
 
-from paddock.config.load import load
+from paddock.commands.export import export
+from paddock.commands.preflight import check
 from paddock.config.topology import in_one_process
 from paddock.engines.train.open import actor_engine, backend_of
 from paddock.errors import UserError
-from paddock.export import export
-from paddock.preflight import check
+from paddock.loading.load import load
 from paddock.trainer import run as runs
 
 MEGATRON = "--config-name=ppo_megatron_trainer"

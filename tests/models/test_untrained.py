@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny
 
 from paddock.cli import main
-from paddock.config.load import load
 from paddock.data.chat import PromptEncoder
 from paddock.data.dataset import PromptRow
 from paddock.data.dialogue import Dialogue
+from paddock.loading.load import load
 from paddock.models.load import load_tokenizer
 from paddock.models.untrained import LOOK_ALIKES, untrained
 from paddock.rollouts.environments import Environments, RowEnvironments

@@ -29,7 +29,6 @@ from tiny_vision import (
 )
 
 from paddock.config.engine import OptimConfig
-from paddock.config.load import load
 from paddock.core.batch import Batch
 from paddock.core.images import Images
 from paddock.core.masked import Denominators, aggregate
@@ -40,6 +39,7 @@ from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.models.fused import fuse, fused
 from paddock.models.image_reader import ImageReader, load_processor
 from paddock.models.load import load_backbone, load_causal_lm

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from paddock.config.load import load
-from paddock.config.memory.job import job
-from paddock.config.memory.model import offloaded as on_the_host
-from paddock.config.memory.model import update_work
+from paddock.estimate.job import job
+from paddock.estimate.memory import offloaded as on_the_host
+from paddock.estimate.memory import update_work
 from paddock.facts.machine import GIB, Machine
+from paddock.loading.load import load
 
 NODE = Machine("cuda", 8, 80 * GIB, 1024 * GIB, 64, frozenset({"ray"}))
 SETTINGS = [

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from paddock.config.load import load
-from paddock.config.memory.model import GIB, Hardware, Job, Role, Rollout, estimate
-from paddock.config.memory.splits import Fsdp, Megatron
+from paddock.estimate.memory import GIB, Hardware, Job, Role, Rollout, estimate
+from paddock.estimate.splits import Fsdp, Megatron
 from paddock.facts.models import shape_of
+from paddock.loading.load import load
 from paddock.plan.advice import Advice, Facts, advise, is_tuned, recommended_n
 from paddock.plan.plan import make
 

@@ -10,14 +10,14 @@ import pytest
 
 import paddock
 from paddock.cli import main
+from paddock.commands.keys_of import EVAL, GENERATE, SFT, Command
 from paddock.config import tree
-from paddock.config.load import Loaded, load
-from paddock.config.memory.job import job
-from paddock.config.memory.model import estimate
 from paddock.errors import UserError
+from paddock.estimate.job import job
+from paddock.estimate.memory import estimate
 from paddock.facts.machine import GIB, Machine
+from paddock.loading.load import Loaded, load
 from paddock.plan.plan import known_gpu
-from paddock.trainer.commands import EVAL, GENERATE, SFT, Command
 
 A, M, RO = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 TOKENS, CHECKPOINTING, PREFILL, SEQUENCES = (

@@ -11,15 +11,8 @@ from dataclasses import replace
 import pytest
 from conftest import ROOT
 
-from paddock.config.load import load
-from paddock.config.memory.job import job as job_of
-from paddock.config.memory.model import GIB, Hardware, Job, Role, Rollout, estimate
-from paddock.config.memory.splits import Fsdp, Megatron
 from paddock.config.topology import copies_rollout_log_probs
-from paddock.facts import processor
-from paddock.facts.machine import GPU_MEMORY_GIB, GPU_SPEED, Machine, Speed
-from paddock.facts.models import ModelShape, shape_of
-from paddock.plan.counts import (
+from paddock.estimate.counts import (
     Work,
     cache_reads,
     forward_operations,
@@ -29,7 +22,14 @@ from paddock.plan.counts import (
     response_operations,
     update_forwards,
 )
-from paddock.plan.duration import duration, rollout_seconds
+from paddock.estimate.duration import duration, rollout_seconds
+from paddock.estimate.job import job as job_of
+from paddock.estimate.memory import GIB, Hardware, Job, Role, Rollout, estimate
+from paddock.estimate.splits import Fsdp, Megatron
+from paddock.facts import processor
+from paddock.facts.machine import GPU_MEMORY_GIB, GPU_SPEED, Machine, Speed
+from paddock.facts.models import ModelShape, shape_of
+from paddock.loading.load import load
 from paddock.plan.from_config import seconds, speed_of, threads
 from paddock.plan.tables import clock
 

@@ -10,13 +10,13 @@ from statistics import median
 import pytest
 from conftest import ROOT
 
-from paddock.config.load import load
-from paddock.config.memory.job import job as job_of
-from paddock.config.memory.model import GIB, Hardware, Job, Role, Rollout, scalar
+from paddock.estimate.counts import Work
+from paddock.estimate.duration import forward_seconds, rollout_seconds, update_seconds
+from paddock.estimate.job import job as job_of
+from paddock.estimate.memory import GIB, Hardware, Job, Role, Rollout, scalar
 from paddock.facts.machine import GPU_SPEED
 from paddock.facts.models import ModelShape, shape_of
-from paddock.plan.counts import Work
-from paddock.plan.duration import forward_seconds, rollout_seconds, update_seconds
+from paddock.loading.load import load
 from paddock.plan.from_config import seconds
 
 WITHIN = 0.25

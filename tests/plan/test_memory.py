@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddock.config.memory.model import GIB, Hardware, Job, Role, Rollout, estimate, layer_elements
-from paddock.config.memory.splits import Fsdp, Megatron
+from paddock.estimate.memory import GIB, Hardware, Job, Role, Rollout, estimate, layer_elements
+from paddock.estimate.splits import Fsdp, Megatron
 from paddock.facts.models import ModelShape, shape_of
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paddock.config import tree
-from paddock.config.load import load
+from paddock.loading.load import load
 
 VALIDATION = "val-core/openai/gsm8k/acc/mean@1"
 PASS = "val-aux/openai/gsm8k/acc/pass@1"

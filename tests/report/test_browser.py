@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from synthetic import VALIDATION, write_run, write_samples
 
-from paddock.report.folder import read_run
 from paddock.report.page import render
+from paddock.runs.reading import read_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make test-browser")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

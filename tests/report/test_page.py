@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from synthetic import VALIDATION, write_run, write_samples, write_start
 
-from paddock.report.folder import RecordedRun, read_run
 from paddock.report.page import bounded, render, short
+from paddock.runs.reading import RecordedRun, read_run
 
 
 class Page(HTMLParser):

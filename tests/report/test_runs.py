@@ -10,8 +10,8 @@ from synthetic import VALIDATION, write_run
 
 from paddock.errors import UserError
 from paddock.report.curves import Curve, Series, common_label, curves_of, series_of, thinned
-from paddock.report.folder import RecordedRun, read_run
 from paddock.report.summary import amount, duration, held_out, phase_seconds, summary_lines, total_seconds, training
+from paddock.runs.reading import RecordedRun, read_run
 
 
 def run_of(tmp_path, *rows: dict, name: str = "run") -> RecordedRun:

@@ -12,15 +12,15 @@ import torch
 from conftest import ROOT
 
 from benchmarks.hedges import LETTERS, hedges
-from paddock.config.load import load
 from paddock.core.batch import Batch
 from paddock.core.boxed import last_boxes
-from paddock.rewards.answers import library, verdicts
-from paddock.rewards.answers.limits import SECONDS, TooLong, Unread, cpu_seconds
-from paddock.rewards.answers.notation import canonical
-from paddock.rewards.answers.reader import read
-from paddock.rewards.answers.values import Sample, valued
-from paddock.rewards.answers.verdicts import compared
+from paddock.grading import library, verdicts
+from paddock.grading.limits import SECONDS, TooLong, Unread, cpu_seconds
+from paddock.grading.notation import canonical
+from paddock.grading.reader import read
+from paddock.grading.values import Sample, valued
+from paddock.grading.verdicts import compared
+from paddock.loading.load import load
 from paddock.rewards.custom import Failed, Target
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.maths import boxed

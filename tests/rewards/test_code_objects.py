@@ -10,9 +10,9 @@ from test_code_scorers import SANDBOX, asserts, cause
 
 from paddock.errors import UserError
 from paddock.rewards.code import contest, humaneval
-from paddock.rewards.sandbox.local import LocalSandbox
-from paddock.rewards.sandbox.oracle import guarded
-from paddock.rewards.sandbox.program import settings_from
+from paddock.sandbox.local import LocalSandbox
+from paddock.sandbox.oracle import guarded
+from paddock.sandbox.program import settings_from
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,16 +13,16 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.config.load import load
+from paddock.core.supervisor import descendants
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.rewards.code import code_of, completed, contest, humaneval, mbpp, same_output
 from paddock.rewards.manager import RewardManager
-from paddock.rewards.sandbox.inside.checks import accepted, same
-from paddock.rewards.sandbox.inside.wire import read, written
-from paddock.rewards.sandbox.local import LocalSandbox
-from paddock.rewards.sandbox.program import CAUSES, Program, settings_from, settings_of
 from paddock.rewards.score import ScoreRequest
-from paddock.rewards.supervisor import descendants
+from paddock.sandbox.inside.checks import accepted, same
+from paddock.sandbox.inside.wire import read, written
+from paddock.sandbox.local import LocalSandbox
+from paddock.sandbox.program import CAUSES, Program, settings_from, settings_of
 
 HUMANEVAL = ROOT.parent / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
 LIMITS = replace(settings_from(None), memory_limit_mb=256)

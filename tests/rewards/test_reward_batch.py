@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paddock.config.load import load
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
 

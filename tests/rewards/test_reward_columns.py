@@ -9,11 +9,11 @@ import time
 import pytest
 import torch
 
-from paddock.config.load import load
 from paddock.core.batch import Batch
 from paddock.data.dataset import PromptDataset
 from paddock.data.loader import prompt_batch
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.models.load import load_tokenizer
 from paddock.rewards.columns import load_columns, load_whole
 from paddock.rewards.custom import Target

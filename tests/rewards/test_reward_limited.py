@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from paddock.config.load import load
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.rewards.custom import Target
 from paddock.rewards.limited import LimitedPool, Rate
 from paddock.rewards.manager import RewardManager

@@ -9,10 +9,10 @@ from functools import cache
 import pytest
 import torch
 
-from paddock.config.load import load
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager, on_last_token
 from paddock.rewards.score import ScoreRequest
 

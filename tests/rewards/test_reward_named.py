@@ -8,10 +8,10 @@ import time
 import pytest
 from byte_tokenizer import byte_tokenizer
 
-from paddock.config.load import load
 from paddock.config.schema import REWARD_RULES
 from paddock.data.dataset import PromptDataset
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.named import NAMED, contains, exact_match, json_schema, last_json, prepared, regex
 from paddock.rewards.score import Score, ScoreRequest

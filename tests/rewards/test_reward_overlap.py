@@ -13,7 +13,6 @@ import weakref
 import pytest
 import torch
 
-from paddock.config.load import load
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.timing import Timer
@@ -21,6 +20,7 @@ from paddock.data.dataset import PromptDataset
 from paddock.data.loader import Loader
 from paddock.engines.rollout.base import Completion
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.models.load import load_tokenizer
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import Score, ScoreRequest

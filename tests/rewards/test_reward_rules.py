@@ -10,9 +10,9 @@ import time
 import pytest
 from conftest import ROOT
 
-from paddock.config.load import load
 from paddock.errors import UserError
-from paddock.rewards.answers.verdicts import compared
+from paddock.grading.verdicts import compared
+from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.maths import thought_and_boxed
 from paddock.rewards.rules import compute_score, gsm8k, scorer_of

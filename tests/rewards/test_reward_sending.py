@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paddock.config.load import load
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
 

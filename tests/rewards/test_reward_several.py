@@ -11,11 +11,11 @@ import torch
 import paddock
 from paddock.algorithms.advantages import compute_advantages
 from paddock.algorithms.selection import group_metric
-from paddock.config.load import load
 from paddock.config.rewards import reward_parts
 from paddock.config.schema import Config, CustomRewardConfig
 from paddock.core.batch import Batch
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
 
 CODE = """

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from paddock.core.supervisor import descendants
 from paddock.errors import UserError
 from paddock.rewards.code import contest
-from paddock.rewards.sandbox.cell import OUTPUT_MB, SLACK, Cell, CellFailed
-from paddock.rewards.sandbox.local import LocalSandbox
-from paddock.rewards.sandbox.program import CAUSES, Program, Result, settings_from
-from paddock.rewards.supervisor import descendants
+from paddock.sandbox.cell import OUTPUT_MB, SLACK, Cell, CellFailed
+from paddock.sandbox.local import LocalSandbox
+from paddock.sandbox.program import CAUSES, Program, Result, settings_from
 
 LIMIT = 1.0  # seconds of programs that never end
 LIMITS = replace(settings_from(None), memory_limit_mb=256, processes=16)
@@ -365,8 +365,8 @@ def test_a_cell_goes_when_its_owner_is_killed(tmp_path):
         pytest.skip(f"no isolation works on this machine: {MISSING}")
     code = f"""
 import os, threading, time
-from paddock.rewards.sandbox.local import LocalSandbox
-from paddock.rewards.sandbox.program import Program, settings_from
+from paddock.sandbox.local import LocalSandbox
+from paddock.sandbox.program import Program, settings_from
 from dataclasses import replace
 box = LocalSandbox(replace(settings_from(None), isolation={AVAILABLE[-1]!r}, timeout=60.0))
 if os.fork() == 0:  # a worker that holds a copy of every descriptor
@@ -462,9 +462,9 @@ def test_unsafe_runs_without_isolation_and_still_ends_what_it_started():
 WITHOUT_NAMESPACES = """
 import ctypes, sys
 from dataclasses import replace
-from paddock.rewards.sandbox.inside import kernel, seccomp
-from paddock.rewards.sandbox.local import LocalSandbox
-from paddock.rewards.sandbox.program import Program, settings_from
+from paddock.sandbox.inside import kernel, seccomp
+from paddock.sandbox.local import LocalSandbox
+from paddock.sandbox.program import Program, settings_from
 DENIED = 0x00050001  # EPERM, as a container's own filter says it
 number = seccomp.NUMBERS[__import__("os").uname().machine]["unshare"]
 test = [seccomp._word(seccomp.LOAD, seccomp.FIRST_ARGUMENT), *seccomp._when(seccomp.ANY_BIT, FLAGS, DENIED),

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from test_sandbox import AVAILABLE, LIMITS, needs_isolation
 
-from paddock.rewards.sandbox import cgroup
-from paddock.rewards.sandbox.cell import Cell
-from paddock.rewards.sandbox.cgroup import made_group
-from paddock.rewards.sandbox.local import LocalSandbox
-from paddock.rewards.sandbox.program import Program
-from paddock.rewards.sandbox.runner import check
+from paddock.sandbox import cgroup
+from paddock.sandbox.cell import Cell
+from paddock.sandbox.cgroup import made_group
+from paddock.sandbox.local import LocalSandbox
+from paddock.sandbox.program import Program
+from paddock.sandbox.runner import check
 
 
 def proc_of(folder: Path, own: str, mounts: str) -> Path:
@@ -99,7 +99,7 @@ except OSError:
 @needs_isolation
 def test_what_the_kernel_ends_is_out_of_memory_and_the_group_goes_with_the_cell(monkeypatch):
     needs_groups()
-    monkeypatch.setattr("paddock.rewards.sandbox.cell._send_buffer", lambda: 0)  # the watch sees no sockets
+    monkeypatch.setattr("paddock.sandbox.cell._send_buffer", lambda: 0)  # the watch sees no sockets
     cell = Cell(AVAILABLE[0], LIMITS)
     assert cell.group and cell.group.has_members() and cell.group.kills() == 0
     folder = cell.group.folder
@@ -114,7 +114,7 @@ def test_what_the_kernel_ends_is_out_of_memory_and_the_group_goes_with_the_cell(
 def test_the_log_says_which_guard_is_in_force(caplog, monkeypatch):
     with caplog.at_level(logging.INFO, "paddock"):
         check(LIMITS)
-        monkeypatch.setattr("paddock.rewards.sandbox.cell.made_group", lambda: None)
+        monkeypatch.setattr("paddock.sandbox.cell.made_group", lambda: None)
         check(replace(LIMITS, memory_limit_mb=300))
     *_, first, second = [record.getMessage() for record in caplog.records]
     assert "256 MB" in first and "guarded by" in first

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paddock.rewards.sandbox.inside import seccomp
-from paddock.rewards.sandbox.inside.seccomp import ABSENCE, ALLOW, FORBIDDEN, KILL, MACHINES, NUMBERS, REFUSAL
+from paddock.sandbox.inside import seccomp
+from paddock.sandbox.inside.seccomp import ABSENCE, ALLOW, FORBIDDEN, KILL, MACHINES, NUMBERS, REFUSAL
 
 ERRORS = (ABSENCE, REFUSAL, seccomp.DENIAL, seccomp.NO_SUPPORT)
 HEADERS = {

@@ -16,10 +16,10 @@ import pytest
 
 from paddock.errors import UserError
 from paddock.rewards.code import contest, humaneval, mbpp
-from paddock.rewards.sandbox import fusion
-from paddock.rewards.sandbox.fusion import FusionClient
-from paddock.rewards.sandbox.program import CAUSES, Program, SandboxBroken, Settings, settings_from
-from paddock.rewards.sandbox.runner import check
+from paddock.sandbox import fusion
+from paddock.sandbox.fusion import FusionClient
+from paddock.sandbox.program import CAUSES, Program, SandboxBroken, Settings, settings_from
+from paddock.sandbox.runner import check
 
 
 class Service(ThreadingHTTPServer):

@@ -13,8 +13,8 @@ from test_sandbox import MISSING, needs_root
 RUN = """
 import getpass, os, sys
 from dataclasses import replace
-from paddock.rewards.sandbox.local import LocalSandbox
-from paddock.rewards.sandbox.program import Program, Settings
+from paddock.sandbox.local import LocalSandbox
+from paddock.sandbox.program import Program, Settings
 settings = Settings(isolation=sys.argv[1], timeout=1.0, total_timeout=20.0, processes=16, memory_limit_mb=256,
                     command=(), readable=(), url=None, max_concurrent=1)
 SOCKETS = '''
@@ -93,14 +93,14 @@ def test_an_ordinary_account_gets_the_same_isolation(isolation, hidden):
 REFUSED = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from paddock.rewards.sandbox.inside import kernel, seccomp
+from paddock.sandbox.inside import kernel, seccomp
 number = seccomp.NUMBERS[os.uname().machine]["unshare"]
 code = [seccomp._word(seccomp.LOAD, seccomp.NUMBER), *seccomp._when(seccomp.EQUAL, number, seccomp.REFUSAL),
         seccomp._word(seccomp.RETURN, seccomp.ALLOW)]
 kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
 kernel.install_filter(b"".join(code))
 os.environ["PATH"] = "/nowhere"
-from paddock.config.load import load
+from paddock.loading.load import load
 from paddock.errors import UserError
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest

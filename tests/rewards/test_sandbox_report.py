@@ -11,10 +11,10 @@ import pytest
 from test_sandbox import AVAILABLE, LIMITS, needs_isolation
 
 from paddock.rewards.code import contest, humaneval
-from paddock.rewards.sandbox import cell as cells
-from paddock.rewards.sandbox.cell import Cell, CellFailed, CellLost, report_of, result_of
-from paddock.rewards.sandbox.local import LocalSandbox
-from paddock.rewards.sandbox.program import CAUSES, Program, SandboxBroken
+from paddock.sandbox import cell as cells
+from paddock.sandbox.cell import Cell, CellFailed, CellLost, report_of, result_of
+from paddock.sandbox.local import LocalSandbox
+from paddock.sandbox.program import CAUSES, Program, SandboxBroken
 
 CHECKED = Program("", checks=("a", "b", "c"))
 GOOD = b"".join(
@@ -162,7 +162,7 @@ def test_a_machine_that_is_busy_for_a_moment_does_not_end_a_run(monkeypatch):
     with LocalSandbox(LIMITS) as box:
         box.close()
         monkeypatch.setattr(Cell, "__init__", init)
-        monkeypatch.setattr("paddock.rewards.sandbox.local.PAUSES", (0.0, 0.01, 0.01))
+        monkeypatch.setattr("paddock.sandbox.local.PAUSES", (0.0, 0.01, 0.01))
         assert box.run(Program("print(1)")).cause == "killed"
         assert box.run(Program("print(1)")).passed
         monkeypatch.setattr(Cell, "__init__", lambda *_: (_ for _ in ()).throw(CellFailed("Cannot allocate memory")))

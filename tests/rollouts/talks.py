@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from paddock.config.load import load
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.engines.rollout.base import RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
 from paddock.engines.rollout.stops import StopTables
+from paddock.loading.load import load
 from paddock.models.load import load_causal_lm, load_tokenizer
 from paddock.rollouts.conversation import Conversation
 from paddock.rollouts.environments import Environments, RowEnvironments

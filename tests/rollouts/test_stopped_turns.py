@@ -6,7 +6,7 @@ import pytest
 from talks import EOS, sampling, talk, texts, tokenizer
 
 import paddock
-from paddock.rollouts.agent_loop import unlike
+from paddock.verl.agent_loop import unlike
 
 DIGITS = ("2", "3", "4", "5", "6", "7", "8", "9")
 

@@ -12,7 +12,7 @@ from holes import TOKENIZER, episodes, holes
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from paddock.config.load import load
+from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
 from paddock.rollouts.batch import in_a_row
 from paddock.rollouts.collect import Collector

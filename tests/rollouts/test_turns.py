@@ -9,17 +9,17 @@ import torch
 from holes import TOKENIZER, episodes, holes
 
 from paddock.algorithms.advantages import compute_advantages
-from paddock.config.load import load
+from paddock.commands.generation import record_of
 from paddock.config.schema import AlgorithmConfig
 from paddock.core.batch import Batch
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
 from paddock.rollouts.collect import Collector
-from paddock.trainer.generation import record_of
+from paddock.runs.samples import samples_of
 from paddock.trainer.metrics import batch_metrics
 from paddock.trainer.performance import token_counts
 from paddock.trainer.run import train
-from paddock.trainer.samples import samples_of
 
 BUFFER = "reward_model.reward_kwargs.overlong_buffer_cfg"
 

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 import torch
 
-from paddock.config.load import load
 from paddock.config.schema import Config
+from paddock.core.files import replacing
 from paddock.errors import UserError
+from paddock.loading.load import load
+from paddock.runs.checkpoint import LATEST, MANIFEST, CheckpointStore, checkpoint_store, find_damage, resume_point
 from paddock.trainer import state as trainer_state
-from paddock.trainer.checkpoint import LATEST, MANIFEST, CheckpointStore, checkpoint_store, find_damage, resume_point
-from paddock.trainer.files import replacing
 from tests.forked import ForkedCall
 
 

@@ -10,7 +10,7 @@ from conftest import ROOT
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from paddock.config.load import load
+from paddock.loading.load import load
 from paddock.trainer.run import train
 
 ACTOR = "actor_rollout_ref.actor"

@@ -24,13 +24,13 @@ from safetensors.torch import load_file
 from test_loop import arguments, start, wait_for, weights
 
 from paddock.cli import main
-from paddock.config.load import load
+from paddock.commands import train as main_ppo
 from paddock.errors import UserError
-from paddock.trainer import main_ppo
-from paddock.trainer.checkpoint import CheckpointStore
+from paddock.loading.load import load
+from paddock.runs.checkpoint import CheckpointStore
+from paddock.runs.tracking import Tracker
 from paddock.trainer.loop import Trainer
 from paddock.trainer.run import train
-from paddock.trainer.tracking import Tracker
 from tests.forked import Forked
 
 GRPO = "algorithm.adv_estimator=grpo"
@@ -140,7 +140,7 @@ POINTS = {
     "publish": ("paddock.trainer.loop.Trainer.publish", 3),
     "validation": ("paddock.trainer.validation.Validation.run", 3),
     "cost": ("paddock.trainer.performance.Performance.metrics", 3),
-    "log": ("paddock.trainer.tracking.jsonl.MetricsFile.log", 3),
+    "log": ("paddock.runs.tracking.jsonl.MetricsFile.log", 3),
 }
 """A function that fails in step 3, and the step whose checkpoint is left."""
 

@@ -12,7 +12,7 @@ from conftest import ROOT
 from tiny_zoo import save
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
-from paddock.config.load import load
+from paddock.loading.load import load
 from paddock.trainer.run import train
 
 A, RO, M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"

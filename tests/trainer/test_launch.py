@@ -7,8 +7,8 @@ import json
 import socket
 from pathlib import Path
 
-from paddock.config.load import load
-from paddock.trainer.launch import Launch, record_launch, starts
+from paddock.loading.load import load
+from paddock.runs.record import Launch, record_launch, starts
 
 
 def start(folder: Path, after_step: int, *keys: str) -> list[dict]:

@@ -14,13 +14,13 @@ import pytest
 from conftest import ROOT
 
 from paddock.errors import UserError
-from paddock.trainer import lock as locks
-from paddock.trainer.lock import NAME, STALE, FolderLock, require_free, this_process
+from paddock.runs import lock as locks
+from paddock.runs.lock import NAME, STALE, FolderLock, require_free, this_process
 
 HOLD = """
 import sys, time
 sys.argv = ["paddock", "train", "trainer.seed=7"]
-from paddock.trainer.lock import FolderLock
+from paddock.runs.lock import FolderLock
 with FolderLock(sys.stdin.readline().strip()):
     print("held", flush=True)
     time.sleep(60)

@@ -16,9 +16,9 @@ import torch
 from conftest import ROOT
 from safetensors.torch import load_file
 
-from paddock.config.load import load
 from paddock.core.garbage import NEW_OBJECTS
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.rollouts.collect import Collector, over_rounds
 from paddock.trainer.run import train
 from tests.forked import Forked

@@ -16,16 +16,16 @@ from tiny_models import save_tiny, tiny_batch
 from transformers import AutoModelForCausalLM
 
 from paddock.cli import main
-from paddock.config.load import load
+from paddock.commands.frozen_policy import open_policy
+from paddock.commands.preflight import check
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.train.engine import Engine, adapter_of
 from paddock.engines.train.open import actor_engine, reference_engine
 from paddock.errors import UserError
 from paddock.facts.machine import this_machine
+from paddock.loading.load import load
 from paddock.models.adapters import MERGED, WEIGHTS_FILE
-from paddock.preflight import check
-from paddock.trainer.policy import open_policy
 from paddock.trainer.run import train
 from paddock.workers.rank import Rank
 

@@ -12,9 +12,9 @@ from test_loop import run
 
 from paddock.core.batch import Batch
 from paddock.errors import UserError
-from paddock.report.folder import read_run
 from paddock.report.page import render
 from paddock.report.summary import summary_lines
+from paddock.runs.reading import read_run
 from paddock.trainer.learning import warning
 from paddock.trainer.metrics import signal_metrics
 

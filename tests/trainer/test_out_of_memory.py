@@ -18,12 +18,12 @@ import torch
 from conftest import ROOT
 
 from paddock.cli import main
-from paddock.config.load import load
+from paddock.commands.evaluation import evaluate
 from paddock.config.micro_batches import PHASES
 from paddock.core.timing import PHASE, Timer
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.rollouts.collect import Collector
-from paddock.trainer.evaluation import evaluate
 from paddock.trainer.loop import Trainer
 from paddock.trainer.out_of_memory import ROLLOUT, VALIDATION, less
 from paddock.trainer.run import train

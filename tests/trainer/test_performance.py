@@ -8,10 +8,10 @@ from mmap import mmap
 import pytest
 import torch
 
-from paddock.config.load import load
 from paddock.core.balance import balanced_order
 from paddock.core.batch import Batch
 from paddock.facts.models import ModelShape, shape_of
+from paddock.loading.load import load
 from paddock.trainer import performance
 from paddock.trainer.run import train
 from paddock.workers import role

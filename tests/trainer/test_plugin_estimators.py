@@ -9,8 +9,8 @@ import pytest
 
 from paddock.algorithms.advantages import ESTIMATOR
 from paddock.config import recipes
-from paddock.config.load import load
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.trainer.run import train
 
 MODULE = """

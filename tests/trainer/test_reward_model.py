@@ -14,13 +14,13 @@ from tiny_models import EOS, PAD, SHAPE, byte_tokenizer, save_tiny
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, Qwen2Config
 
 from paddock.cli import main
-from paddock.config.load import load
+from paddock.commands.preflight import check
 from paddock.data.dataset import MODEL, RULE, PromptRow
 from paddock.data.loader import prompt_batch
 from paddock.engines.rollout.base import Completion, Prompt
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.models.load import load_tokenizer
-from paddock.preflight import check
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import one_turn_each
 from paddock.trainer.model_rewards import ModelRewards, training_styles

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tiny_models import EOS, PAD, byte_tokenizer, save_tiny, tiny_model
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from paddock.commands.keys_of import RM
 from paddock.config.engine import OptimConfig
 from paddock.config.schema import DataConfig
 from paddock.core.batch import Batch
@@ -25,7 +26,6 @@ from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.packing import sequence_lengths
 from paddock.models.reward_head import load_reward_model, save_classifier, scored_batch, sequence_scores
-from paddock.trainer.commands import RM
 from paddock.trainer.rm import WANT, RewardTrainer, pair_batch, train_reward_model
 from paddock.workers.supervised import preference, whole_pairs
 

@@ -12,7 +12,6 @@ from tiny_models import EOS
 from tiny_zoo import SPARSE, save, tiny
 
 from paddock.config.engine import OptimConfig
-from paddock.config.load import load
 from paddock.core.batch import Batch
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
@@ -23,6 +22,7 @@ from paddock.engines.train.settings import Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.kernels import native
+from paddock.loading.load import load
 from paddock.models.attention import NAME
 from paddock.models.experts import Routing, experts_of
 from paddock.rollouts.batch import with_responses

@@ -14,6 +14,7 @@ from pyarrow import parquet
 from safetensors.torch import load_file
 from tiny_models import EOS, byte_tokenizer, save_tiny, tiny_model
 
+from paddock.commands.keys_of import SFT
 from paddock.config.engine import OptimConfig
 from paddock.config.schema import DataConfig
 from paddock.core.masked import Denominators
@@ -23,7 +24,6 @@ from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.attention import NAME as ATTENTION
-from paddock.trainer.commands import SFT
 from paddock.trainer.sft import WANT, SupervisedTrainer, answer_batch, fine_tune
 from paddock.workers.supervised import likelihood
 

@@ -11,7 +11,7 @@ from typing import Any
 from conftest import ROOT
 
 from paddock.algorithms import losses
-from paddock.config.load import load
+from paddock.loading.load import load
 from paddock.trainer.run import train
 
 MOST_CALLS, MOST_FILES = 6, 7

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from tiny_models import moved_copy
 
 from paddock.config.distillation import Teacher
-from paddock.config.load import load
-from paddock.config.memory.job import job
-from paddock.config.memory.model import estimate
 from paddock.core.batch import Batch
 from paddock.errors import UserError
+from paddock.estimate.job import job
+from paddock.estimate.memory import estimate
+from paddock.loading.load import load
 from paddock.plan.arithmetic import roles
 from paddock.trainer.loop import Trainer
 from paddock.trainer.run import train
@@ -185,7 +185,7 @@ def test_rows_without_a_teacher_are_named(teachers, tmp_path):
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_what_cannot_be_distilled_is_refused_before_a_run(overrides, said, tmp_path):
-    from paddock.preflight import check
+    from paddock.commands.preflight import check
 
     with pytest.raises(UserError) as refusal:
         check(load(arguments(tmp_path, *overrides)).config)

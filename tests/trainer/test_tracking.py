@@ -19,15 +19,15 @@ import torch
 from conftest import ROOT
 from rich.console import Console
 
-from paddock.config.load import load
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.errors import UserError
-from paddock.trainer.samples import Sample, dump_samples, samples_of
-from paddock.trainer.tracking.console import ConsoleLog, StepLines, highlights, validation
-from paddock.trainer.tracking.jsonl import MetricsFile, SamplesFile, worth_keeping
-from paddock.trainer.tracking.run import LoggedRun
-from paddock.trainer.tracking.tracker import Tracker
+from paddock.loading.load import load
+from paddock.runs.samples import Sample, dump_samples, samples_of
+from paddock.runs.tracking.console import ConsoleLog, StepLines, highlights, validation
+from paddock.runs.tracking.jsonl import MetricsFile, SamplesFile, worth_keeping
+from paddock.runs.tracking.run import LoggedRun
+from paddock.runs.tracking.tracker import Tracker
 from tests.forked import ForkedCall
 
 STEP = {
@@ -181,7 +181,7 @@ def test_a_terminal_gets_a_bar_and_no_line_for_parsers(tmp_path):
 
 def test_the_time_left_follows_the_pace_since_the_first_validation(tmp_path, monkeypatch):
     clock = iter([0.0, 500.0, 510.0, 520.0])  # start, end of the first validation, two steps
-    monkeypatch.setattr("paddock.trainer.tracking.console.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("paddock.runs.tracking.console.time.monotonic", lambda: next(clock))
     screen = Console(file=io.StringIO(), force_terminal=False)
     console = ConsoleLog(run(tmp_path), screen)
     for step in (0, 1, 2):
@@ -359,7 +359,7 @@ def test_a_logger_that_fails_later_is_reported_once_and_the_run_goes_on(tmp_path
 
         generations = close = lambda *_: None
 
-    monkeypatch.setattr("paddock.trainer.tracking.adapters.WandB", Broken)
+    monkeypatch.setattr("paddock.runs.tracking.adapters.WandB", Broken)
     with Tracker(config(tmp_path, "wandb"), total_steps=2) as tracker:
         tracker.log(1, {"a": 1.0})
         tracker.log(2, {"a": 2.0})
@@ -377,7 +377,7 @@ def test_the_shown_generations_are_spread_over_the_samples(tmp_path, monkeypatch
 
 def test_nothing_is_imported_for_loggers_that_are_not_named():
     names = ("wandb", "mlflow", "swanlab", "trackio", "tensorboard")
-    script = f"import paddock.trainer.tracking.tracker, sys; print([m for m in {names} if m in sys.modules])"
+    script = f"import paddock.runs.tracking.tracker, sys; print([m for m in {names} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -61,9 +61,9 @@ class Found:
 
 def write(package: str, folder: str, state: str, resumed: str) -> dict[str, Any]:
     """Logs FIRST, or SECOND after the checkpoint of step `resumed`; what the run would keep in a checkpoint."""
-    from paddock.config.load import load
-    from paddock.trainer.samples import Sample
-    from paddock.trainer.tracking import Tracker
+    from paddock.loading.load import load
+    from paddock.runs.samples import Sample
+    from paddock.runs.tracking import Tracker
 
     outside = watch_connections()
     keys = [f"trainer.default_local_dir={folder}", f"trainer.logger=[{package}]", f"trainer.project_name={PROJECT}"]

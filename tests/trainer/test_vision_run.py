@@ -20,18 +20,18 @@ pytest.importorskip("PIL", reason="needs the extra `vision`")
 from PIL import Image
 from tiny_vision import FAMILIES, encoded, painted, save_tiny_vision
 
-from paddock.config.load import load
+from paddock.commands.evaluation import evaluate
+from paddock.commands.export import export
+from paddock.commands.generation import generate
+from paddock.commands.keys_of import EVAL, GENERATE
 from paddock.config.schema import Config
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.hf import HFEngine
 from paddock.errors import UserError
-from paddock.export import export
+from paddock.loading.load import load
 from paddock.models.image_reader import ImageReader
 from paddock.models.load import load_causal_lm
 from paddock.trainer import run as runs
-from paddock.trainer.commands import EVAL, GENERATE
-from paddock.trainer.evaluation import evaluate
-from paddock.trainer.generation import generate
 
 COLOURS = {"r": (220, 30, 30), "g": (30, 200, 40), "b": (30, 40, 220), "y": (220, 210, 30)}
 SIZES = ((8, 8), (16, 8), (16, 16), (8, 16))

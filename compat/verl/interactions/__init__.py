@@ -1,1 +1,1 @@
-"""Interactions under verl's names; `paddock.environments.verl_tools` runs them."""
+"""Interactions under verl's names; `paddock.verl.tools` runs them."""

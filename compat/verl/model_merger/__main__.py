@@ -2,7 +2,7 @@
 
 import sys
 
-from paddock.trainer.main_merger import main
+from paddock.verl.merger import main
 
 if __name__ == "__main__":
     sys.exit(main())

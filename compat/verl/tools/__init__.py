@@ -1,1 +1,1 @@
-"""Tools under verl's names; `paddock.environments.verl_tools` runs them."""
+"""Tools under verl's names; `paddock.verl.tools` runs them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddock.environments.tools import written
-from paddock.environments.verl_tools import function_tool
+from paddock.verl.tools import function_tool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
-from paddock.rewards.sandbox.program import Program, settings_from
-from paddock.rewards.sandbox.runner import runner_of
+from paddock.sandbox.program import Program, settings_from
+from paddock.sandbox.runner import runner_of
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 

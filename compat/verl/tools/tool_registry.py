@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddock.environments.verl_classes import class_of
-from paddock.environments.verl_tools import TOOLS, load_verl_tools
+from paddock.verl.classes import class_of
+from paddock.verl.tools import TOOLS, load_verl_tools
 from verl.tools.function_tool import FunctionTool, function_tool
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from paddock.trainer.main_verl import main_eval as main
+from paddock.verl.main import main_eval as main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from paddock.trainer.main_ppo import main
+from paddock.commands.train import main
 
 __all__ = ["main"]
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from paddock.trainer.main_verl import sft_trainer as main
+from paddock.verl.main import sft_trainer as main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paddock.config.refusals import responses_have_no_priorities, served_log_probs_are_those_of_the_temperature
 from paddock.config.schema import Config
 from paddock.config.topology import rolls_out_apart
 from paddock.core.device import compute_dtype, device_of, shares_memory, visible_devices, visible_devices_variable
@@ -34,6 +33,7 @@ from paddock.engines.rollout.copies import load_in_buckets, require_no_images, r
 from paddock.engines.rollout.served import Server, arguments_of_this_server
 from paddock.engines.rollout.stops import StopTable, StopTables, tokenizer_path
 from paddock.errors import UserError
+from paddock.loading.refusals import responses_have_no_priorities, served_log_probs_are_those_of_the_temperature
 
 if TYPE_CHECKING:
     from paddock.engines.train.base import TrainEngine

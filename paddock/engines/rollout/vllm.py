@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paddock.config.refusals import served_log_probs_are_those_of_the_temperature
 from paddock.config.roles import RolloutConfig
 from paddock.config.schema import Config
 from paddock.config.topology import rolls_out_apart
@@ -28,6 +27,7 @@ from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEng
 from paddock.engines.rollout.copies import load_in_buckets, require_no_images, row_seeds
 from paddock.engines.rollout.stops import StopTable, StopTables
 from paddock.errors import UserError
+from paddock.loading.refusals import served_log_probs_are_those_of_the_temperature
 from paddock.models.load import model_folder
 
 if TYPE_CHECKING:

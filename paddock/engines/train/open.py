@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from paddock.config.distillation import Teacher
 from paddock.config.plugins import import_plugin
-from paddock.config.refusals import megatron_beside_other_keys
 from paddock.config.schema import Config
 from paddock.core.device import device_of
 from paddock.engines.train.base import Backend, TrainEngine
@@ -25,6 +24,7 @@ from paddock.engines.train.settings import (
     teacher_settings,
 )
 from paddock.engines.train.single import SingleBackend
+from paddock.loading.refusals import megatron_beside_other_keys
 from paddock.models.adapters import Lora, attach
 from paddock.models.load import load_backbone, load_causal_lm, load_config, load_tokenizer, model_folder
 from paddock.models.reward_head import load_reward_model

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from paddock.config.engine import FrozenConfig, FSDPConfig, OptimConfig
-from paddock.config.refusals import no_float16, routers_are_balanced_by_the_engine
 from paddock.config.roles import CriticModelConfig, ModelConfig
 from paddock.config.schema import Config
 from paddock.config.topology import computes_merged, trains_adapters
@@ -17,6 +16,7 @@ from paddock.core.balance import needed_micro_batches, split_into, token_budget_
 from paddock.core.batch import Batch
 from paddock.core.device import DTYPES, compute_dtype
 from paddock.engines.train.routers import RouterSettings
+from paddock.loading.refusals import no_float16, routers_are_balanced_by_the_engine
 from paddock.models.packing import sequence_lengths
 from paddock.models.sharing import parts_of_groups
 

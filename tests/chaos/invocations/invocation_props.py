@@ -175,7 +175,7 @@ def checkpoint(step: int = 1, *damage: Callable[[Path], object]) -> Maker:
     """A store `run` with one whole checkpoint of the embedded model, then damaged."""
 
     def make(folder: Path) -> None:
-        from paddock.trainer.checkpoint import CheckpointStore
+        from paddock.runs.checkpoint import CheckpointStore
 
         store = CheckpointStore(folder / "run")
         with store.write(step) as writing:

@@ -18,9 +18,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paddock.rewards.sandbox.cell import SLACK
-from paddock.rewards.sandbox.local import LocalSandbox
-from paddock.rewards.sandbox.program import settings_from
+from paddock.sandbox.cell import SLACK
+from paddock.sandbox.local import LocalSandbox
+from paddock.sandbox.program import settings_from
 
 from .catalogue import Case, script
 from .honest import HONEST

@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paddock.config.load import load
+from paddock.core.supervisor import descendants
 from paddock.errors import UserError
+from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
-from paddock.rewards.sandbox.program import CAUSES
 from paddock.rewards.score import ScoreRequest
-from paddock.rewards.supervisor import descendants
+from paddock.sandbox.program import CAUSES
 
 from .catalogue import Case
 

@@ -12,9 +12,9 @@ from conftest import ROOT
 
 from paddock.errors import UserError
 from paddock.rewards.manager import RewardManager
-from paddock.rewards.sandbox.local import LocalSandbox
-from paddock.rewards.sandbox.program import settings_from
 from paddock.rewards.score import ScoreRequest
+from paddock.sandbox.local import LocalSandbox
+from paddock.sandbox.program import settings_from
 from tests.chaos.sandbox.attack import TENTH, attack, faults
 from tests.chaos.sandbox.catalogue import Case, script
 from tests.chaos.sandbox.cheats import CHEATS

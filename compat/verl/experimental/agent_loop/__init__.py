@@ -1,4 +1,4 @@
-"""Agent loops under verl's names; `paddock.rollouts.agent_loop` runs them."""
+"""Agent loops under verl's names; `paddock.verl.agent_loop` runs them."""
 
 from verl.experimental.agent_loop.agent_loop import (
     AgentLoopBase,

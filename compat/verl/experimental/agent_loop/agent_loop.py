@@ -9,10 +9,10 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from paddock.environments.verl_classes import taken
 from paddock.errors import UserError
-from paddock.rollouts.agent_loop import ServerManager, TokenOutput
-from paddock.rollouts.loop_factory import LOOPS, Holder
+from paddock.verl.agent_loop import ServerManager, TokenOutput
+from paddock.verl.classes import taken
+from paddock.verl.loop_factory import LOOPS, Holder
 from verl._records import Record
 
 Loop = TypeVar("Loop", bound=type)

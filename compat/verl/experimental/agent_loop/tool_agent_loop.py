@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
-from paddock.environments.verl_classes import settled, taken
 from paddock.errors import UserError
 from paddock.rollouts.conversation import shortened
+from paddock.verl.classes import settled, taken
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.interactions.utils.interaction_registry import initialize_interactions_from_config

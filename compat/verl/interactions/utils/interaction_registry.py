@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddock.environments.verl_tools import load_interactions
+from paddock.verl.tools import load_interactions
 
 
 def initialize_interactions_from_config(interaction_config_file: str) -> dict[str, Any]:

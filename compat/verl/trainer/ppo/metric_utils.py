@@ -13,9 +13,9 @@ import numpy as np
 
 from paddock.core.timing import Timer
 from paddock.errors import UserError
+from paddock.runs.samples import Sample
 from paddock.trainer import metrics as step_metrics
 from paddock.trainer import performance, validation_metrics
-from paddock.trainer.samples import Sample
 from verl.protocol import to_batch
 
 THROUGHPUT = ("perf/total_num_tokens", "perf/time_per_step", "perf/throughput")

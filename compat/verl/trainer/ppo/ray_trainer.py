@@ -12,10 +12,10 @@ from torch import Tensor
 
 from paddock.algorithms.advantages import compute_advantages
 from paddock.algorithms.kl import KLController, penalise
-from paddock.config.load import load
+from paddock.commands.preflight import check
 from paddock.config.schema import AlgorithmConfig, Config
 from paddock.errors import UserError
-from paddock.preflight import check
+from paddock.loading.load import load
 from verl.protocol import response_mask_of, to_batch
 from verl.trainer.ppo._advantages import AdvantageEstimator, plain_name
 from verl.trainer.ppo._view import View

@@ -9,7 +9,7 @@ from typing import Any
 from paddock.errors import UserError
 from paddock.facts.compat import of_checkouts
 from paddock.rewards.rules import compute_score, scorer_of
-from paddock.rewards.sandbox.program import settings_from
+from paddock.sandbox.program import settings_from
 
 __path__ = [*__path__, *of_checkouts("utils/reward_score")]
 """Rules of a checkout's own are found behind ours: `verl.utils.reward_score.countdown` is its file."""

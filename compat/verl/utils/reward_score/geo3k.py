@@ -2,7 +2,7 @@ r"""Geometry3K's rule in verl's signature: `<think>...</think>`, then `\boxed{..
 
 from __future__ import annotations
 
-from paddock.rewards.answers.verdicts import compared
+from paddock.grading.verdicts import compared
 from paddock.rewards.maths import thought_and_boxed
 from paddock.rewards.score import checked
 

@@ -1,5 +1,5 @@
 """A turn of the policy under verl's name."""
 
-from paddock.rollouts.agent_loop import TokenOutput
+from paddock.verl.agent_loop import TokenOutput
 
 __all__ = ["TokenOutput"]

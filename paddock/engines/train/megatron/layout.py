@@ -13,9 +13,9 @@ from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from paddock.config.engine import FrozenMegatronConfig, MegatronConfig
-from paddock.config.refusals import megatron_keys
 from paddock.core.processes import Rendezvous, join
 from paddock.errors import UserError
+from paddock.loading.refusals import megatron_keys
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,102 @@
+"""`paddock eval`: accuracy, pass@k and maj@k of a model on data files, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paddock.commands.guard import guarded, helpful
+from paddock.commands.preflight import (
+    check_paths,
+    choose_threads,
+    require_other_file,
+    require_prompts,
+    require_writable_file,
+)
+from paddock.errors import UserError
+
+if TYPE_CHECKING:
+    from paddock.commands.evaluation import Evaluation
+
+STATISTICS = ("mean", "pass", "maj", "best")
+"""Statistics in the table; JSON has all."""
+FLAG = "--json"
+
+
+def run(arguments: list[str]) -> int:
+    """`--json` prints JSON in place of the table; `--json=FILE` writes it beside the table."""
+    from paddock.commands.keys_of import EVAL
+    from paddock.commands.run_model import with_run
+
+    flags = [argument for argument in arguments if argument.partition("=")[0] == FLAG]
+    loaded = EVAL.load(with_run(EVAL, [argument for argument in arguments if argument not in flags]))
+    _, equals, file = flags[-1].partition("=") if flags else ("", "", "")
+    if equals and not file:
+        raise UserError("needs a file name, or no =", key=FLAG, fix=f"{FLAG}=accuracy.json")
+    for warning in loaded.warnings:
+        print(f"paddock: {warning}", file=sys.stderr)
+    choose_threads(loaded.config)
+    check_paths(loaded.config, ("val",), ("trainer.validation_data_dir",))
+    require_prompts(loaded.config, ("val",))
+    if file:
+        require_writable_file(FLAG, Path(file).expanduser())
+        require_other_file(FLAG, Path(file).expanduser(), loaded.config)
+    from paddock.commands.evaluation import evaluate
+    from paddock.core.files import replacing
+
+    found = evaluate(loaded.config)
+    document = json.dumps(asdict(found), indent=2)
+    if file:
+        with replacing(Path(file).expanduser(), FLAG) as stream:
+            stream.write(document.encode() + b"\n")
+    if flags and not file:
+        print(document)
+    else:
+        show(found)
+    return 0
+
+
+def show(found: Evaluation) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    screen = Console(highlight=False)
+    table = Table("", *found.sources)
+    table.add_row("prompts", *(f"{source['prompts']:,}" for source in found.sources.values()))
+    for name in shown({name for source in found.sources.values() for name in source["metrics"]}):
+        cells = (cell(source["metrics"], name) for source in found.sources.values())
+        table.add_row(name.removesuffix("/mean"), *cells)
+    model = f"{found.model} with {found.adapter}" if found.adapter else found.model
+    screen.print(f"{model} on {', '.join(found.files)}", markup=False, soft_wrap=True)
+    screen.print(table)
+    left_out = f"; {found.left_out:,} prompts that are too long were left out" if found.left_out else ""
+    screen.print(f"{found.mean_length:.1f} tokens an answer, {found.seconds:.1f} s{left_out}")
+
+
+def shown(names: set[str]) -> list[str]:
+    """pass@k is the exact best@k of scores that are 0 and 1, and pass@1 is their mean."""
+    hidden = {"best"} if "pass@1" in names else set()
+    chosen = []
+    for name in names - {"pass@1"}:
+        statistic, _, size = name.removesuffix("/mean").partition("@")
+        if statistic in STATISTICS and statistic not in hidden and size.isdigit():
+            chosen.append((STATISTICS.index(statistic), int(size), name))
+    return [name for _, _, name in sorted(chosen)]
+
+
+def cell(metrics: dict[str, float], name: str) -> str:
+    """A share where every score was 0 or 1: then there is a pass@1."""
+    if name not in metrics:
+        return ""
+    return f"{100 * metrics[name]:.1f}%" if "pass@1" in metrics else f"{metrics[name]:.4g}"
+
+
+def main() -> int:
+    return guarded(helpful("eval", run), sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""A model that only answers: frozen, in the type the rollout engine computes in, and no other role beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from paddock.config.plugins import import_plugin
+from paddock.config.schema import Config
+from paddock.config.topology import rolls_out_apart, world_size
+from paddock.core.device import compute_dtype, device_of
+from paddock.data.dataset import PromptRow
+from paddock.engines.rollout.base import Completion, OnDone, Prompt, RolloutEngine, Sampling
+from paddock.engines.train.open import frozen_engine
+from paddock.engines.train.settings import Settings, model_source
+from paddock.errors import UserError
+from paddock.loading.refusals import megatron_does_not_supervise
+from paddock.models.adapters import Lora, attach
+from paddock.models.image_reader import ImageReader
+from paddock.models.load import load_causal_lm, load_tokenizer
+from paddock.rollouts.conversations import OnEpisodes
+from paddock.rollouts.environments import Environments
+from paddock.rollouts.episode import Episode
+from paddock.workers.open_engines import rollout_engine
+from paddock.workers.probe import sync
+from paddock.workers.roles import stop_tokens
+
+RESPONSES_AT_A_TIME = 512
+"""Between two moves of a progress bar, unless data.val_batch_size says otherwise."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    tokenizer: Any
+    engine: RolloutEngine
+    stop_tokens: frozenset[int]
+    reader: ImageReader | None = None
+
+
+def open_policy(config: Config) -> Policy:
+    require_one_device(config)
+    model, dtype = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.dtype
+    tokenizer = open_tokenizer(config)
+    reader = ImageReader.of(config)
+    device = device_of(config.trainer.device)
+    weights = load_causal_lm(
+        **model_source(model, "actor_rollout_ref.model"), dtype=compute_dtype(dtype, device), device=device
+    )
+    attach(weights, Lora.of(model, "actor_rollout_ref.model", config.trainer.seed), weights.dtype)
+    engine = frozen_engine(weights, Settings())
+    rollout = rollout_engine(config, engine)
+    sync(engine, rollout, config.actor_rollout_ref.rollout)
+    return Policy(tokenizer, rollout, stop_tokens(engine, tokenizer), reader)
+
+
+def open_tokenizer(config: Config) -> Any:
+    """Opens the tokenizer, after the module that may register models and tokenizers of its own."""
+    model = config.actor_rollout_ref.model
+    if model.external_lib:
+        import_plugin(model.external_lib, "actor_rollout_ref.model.external_lib")
+    path = config.data.tokenizer or model.tokenizer_path or model.path or ""
+    return load_tokenizer(path, config.data.trust_remote_code, model.custom_chat_template)
+
+
+def require_one_device(config: Config) -> None:
+    if world_size(config) > 1:
+        raise UserError(
+            "this command runs on one device",
+            key="trainer.n_gpus_per_node",
+            value=config.trainer.n_gpus_per_node,
+            fix="trainer.n_gpus_per_node=1 trainer.nnodes=1",
+        )
+    require_no_rollout(config)
+
+
+def require_no_rollout(config: Config) -> None:
+    """Refuses keys of a rollout in a pool of its own, and the engine that only reinforcement learning uses."""
+    if rolls_out_apart(config):
+        key = "actor_rollout_ref.hybrid_engine"
+        raise UserError("this command has one process", key=key, value=False, fix="leave it out")
+    megatron_does_not_supervise(config)
+
+
+def prompts_at_a_time(config: Config, samples: int) -> int:
+    return config.data.val_batch_size or max(1, RESPONSES_AT_A_TIME // samples)
+
+
+class Watched:
+    """A rollout engine that tells how many prompts it has answered. Its weights never change."""
+
+    version = 0
+
+    def __init__(
+        self, engine: RolloutEngine, answered: Callable[[int], None], environments: Environments | None = None
+    ):
+        self.engine, self.answered, self.environments = engine, answered, environments
+
+    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
+        found = self.engine.generate(prompts, sampling, on_done)
+        self.answered(len(prompts))
+        return found
+
+    def converse(
+        self, rows: list[PromptRow], samples: int, sampling: Sampling, on_done: OnEpisodes | None = None
+    ) -> list[Episode]:
+        assert self.environments is not None
+        found = self.environments.run(self.engine, self.version, rows, samples, sampling, on_done)
+        self.answered(len(rows))
+        return found
+
+
+def progress_bar() -> Progress:
+    """Returns a progress bar, on a terminal and on stderr: what a command prints stays clean."""
+    screen = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+               TextColumn("ETA"), TimeRemainingColumn())  # fmt: skip
+    return Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True)

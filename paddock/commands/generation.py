@@ -1,0 +1,188 @@
+"""Answers of a model to the prompts of data files, written row by row as jsonl, or as parquet."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from paddock.commands.frozen_policy import Watched, open_policy, progress_bar, prompts_at_a_time
+from paddock.config.conversations import converses
+from paddock.config.schema import Config
+from paddock.core.files import replacing
+from paddock.core.timing import Timer
+from paddock.data.chat import Messages, PromptEncoder
+from paddock.data.dataset import PromptDataset, PromptRow
+from paddock.data.loader import validation_batches
+from paddock.data.unscored import UnscoredDataset
+from paddock.errors import UserError
+from paddock.rollouts.collect import episodes, training_sampling
+from paddock.rollouts.environments import Environments, RowEnvironments
+from paddock.rollouts.episode import Episode
+from paddock.runs.samples import plain
+from paddock.trainer.out_of_memory import VALIDATION, explaining
+
+OUTPUT, PROMPT = "output", "prompt"
+ADDED = ("responses", "log_probs", "lengths", "stopped")
+"""Columns beside those of the row, a list each with one entry for each response. A log-prob is the sum over the
+response's tokens, at the sampling temperature; `stopped` says that it ended by itself."""
+SAID = ("conversation", "num_turns", "ended")
+"""Columns of responses in an environment: the messages behind the prompt, how many there are, and why it ended."""
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Summary:
+    prompts: int
+    responses: int
+    tokens: int
+    stopped: int
+    left_out: int
+    seconds: float
+
+    def __str__(self) -> str:
+        prompts = "1 prompt" if self.prompts == 1 else f"{self.prompts:,} prompts"
+        parts = [
+            f"{self.responses:,} response{'' if self.responses == 1 else 's'} to {prompts}",
+            f"{self.tokens / self.responses:.1f} tokens each",
+            f"{100 * self.stopped / self.responses:.0f}% ended by themselves",
+            f"{self.tokens / self.seconds:,.0f} tokens/s",
+        ]
+        if self.left_out:
+            parts.append(f"{self.left_out:,} prompts that are too long were left out")
+        return ", ".join(parts)
+
+
+def generate(config: Config, output: Path) -> Summary:
+    """rollout.n responses to each prompt of data.val_files, as jsonl or parquet; the file appears once it is whole."""
+    samples = config.actor_rollout_ref.rollout.n
+    own = RowEnvironments(config)
+    config = own.prompting()
+    policy = open_policy(config)
+    sampling = training_sampling(config, policy.stop_tokens)
+    dataset = UnscoredDataset.validation(config.data, policy.tokenizer, policy.reader)
+    require_free_columns(dataset)
+    tokens = stopped = 0
+    timer = Timer()
+    with (
+        explaining(config, lambda: {"gen": VALIDATION}),
+        timer("gen"),
+        writer(output) as write,
+        progress_bar() as progress,
+    ):
+        task = progress.add_task("generating", total=len(dataset))
+        several = converses(config) or dataset.names_agents
+        environments = Environments(config, policy.tokenizer, policy.stop_tokens, own) if several else None
+        if environments:
+            environments.check(dataset)
+        engine = Watched(policy.engine, lambda count: progress.advance(task, count), environments)
+        for rows in validation_batches(dataset, prompts_at_a_time(config, samples)):
+            found = (engine.converse if several else partial(episodes, engine))(rows, samples, sampling)
+            for index, row in enumerate(rows):
+                record = record_of(row, found[index * samples : (index + 1) * samples], policy.tokenizer)
+                write(record)
+                tokens += sum(record["lengths"])
+                stopped += sum(record["stopped"])
+    return Summary(len(dataset), len(dataset) * samples, tokens, stopped, dataset.left_out, timer.seconds["gen"])
+
+
+def answer(config: Config, text: str) -> tuple[list[str], Summary]:
+    """rollout.n responses to one text, asked as a user's message if the tokenizer has a chat template; in an
+    environment each is a whole conversation."""
+    own = RowEnvironments(config)
+    config = own.prompting()
+    policy = open_policy(config)
+    template = policy.tokenizer.chat_template or "chat_template" in config.data.apply_chat_template_kwargs
+    asked: Messages = [{"role": "user", "content": text}] if template and config.data.apply_chat_template else text
+    encoder = PromptEncoder(policy.tokenizer, config.data.apply_chat_template_kwargs)
+    (tokens,) = encoder.encode([asked], [PROMPT], PROMPT)
+    longest = config.data.max_prompt_length
+    if len(tokens) > longest:
+        key = "data.max_prompt_length"
+        raise UserError(f"the prompt has {len(tokens)} tokens", key=key, value=longest, fix=f"{key}={len(tokens)}")
+    start, samples = time.perf_counter(), config.actor_rollout_ref.rollout.n
+    row = PromptRow(0, 0, tokens, asked, PROMPT, None, {}, PROMPT, written_prompt=text)
+    sampling = training_sampling(config, policy.stop_tokens)
+    if converses(config):
+        environments = Environments(config, policy.tokenizer, policy.stop_tokens, own)
+        environments.prove(row)
+        found = environments.run(policy.engine, 0, [row], samples, sampling)
+        texts = [told(one.extras["conversation"]) for one in found]
+    else:
+        found = episodes(Watched(policy.engine, lambda count: None), [row], samples, sampling)
+        drawn = [[token for span in one.spans for token in span.tokens] for one in found]
+        texts = policy.tokenizer.batch_decode(drawn, skip_special_tokens=True)
+    count = sum(len(span.tokens) for one in found for span in one.spans if span.log_probs)
+    return texts, Summary(1, len(found), count, sum(one.done for one in found), 0, time.perf_counter() - start)
+
+
+def told(conversation: list[dict[str, Any]]) -> str:
+    """Returns a conversation for people: what others than the policy said stands in brackets."""
+    return "".join(
+        turn["content"] if turn["role"] == "assistant" else f"\n[{turn['role']}: {turn['content']}]\n"
+        for turn in conversation
+    )
+
+
+def record_of(row: PromptRow, episodes: list[Episode], tokenizer: Any) -> Record:
+    """Returns the row with its responses. Log-probs and lengths are of what the policy wrote."""
+    drawn = [[span.log_probs for span in episode.response if span.log_probs] for episode in episodes]
+    tokens = [[token for span in episode.response for token in span.tokens] for episode in episodes]
+    return {
+        **row.extra_info,
+        "responses": tokenizer.batch_decode(tokens, skip_special_tokens=True),
+        "log_probs": [sum(chain.from_iterable(spans)) for spans in drawn],
+        "lengths": [sum(map(len, spans)) for spans in drawn],
+        "stopped": [episode.done for episode in episodes],
+        **{name: [one.extras[name] for one in episodes] for name in SAID if name in episodes[0].extras},
+    }
+
+
+def require_free_columns(dataset: PromptDataset) -> None:
+    for table in dataset.tables:
+        if taken := sorted({*ADDED, *SAID} & set(table.columns)):
+            raise UserError(
+                f"it has a column {taken[0]!r} already, which the output needs for itself",
+                key=dataset.key,
+                value=table.path,
+                fix="rename that column",
+            )
+
+
+@contextmanager
+def writer(output: Path) -> Iterator[Callable[[Record], None]]:
+    """Takes records one by one. jsonl goes to disk as it comes, parquet at the end, when all types are known."""
+    records: list[Record] = []
+    with replacing(output, OUTPUT) as file:
+        if output.suffix == ".jsonl":
+
+            def write(record: Record) -> None:
+                file.write(line_of(record))
+
+            yield write
+            return
+        yield records.append
+        try:
+            table = pa.Table.from_pylist(records)
+        except pa.ArrowException as error:
+            raise UserError(
+                f"the rows do not fit one parquet schema: {str(error).splitlines()[0]}",
+                key=OUTPUT,
+                value=output,
+                fix=f"{OUTPUT}={output.with_suffix('.jsonl')}",
+            ) from error
+        parquet.write_table(table, file)
+
+
+def line_of(record: Record) -> bytes:
+    return json.dumps(record, ensure_ascii=False, default=plain).encode(errors="replace") + b"\n"

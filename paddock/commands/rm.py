@@ -1,0 +1,35 @@
+"""python -m paddock.commands.rm key=value ...: a reward model from preference pairs, as `paddock rm train`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from paddock.commands.guard import guarded, helpful, start_log
+
+
+def run(arguments: list[str]) -> int:
+    from paddock.commands.keys_of import RM
+    from paddock.commands.preflight import check, choose_threads
+
+    loaded = RM.load(arguments, chooses=True)
+    check(loaded.config)
+    choose_threads(loaded.config)
+    start_log(loaded.warnings)
+    from paddock.commands.ending import conclude, setting
+    from paddock.runs.record import Launch
+    from paddock.trainer.rm import train_reward_model
+    from paddock.trainer.sft import EXPORT
+
+    outcome = train_reward_model(loaded.config, Launch("rm train", loaded.origins))
+    model = Path(loaded.config.trainer.default_local_dir) / EXPORT
+    use = f"paddock train reward_model.enable=True {setting('reward_model.model.path', str(model))}"
+    return conclude(outcome, loaded.config, model, [use])
+
+
+def main() -> int:
+    return guarded(helpful("rm", run), sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""A run where a command asks for a model: its newest whole checkpoint, a global_step_N, or the actor folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paddock.commands.keys_of import Command
+from paddock.config.paths import expand
+from paddock.errors import UserError
+from paddock.loading.overrides import FLAGS
+from paddock.runs.reading import settings_at
+
+_M = "actor_rollout_ref.model"
+MODEL, ADAPTER, TOKENIZER = f"{_M}.path", f"{_M}.lora_adapter_path", f"{_M}.tokenizer_path"
+DTYPE = "actor_rollout_ref.rollout.dtype"
+CONFIG = "config.json"
+
+
+def with_run(command: Command, arguments: Sequence[str]) -> list[str]:
+    """The arguments with a run's folder replaced by its policy: a model, or a base model and its adapter. It computes
+    in the type in which the run's rollout did.
+
+    The first argument that is neither a flag nor key=value is the model.
+    """
+    before = ["", *arguments]  # a flag's value is no model
+    bare = next(
+        (text for flag, text in zip(before, arguments, strict=False)
+         if flag not in FLAGS and text and "=" not in text and text[0] not in "-+~"), None,
+    )  # fmt: skip
+    overrides = [f"{MODEL}={quoted(text)}" if text is bare else text for text in arguments]
+    named = {key: value for key, _, value in (command.translate(text).lstrip("+").partition("=") for text in overrides)}
+    path = expand(named.get(MODEL, "").strip("'\""))
+    if not path or not Path(path).is_dir():
+        return overrides
+    found = {MODEL: path} if (Path(path) / CONFIG).is_file() else policy(path)
+    actor = Path(found.get(ADAPTER, found[MODEL])).absolute()
+    if dtype := settings_at(actor.parent).get(DTYPE):
+        found[DTYPE] = dtype
+    found = {key: value for key, value in found.items() if key not in named or (key == MODEL and value != path)}
+    return [*overrides, *(f"++{key}={written(value)}" for key, value in found.items())]
+
+
+def policy(path: str) -> dict[str, Any]:
+    """Settings with which the policy of a run is loaded: where the weights are, and what reads and changes them."""
+    from paddock.commands.export import (
+        OVERRIDES,
+        REMOTE_CODE,
+        TOKENIZER_KEYS,
+        base_model,
+        find_actor,
+        run_config,
+        tokenizer_folder,
+    )
+
+    try:
+        actor = find_actor(Path(path))
+    except UserError as error:
+        damaged = error.reason.startswith("is damaged")
+        fix = "name another step, or restore the files" if damaged else error.fix
+        raise UserError(error.reason, key=MODEL, value=error.value, fix=fix) from None
+    if (actor / CONFIG).is_file():
+        return {MODEL: str(actor), TOKENIZER: str(tokenizer_folder(actor))}
+    base, config = base_model(actor), run_config(actor)
+    tokenizer = next((config[key] for key in TOKENIZER_KEYS if key != MODEL and config.get(key)), None)
+    return {
+        MODEL: base["path"],
+        ADAPTER: str(actor),
+        REMOTE_CODE: base["trust_remote_code"],
+        **({TOKENIZER: tokenizer} if tokenizer else {}),
+        **{f"{OVERRIDES}.{name}": value for name, value in (base["override_config"] or {}).items()},
+    }
+
+
+def written(value: Any) -> str:
+    """A value as Hydra's grammar takes it."""
+    return quoted(value) if isinstance(value, str) else json.dumps(value)
+
+
+def quoted(text: str) -> str:
+    """A text as Hydra's grammar takes it, whatever is in it."""
+    escaped = text.replace("'", "\\'")
+    return f"'{escaped}'"

@@ -1,0 +1,43 @@
+"""python -m paddock.trainer.main_ppo key=value ...: `paddock train` for launch scripts, with verl's defaults."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from paddock.commands.guard import PLAN_ONLY, guarded, helpful, start_log
+
+
+def run(arguments: list[str], wide: bool = False) -> int:
+    """Refuses what can be refused before torch is imported; then trains.
+
+    `wide`: a launch script written for verl has started it, and counts on verl's defaults. In a file or a pipe each
+    step is also one long line with every metric, as readers of such logs expect (the logger `steps`).
+    """
+    from paddock.commands.preflight import check, choose_threads, require_prompts
+    from paddock.loading.load import load
+    from paddock.plan import report
+
+    if os.environ.get(PLAN_ONLY):
+        return report.run(arguments, strict=False, chooses=not wide)  # a script's data may be on another machine
+    loaded = load(arguments, chooses=not wide)
+    check(loaded.config)
+    require_prompts(loaded.config)
+    choose_threads(loaded.config)
+    if wide and "console" in loaded.config.trainer.logger and not sys.stdout.isatty():
+        loaded.config.trainer.logger = list(dict.fromkeys([*loaded.config.trainer.logger, "steps"]))
+    start_log(loaded.warnings)
+    from paddock.commands.ending import after_training, conclude
+    from paddock.runs.record import Launch
+    from paddock.trainer.run import train
+
+    outcome = train(loaded.config, Launch("train", loaded.origins))
+    return conclude(outcome, loaded.config, *after_training(outcome, loaded.config))
+
+
+def main() -> int:
+    return guarded(helpful("train", lambda arguments: run(arguments, wide=True)), sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""run.json: which command started a run, with which settings from where, and on what. Each (re)start adds an entry,
+unless it changes nothing: a run that was killed and resumed leaves the file of a run that was not. Reading it imports
+no torch, so that `paddock report` answers at once.
+
+    {"starts": [{"after_step": 0, "command": "train", "settings": {...}, "origins": {...}, "environment": {...}}, ...],
+     "finished_at": 80}
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from paddock import __version__
+from paddock.config.loggers import LOGGERS
+from paddock.config.schema import Config
+from paddock.core.files import replacing
+from paddock.facts.machine import GIB, OPTIONAL_PACKAGES, this_machine
+
+FILE, KEY = "run.json", "trainer.default_local_dir"
+FINISHED = "finished_at"
+PACKAGES = ("torch", "transformers", "triton", "megatron-core", *OPTIONAL_PACKAGES,
+            *(kind.package for kind in LOGGERS.values() if kind.package))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The command that started a run, and where each of its settings came from."""
+
+    command: str = "train"
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Key -> origin, as `Loaded` has it; a key that is absent has the schema's default."""
+
+
+def record_launch(config: Config, launch: Launch, device: str, after_step: int) -> None:
+    """Writes the start of a run, or of its continuation after step `after_step`, into run.json."""
+    from paddock.trainer.state import flat
+
+    path = Path(config.trainer.default_local_dir) / FILE
+    start = {
+        "after_step": after_step,
+        "command": launch.command,
+        "settings": flat(config),
+        "origins": dict(launch.origins),
+        "environment": environment(device),
+    }
+    start = json.loads(json.dumps(start, default=str))
+    earlier = [entry for entry in starts(path.parent) if entry["after_step"] < after_step]
+    if not earlier or differs(earlier[-1], start):
+        earlier.append(start)
+    with replacing(path, KEY) as file:
+        file.write(json.dumps({"starts": earlier}, indent=1).encode())
+
+
+def record_end(folder: Path, step: int) -> None:
+    """Notes in run.json that the run has trained its last step."""
+    with replacing(folder / FILE, KEY) as file:
+        file.write(json.dumps({"starts": starts(folder), FINISHED: step}, indent=1).encode())
+
+
+def is_finished(folder: Path) -> bool:
+    """True if the run of this folder has trained its last step."""
+    try:
+        return FINISHED in json.loads((folder / FILE).read_bytes())
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
+
+
+def starts(folder: Path) -> list[dict[str, Any]]:
+    """Returns the starts that a run folder's run.json lists; none if there is no such file, or one of another shape."""
+    try:
+        found = json.loads((folder / FILE).read_bytes())["starts"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    whole = isinstance(found, list) and all(isinstance(entry, dict) and "after_step" in entry for entry in found)
+    return found if whole else []
+
+
+def differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    from paddock.trainer.state import FREE
+
+    def essence(start: Mapping[str, Any]) -> dict[str, Any]:
+        settings = {key: value for key, value in start.get("settings", {}).items() if key not in FREE}
+        return {**start, "after_step": None, "origins": None, "settings": settings}
+
+    return essence(one) != essence(other)
+
+
+def environment(device: str) -> dict[str, str]:
+    """Returns versions and hardware: what another machine must have to compare with this one. No names, no paths."""
+    machine = this_machine()
+    return {
+        "paddock": __version__,
+        "python": platform.python_version(),
+        **versions(),
+        "device": device,
+        "cpu": f"{machine.cores} cores, {cpu_name()}",
+        "memory": f"{machine.memory / GIB:.0f} GiB",
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Returns the versions of the packages that matter and are here."""
+    found = {}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def cpu_name() -> str:
+    """Returns the processor's model; its architecture if the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,3 @@
+from paddock.runs.tracking.tracker import Tracker
+
+__all__ = ["Tracker"]

@@ -1,0 +1,57 @@
+"""Metrics of a run in Ray's own Prometheus exporter, which every node of a cluster has.
+
+`ray metrics launch-prometheus` starts a Prometheus that reads them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from paddock.errors import UserError
+from paddock.facts.distribution import install_command
+from paddock.runs.samples import Sample
+from paddock.runs.tracking.run import LoggedRun
+
+LABELS = ("project", "run")
+
+
+class Prometheus:
+    """One gauge a metric, `paddock_actor_grad_norm` for actor/grad_norm; project and run are its labels."""
+
+    run_id: str | None = None
+
+    def __init__(self, run: LoggedRun):
+        try:
+            from paddock.workers.ray import gauge, is_up
+        except ImportError as error:
+            raise refused(f"needs ray, which cannot be imported ({error})", install_command("ray")) from error
+        if not is_up():
+            raise refused("goes through Ray, and one process runs without it", "trainer.logger=[console]")
+        self.gauge, self.labels = gauge, dict(zip(LABELS, (run.project, run.name), strict=True))
+        self.gauges = {"paddock_step": gauge("paddock_step", "steps done", self.labels)}
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            safe = allowed(name)
+            if safe not in self.gauges:
+                self.gauges[safe] = self.gauge(safe, name, self.labels)
+            if math.isfinite(value):
+                self.gauges[safe](value)
+        self.gauges["paddock_step"](float(step))
+
+    def generations(self, step: int, samples: Sequence[Sample]) -> None:
+        """Numbers alone."""
+
+    def close(self) -> None:
+        """The exporter belongs to the cluster."""
+
+
+def allowed(name: str) -> str:
+    """Letters, digits and underscores."""
+    return "paddock_" + re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
+
+
+def refused(reason: str, fix: str) -> UserError:
+    return UserError(reason, key="trainer.logger", value="prometheus", fix=f"{fix}, or leave it out of trainer.logger")

@@ -1,3 +1,0 @@
-from paddock.trainer.tracking.tracker import Tracker
-
-__all__ = ["Tracker"]

@@ -1,0 +1,86 @@
+"""Defaults of the `verl` in a checkout, which its launch scripts count on without a key, beside the schema's."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from paddock.config import tree
+from paddock.config.schema import Config
+from paddock.errors import UserError
+from paddock.facts.compat import CHECKOUT
+from paddock.loading.overrides import flatten, read_yaml
+from paddock.loading.rules.unread import set_by_user
+from paddock.verl import keys as legacy
+
+_A, _RO = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+CHANGES_TRAINING = (
+    *("algorithm.gamma", "algorithm.lam", "algorithm.kl_*", "algorithm.use_kl_in_reward", "algorithm.norm_adv_*"),
+    *(
+        f"{_A}.{name}"
+        for name in ("clip_ratio*", "entropy_coeff", "loss_agg_mode", "ppo_epochs", "ppo_mini_batch_size")
+    ),
+    *(f"{_A}.{name}" for name in ("use_kl_loss", "kl_loss_*", "policy_loss.*", "optim.*", "shuffle")),
+    *("critic.optim.*", "critic.cliprange_value", "critic.ppo_epochs", "critic.loss_agg_mode", "trainer.critic_warmup"),
+    *(f"{_RO}.{name}" for name in ("temperature", "top_k", "top_p", "val_kwargs.*")),
+    *("data.max_prompt_length", "data.max_response_length", "data.train_batch_size", "data.truncation"),
+    *("trainer.total_epochs", "trainer.test_freq", "trainer.val_before_train", "reward_model.reward_manager"),
+)
+"""Keys whose defaults decide what a run trains on, and how long."""
+PAYS_KL = re.compile(
+    r"^\s*if not self\.config\.actor_rollout_ref\.actor\.(use_kl_loss\b|get\(.use_kl_loss)", re.MULTILINE
+)
+"""Line of a trainer that pays KL in the reward whenever no KL is in the loss: verl before `use_kl_in_reward`."""
+
+
+def differences(config: Config, origins: dict[str, str]) -> Iterator[str]:
+    """Yields a warning for each default of the checkout's `verl` that differs here, with the key that restores it."""
+    if not (checkout := os.environ.get(CHECKOUT)):
+        return
+    package, user = Path(os.path.relpath(checkout)), {key for key, origin in origins.items() if set_by_user(origin)}
+    kl, actor = config.algorithm, config.actor_rollout_ref.actor
+    unpaid = not (actor.use_kl_loss or kl.use_kl_in_reward) and kl.kl_ctrl.kl_coef and pays_kl(package)
+    if unpaid and "algorithm.use_kl_in_reward" not in user:
+        yield (
+            f"KL in the reward is not paid here; {package} pays it (algorithm.kl_ctrl.kl_coef={kl.kl_ctrl.kl_coef:g}) "
+            "whenever use_kl_loss is off: algorithm.use_kl_in_reward=True restores it"
+        )
+    name = "ppo_megatron_trainer" if actor.strategy == "megatron" else "ppo_trainer"
+    files = [package / "trainer" / "config" / f"{kind}{name}.yaml" for kind in ("_generated_", "")]
+    file = next((file for file in files if file.is_file()), None)
+    for key, value in defaults_of(file).items() if file else ():
+        matters = key not in user and any(fnmatchcase(key, pattern) for pattern in CHANGES_TRAINING)
+        if matters and differs(config, key, value):
+            yield f"{key} is {tree.get(config, key)} here and {value} in {file}: {key}={value} restores it"
+
+
+def defaults_of(file: Path) -> dict[str, Any]:
+    """Returns the values of a config file of verl's by the names of the schema, without those that refer to others."""
+    try:
+        written = dict(flatten(read_yaml(file), ""))
+    except UserError:
+        return {}
+    found: dict[str, Any] = {}
+    for key, value in written.items():
+        try:
+            found |= dict(legacy.translate(key, value, written)[0])
+        except UserError:
+            continue  # a feature of its own, whose key would be refused
+    plain = {key: value for key, value in found.items() if isinstance(value, bool | int | float | str)}
+    return {key: value for key, value in plain.items() if "$" not in str(value) and key in tree.leaves()}
+
+
+def differs(config: Config, key: str, value: Any) -> bool:
+    """True if the run has another value. An unset key of the schema follows others, which are compared themselves."""
+    ours = tree.get(config, key)
+    unread = key.startswith("critic.") and not config.critic.enable
+    return ours is not None and not unread and ours != value and str(ours) != str(value)
+
+
+def pays_kl(package: Path) -> bool:
+    trainer = package / "trainer" / "ppo" / "ray_trainer.py"
+    return trainer.is_file() and bool(PAYS_KL.search(trainer.read_text(errors="replace")))
