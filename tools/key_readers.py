@@ -28,8 +28,8 @@ from paddock.config import tree
 from paddock.config.schema import Config
 
 PACKAGE = Path(__file__).resolve().parent.parent / "paddock"
-DECLARING = ("config.schema", "config.roles", "config.engine", "config.field", "config.legacy", "config.tree",
-             "config.load", "config.recipes")  # fmt: skip
+DECLARING = ("config.schema", "config.roles", "config.engine", "config.field", "config.tree", "config.recipes", "loading.load",
+             "verl.keys")  # fmt: skip
 """These declare keys, or treat every key alike; `help` and `doctor` only show them."""
 LEARNING = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.comprehension, ast.withitem)
 LOOKUPS = ("tree.get(", "chosen.get(")

@@ -9,19 +9,18 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from paddock.config.plugins import import_plugin
 from paddock.config.schema import Config
-from paddock.config.topology import rolls_out_apart, world_size
+from paddock.config.topology import world_size
 from paddock.core.device import compute_dtype, device_of
 from paddock.data.dataset import PromptRow
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, RolloutEngine, Sampling
 from paddock.engines.train.open import frozen_engine
 from paddock.engines.train.settings import Settings, model_source
 from paddock.errors import UserError
-from paddock.loading.refusals import megatron_does_not_supervise
+from paddock.loading.refusals import no_rollout_apart
 from paddock.models.adapters import Lora, attach
 from paddock.models.image_reader import ImageReader
-from paddock.models.load import load_causal_lm, load_tokenizer
+from paddock.models.load import load_causal_lm, open_tokenizer
 from paddock.rollouts.conversations import OnEpisodes
 from paddock.rollouts.environments import Environments
 from paddock.rollouts.episode import Episode
@@ -57,15 +56,6 @@ def open_policy(config: Config) -> Policy:
     return Policy(tokenizer, rollout, stop_tokens(engine, tokenizer), reader)
 
 
-def open_tokenizer(config: Config) -> Any:
-    """Opens the tokenizer, after the module that may register models and tokenizers of its own."""
-    model = config.actor_rollout_ref.model
-    if model.external_lib:
-        import_plugin(model.external_lib, "actor_rollout_ref.model.external_lib")
-    path = config.data.tokenizer or model.tokenizer_path or model.path or ""
-    return load_tokenizer(path, config.data.trust_remote_code, model.custom_chat_template)
-
-
 def require_one_device(config: Config) -> None:
     if world_size(config) > 1:
         raise UserError(
@@ -74,15 +64,7 @@ def require_one_device(config: Config) -> None:
             value=config.trainer.n_gpus_per_node,
             fix="trainer.n_gpus_per_node=1 trainer.nnodes=1",
         )
-    require_no_rollout(config)
-
-
-def require_no_rollout(config: Config) -> None:
-    """Refuses keys of a rollout in a pool of its own, and the engine that only reinforcement learning uses."""
-    if rolls_out_apart(config):
-        key = "actor_rollout_ref.hybrid_engine"
-        raise UserError("this command has one process", key=key, value=False, fix="leave it out")
-    megatron_does_not_supervise(config)
+    no_rollout_apart(config)
 
 
 def prompts_at_a_time(config: Config, samples: int) -> int:

@@ -14,7 +14,7 @@ class LoggerKind:
     """What a logger declares about itself."""
 
     factory: str | Callable[[Any], Any] | None
-    """A function or class that takes a `LoggedRun` (trainer/tracking/run.py) and returns a `Logger`, or `module:name`
+    """A function or class that takes a `LoggedRun` (runs/tracking/run.py) and returns a `Logger`, or `module:name`
     of one; None for metrics.jsonl, which every run writes."""
     package: str | None = None
     """Package that must be installed."""

@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -22,17 +23,11 @@ PATIENCE = 5.0  # seconds for killed processes to go; one that waits for a disk 
 PROC = Path("/proc")
 
 
-def main(data: int, control: int, room: int) -> None:
-    """Starts a worker and supervises it. Only the child imports what runs scorers: the supervisor stays small."""
+def main(data: int, control: int, room: int, worker: str) -> None:
+    """Starts a worker and supervises it. Only the child imports the module `worker`: the supervisor stays small."""
     for descriptor in (data, control):
         os.set_inheritable(descriptor, False)  # what a scorer starts does not hold them open
-
-    def work() -> None:
-        from paddock.rewards.worker import work
-
-        work(data, room)
-
-    supervise(socket.socket(fileno=control), data, work)
+    supervise(socket.socket(fileno=control), data, lambda: import_module(worker).work(data, room))
 
 
 def supervise(control: socket.socket, data: int, work: Callable[[], None]) -> None:

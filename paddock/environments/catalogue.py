@@ -54,6 +54,8 @@ class Factory:
     """True: its environments are made here, not in a thread: at once, or because they need the main thread."""
     may_pay: bool = True
     """False: its environments pay nothing, whatever the policy does."""
+    conversation: Callable[..., Any] | None = None
+    """The class that plays an episode; None: `rollouts.conversation.Conversation`."""
 
 
 def environment_of(

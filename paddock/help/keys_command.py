@@ -7,21 +7,21 @@ import re
 import textwrap
 from collections import Counter
 
-from paddock.config import tree, trl
+from paddock.config import tree
 from paddock.errors import UserError
 from paddock.help.entry import Entry, commands_reading, entries, followers, set_elsewhere
 from paddock.help.known import readers
 from paddock.help.pages import PAGES
 from paddock.help.show import width
+from paddock.loading import foreign, trl
 from paddock.loading.refusals import NOT_BUILT
-from paddock.verl import keys as legacy
 
 WHOLE, MOST = 3, 25
 """Up to so many keys are shown with all that is known, and up to so many on a line each."""
 COMMON = list(dict.fromkeys(key for page in PAGES.values() for key in page.keys))
 """Keys that a page of help shows come before others that fit as well."""
 WORD = re.compile(r"[a-z0-9]+")
-CHECKING = ("plan.", "preflight", "config.rules", "config.refusals")
+CHECKING = ("plan.", "commands.preflight", "loading.rules", "loading.refusals")
 """Modules that compare a key with others or show it; none of them acts on it."""
 LIKE = 0.8  # share of letters in which a misspelt word agrees
 
@@ -59,20 +59,20 @@ def answer(words: list[str]) -> str:
     if name in tree.sections():
         inside = [entry for key, entry in entries().items() if key.startswith(f"{name}.")]
         return "\n".join([f"{len(inside)} keys in {name}:", *map(line, inside)])
-    exact = [(name, rule)] if (rule := legacy.rule_for(name)) and name else []
+    exact = [(name, rule)] if (rule := foreign.rule_for(name)) and name else []
     found, every = search(words)
-    foreign = exact or search_foreign(words)
-    theirs = trl.key_of(name) if name else None
-    if not found and not foreign and not theirs:
+    others = exact or search_foreign(words)
+    of_trl = trl.key_of(name) if name else None
+    if not found and not others and not of_trl:
         near = tree.meant(name) if name else []
         fix = f"did you mean {' or '.join(near)}?" if near else "fewer or other words; `paddock keys` lists sections"
         raise UserError("no key has this name or meaning", key="paddock keys", value=" ".join(words), fix=fix)
     parts = listing(found, every, words) if found and not exact else []
-    if theirs:
-        said = f"{name} of TRL is {theirs} here; docs/en/from_trl.md says which values it takes."
-        parts[:0] = [said, whole(entries()[theirs])]
-    if foreign:
-        parts.append("\n".join(["Keys of other systems:", *(becomes(key, rule) for key, rule in foreign[:MOST])]))
+    if of_trl:
+        said = f"{name} of TRL is {of_trl} here; docs/en/from_trl.md says which values it takes."
+        parts[:0] = [said, whole(entries()[of_trl])]
+    if others:
+        parts.append("\n".join(["Keys of other systems:", *(becomes(key, rule) for key, rule in others[:MOST])]))
     return "\n\n".join(parts)
 
 
@@ -122,20 +122,20 @@ def fit(word: str, entry: Entry) -> float:
     return 0.0
 
 
-def search_foreign(words: list[str]) -> list[tuple[str, legacy.Rule]]:
+def search_foreign(words: list[str]) -> list[tuple[str, foreign.Rule]]:
     """Keys of other systems whose name holds every word."""
-    return [(key, rule) for key, rule in legacy.LEGACY.items() if all(word.lower() in key.lower() for word in words)]
+    return [(key, rule) for key, rule in foreign.rules().items() if all(word.lower() in key.lower() for word in words)]
 
 
-def becomes(key: str, rule: legacy.Rule) -> str:
+def becomes(key: str, rule: foreign.Rule) -> str:
     match rule:
-        case legacy.Mapped(to=to):
+        case foreign.Mapped(to=to):
             return f"  {key}: is called {to} here"
-        case legacy.Converted(to=to, about=about):
+        case foreign.Converted(to=to, about=about):
             return f"  {key}: becomes {to} ({about})"
-        case legacy.Ignored(why=why):
+        case foreign.Ignored(why=why):
             return f"  {key}: ignored, {why}"
-        case legacy.Refused(why=why, fix=fix, harmless=harmless):
+        case foreign.Refused(why=why, fix=fix, harmless=harmless):
             values = " or ".join("null" if value is None else str(value) for value in harmless)
             return f"  {key}: refused ({why}) unless it is {values}; fix: {fix}"
     raise AssertionError(rule)

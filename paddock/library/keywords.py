@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
-from paddock.config import tree, trl
+from paddock.config import tree
 from paddock.core.registry import suggest
 from paddock.errors import UserError
+from paddock.loading import trl
 from paddock.loading.overrides import PROGRAM
 
 _A, _M, _RO = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import import_module
 from typing import Any
 
+from paddock.config import tree
+from paddock.config.schema import Config
 from paddock.errors import UserError
+from paddock.facts.compat import CHECKOUT
 
 
 @dataclass(frozen=True)
@@ -97,3 +104,73 @@ def number_of(value: Any) -> float | None:
         return None if value is None or isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         return None
+
+
+@cache
+def rules() -> Mapping[str, Rule]:
+    """Returns the rules by key; a pattern with `*` is for several. The one foreign surface is verl's."""
+    found: Mapping[str, Rule] = import_module("paddock.verl.keys").RULES
+    return found
+
+
+def rule_for(key: str) -> Rule | None:
+    """Returns the exact entry, else the first pattern that matches and hides no key of the schema."""
+    if key in rules() or key in tree.leaves():
+        return rules().get(key)
+    for pattern, rule in rules().items():
+        if "*" in pattern and fnmatchcase(key, pattern):
+            if isinstance(rule, Mapped):
+                return replace(rule, to=rule.to.replace("*", key[len(pattern) - 1 :]))
+            return rule
+    return None
+
+
+def is_section(key: str) -> bool:
+    """True if rules here are for keys inside `key`."""
+    return any(pattern.startswith(f"{key}.") for pattern in rules())
+
+
+def _refers(value: Any) -> bool:
+    """A reference to another key, as whole config files hold them, asks for nothing by itself."""
+    return isinstance(value, str) and value.startswith("${")
+
+
+def translate(key: str, value: Any, given: Mapping[str, Any] | None = None) -> tuple[list[tuple[str, Any]], str | None]:
+    """Returns (key, value) as the schema has them, none where nothing is set; and a warning for the user.
+
+    `given`: all settings by name, which a value in another unit needs.
+    """
+    match rule_for(key):
+        case None:
+            return [(key, value)], None
+        case Mapped(to=to) if _refers(value) and to in value:
+            return [], None  # one key of theirs takes the value of another, and both are one here
+        case Mapped(to=to, value=convert):
+            named = f"{key} is called {to} here"
+            found, said = translate(to, convert(value), given)  # the other name may have a rule of its own
+            return found, f"{named}, and {said}" if said else named
+        case Converted() | Several() if value is None or _refers(value):
+            return [], None
+        case Converted(to=to, value=convert, about=about):
+            converted = convert(key, value, given or {})
+            return [(to, converted)], f"{key}={value} is {to}={converted:g} ({about})"
+        case Several(to=to, about=about):
+            several = to(key, value, given or {})
+            if key in several:
+                return [(key, value)], None
+            told = " ".join(f"{name}={setting}" for name, setting in several.items()) or "the default"
+            return list(several.items()), f"{key}={value} is {told} ({about})"
+        case Ignored(why=why):
+            return [], f"{key}={value} is ignored: {why}"
+        case Refused(why=why, harmless=harmless) if value in harmless or _refers(value):
+            return [], f"{key}={value} is ignored: {why}"
+        case Refused(why=why, fix=fix):
+            raise UserError(why, key=key, value=value, fix=fix)
+
+
+def differences(config: Config, origins: dict[str, str]) -> Iterable[str]:
+    """Returns a warning for each default that differs in the checkout from which `paddock run` was called."""
+    if not os.environ.get(CHECKOUT):
+        return ()
+    found: Iterable[str] = import_module("paddock.verl.forks").differences(config, origins)
+    return found

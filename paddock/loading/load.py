@@ -12,7 +12,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from paddock.config import recipes, rollout_correction, tree, trl
+from paddock.config import recipes, rollout_correction, tree
 from paddock.config.loggers import LOGGERS
 from paddock.config.paths import expanded
 from paddock.config.plugins import import_plugin
@@ -21,10 +21,8 @@ from paddock.config.rollout_engines import ENGINES
 from paddock.config.schema import Config
 from paddock.errors import UserError, together
 from paddock.facts.machine import Machine, this_machine
-from paddock.loading import budgets, own_data, resolve, rules
+from paddock.loading import budgets, foreign, own_data, resolve, rules, trl
 from paddock.loading.overrides import LINE, PROGRAM, Setting, parse
-from paddock.verl import forks
-from paddock.verl import keys as legacy
 
 NO_SUCH_KEY = "no such key"
 FOLLOWS = re.compile(r"\$\{([\w.]+)\}")
@@ -82,7 +80,7 @@ def load(
     rules.check_limits(config)
     warnings += resolve.resolve(config, origins, machine)
     warnings += [str(choice) for choice in budgets.decide(config, origins, machine, gpu, trains)]
-    warnings += [*rules.check(config, origins, here, trains), *forks.differences(config, origins)]
+    warnings += [*rules.check(config, origins, here, trains), *foreign.differences(config, origins)]
     return Loaded(config, origins, warnings)
 
 
@@ -131,7 +129,7 @@ def known(settings: list[Setting]) -> tuple[list[Setting], list[str], list[UserE
     every = {leaf.key: leaf.value for leaf in leaves}
     for setting in leaves:
         try:
-            translated, warning = legacy.translate(setting.key, setting.value, every)
+            translated, warning = foreign.translate(setting.key, setting.value, every)
             if unknown := [key for key, _ in translated if tree.leaf_of(key) is None]:
                 raise _unknown(unknown[0], setting)
         except UserError as error:
@@ -151,7 +149,7 @@ def known(settings: list[Setting]) -> tuple[list[Setting], list[str], list[UserE
 def _leaves_of(setting: Setting) -> list[Setting]:
     """A mapping assigned to a section, of ours or of other systems, is one setting for each key in it."""
     ours = setting.key in tree.sections() or tree.leaf_of(setting.key) is not None
-    section = setting.key in tree.sections() or (not ours and legacy.is_section(setting.key))
+    section = setting.key in tree.sections() or (not ours and foreign.is_section(setting.key))
     if not section or not isinstance(setting.value, dict):
         return [setting]
     return [
@@ -170,7 +168,7 @@ def _unknown(key: str, setting: Setting) -> UserError:
     if theirs := trl.key_of(key):
         fix = f"TRL's {key.rpartition('.')[2]} is {theirs} here; docs/en/from_trl.md says which values it takes"
         return UserError(NO_SUCH_KEY, key=key, value=setting.value, fix=fix)
-    nearest = tree.meant(key, frozenset(k for k in legacy.LEGACY if "*" not in k))
+    nearest = tree.meant(key, frozenset(k for k in foreign.rules() if "*" not in k))
     fix = f"did you mean {' or '.join(nearest)}?" if nearest else "`paddock plan` lists the keys in use"
     reason = NO_SUCH_KEY if setting.origin in (LINE, PROGRAM) else f"{NO_SUCH_KEY} (in {setting.origin})"
     return UserError(reason, key=key, value=setting.value, fix=fix)

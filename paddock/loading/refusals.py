@@ -1,7 +1,7 @@
 """Settings that `paddock plan` understands and training refuses. `preflight` raises them, a plan shows them.
 
 A rule of rules/ holds for both; these hold for training alone, so that a launch script can be planned before every
-part that it asks for is built. What no version will honour is refused in legacy.py.
+part that it asks for is built. What no version will honour is refused in verl/keys.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from paddock.config.engine import FrozenMegatronConfig
 from paddock.config.rewards import PYTHON, reward_parts
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
-from paddock.config.topology import engine_size, estimator_needs, in_one_process, pool_size, runs_frozen_policies
+from paddock.config.topology import (
+    engine_size,
+    estimator_needs,
+    in_one_process,
+    pool_size,
+    rolls_out_apart,
+    runs_frozen_policies,
+)
 from paddock.errors import UserError
 
 _A, _REF, _RO, _M = (f"actor_rollout_ref.{role}" for role in ("actor", "ref", "rollout", "model"))
@@ -338,3 +345,11 @@ REFUSALS: tuple[Callable[[Config], None], ...] = (
     responses_have_no_priorities,
     conversations_have_what_they_need,
 )
+
+
+def no_rollout_apart(config: Config) -> None:
+    """Refuses keys of a rollout in a pool of its own, and the engine that only reinforcement learning uses."""
+    if rolls_out_apart(config):
+        key = "actor_rollout_ref.hybrid_engine"
+        raise UserError("this command has one process", key=key, value=False, fix="leave it out")
+    megatron_does_not_supervise(config)

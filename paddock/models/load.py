@@ -25,6 +25,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 from transformers.utils import logging
 
 from paddock.config.paths import BUILTIN, missing_folder, names_in
+from paddock.config.plugins import import_plugin
+from paddock.config.schema import Config
 from paddock.core.registry import suggest
 from paddock.errors import UserError
 from paddock.facts.models import read_config, require_sizes
@@ -280,3 +282,12 @@ def load_tokenizer(
         tokenizer.chat_template = chat_template
     tokenizer.padding_side = "left"
     return tokenizer
+
+
+def open_tokenizer(config: Config) -> Any:
+    """Opens the tokenizer, after the module that may register models and tokenizers of its own."""
+    model = config.actor_rollout_ref.model
+    if model.external_lib:
+        import_plugin(model.external_lib, "actor_rollout_ref.model.external_lib")
+    path = config.data.tokenizer or model.tokenizer_path or model.path or ""
+    return load_tokenizer(path, config.data.trust_remote_code, model.custom_chat_template)

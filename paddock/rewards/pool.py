@@ -48,7 +48,7 @@ GATHERING = 0.0005  # seconds in which answers of a quick chunk gather before th
 BOOT = """import json, sys
 sys.path[:] = json.loads(sys.argv[4])
 from paddock.core.supervisor import main
-main(*map(int, sys.argv[1:4]))"""
+main(*map(int, sys.argv[1:4]), "paddock.rewards.worker")"""
 
 
 class JobFailed(Exception):

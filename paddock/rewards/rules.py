@@ -189,7 +189,7 @@ def _sandbox(config: RewardModelConfig) -> dict[str, Any]:
 
 
 def _mathematics(name: str, failed: float = 0.0, options: str = "") -> Scorer:
-    """Gives up by itself (rewards/answers/limits.py). The limit here is for native code, which only a kill ends."""
+    """Gives up by itself (grading/limits.py). The limit here is for native code, which only a kill ends."""
     return replace(_rule(name, "maths", pooled=True, failed=failed, options=options), limit=10.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -33,16 +34,14 @@ from paddock.rollouts.conversation import Conversation, Setting, prompts_are_tex
 from paddock.rollouts.conversations import Clock, Conversations, OnEpisodes
 from paddock.rollouts.episode import Episode
 from paddock.sandbox.program import settings_of
-from paddock.verl.agent_loop import LoopConversation
-from paddock.verl.loop_factory import LOOPS, LoopFactory, listed_loops, loop_arguments, loop_factory
-from paddock.verl.tools import TOOLS as TOOL_CONFIG
-from paddock.verl.tools import VerlEnvironment, load_interactions, load_verl_tools, needs_verl
 
 log = logging.getLogger(__name__)
 
 Functions = Mapping[str, Callable[..., Any]]
 NO_FUNCTIONS: Functions = {}
 AGENT = "actor_rollout_ref.rollout.agent.default_agent_loop"
+TOOL_CONFIG = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
+VERL = "paddock.verl.conversations"
 
 
 class OneTurn(Environment):
@@ -115,26 +114,22 @@ class RowEnvironments:
             return self.with_tools()
         if name == SINGLE:
             return environment_of(OneTurn)
-        known = [SINGLE, TOOLS, *LOOPS, *self.listed]
+        known = [SINGLE, TOOLS, *self.verl.loop_names()]
         raise UserError("there is no such agent loop", key=AGENT, value=name, fix=suggest(name, known))
 
     def with_tools(self) -> Factory:
-        path = self.config.actor_rollout_ref.rollout.multi_turn.interaction_config_path
-        interactions = load_interactions(path) if path else {}
+        interactions = self.config.actor_rollout_ref.rollout.multi_turn.interaction_config_path
         tools = self.named_tools() if interactions else self.tools()
-        if not interactions and not needs_verl(tools):
-            return Factory(TOOLS, lambda: ToolEnvironment(tools), tools, None, inline=True)
-        return Factory(TOOLS, lambda: VerlEnvironment(tools, interactions), tools, None, inline=True)
+        plain = Factory(TOOLS, lambda: ToolEnvironment(tools), tools, None, inline=True)
+        return self.verl.with_tools(tools) or plain
 
     def loop(self, name: str) -> Factory | None:
         """Returns the agent loop in verl's form of this name: one of the config's file, or one that a module
         registered."""
         if name not in (SINGLE, TOOLS):
             self.import_library()
-        kind, own = self.listed.get(name) or (LOOPS.get(name), {})
-        if kind is None:
-            return None
-        return loop_factory(name, kind, {**loop_arguments(self.config, self.named_tools()), **own})
+        found: Factory | None = self.verl.loop(name, self.named_tools)
+        return found
 
     def import_library(self) -> None:
         """Imports the module that may register sources of environments, formats of calls, and agent loops."""
@@ -142,10 +137,9 @@ class RowEnvironments:
             import_plugin(library, "actor_rollout_ref.model.external_lib")
 
     @cached_property
-    def listed(self) -> dict[str, tuple[Any, dict[str, Any]]]:
-        """Returns the agent loops of the config's file."""
-        path = self.config.actor_rollout_ref.rollout.agent.agent_loop_config_path
-        return listed_loops(path) if path else {}
+    def verl(self) -> Any:
+        """Knows the tools, interactions and agent loops in verl's form (`VerlConversations`)."""
+        return importlib.import_module(VERL).VerlConversations(self.config)
 
     def named(self, name: str) -> str | Callable[..., Any]:
         """Returns the name, or the class of the program that made the run."""
@@ -171,7 +165,7 @@ class RowEnvironments:
     def named_tools(self) -> list[Tool]:
         """Returns the functions and classes that the config names as tools."""
         limits = self.config.actor_rollout_ref.rollout.multi_turn
-        classes = load_verl_tools(limits.tool_config_path) if limits.tool_config_path else []
+        classes: list[Tool] = self.verl.tools()
         paths = paths_of(limits.function_tool_path)
         functions = load_tools(paths, lambda: settings_of(self.config.reward_model).as_argument(), self.functions)
         names = [one.name for one in (*classes, *functions)]
@@ -265,9 +259,8 @@ class Environments:
 
     def conversation(self, row: PromptRow, number: int, sampling: Sampling, version: int) -> Conversation:
         factory = self.rows.of(row)
-        if isinstance(factory, LoopFactory):
-            return LoopConversation(row, number, factory, self.setting, sampling, version)
-        return Conversation(row, number, factory, self.setting, sampling, version)
+        play: Callable[..., Conversation] = factory.conversation or Conversation
+        return play(row, number, factory, self.setting, sampling, version)
 
     def tell_of_limits(self, found: Sequence[Episode]) -> None:
         """Warns, once each, of results that were cut and of calls that took too long."""

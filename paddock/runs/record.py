@@ -23,6 +23,7 @@ from paddock.config.loggers import LOGGERS
 from paddock.config.schema import Config
 from paddock.core.files import replacing
 from paddock.facts.machine import GIB, OPTIONAL_PACKAGES, this_machine
+from paddock.runs.settings import FREE, flat
 
 FILE, KEY = "run.json", "trainer.default_local_dir"
 FINISHED = "finished_at"
@@ -41,8 +42,6 @@ class Launch:
 
 def record_launch(config: Config, launch: Launch, device: str, after_step: int) -> None:
     """Writes the start of a run, or of its continuation after step `after_step`, into run.json."""
-    from paddock.trainer.state import flat
-
     path = Path(config.trainer.default_local_dir) / FILE
     start = {
         "after_step": after_step,
@@ -84,8 +83,6 @@ def starts(folder: Path) -> list[dict[str, Any]]:
 
 
 def differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    from paddock.trainer.state import FREE
-
     def essence(start: Mapping[str, Any]) -> dict[str, Any]:
         settings = {key: value for key, value in start.get("settings", {}).items() if key not in FREE}
         return {**start, "after_step": None, "origins": None, "settings": settings}

@@ -28,10 +28,11 @@ from paddock.errors import UserError
 from paddock.runs.checkpoint import Checkpoint, CheckpointStore
 from paddock.runs.lock import FolderLock
 from paddock.runs.samples import Sample
+from paddock.runs.settings import check_config, flat
 from paddock.runs.tracking import Tracker
 from paddock.trainer.interruption import Interruption
 from paddock.trainer.learning import STEPS, warning
-from paddock.trainer.state import check_config, flat, load_state, restore_rng, rng_state, save_state
+from paddock.trainer.state import load_state, restore_rng, rng_state, save_state
 from paddock.workers.sharded import WorkerLost
 
 log = logging.getLogger(__name__)

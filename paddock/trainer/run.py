@@ -6,7 +6,6 @@ import logging
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from paddock.commands.frozen_policy import open_tokenizer
 from paddock.config.conversations import converses
 from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards, pools
@@ -14,6 +13,7 @@ from paddock.data.dataset import MODEL, PromptDataset
 from paddock.data.loader import Loader
 from paddock.errors import UserError
 from paddock.models.image_reader import ImageReader
+from paddock.models.load import open_tokenizer
 from paddock.rewards.manager import NO_FUNCTIONS, Functions, RewardManager
 from paddock.rollouts.collect import Collector, trial
 from paddock.rollouts.environments import Environments, RowEnvironments

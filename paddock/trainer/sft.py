@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from paddock.commands.frozen_policy import open_tokenizer, require_no_rollout
 from paddock.config.schema import Config
 from paddock.config.topology import ANSWERS, supervised_pools
 from paddock.core.batch import Batch
@@ -18,6 +17,8 @@ from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import Loader, prompt_batch, validation_batches
 from paddock.data.unscored import AnswerDataset, Turns
 from paddock.engines.rollout.base import Prompt
+from paddock.loading.refusals import no_rollout_apart
+from paddock.models.load import open_tokenizer
 from paddock.models.save import whole_folder
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import Episode, Span
@@ -114,7 +115,7 @@ def kind_of(trainer: type[SupervisedTrainer], command: str) -> Kind:
     """Returns how a supervised trainer is opened and ended; a finished run leaves its model in the folder `EXPORT`."""
 
     def open_trainer(config: Config, store: CheckpointStore, lock: FolderLock, things: ExitStack) -> SupervisedTrainer:
-        require_no_rollout(config)
+        no_rollout_apart(config)
         config = copy.deepcopy(config)
         config.actor_rollout_ref.rollout.temperature = 1.0  # the likelihood is of the model's own distribution
         tokenizer = open_tokenizer(config)

@@ -1,9 +1,8 @@
-"""The trainer's own part of a checkpoint: all that is not weights. And whether a run may go on with another config."""
+"""The trainer's own part of a checkpoint: all that is not weights."""
 
 from __future__ import annotations
 
 import json
-import logging
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,38 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from paddock.config import tree
-from paddock.config.schema import Config
-from paddock.config.secrets import masked
 from paddock.errors import UserError
 
-log = logging.getLogger(__name__)
-
 READABLE, BINARY = "trainer_state.json", "trainer_state.pt"
-
-ORDER = "the order of rows and all sampling follow from it, so the run would see some prompts twice and others never"
-SHAPE = "the weights and the optimizer state of the checkpoint are those of the other model"
-FIXED = {
-    "actor_rollout_ref.model.path": f"{SHAPE}, and it would become the reference",
-    "actor_rollout_ref.model.lora_rank": SHAPE,
-    "actor_rollout_ref.model.lora_alpha": "it scales the adapters, so the policy would jump",
-    "actor_rollout_ref.model.target_modules": SHAPE,
-    "actor_rollout_ref.model.exclude_modules": SHAPE,
-    "critic.model.lora_rank": SHAPE,
-    "critic.model.lora_alpha": "it scales the adapters, so the values would jump",
-    "critic.model.target_modules": SHAPE,
-    "actor_rollout_ref.actor.optim.optimizer": "the optimizer state of the checkpoint is the other optimizer's",
-    "critic.optim.optimizer": "the optimizer state of the checkpoint is the other optimizer's",
-    "algorithm.adv_estimator": "estimators differ in roles and in the scale of advantages",
-    "data.train_batch_size": "the position in the data and the number of steps are counted in batches of that size",
-    "trainer.seed": ORDER,
-    "data.seed": ORDER,
-    "data.shuffle": ORDER,
-}
-"""Keys whose change makes going on an error. A run survives any other change (responses per prompt, mini-batch size,
-learning rate, data files, ...): it is reported. A model may have moved: the last part of its path counts."""
-
-FREE = frozenset({"trainer.resume_mode", "trainer.resume_from_path"})
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
@@ -88,36 +58,3 @@ def restore_rng(state: Mapping[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"] | {"state": inner | {"key": np.array(inner["key"], dtype=np.uint32)}})
     torch.set_rng_state(state["torch"])
-
-
-def flat(config: Config) -> dict[str, Any]:
-    """Returns every key with its value for a checkpoint and run.json, secrets hidden."""
-    return {key: masked(tree.get(config, key), key) for key in tree.leaves()}
-
-
-def check_config(saved: Mapping[str, Any], config: Config) -> None:
-    """Refuses a change of a fixed key and reports all other changes since the checkpoint was written."""
-    now = flat(config)
-    changed = {key: (old, now[key]) for key, old in saved.items() if key in now and now[key] != old and key not in FREE}
-    for key, reason in FIXED.items():
-        old, new = changed.get(key, (None, None))
-        if old != new and not moved(key, old, new):
-            raise UserError(
-                f"the checkpoint was written with {old}: {reason}",
-                key=key,
-                value=new,
-                fix=f"{key}={old}; for a new run: trainer.resume_mode=disable and another {name_of_folder(config)}",
-            )
-    if changed:
-        changes = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items())
-        log.warning("the run goes on with settings that differ from the checkpoint's: %s", changes)
-
-
-def name_of_folder(config: Config) -> str:
-    """Returns the key that gives a run another folder: that of the folder itself, if it was set."""
-    named = config.trainer.experiment_name in Path(config.trainer.default_local_dir).parts
-    return "trainer.experiment_name" if named else "trainer.default_local_dir (folder= of a Run)"
-
-
-def moved(key: str, old: Any, new: Any) -> bool:
-    return bool(tree.leaves()[key].metadata.get("path")) and Path(str(old)).name == Path(str(new)).name

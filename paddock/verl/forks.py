@@ -13,9 +13,9 @@ from paddock.config import tree
 from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.facts.compat import CHECKOUT
+from paddock.loading import foreign
 from paddock.loading.overrides import flatten, read_yaml
 from paddock.loading.rules.unread import set_by_user
-from paddock.verl import keys as legacy
 
 _A, _RO = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CHANGES_TRAINING = (
@@ -67,7 +67,7 @@ def defaults_of(file: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in written.items():
         try:
-            found |= dict(legacy.translate(key, value, written)[0])
+            found |= dict(foreign.translate(key, value, written)[0])
         except UserError:
             continue  # a feature of its own, whose key would be refused
     plain = {key: value for key, value in found.items() if isinstance(value, bool | int | float | str)}

@@ -6,14 +6,11 @@ for any part of a key, also across dots.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any
 
-from paddock.config import tree
 from paddock.errors import UserError
-from paddock.loading.foreign import Converted, Ignored, Mapped, Refused, Rule, Several, each, moved
+from paddock.loading.foreign import Ignored, Mapped, Refused, Rule, each, moved
+from paddock.loading.rules.distillation import NO_TEACHER_SERVER
 from paddock.verl.keys_forks import FORKS
 from paddock.verl.keys_later import LATER
 
@@ -48,12 +45,10 @@ _NO_SUCH_CHECKPOINT = Ignored("only with use_dist_checkpointing=True, which is r
 _NO_OPTIMIZER = Ignored("a frozen model has no optimizer and no gradients")
 _WHOLE = Ignored("a reward model lies whole on each device")
 _OWN_JUDGE = Ignored("a judge in this process is run by the actor's modules, without a server of its own")
-NO_TEACHER_SERVER = Ignored(
-    f"a teacher has no server: it runs as the reference does, on the devices of trainer.* and by the keys of {_REF}"
-)
+_NO_TEACHER_SERVER = Ignored(NO_TEACHER_SERVER)
 _WHOLE_ROLE = Ignored("follows the role's strategy")
 
-LEGACY: dict[str, Rule] = {
+RULES: dict[str, Rule] = {
     # one meaning, another name
     **moved(
         {
@@ -246,10 +241,10 @@ LEGACY: dict[str, Rule] = {
     ),
     f"{_RO}.engine_kwargs.trtllm*": Refused("TensorRT-LLM is not an engine here", "use rollout.name=vllm", (None, {})),
     # distillation
-    "distillation.teacher_models.*.inference*": NO_TEACHER_SERVER,
-    "distillation.teacher_models.*.num_replicas": NO_TEACHER_SERVER,
-    "distillation.n_gpus_per_node": NO_TEACHER_SERVER,
-    "distillation.nnodes": NO_TEACHER_SERVER,
+    "distillation.teacher_models.*.inference*": _NO_TEACHER_SERVER,
+    "distillation.teacher_models.*.num_replicas": _NO_TEACHER_SERVER,
+    "distillation.n_gpus_per_node": _NO_TEACHER_SERVER,
+    "distillation.nnodes": _NO_TEACHER_SERVER,
     "distillation.distillation_loss.use_chunked_topk": _ALWAYS_CHUNKED,
     "distillation.distillation_loss.chunked_topk_chunk_size": _ALWAYS_CHUNKED,
     # reward
@@ -302,58 +297,3 @@ LEGACY: dict[str, Rule] = {
     **LATER,
     **FORKS,
 }
-
-
-def rule_for(key: str) -> Rule | None:
-    """Returns the exact entry, else the first pattern that matches and hides no key of the schema."""
-    if key in LEGACY or key in tree.leaves():
-        return LEGACY.get(key)
-    for pattern, rule in LEGACY.items():
-        if "*" in pattern and fnmatchcase(key, pattern):
-            if isinstance(rule, Mapped):
-                return replace(rule, to=rule.to.replace("*", key[len(pattern) - 1 :]))
-            return rule
-    return None
-
-
-def is_section(key: str) -> bool:
-    """True if rules here are for keys inside `key`."""
-    return any(pattern.startswith(f"{key}.") for pattern in LEGACY)
-
-
-def _refers(value: Any) -> bool:
-    """A reference to another key, as whole config files hold them, asks for nothing by itself."""
-    return isinstance(value, str) and value.startswith("${")
-
-
-def translate(key: str, value: Any, given: Mapping[str, Any] | None = None) -> tuple[list[tuple[str, Any]], str | None]:
-    """Returns (key, value) as the schema has them, none where nothing is set; and a warning for the user.
-
-    `given`: all settings by name, which a value in another unit needs.
-    """
-    match rule_for(key):
-        case None:
-            return [(key, value)], None
-        case Mapped(to=to) if _refers(value) and to in value:
-            return [], None  # one key of theirs takes the value of another, and both are one here
-        case Mapped(to=to, value=convert):
-            named = f"{key} is called {to} here"
-            found, said = translate(to, convert(value), given)  # the other name may have a rule of its own
-            return found, f"{named}, and {said}" if said else named
-        case Converted() | Several() if value is None or _refers(value):
-            return [], None
-        case Converted(to=to, value=convert, about=about):
-            converted = convert(key, value, given or {})
-            return [(to, converted)], f"{key}={value} is {to}={converted:g} ({about})"
-        case Several(to=to, about=about):
-            several = to(key, value, given or {})
-            if key in several:
-                return [(key, value)], None
-            told = " ".join(f"{name}={setting}" for name, setting in several.items()) or "the default"
-            return list(several.items()), f"{key}={value} is {told} ({about})"
-        case Ignored(why=why):
-            return [], f"{key}={value} is ignored: {why}"
-        case Refused(why=why, harmless=harmless) if value in harmless or _refers(value):
-            return [], f"{key}={value} is ignored: {why}"
-        case Refused(why=why, fix=fix):
-            raise UserError(why, key=key, value=value, fix=fix)

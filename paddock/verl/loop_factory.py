@@ -71,10 +71,6 @@ def no_environment() -> Any:
     raise AssertionError("an agent loop has no environment")
 
 
-def loop_factory(name: str, loop: Callable[..., Any], arguments: Mapping[str, Any]) -> LoopFactory:
-    return LoopFactory(name, no_environment, (), None, inline=True, loop=loop, arguments=arguments)
-
-
 def listed_loops(path: str) -> dict[str, tuple[Any, dict[str, Any]]]:
     """Returns the agent loops of a YAML file, each a class and its arguments: `[{name, _target_, ...}]`."""
     key = f"{AGENT}.agent_loop_config_path"

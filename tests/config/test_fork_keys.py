@@ -6,8 +6,8 @@ import pytest
 
 from paddock.config import tree
 from paddock.errors import UserError
+from paddock.loading import foreign
 from paddock.loading.load import load
-from paddock.verl import keys as legacy
 
 A, REF, RO = (f"actor_rollout_ref.{role}" for role in ("actor", "ref", "rollout"))
 GRPO = ["algorithm.adv_estimator=grpo", f"{RO}.n=8"]
@@ -107,7 +107,7 @@ def test_a_key_that_is_null_in_a_file_is_not_set(tmp_path):
 
 
 def test_every_mapping_of_forks_leads_to_a_field():
-    several = [rule for rule in legacy.LEGACY.values() if isinstance(rule, legacy.Several)]
+    several = [rule for rule in foreign.rules().values() if isinstance(rule, foreign.Several)]
     for rule in {id(rule): rule for rule in several}.values():
         for key in rule.to("reward_model.reward_kwargs.x", 1, {"custom_reward_function.path": "r.py"}):
             assert tree.leaf_of(key), key

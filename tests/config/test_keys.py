@@ -9,8 +9,8 @@ import yaml
 
 from paddock.config import tree
 from paddock.errors import UserError
+from paddock.loading import foreign
 from paddock.loading.load import load
-from paddock.verl import keys as legacy
 
 LAUNCH_KEYS = Path(__file__).with_name("launch_keys.tsv")
 MISSION_KEYS = [
@@ -56,7 +56,7 @@ MISSION_KEYS = [
 @pytest.mark.parametrize("key", MISSION_KEYS)
 def test_keys_of_the_guide_are_real_fields(key):
     assert key in tree.leaves()
-    assert legacy.rule_for(key) is None
+    assert foreign.rule_for(key) is None
 
 
 def launch_keys() -> list[list[str]]:
@@ -68,7 +68,7 @@ def launch_keys() -> list[list[str]]:
 def test_every_known_key_is_a_field_or_has_a_legacy_rule():
     keys = [key for _, key, _, _ in launch_keys()]
     assert len(keys) == 878 and sum(int(scripts) > 0 for _, _, _, scripts in launch_keys()) == 249
-    assert [key for key in keys if tree.leaf_of(key) is None and legacy.rule_for(key) is None] == []
+    assert [key for key in keys if tree.leaf_of(key) is None and foreign.rule_for(key) is None] == []
 
 
 def test_a_whole_upstream_config_file_loads(tmp_path):
@@ -81,11 +81,11 @@ def test_a_whole_upstream_config_file_loads(tmp_path):
 
 
 def test_no_field_hides_behind_a_legacy_rule():
-    assert [key for key in tree.leaves() if legacy.rule_for(key) is not None] == []
+    assert [key for key in tree.leaves() if foreign.rule_for(key) is not None] == []
 
 
 def test_every_mapping_leads_to_a_field():
-    mapped = [rule.to for rule in legacy.LEGACY.values() if isinstance(rule, legacy.Mapped | legacy.Converted)]
+    mapped = [rule.to for rule in foreign.rules().values() if isinstance(rule, foreign.Mapped | foreign.Converted)]
     assert mapped
     whole = {f"{name}.*" for name in tree.sections()}
     assert [key for key in mapped if tree.leaf_of(key) is None and key not in whole] == []

@@ -10,7 +10,8 @@ from pages import ROOT
 
 import paddock
 from paddock.cli import main
-from paddock.config import tree, trl
+from paddock.config import tree
+from paddock.loading import trl
 
 PAGES = {language: (ROOT / "docs" / language / "from_trl.md").read_text() for language in ("en", "zh")}
 

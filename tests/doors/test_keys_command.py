@@ -7,8 +7,8 @@ import pytest
 from paddock.cli import main
 from paddock.config import tree
 from paddock.help.keys_command import search
+from paddock.loading import foreign
 from paddock.loading.refusals import NOT_BUILT
-from paddock.verl import keys as legacy
 
 
 def said(capsys, *words: str) -> str:
@@ -82,7 +82,7 @@ def test_a_key_of_another_system_says_what_becomes_of_it(word, becomes, capsys):
 def test_keys_of_other_systems_are_found_by_a_part_of_their_name(capsys):
     text = said(capsys, "ppo_micro_batch_size")
     assert "critic.ppo_micro_batch_size_per_gpu" in text and "\n  critic.ppo_micro_batch_size: becomes" in text
-    assert all(legacy.rule_for(key) for key in legacy.LEGACY)
+    assert all(foreign.rule_for(key) for key in foreign.rules())
 
 
 def test_words_that_no_key_has_are_answered_with_the_nearest(capsys):

@@ -37,7 +37,7 @@ def test_readers_are_found_through_types_texts_and_the_algorithms_own_config(rea
     assert "trainer.loop" in read["trainer.critic_warmup"]  # self.config of a base class
     assert "engines.train.optim" in read["critic.optim.lr"]  # a section that actor and critic share
     assert "workers.reward_model" in read["reward_model.rollout.data_parallel_size"]  # getattr in a loop
-    assert "config.refusals" in read["trainer.esi_redundant_time"]  # tree.get of a table of texts
+    assert "loading.refusals" in read["trainer.esi_redundant_time"]  # tree.get of a table of texts
     assert "algorithms.losses" in read["actor_rollout_ref.actor.policy_loss.clip_cov_lb"]  # a config of any type
     assert "algorithms.losses" in read["actor_rollout_ref.actor.policy_loss.dro_beta"]  # by getattr
     assert "config.rollout_correction" in read["algorithm.rollout_correction.rollout_rs"]  # by vars
@@ -78,9 +78,9 @@ def test_every_key_of_the_schema_has_an_effect_or_is_refused(read):
     passive = ("plan.", "report.", *CHECKING)
     unread = {key for key, modules in read.items() if all(module.startswith(passive) for module in modules)}
     assert set(read) == set(tree.leaves())
-    assert unread - ONLY_CHECKED == set(), "no code reads these: honour them, or give them a rule in config/legacy.py"
+    assert unread - ONLY_CHECKED == set(), "no code reads these: honour them, or give them a rule in verl/keys.py"
     assert ONLY_CHECKED - unread == set(), "these are honoured now: take them off the list"
-    checks = ("config.rules", "config.refusals")
+    checks = ("loading.rules", "loading.refusals")
     assert [key for key in ONLY_CHECKED if not any(module.startswith(checks) for module in read[key])] == []
 
 

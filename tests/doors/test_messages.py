@@ -12,7 +12,7 @@ from functools import cache
 from conftest import ROOT
 
 from paddock.config import tree
-from paddock.verl import keys as legacy
+from paddock.loading import foreign
 
 FILES = sorted((ROOT / "paddock").rglob("*.py"))
 OURS = {file.name for file in FILES} | {"constraints.txt", "pyproject.toml", "Makefile"}
@@ -45,7 +45,7 @@ def test_a_fix_names_no_source_file():
 
 def test_the_meaning_of_a_key_names_no_source_file():
     meanings = {key: leaf.metadata["meaning"] for key, leaf in tree.leaves().items()}
-    meanings |= {key: f"{getattr(rule, 'why', '')} {getattr(rule, 'fix', '')}" for key, rule in legacy.LEGACY.items()}
+    meanings |= {key: f"{getattr(rule, 'why', '')} {getattr(rule, 'fix', '')}" for key, rule in foreign.rules().items()}
     assert {key: text for key, text in meanings.items() if NAMED.search(text)} == {}
 
 

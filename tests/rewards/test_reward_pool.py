@@ -124,7 +124,7 @@ def test_a_second_process_starts_when_work_waits_and_not_before(target):
 def test_a_supervisor_imports_nothing_of_what_it_runs():
     code = "import sys, paddock.core.supervisor; print([n for n in sys.modules if n.startswith('paddock.')])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "['paddock.rewards', 'paddock.core.supervisor']"
+    assert found.stdout.strip() == "['paddock.core', 'paddock.core.supervisor']"
 
 
 def gone(pid: int, within: float = 5.0) -> bool:

@@ -12,10 +12,10 @@ import torch
 from conftest import ROOT
 from safetensors.torch import load_file
 
-from paddock.commands.frozen_policy import open_tokenizer
 from paddock.engines.train import forwards
 from paddock.errors import UserError
 from paddock.loading.load import load
+from paddock.models.load import open_tokenizer
 from paddock.trainer.run import train
 
 SMALL = ["data.train_batch_size=4", "actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.ppo_mini_batch_size=4",

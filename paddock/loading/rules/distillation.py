@@ -9,12 +9,15 @@ from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards
 from paddock.errors import UserError
 from paddock.facts.models import shape_of
-from paddock.verl.keys import NO_TEACHER_SERVER
 
 _LOSS = "distillation.distillation_loss"
 FIELDS = ("model_path", "key")
 OF_SERVERS = ("inference", "num_replicas")
 """Fields of a teacher that has a server, as whole config files of verl's hold them."""
+NO_TEACHER_SERVER = (
+    "a teacher has no server: it runs as the reference does, on the devices of trainer.* and by the keys of "
+    "actor_rollout_ref.ref"
+)
 
 
 def teachers_are_named(config: Config) -> None:
@@ -93,4 +96,4 @@ def served_teachers(config: Config) -> Iterator[str]:
     """Yields a line for each field of a teacher that only a server would read."""
     for name, entry in config.distillation.teacher_models.items() if config.distillation.enabled else ():
         for field in set(entry) & set(OF_SERVERS):
-            yield f"{TEACHERS}.{name}.{field} is ignored: {NO_TEACHER_SERVER.why}"
+            yield f"{TEACHERS}.{name}.{field} is ignored: {NO_TEACHER_SERVER}"
