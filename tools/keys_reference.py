@@ -1,6 +1,6 @@
-"""The reference of every key, and what help knows about keys: generated from the schema and the package's source.
+"""The reference of every key, and what help knows about keys: generated from the schema.
 
-    python tools/keys_reference.py           # after a change of the schema, or of a module that reads keys
+    python tools/keys_reference.py           # after a change of the schema
 
 It writes docs/en/keys.md, docs/zh/keys.md and paddock/help/known.json. Chinese meanings are in tools/meanings_zh.json,
 each beside the English one that it translates; where that has changed, the page shows English until it is translated.
@@ -9,13 +9,10 @@ each beside the English one that it translates; where that has changed, the page
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from key_readers import readers
+from typing import Any
 
 from paddock.config import tree
 from paddock.data.prepare import NAMES
@@ -50,7 +47,7 @@ ENGLISH = Language(
 [中文](../zh/keys.md)
 
 {count} keys in {sections} sections, generated from the schema by `make keys-reference`; a test holds this page to it.
-`paddock keys WORD` finds keys by name and meaning, and also says which commands and modules read them.
+`paddock keys WORD` finds keys by name and meaning, and also says which commands read them.
 
 - A default of `unset` means that something else decides; the meaning says what. `= key` takes the value of that key.
 - An algorithm's recipe, the embedded default and some commands set other defaults: `paddock plan` shows each value of a
@@ -71,7 +68,7 @@ CHINESE = Language(
 [English](../en/keys.md)
 
 共 {count} 个键，分 {sections} 节，由 `make keys-reference` 根据配置模式生成；有测试保证本页与代码一致。
-`paddock keys WORD` 可按名称和含义查找键，并列出读取它的命令和模块。
+`paddock keys WORD` 可按名称和含义查找键，并列出读取它的命令。
 
 - 默认值为 `未设`，表示由其他因素决定，含义一栏会说明；`= 键` 表示取另一个键的值。
 - 算法配方、内置默认任务以及部分命令会给出其他默认值：`paddock plan` 会列出一次运行的每个值及其来源。
@@ -117,8 +114,7 @@ CHINESE = Language(
 
 
 def main() -> int:
-    read = readers()
-    for file, text in files(read).items():
+    for file, text in files().items():
         file.write_text(text, encoding="utf-8")
         print(file.relative_to(ROOT))
     if old := outdated():
@@ -126,25 +122,33 @@ def main() -> int:
     return 0
 
 
-def files(read: dict[str, list[str]]) -> dict[Path, str]:
+def files() -> dict[Path, str]:
     """Everything that is generated, by its file."""
     return {
-        FILE: json.dumps(known(read), indent=1, ensure_ascii=False) + "\n",
+        FILE: known(),
         ENGLISH.file: page(ENGLISH, {}),
         CHINESE.file: page(CHINESE, translations()),
     }
 
 
-def known(read: dict[str, list[str]]) -> dict[str, object]:
+def known() -> str:
+    """Returns the file with a line for each key, command and list of names."""
     keys: dict[str, dict[str, object]] = {}
     for key, entry in entries().items():
-        about = {"values": [*entry.choices], "path": entry.path, "read": read[key]}
+        about = {"values": [*entry.choices], "path": entry.path}
         keys[key] = {name: value for name, value in about.items() if value}
     commands = {
         name: {"reads": [*command.reads] if command else ["*"], "names": dict(command.names) if command else {}}
         for name, command in COMMANDS.items()
     }
-    return {"keys": keys, "commands": commands, "arguments": {"data": [*NAMES], "models": [*CATALOGUE]}}
+    arguments = {"data": [*NAMES], "models": [*CATALOGUE]}
+    parts: dict[str, Any] = {"keys": keys, "commands": commands, "arguments": arguments}
+
+    def lines(inside: dict[str, Any]) -> str:
+        return ",\n".join(f"{json.dumps(name)}: {json.dumps(about)}" for name, about in inside.items())
+
+    sections = (f"{json.dumps(part)}: {{\n{lines(inside)}" for part, inside in parts.items())
+    return "{\n" + "\n},\n".join(sections) + "\n}\n}\n"
 
 
 def page(language: Language, meanings: dict[str, str]) -> str:
@@ -202,4 +206,4 @@ def outdated() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

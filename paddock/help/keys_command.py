@@ -10,7 +10,6 @@ from collections import Counter
 from paddock.config import tree
 from paddock.errors import UserError
 from paddock.help.entry import Entry, commands_reading, entries, followers, set_elsewhere
-from paddock.help.known import readers
 from paddock.help.pages import PAGES
 from paddock.help.show import width
 from paddock.loading import foreign, trl
@@ -21,8 +20,6 @@ WHOLE, MOST = 3, 25
 COMMON = list(dict.fromkeys(key for page in PAGES.values() for key in page.keys))
 """Keys that a page of help shows come before others that fit as well."""
 WORD = re.compile(r"[a-z0-9]+")
-CHECKING = ("plan.", "commands.preflight", "loading.rules", "loading.refusals")
-"""Modules that compare a key with others or show it; none of them acts on it."""
 LIKE = 0.8  # share of letters in which a misspelt word agrees
 
 
@@ -157,19 +154,10 @@ def whole(entry: Entry) -> str:
         ("names", ", ".join(entry.choices) if entry.choices and not entry.limits else ""),
         ("followed by", ", ".join(followers(entry.key))),
         ("commands", ", ".join(commands_reading(entry.key))),
-        ("read in", reading(entry.key)),
+        ("not built", "training refuses any value but the default" if entry.key in NOT_BUILT else ""),
     ]
     indent = " " * 15
     return "\n".join([entry.key, *(
         textwrap.fill(f"  {title:<12} {text}", width(), subsequent_indent=indent, break_long_words=False)
         for title, text in rows if text
     )])  # fmt: skip
-
-
-def reading(key: str) -> str:
-    """Returns the modules that read a key, and whether they only check it."""
-    modules = ", ".join(f"paddock.{module}" for module in readers(key))
-    if key in NOT_BUILT:
-        return f"{modules}; not built yet: training refuses any value but the default"
-    checked = all(module.startswith(CHECKING) for module in readers(key))
-    return f"{modules} (checked and planned with only)" if checked else modules

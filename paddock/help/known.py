@@ -1,4 +1,4 @@
-"""What `make keys-reference` generates about keys: who reads them, and what completion offers without the schema."""
+"""What `make keys-reference` generates about keys, for completion without the schema."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ FILE = Path(__file__).with_name("known.json")
 
 @cache
 def known() -> dict[str, Any]:
-    """`keys`: of each key its values, whether it is a path, and the modules that read it; `commands`: of each command
+    """`keys`: of each key its values, and whether it is a path; `commands`: of each command
     that takes keys the patterns of those that it reads, and its short names; `arguments`: words of other commands."""
     found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return found
-
-
-def readers(key: str) -> list[str]:
-    """Modules of the package that read this key; empty if none does."""
-    return list(known()["keys"].get(key, {}).get("read", ()))

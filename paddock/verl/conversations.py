@@ -27,7 +27,7 @@ class VerlConversations:
         return load_verl_tools(path) if path else []
 
     def with_tools(self, tools: Sequence[Tool]) -> Factory | None:
-        """Returns the factory of environments for tools and the config's interactions; None if neither is in verl's form."""
+        """Returns the factory of environments for tools and interactions; None if neither is in verl's form."""
         path = self.rollout.multi_turn.interaction_config_path
         interactions = load_interactions(path) if path else {}
         if not interactions and not needs_verl(tools):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shlex
 import shutil
 import sys
-from functools import cache
 
 import pytest
 import transformers
 from conftest import ROOT
 from pages import arguments_of
+from unread_keys import unread_keys
 
 from paddock.algorithms.advantages import ESTIMATOR
 from paddock.algorithms.losses import POLICY_LOSS
@@ -97,33 +96,13 @@ def test_a_family_is_proved_by_a_tiny_model_alone(tmp_path, monkeypatch):
         assert [outcome(name, gear, tmp_path) for gear in ("embedded", "packed", "update")] == ["works"] * 3
 
 
-@cache
-def parsed(text: str) -> ast.Module:
-    return ast.parse(text)
-
-
-def test_a_key_without_a_reader_is_found_and_one_with_a_reader_is_listed(tmp_path, monkeypatch):
-    """By the walk over the source that `make test` and `make keys-reference` do, on a copy of the package."""
+def test_a_key_without_a_reader_is_found_and_one_with_a_reader_is_none(tmp_path):
+    """By the search that `make test` does, on a copy of the package."""
     (block,) = blocks("key", "python")
-    field = block.partition("\n")[2]
-    schema = tmp_path / "paddock" / "config" / "schema.py"
+    assert "greeting: str = key(" in block
     shutil.copytree(ROOT / "paddock", tmp_path / "paddock", ignore=shutil.ignore_patterns("__pycache__", "assets"))
-    text = schema.read_text()
-    declared = re.search(r"^class TrainerConfig.*?\n(?=    \w+: )", text, re.M | re.S)
-    schema.write_text(text[: declared.end()] + field + text[declared.end() :])
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    from key_readers import Program, Reads
-
-    def readers() -> list[str]:
-        texts = {path: path.read_text() for path in (tmp_path / "paddock").rglob("*.py")}
-        sources = {path: parsed(text) for path, text in texts.items()}
-        program = Program([*sources.values()])
-        named = [path for path in sources if "greeting" in texts[path]]  # no other file can read it
-        return [path.name for path in named
-                if ("trainer", "greeting") in Reads(program, sources[path], looks_up=False).found]  # fmt: skip
-
-    assert readers() == []
+    assert unread_keys(tmp_path / "paddock", ["trainer.greeting"]) == {"trainer.greeting"}
     loop = tmp_path / "paddock" / "trainer" / "run.py"
     opening = "    tokenizer = open_tokenizer(config)\n"
     loop.write_text(loop.read_text().replace(opening, f"    print(config.trainer.greeting)\n{opening}"))
-    assert readers() == ["run.py"]
+    assert unread_keys(tmp_path / "paddock", ["trainer.greeting"]) == set()
