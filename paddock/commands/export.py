@@ -57,9 +57,9 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None, max_shard_size
     """Writes `out` whole or not at all; returns the folder that was read."""
     actor = find_actor(checkpoint)
     from paddock.core.device import DTYPES as TYPES
+    from paddock.core.files import whole_folder
     from paddock.models.adapters import with_adapter
     from paddock.models.load import load_causal_lm, load_config
-    from paddock.models.save import whole_folder
 
     source: dict[str, Any] = {"path": str(actor), "key": KEY} if (actor / CONFIG).is_file() else base_model(actor)
     if dtype and dtype not in TYPES:
@@ -75,8 +75,8 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None, max_shard_size
 
 def export_adapter(checkpoint: Path, out: Path) -> Path:
     actor = find_actor(checkpoint)
+    from paddock.core.files import whole_folder
     from paddock.models.adapters import CONFIG_FILE, WEIGHTS_FILE
-    from paddock.models.save import whole_folder
 
     if not (actor / CONFIG_FILE).is_file():
         raise UserError(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from paddock.core.cache import cache_folder
+from paddock.core.files import whole_file
 
 CHECKSUM = 32  # bytes
 Arrays = dict[str, np.ndarray]
@@ -44,21 +43,8 @@ def read_whole(file: Path) -> bytes | None:
 
 def write_whole(file: Path, payload: bytes) -> None:
     """Keeps the content. A folder that cannot be written costs time at the next start, not the run."""
-    with suppress(OSError), replacing(file) as stream:
+    with suppress(OSError), whole_file(file) as stream:
         stream.write(hashlib.sha256(payload).digest() + payload)
-
-
-@contextmanager
-def replacing(file: Path) -> Iterator[BinaryIO]:
-    """A file that takes its name once it is complete."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as stream:
-            yield stream
-        temporary.replace(file)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def file_digest(file: Path) -> bytes:

@@ -15,8 +15,9 @@ import numpy as np
 
 from paddock.config.paths import BUILTIN
 from paddock.core.cache import cache_folder
+from paddock.core.files import whole_file
 from paddock.data.builtin import builtin_rows
-from paddock.data.kept import file_digest, kept_arrays, replacing
+from paddock.data.kept import file_digest, kept_arrays
 from paddock.data.processes import MANY, over_ranges
 from paddock.errors import UserError
 from paddock.facts import files
@@ -130,7 +131,7 @@ class ArrowRows:
         import pyarrow as pa
         from pyarrow import parquet
 
-        with parquet.ParquetFile(self.source.file) as packed, replacing(target) as stream:
+        with parquet.ParquetFile(self.source.file) as packed, whole_file(target) as stream:
             schema = pa.schema([packed.schema_arrow.field(name) for name in self.columns])
             with pa.ipc.new_file(stream, schema) as writer:
                 for batch in packed.iter_batches(batch_size=ROWS, columns=self.columns):
@@ -172,7 +173,7 @@ def lines_of(source: Source) -> Lines:
     target = cache_folder("rows") / f"{file_digest(source.file).hex()}.{source.kind}.lines"
     try:
         if not target.is_file():
-            with replacing(target) as stream:
+            with whole_file(target) as stream:
                 stream.writelines(_unpacked(source))
         return Lines(source.path, target, source)
     except OSError:  # a cache that cannot be written costs memory, not the run

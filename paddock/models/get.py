@@ -102,7 +102,7 @@ def get(name: str, out: str | Path | None = None) -> Path:
     folder = Path(os.path.abspath(Path(out).expanduser())) if out else cache_folder("models") / name
     if out is None and (folder / "config.json").is_file():
         return folder
-    from paddock.models.save import require_absent, whole_folder
+    from paddock.core.files import require_absent, whole_folder
 
     require_absent(folder, "--out")
     require_packages()

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 from paddock.config.schema import Config
 from paddock.config.topology import ANSWERS, supervised_pools
 from paddock.core.batch import Batch
+from paddock.core.files import whole_folder
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import Loader, prompt_batch, validation_batches
 from paddock.data.unscored import AnswerDataset, Turns
 from paddock.engines.rollout.base import Prompt
 from paddock.loading.refusals import no_rollout_apart
 from paddock.models.load import open_tokenizer
-from paddock.models.save import whole_folder
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import Episode, Span
 from paddock.runs.checkpoint import KEY, CheckpointStore

@@ -65,9 +65,9 @@ def merge_shards(local: Path, target: Path, trust_remote_code: bool) -> Path:
     """Joins the files of verl's FSDP ranks; weights are written in bfloat16, as verl does."""
     import torch
 
+    from paddock.core.files import whole_folder
     from paddock.models.image_reader import copy_processor
     from paddock.models.load import empty_causal_lm, read_tokenizer
-    from paddock.models.save import whole_folder
     from paddock.verl.shards import merged_shards
 
     described = next((folder for folder in (local / HUGGING_FACE, local) if (folder / "config.json").is_file()), None)

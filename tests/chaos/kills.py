@@ -112,7 +112,7 @@ POINTS: dict[str, Point] = {
     "between the two updates of a step": Point("paddock.engines.train.engine.Engine.train_step", "after"),
     "a validation begins": Point("paddock.trainer.validation.Validation.run", "before", REINFORCED),
     "a resumed run has loaded its weights": Point("paddock.trainer.lifecycle.TrainingRun.load_state"),
-    "the model is being exported": Point("paddock.models.save.settle", "before", SUPERVISED),
+    "the model is being exported": Point("paddock.core.files.settle", "before", SUPERVISED),
 }
 
 

@@ -1,20 +1,20 @@
-"""Files that are either the old ones or the complete new ones."""
+"""Parquet and JSON files of prepared rows."""
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
+from paddock.core.files import replacing
 from paddock.data.prepare.preparer import Row
-from paddock.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+FOLDER = "--local_save_dir"
 
 
 def write_splits(target: Path, rows: Mapping[str, list[Row]], schema: pa.Schema, examples: bool = False) -> None:
@@ -38,29 +38,10 @@ def write_parquet(path: Path, rows: list[Row], schema: pa.Schema) -> None:
     from pyarrow import parquet
 
     table = pa.Table.from_pylist(rows, schema=schema)
-    with _replacing(path) as file:
+    with replacing(path, FOLDER) as file:
         parquet.write_table(table, file)
 
 
 def write_json(path: Path, row: Row) -> None:
-    with _replacing(path) as file:
+    with replacing(path, FOLDER) as file:
         file.write(json.dumps(row, indent=2, ensure_ascii=False).encode() + b"\n")
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the name `path` once it is complete."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        reason = f"cannot be written: {error.strerror or error}"
-        raise UserError(reason, key=str(path), fix="give another folder: --local_save_dir PATH") from error
-    finally:
-        with suppress(OSError):  # where the folder cannot be made, that error is the one to report
-            temporary.unlink(missing_ok=True)
