@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paddock.core.background import Workers
 from paddock.core.registry import Registry, suggest
 from paddock.environments import builtin
 from paddock.environments.adapters import gem, openenv, reasoning_gym, skyrl_gym, textarena, verifiers_adapter
@@ -28,7 +29,6 @@ from paddock.environments.environment import Environment, overrides
 from paddock.environments.packages import refused
 from paddock.environments.plain_class import PlainEnvironment
 from paddock.environments.tools import Tool
-from paddock.environments.workers import Workers
 from paddock.errors import UserError
 from paddock.facts.modules import MODULE, module_at
 

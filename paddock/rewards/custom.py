@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import pickle
-import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -231,19 +230,10 @@ def described(error: BaseException, target: Target) -> str:
     return f"{type(error).__name__}{f': {text}' if text else ''}{place}"
 
 
-_own = threading.local()
-
-
 def finished(result: Any) -> Any:
-    """Awaits a result. One event loop serves the thread, so that a client which a function keeps stays usable."""
+    """Awaits a result that is awaitable."""
     if not inspect.isawaitable(result):
         return result
+    from paddock.core.background import awaited_here  # asyncio is a third of the time that a worker takes to start
 
-    import asyncio  # a third of the time that a worker takes to start, for the few that need it
-
-    async def wait() -> Any:
-        return await result
-
-    if not hasattr(_own, "loop"):
-        _own.loop = asyncio.Runner()
-    return _own.loop.run(wait())
+    return awaited_here(result)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from paddock.config.conversations import with_verl_limits
 from paddock.config.roles import MultiTurnConfig
+from paddock.core.background import Workers, name_of
 from paddock.data.chat import truncated, with_answer
 from paddock.data.columns import ENVIRONMENT
 from paddock.data.dataset import PromptRow
@@ -42,7 +43,6 @@ from paddock.environments.environment import (
     with_text,
 )
 from paddock.environments.tools import Failure, Schema, Tool, ToolError, written
-from paddock.environments.workers import Workers, name_of
 from paddock.errors import UserError
 from paddock.rollouts.counts import Counts
 from paddock.rollouts.episode import Episode, Span

@@ -14,6 +14,7 @@ from paddock.config.plugins import import_plugin
 from paddock.config.rewards import PYTHON
 from paddock.config.schema import Config
 from paddock.config.topology import in_one_process
+from paddock.core.background import Workers
 from paddock.core.registry import suggest
 from paddock.data.chat import PromptEncoder
 from paddock.data.columns import ENVIRONMENT
@@ -26,7 +27,6 @@ from paddock.environments.catalogue import Factory, environment_of, environments
 from paddock.environments.environment import Environment
 from paddock.environments.tool_environment import ToolEnvironment, load_tools
 from paddock.environments.tools import Tool
-from paddock.environments.workers import Workers
 from paddock.errors import UserError
 from paddock.models.load import model_folder
 from paddock.models.untrained import untrained

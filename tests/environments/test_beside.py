@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from paddock.environments import beside
+from paddock.core import background as beside
 
 THREADS = 16
 

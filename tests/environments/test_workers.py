@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, wait
 
 import pytest
 
-from paddock.environments.workers import Workers
+from paddock.core.background import Workers
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
+from paddock.core.background import awaited
+from paddock.environments.adapters.driven import Driven, runs_later
 from paddock.environments.adapters.verifiers_tasks import NEW, tasks_source
-from paddock.environments.beside import awaited
-from paddock.environments.driven import Driven, runs_later
 from paddock.environments.environment import Answer, Ended, Environment, Message, Messages
 from paddock.environments.packages import imported, refused
 from paddock.environments.tools import Tool

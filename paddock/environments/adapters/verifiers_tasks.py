@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from paddock.environments.beside import awaited
-from paddock.environments.driven import Driven, runs_later
+from paddock.core.background import awaited
+from paddock.environments.adapters.driven import Driven, runs_later
+from paddock.environments.adapters.verifiers_policy import endpoint, register
 from paddock.environments.environment import Answer, Ended, Environment, Message, Messages
 from paddock.environments.packages import imported, refused
 from paddock.environments.tools import Tool
-from paddock.environments.verifiers_policy import endpoint, register
 
 log = logging.getLogger(__name__)
 ENOUGH = 1000

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from paddock.environments.beside import awaited, loop_beside
+from paddock.core.background import awaited, loop_beside
 from paddock.environments.environment import Answer, Ended, Environment, Message, Turn
 from paddock.environments.packages import refused
 from paddock.errors import UserError

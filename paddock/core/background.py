@@ -1,4 +1,4 @@
-"""Calls of environments and tools, beside the decode: functions in threads, coroutines in one event loop."""
+"""Calls that run beside the work: functions in threads, coroutines in an event loop that has a thread of its own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, wait
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -214,3 +214,43 @@ async def cancel_all(loop: asyncio.AbstractEventLoop) -> None:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     loop.call_soon(loop.stop)
+
+
+# One loop for packages that are written with coroutines
+
+FIRST = threading.Lock()
+"""Held while the loop is looked for: episodes begin side by side, and there is one loop."""
+
+
+def loop_beside() -> asyncio.AbstractEventLoop:
+    """Returns the loop; it runs until the program ends."""
+    with FIRST:
+        return _loop()
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="environments", daemon=True).start()
+    return loop
+
+
+def awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Returns what a coroutine returns, which runs in that loop while this thread waits."""
+    return asyncio.run_coroutine_threadsafe(coroutine, loop_beside()).result()
+
+
+# One loop for each thread that awaits results of functions
+
+_own = threading.local()
+
+
+def awaited_here(result: Awaitable[Any]) -> Any:
+    """Awaits a result. One event loop serves the thread, so that a client which a function keeps stays usable."""
+
+    async def wait() -> Any:
+        return await result
+
+    if not hasattr(_own, "loop"):
+        _own.loop = asyncio.Runner()
+    return _own.loop.run(wait())
