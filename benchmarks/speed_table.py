@@ -171,7 +171,7 @@ def measure(row: Row, model: Path, folder: Path, args: argparse.Namespace) -> di
     return {
         "name": row.name, **asdict(row), "rank": args.rank if row.way != "full" else 0,
         "written_tokens": work.written, "rollout_tokens_per_s": work.written / times["gen"],
-        "rollout_s": times["gen"], "rollout_bound_s": least.rollout, "rollout_planned_s": told.phases["rollout"],
+        "rollout_s": times["gen"], "rollout_bound_s": least.rollout, "rollout_planned_s": told.phases["gen"],
         "update_s": times["update_actor"], "update_bound_s": least.update,
         "update_planned_s": told.phases["update_actor"],
         "step_s": times["step"], "step_bound_s": least.step, "step_planned_s": told.step,

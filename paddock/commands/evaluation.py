@@ -17,7 +17,7 @@ from paddock.rollouts.collect import Collector, trial
 from paddock.rollouts.environments import Environments, RowEnvironments
 from paddock.runs.samples import Sample
 from paddock.trainer.model_rewards import open_models, validation_styles
-from paddock.trainer.out_of_memory import VALIDATION, explaining
+from paddock.trainer.out_of_memory import explaining
 from paddock.trainer.validation import Validation
 from paddock.trainer.validation_metrics import by_source, core_variable, variable_metrics
 
@@ -52,7 +52,7 @@ def evaluate(config: Config) -> Evaluation:
         rewards.check([trial(row, several, template is not None) for row in first])
         models = open_models(config, policy.tokenizer, policy.stop_tokens)
         loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it
-        with progress_bar() as progress, explaining(config, lambda: {"testing": VALIDATION}):
+        with progress_bar() as progress, explaining(config, dict):
             task = progress.add_task("evaluating", total=len(dataset))
             environments = (
                 Environments(config, policy.tokenizer, policy.stop_tokens, own, rewards.reads_environments)

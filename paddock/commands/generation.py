@@ -29,7 +29,7 @@ from paddock.rollouts.collect import episodes, training_sampling
 from paddock.rollouts.environments import Environments, RowEnvironments
 from paddock.rollouts.episode import Episode
 from paddock.runs.samples import plain
-from paddock.trainer.out_of_memory import VALIDATION, explaining
+from paddock.trainer.out_of_memory import explaining
 
 OUTPUT, PROMPT = "output", "prompt"
 ADDED = ("responses", "log_probs", "lengths", "stopped")
@@ -75,7 +75,7 @@ def generate(config: Config, output: Path) -> Summary:
     tokens = stopped = 0
     timer = Timer()
     with (
-        explaining(config, lambda: {"gen": VALIDATION}),
+        explaining(config, lambda: {"gen": "testing"}),
         timer("gen"),
         writer(output) as write,
         progress_bar() as progress,

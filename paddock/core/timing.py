@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 PHASE = "phase"
 """Attribute of an error: the innermost phase that it has ended."""
-BY_ALL_TOKENS = ("ref", "values", "adv", "update_critic", "update_actor")
 
 
 class Timer:
@@ -34,15 +33,6 @@ class Timer:
         finally:
             self.seconds[phase] += time.perf_counter() - start
             self._running.remove(phase)
-
-    def metrics(self, response_tokens: int, all_tokens: int) -> dict[str, float]:
-        """``timing_s/*``, and ``timing_per_token_ms/*``: gen by response tokens, the other phases by all tokens."""
-        per_token = {"gen": response_tokens} | dict.fromkeys(BY_ALL_TOKENS, all_tokens)
-        found = {f"timing_s/{phase}": seconds for phase, seconds in self.seconds.items()}
-        for phase, tokens in per_token.items():
-            if phase in self.seconds and tokens:
-                found[f"timing_per_token_ms/{phase}"] = 1000 * self.seconds[phase] / tokens
-        return found
 
     def reset(self) -> None:
         self.seconds.clear()

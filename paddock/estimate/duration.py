@@ -31,7 +31,7 @@ from paddock.estimate.counts import (
     update_forwards,
 )
 from paddock.estimate.memory import (
-    UPDATE_PHASES,
+    UPDATES,
     Job,
     Role,
     estimate,
@@ -73,13 +73,13 @@ class Duration:
 
 
 def duration(job: Job, work: Work, speed: Speed) -> Duration:
-    phases = {"rollout": rollout_seconds(job, work, speed)}
+    phases = {"gen": rollout_seconds(job, work, speed)}
     for phase, role in job.forward_phases.items():
         each = [replace(role, shape=shape) for shape in (role.shape, *role.others)]  # with like shares of the rows
         phases[phase] = sum(forward_seconds(job, one, work, speed) for one in each) / len(each)
-    for phase, name in UPDATE_PHASES.items():
-        if name in job.roles:
-            phases[phase] = work.epochs * update_seconds(job, job.roles[name], work, speed)
+    for update in UPDATES:
+        if update.role in job.roles:
+            phases[update.name] = work.epochs * update_seconds(job, job.roles[update.role], work, speed)
     return Duration(phases)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from paddock.config.conversations import has_agent_loops
 from paddock.config.distillation import teachers_of
 from paddock.config.engine import FrozenConfig, FrozenMegatronConfig, FSDPConfig, MegatronConfig, ShardedConfig
-from paddock.config.micro_batches import PHASES
+from paddock.config.phases import CUTS
 from paddock.config.roles import ActorConfig, CriticConfig, CriticModelConfig, ModelConfig, RefConfig
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config, row_tokens
@@ -76,7 +76,7 @@ def planned_device(config: Config, gpu: str | None, machine: Machine) -> str | N
 
 
 def _trained(config: Config, role: ActorConfig | CriticConfig, shape: ModelShape) -> Role:
-    update, forward = ("update_actor", "log_probs") if isinstance(role, ActorConfig) else ("update_critic", "values")
+    update, forward = ("update_actor", "old_log_prob") if isinstance(role, ActorConfig) else ("update_critic", "values")
     model = config.actor_rollout_ref.model if isinstance(role, ActorConfig) else role.model
     fsdp = role.fsdp_config if isinstance(role, ActorConfig) else role.model.fsdp_config
     offload: FSDPConfig | MegatronConfig = role.megatron if role.strategy == "megatron" else fsdp
@@ -85,8 +85,8 @@ def _trained(config: Config, role: ActorConfig | CriticConfig, shape: ModelShape
     return Role(
         shape=shape,
         split=_split(config, role, fsdp),
-        update_tokens=min(PHASES[update].most_tokens(config), most),
-        forward_tokens=min(PHASES[forward].most_tokens(config), most),
+        update_tokens=min(CUTS[update].most_tokens(config), most),
+        forward_tokens=min(CUTS[forward].most_tokens(config), most),
         dtype_bytes=4 if rank else _bytes(fsdp.model_dtype),  # adapters have float32 masters
         lora_rank=rank,
         merges=isinstance(role, ActorConfig) and computes_merged(config),
@@ -127,7 +127,7 @@ def _reference(config: Config, shape: ModelShape) -> Role:
         borrowed=trains_adapters(config),
         shape=shape,
         split=_split(config, ref, ref.fsdp_config),
-        forward_tokens=min(PHASES["ref_log_probs"].most_tokens(config), most),
+        forward_tokens=min(CUTS["ref"].most_tokens(config), most),
         dtype_bytes=_bytes(ref.fsdp_config.dtype),
         param_offload=offload.param_offload,
     )
@@ -138,7 +138,7 @@ def _reward_model(config: Config, shape: ModelShape) -> Role:
     return Role(
         shape=shape,
         split=Fsdp(degree=world_size(config)),
-        forward_tokens=PHASES["reward"].most_tokens(config),
+        forward_tokens=CUTS["reward"].most_tokens(config),
         dtype_bytes=2,
         param_offload=reward.model.fsdp_config.param_offload,
     )

@@ -28,6 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from paddock.config.phases import PHASES
 from paddock.config.rollout_engines import engine_kind
 from paddock.estimate.splits import Fsdp, Megatron, States, share
 from paddock.facts.models import ModelShape
@@ -37,12 +38,9 @@ LOGITS_CHUNK = 1024
 LOGIT_BYTES_UPDATE = 16
 LOGIT_BYTES_FORWARD = 8
 
-FORWARD_PHASES = {"reward": "reward_model", "log_probs": "actor", "ref_log_probs": "reference",
-                  "teacher_log_probs": "teacher", "values": "critic"}  # fmt: skip
-PREFETCHED = {"reward": "reference", "log_probs": "reference"}
-"""Maps a phase to the role whose weights are prefetched in it, for the phase after it."""
-UPDATE_PHASES = {"update_critic": "critic", "update_actor": "actor"}
-TRAINED = tuple(UPDATE_PHASES.values())
+WITHOUT_GRADIENTS = tuple(phase for phase in PHASES.values() if phase.cut and not phase.updates)
+UPDATES = tuple(phase for phase in PHASES.values() if phase.cut and phase.updates)
+TRAINED = tuple(phase.role for phase in UPDATES)
 
 
 @dataclass(frozen=True)
@@ -154,9 +152,9 @@ class Job:
     @cached_property
     def forward_phases(self) -> dict[str, Role]:
         """Returns the phases without gradients, and the role that works in each."""
-        left_out = () if self.own_log_probs else ("log_probs",)
-        wanted = {phase: name for phase, name in FORWARD_PHASES.items() if phase not in left_out}
-        return {phase: self.roles[name] for phase, name in wanted.items() if name in self.roles}
+        left_out = () if self.own_log_probs else ("old_log_prob",)
+        wanted = [phase for phase in WITHOUT_GRADIENTS if phase.name not in left_out]
+        return {phase.name: self.roles[phase.role] for phase in wanted if phase.role in self.roles}
 
     @cached_property
     def roles(self) -> dict[str, Role]:
@@ -207,7 +205,7 @@ class MemoryPlan:
     def overfull(self) -> tuple[str, ...]:
         """Phases that do not fit; a rollout without room for one full response is one of them."""
         full = [phase for phase in self.phases if self.total(phase) > self.limit]
-        starved = ["rollout"] if self.kv_sequences == 0 and "rollout" not in full else []
+        starved = ["gen"] if self.kv_sequences == 0 and "gen" not in full else []
         return tuple(starved + full)
 
     @property
@@ -223,18 +221,18 @@ def estimate(job: Job) -> MemoryPlan:
     """Every phase of the step in the loop's order: what rests on the GPU plus what the phase works with."""
     engine, kv_tokens = rollout_parts(job)
     beside = {} if job.rollout.apart else rest(job, "actor" if shares_weights(job) else None)
-    phases = {"rollout": beside | engine}
-    for phase, role in job.forward_phases.items():
-        holder = "actor" if role.borrowed else FORWARD_PHASES[phase]
-        phases[phase] = rest(job, holder, prefetched=PREFETCHED.get(phase)) | forward_work(job, role)
-    for phase, name in UPDATE_PHASES.items():
-        if name in job.roles:
-            phases[phase] = rest(job, name, updating=True) | update_work(job, job.roles[name])
+    phases = {"gen": beside | engine}
+    for name, role in job.forward_phases.items():
+        holder = "actor" if role.borrowed else PHASES[name].role
+        phases[name] = rest(job, holder, prefetched=PHASES[name].prefetches) | forward_work(job, role)
+    for phase in UPDATES:
+        if phase.role in job.roles:
+            phases[phase.name] = rest(job, phase.role, updating=True) | update_work(job, job.roles[phase.role])
     if not (job.rollout.sleeps or job.rollout.apart):
         pool = {part: engine[part] for part in ("rollout_weights", "kv_cache")}
-        phases = {phase: parts if phase == "rollout" else parts | pool for phase, parts in phases.items()}
+        phases = {name: parts if name == "gen" else parts | pool for name, parts in phases.items()}
     return MemoryPlan(
-        phases={phase: {part: size for part, size in parts.items() if size} for phase, parts in phases.items()},
+        phases={name: {part: size for part, size in parts.items() if size} for name, parts in phases.items()},
         hardware=job.hardware,
         host_bytes=offloaded(job),
         kv_tokens=kv_tokens,

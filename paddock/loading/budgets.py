@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any
 
 from paddock.config import tree
-from paddock.config.micro_batches import PHASES, MicroBatches
+from paddock.config.phases import CUTS, PHASES, MicroBatches
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import in_one_process
@@ -44,10 +44,6 @@ MOST_PREFILL = 32768
 FEW_SEQUENCES = 8
 """A number of sequences that is chosen is a multiple of it, unless it is smaller."""
 UNIT = 1024
-CHECKPOINTING = {
-    "update_actor": "actor_rollout_ref.model.enable_gradient_checkpointing",
-    "update_critic": "critic.model.enable_gradient_checkpointing",
-}
 PREFILL = "actor_rollout_ref.rollout.max_num_batched_tokens"
 SEQUENCES = "actor_rollout_ref.rollout.max_num_seqs"
 MEMORY = "GiB of device memory"
@@ -70,10 +66,10 @@ def decide(
     for choice in found:
         work = replace(work, rollout=replace(work.rollout, max_sequences=choice.value))
     if in_one_process(config) and trains:
-        for phase, checkpointing in CHECKPOINTING.items():
-            role = getattr(work, PHASES[phase].role)
+        for phase in (PHASES["update_actor"], PHASES["update_critic"]):
+            role = getattr(work, phase.role)
             if role is not None:
-                found += _Update(config, origins, work, phase, role).choices(checkpointing, memory)
+                found += _Update(config, origins, work, phase.name, role).choices(phase.checkpointing, memory)
         found += _prefill(origins, work, config.actor_rollout_ref.rollout.max_num_batched_tokens, memory)
     for choice in found:
         for key in (choice.key, *(cut.tokens_key for cut in _takers(choice.key, origins))):
@@ -97,7 +93,7 @@ def _takers(key: str, origins: dict[str, str]) -> list[MicroBatches]:
     """Returns the micro-batches whose token budget is this key, or follows it unless it was set."""
     found: list[MicroBatches] = []
     keys = {key}
-    for cut in PHASES.values():
+    for cut in CUTS.values():
         if cut.tokens_key in keys or origins.get(cut.tokens_key, "").removeprefix("follows ") in keys:
             keys.add(cut.tokens_key)
             found.append(cut)
@@ -115,7 +111,7 @@ class _Update:
     role: Role
 
     def choices(self, checkpointing: str, memory: str) -> list[Choice]:
-        cut = PHASES[self.phase]
+        cut = CUTS[self.phase]
         budget_unset = cut.by_tokens(self.config) and cut.tokens_key not in self.origins
         unset = checkpointing not in self.origins and not self.role.activation_offload
         ways = (False, True) if unset else (self.role.checkpointing,)
@@ -144,7 +140,7 @@ class _Update:
             role = roles.get(cut.role) or getattr(self.work, cut.role)
             field: dict[str, Any] = {cut.field: tokens}
             roles[cut.role] = role and replace(role, **field)
-        phases = {phase for phase, cut in PHASES.items() if cut in takers}
+        phases = {phase for phase, cut in CUTS.items() if cut in takers}
         return fits(replace(self.work, **roles), phases)
 
 
@@ -153,7 +149,7 @@ def _sequences(work: Job, memory: str, trains: bool) -> list[Choice]:
 
     def room(count: int) -> bool:
         changed = replace(work, rollout=replace(work.rollout, max_sequences=count))
-        return fits(changed, {"rollout"}) if trains else answers_fit(changed)
+        return fits(changed, {"gen"}) if trains else answers_fit(changed)
 
     asked = max(min(rows, work.rollout.max_sequences) for rows in (work.rollout.rows, work.rollout.validation_rows))
     most = largest(range(1, asked + 1), room)
@@ -164,7 +160,7 @@ def _sequences(work: Job, memory: str, trains: bool) -> list[Choice]:
 
 def _prefill(origins: dict[str, str], work: Job, default: int, memory: str) -> list[Choice]:
     def room(tokens: int) -> bool:
-        return fits(replace(work, rollout=replace(work.rollout, prefill_tokens=tokens)), {"rollout"})
+        return fits(replace(work, rollout=replace(work.rollout, prefill_tokens=tokens)), {"gen"})
 
     most = largest(range(default, MOST_PREFILL + 1, UNIT), room) if PREFILL not in origins else None
     return [] if most is None else [Choice(PREFILL, most, f"from {memory}")]

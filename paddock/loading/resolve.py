@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from paddock.config import recipes, tree
-from paddock.config.micro_batches import SWITCHED, TOKEN_BUDGETS
 from paddock.config.paths import files_of
+from paddock.config.phases import SWITCHED, TOKEN_BUDGETS
 from paddock.config.rewards import reward_parts
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config, row_tokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from paddock.config.micro_batches import PHASES
+from paddock.config.phases import CUTS
 from paddock.estimate.memory import GIB, TRAINED, Job, MemoryPlan, Role, estimate
 from paddock.estimate.splits import Fsdp, Megatron
 
@@ -274,7 +274,7 @@ def adapters_that_fit(job: Job, cut_by_rows: frozenset[str]) -> list[Change]:
 def needed_steps(job: Job, cut_by_rows: frozenset[str]) -> list[Step]:
     """The steps, less the slow ones (host transfers, tensor parallel) that the others make unnecessary."""
     offloads = [partial(offload, name) for name in job.roles]
-    micro_batches = [partial(micro_batch, phase, phase in cut_by_rows) for phase in PHASES]
+    micro_batches = [partial(micro_batch, phase, phase in cut_by_rows) for phase in CUTS]
     steps: list[Step] = [fraction, *offloads, checkpointing, *micro_batches, tensor_parallel, fraction]
     for slow in (*offloads, tensor_parallel):
         fewer = [step for step in steps if step is not slow]
@@ -312,14 +312,14 @@ def effect(before: MemoryPlan, after: MemoryPlan) -> str:
 def fraction(job: Job) -> Change | None:
     """The largest share of memory, in steps of 0.05, with which the rollout fits beside what rests on the GPU. An
     engine that takes no share gets fewer sequences."""
-    if "rollout" not in estimate(job).overfull:
+    if "gen" not in estimate(job).overfull:
         return None
     if not job.rollout.external:
         return sequences(job)
     for twentieths in range(18, 1, -1):
         share = twentieths / 20
         changed = replace(job, rollout=replace(job.rollout, memory_fraction=share))
-        if "rollout" not in estimate(changed).overfull:
+        if "gen" not in estimate(changed).overfull:
             side = "high" if share < job.rollout.memory_fraction else "low"
             what = (
                 f"gpu_memory_utilization={job.rollout.memory_fraction:g} is too {side} beside what training keeps there"
@@ -332,7 +332,7 @@ def sequences(job: Job) -> Change | None:
     """Half the sequences at a time until the rollout fits, or one is left."""
     before = count = min(job.rollout.rows, job.rollout.max_sequences)
     changed = job
-    while count > 1 and "rollout" in estimate(changed).overfull:
+    while count > 1 and "gen" in estimate(changed).overfull:
         count //= 2
         changed = replace(job, rollout=replace(job.rollout, max_sequences=count))
     what = f"with {count} sequences at a time, not {before}"
@@ -372,7 +372,7 @@ def checkpointing(job: Job) -> Change | None:
 
 def micro_batch(phase: str, cut_by_rows: bool, job: Job) -> Change | None:
     """Half the rows or tokens until the phase fits or one row is left: halves go on dividing the mini-batch."""
-    cut = PHASES[phase]
+    cut = CUTS[phase]
     if phase not in estimate(job).overfull:
         return None
     row = job.rollout.row_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from copy import deepcopy
 
-from paddock.config.micro_batches import PHASES
+from paddock.config.phases import CUTS
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
 from paddock.config.topology import (
@@ -106,7 +106,7 @@ def advice_facts(config: Config, batch: BatchPlan, work: Job | None, merged: Job
         steps_per_epoch=batch.steps_per_epoch,
         total_steps=batch.total_steps,
         train_batch_size=config.data.train_batch_size,
-        cut_by_rows=frozenset(phase for phase, cut in PHASES.items() if not cut.by_tokens(config)),
+        cut_by_rows=frozenset(phase for phase, cut in CUTS.items() if not cut.by_tokens(config)),
         job=work,
         merged=merged,
     )

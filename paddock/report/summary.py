@@ -7,30 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from paddock.config.phases import PHASES
 from paddock.runs.reading import RecordedRun
 from paddock.trainer.learning import warning
 
 HELD_OUT = re.compile(r"val-core/(?P<source>.+)/(?P<variable>[^/]+)/mean@\d+")
-PHASES = {
-    "gen": "generation",
-    "gen_max": "greedy baseline",
-    "reward": "reward",
-    "old_log_prob": "old log-probs",
-    "ref": "reference",
-    "teacher": "teachers",
-    "values": "values",
-    "adv": "advantages",
-    "update_critic": "critic update",
-    "update_actor": "policy update",
-    "update_reward_model": "reward model update",
-    "update_weights": "weight sync",
-    "testing": "validation",
-    "dump_rollout_generations": "rollout dump",
-    "save_checkpoint": "checkpoint",
-}
-"""Timers of a step (`timing_s/*`) that do not overlap, in the order in which they run."""
-OUTSIDE = ("testing", "save_checkpoint")
-"""Phases that `timing_s/step` does not contain."""
 OTHER = "other"
 
 
@@ -114,14 +95,15 @@ def training(run: RecordedRun) -> list[Change]:
 def phase_seconds(row: dict[str, float | None]) -> dict[str, float]:
     """Returns the seconds of one step by phase; `other` is what no phase accounts for."""
     timed = {phase: float(row.get(f"timing_s/{phase}") or 0.0) for phase in PHASES}
-    inside = sum(seconds for phase, seconds in timed.items() if phase not in OUTSIDE)
+    inside = sum(seconds for phase, seconds in timed.items() if not PHASES[phase].outside)
     rest = max(0.0, float(row.get("timing_s/step") or 0.0) - inside)
-    return {PHASES[phase]: seconds for phase, seconds in timed.items() if seconds > 0} | ({OTHER: rest} if rest else {})
+    found = {PHASES[phase].title: seconds for phase, seconds in timed.items() if seconds > 0}
+    return found | ({OTHER: rest} if rest else {})
 
 
 def total_seconds(rows: Iterable[dict[str, float | None]]) -> dict[str, float]:
     """Returns the seconds of all steps by phase, in the order of PHASES."""
-    total = dict.fromkeys([*PHASES.values(), OTHER], 0.0)
+    total = dict.fromkeys([*(phase.title for phase in PHASES.values()), OTHER], 0.0)
     for row in rows:
         for phase, seconds in phase_seconds(row).items():
             total[phase] += seconds

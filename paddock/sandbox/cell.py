@@ -24,7 +24,7 @@ from paddock.sandbox.oracle import guarded, with_modules
 from paddock.sandbox.program import CAUSES, Program, Result, Settings
 
 INSIDE = Path(__file__).parent / "inside"
-PACKAGES = Path(__file__).parents[3]
+PACKAGES = Path(__file__).parents[2]
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 FLAGS = ("-s", "-S", "-P")

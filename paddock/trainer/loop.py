@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -27,7 +26,6 @@ from paddock.runs.samples import Sample, dump_samples, samples_of
 from paddock.runs.tracking import Tracker
 from paddock.trainer.lifecycle import Metrics, State, TrainingRun
 from paddock.trainer.metrics import batch_metrics, signal_metrics
-from paddock.trainer.out_of_memory import ROLLOUT, VALIDATION
 from paddock.trainer.performance import Performance
 from paddock.trainer.validation import Validation
 from paddock.workers.roles import Roles
@@ -38,12 +36,6 @@ log = logging.getLogger(__name__)
 
 class Trainer(TrainingRun):
     """Trains a policy: generate -> score -> advantage -> update."""
-
-    memory_by: ClassVar[Mapping[str, str]] = {
-        **{"gen": ROLLOUT, "gen_max": ROLLOUT, "testing": VALIDATION, "reward": "reward"},
-        **{"old_log_prob": "log_probs", "ref": "ref_log_probs", "teacher": "teacher_log_probs", "values": "values"},
-        **{"update_actor": "update_actor", "update_critic": "update_critic"},
-    }
 
     def __init__(
         self,

@@ -9,15 +9,13 @@ from contextlib import contextmanager
 import torch
 
 from paddock.config import tree
-from paddock.config.micro_batches import PHASES
+from paddock.config.phases import CUTS, PHASES
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config, row_tokens
 from paddock.core.timing import PHASE
 from paddock.errors import UserError
-from paddock.loading.budgets import CHECKPOINTING, SEQUENCES, UNIT
+from paddock.loading.budgets import SEQUENCES, UNIT
 
-ROLLOUT, VALIDATION = "rollout", "validation"
-"""Phases that generate: the responses of a step, and those of a validation, which may be more."""
 SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 HOST = "DefaultCPUAllocator: "
 """Begins what torch says of a processor's memory, in a `RuntimeError` of no class of its own."""
@@ -30,31 +28,31 @@ PLAN = "`paddock plan` with the same keys shows what every phase needs"
 def explaining(config: Config, memory_by: Callable[[], Mapping[str, str]]) -> Iterator[None]:
     """Raises a `UserError` with a key to lower, in place of torch's error, if a device runs out of memory in the block.
 
-    `memory_by`: returns for phases of the timer what decides how much memory they take, as `PHASES` names it, `ROLLOUT`
-    or `VALIDATION`.
+    `memory_by`: returns the phases whose memory is decided as that of another one, by name.
     """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError) and HOST not in str(error):
             raise
-        raise explained(error, config, memory_by().get(vars(error).get(PHASE, ""))) from error
+        phase = str(vars(error).get(PHASE, ""))
+        raise explained(error, config, memory_by().get(phase, phase)) from error
 
 
-def explained(error: RuntimeError | MemoryError, config: Config, phase: str | None) -> UserError:
+def explained(error: RuntimeError | MemoryError, config: Config, phase: str) -> UserError:
     """Returns the error that a user sees: the phase, torch's own numbers, and a key with a value to try."""
     said = " ".join(re.split(r"(?<=\.)\s", str(error).rpartition(HOST)[2])[:SENTENCES])
     key, fix = less(config, phase)
     value = None if key is None else tree.get(config, key)
-    where = f" in the phase `{phase}`" if phase else ""
+    where = f" in the phase `{phase}` ({PHASES[phase].title})" if phase in PHASES else ""
     return UserError(f"the device ran out of memory{where}: {said}", key=key, value=value, fix=f"{fix}; {PLAN}")
 
 
-def less(config: Config, phase: str | None) -> tuple[str | None, str]:
+def less(config: Config, phase: str) -> tuple[str | None, str]:
     """Returns the key by which a phase takes less memory, and a setting to try."""
-    if phase in (ROLLOUT, VALIDATION):
-        return less_at_a_time(config, phase == VALIDATION)
-    cut = PHASES.get(phase or "")
+    if phase in PHASES and PHASES[phase].generates:
+        return less_at_a_time(config, phase == "testing")
+    cut = CUTS.get(phase)
     if cut is None:
         return None, "a smaller model, adapters (actor_rollout_ref.model.lora_rank=32) or more devices"
     if cut.by_tokens(config):
@@ -64,7 +62,7 @@ def less(config: Config, phase: str | None) -> tuple[str | None, str]:
     half = max(least, now // 2 // unit * unit or now // 2)
     if half < now:
         return key, f"{key}={half}"
-    recompute = CHECKPOINTING.get(phase or "")
+    recompute = PHASES[phase].checkpointing
     if recompute and not tree.get(config, recompute):
         return recompute, f"{recompute}=True"
     return key, "a micro-batch is one row already: shorter rows, adapters, offload or more devices"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from paddock.config.phases import PHASES
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.timing import Timer
@@ -45,7 +46,7 @@ class Performance:
         lengths, (responses, tokens) = sequence_lengths(batch), token_counts(batch)
         speed = throughput_metrics(tokens, timer.seconds["step"], self.roles.devices, self.roles.memory())
         balance = balance_metrics(lengths, self.roles.actor.shares_of(batch))
-        return timer.metrics(responses, tokens) | speed | balance | self.utilisation(lengths, timer)
+        return timing_metrics(timer, responses, tokens) | speed | balance | self.utilisation(lengths, timer)
 
     def utilisation(self, lengths: list[int], timer: Timer) -> dict[str, float]:
         """Returns MFU per role. Counts all tokens of all rows, also of shared prompts; empty if the device's peak is
@@ -158,3 +159,13 @@ def resident_bytes() -> int:
     if status.exists():
         return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def timing_metrics(timer: Timer, response_tokens: int, all_tokens: int) -> dict[str, float]:
+    """Returns ``timing_s/*``, and ``timing_per_token_ms/*`` by the tokens that each phase works on."""
+    counts = {"responses": response_tokens, "all": all_tokens}
+    found = {f"timing_s/{name}": seconds for name, seconds in timer.seconds.items()}
+    for phase in PHASES.values():
+        if phase.name in timer.seconds and (tokens := counts.get(phase.by_tokens)):
+            found[f"timing_per_token_ms/{phase.name}"] = 1000 * timer.seconds[phase.name] / tokens
+    return found

@@ -27,7 +27,7 @@ from paddock.runs.lock import FolderLock
 from paddock.runs.record import Launch
 from paddock.runs.tracking import Tracker
 from paddock.trainer.lifecycle import Metrics, Outcome, TrainingRun
-from paddock.trainer.performance import throughput_metrics, token_counts
+from paddock.trainer.performance import throughput_metrics, timing_metrics, token_counts
 from paddock.trainer.training import Kind, train
 from paddock.workers.roles import build_learner
 from paddock.workers.sharded import ShardedLearner
@@ -46,11 +46,7 @@ class SupervisedTrainer(TrainingRun):
     part = "actor"
     """The folder of the model in a checkpoint."""
     role = ANSWERS
-    memory_by: ClassVar[Mapping[str, str]] = {
-        "update_actor": "update_actor",
-        "update_reward_model": "update_actor",
-        "testing": "log_probs",
-    }
+    memory_by: ClassVar[Mapping[str, str]] = {"update_reward_model": "update_actor", "testing": "old_log_prob"}
     rows: type[PromptDataset] = AnswerDataset
 
     def __init__(
@@ -86,7 +82,7 @@ class SupervisedTrainer(TrainingRun):
         responses, tokens = token_counts(batch)
         position = {"training/global_step": float(self.step_no), "training/epoch": float(self.loader.epoch)}
         speed = throughput_metrics(tokens, self.timer.seconds["step"], self.learner.devices)
-        return position | self.timer.metrics(responses, tokens) | speed
+        return position | timing_metrics(self.timer, responses, tokens) | speed
 
     def devices(self) -> str:
         return f"{self.learner.devices} x {self.learner.device_name()}"

@@ -4,6 +4,7 @@ import pytest
 
 from paddock.core import timing
 from paddock.core.timing import Timer
+from paddock.trainer.performance import timing_metrics
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_generation_is_counted_by_response_tokens_and_the_rest_by_all(clock):
     for phase, seconds in {"gen": 4, "update_actor": 6, "old_log_prob": 1}.items():
         with timer(phase):
             clock.now += seconds
-    assert timer.metrics(response_tokens=1000, all_tokens=3000) == {
+    assert timing_metrics(timer, response_tokens=1000, all_tokens=3000) == {
         "timing_s/gen": 4,
         "timing_s/update_actor": 6,
         "timing_s/old_log_prob": 1,
@@ -54,4 +55,4 @@ def test_generation_is_counted_by_response_tokens_and_the_rest_by_all(clock):
         "timing_per_token_ms/update_actor": 2,
     }
     timer.reset()
-    assert timer.metrics(1, 1) == {}
+    assert timing_metrics(timer, 1, 1) == {}

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from importlib import import_module
+from runpy import run_module
 
 import pytest
 from conftest import ROOT
@@ -127,11 +128,16 @@ def test_all_examples_work_when_they_are_pasted_one_after_the_other(tmp_path):
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize(
-    ("module", "name"), [("ppo", "train"), ("sft", "sft"), ("rm", "rm"), ("generation", "generate")]
-)
+@pytest.mark.parametrize("name", ["train", "sft", "rm", "generate"])
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_a_module_that_is_run_in_place_of_the_command_has_the_same_help(module, name, flag, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [f"main_{module}.py", flag])
-    assert import_module(f"paddock.trainer.main_{module}").main() == 0
+def test_a_module_that_is_run_in_place_of_the_command_has_the_same_help(name, flag, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", flag])
+    assert import_module(f"paddock.commands.{name}").main() == 0
     assert capsys.readouterr().out == shown(capsys, name, "--help")
+
+
+def test_the_name_that_launch_scripts_use_is_the_command_train(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["main_ppo.py", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        run_module("paddock.trainer.main_ppo", run_name="__main__")
+    assert not ended.value.code and capsys.readouterr().out == shown(capsys, "train", "--help")

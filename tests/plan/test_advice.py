@@ -231,7 +231,7 @@ def test_the_batch_size_is_said_to_save_nothing() -> None:
 
 def test_a_pool_too_large_beside_training_is_lowered_to_what_fits() -> None:
     work = job(memory_fraction=0.9)
-    assert estimate(work).overfull == ("rollout",)
+    assert estimate(work).overfull == ("gen",)
     assert told(work) == ["actor_rollout_ref.rollout.gpu_memory_utilization=0.7"]
     assert estimate(job(memory_fraction=0.7)).fits
     assert not estimate(job(memory_fraction=0.75)).fits
@@ -240,7 +240,7 @@ def test_a_pool_too_large_beside_training_is_lowered_to_what_fits() -> None:
 def test_an_engine_without_a_pool_gets_fewer_sequences() -> None:
     """It reads no gpu_memory_utilization: 1280 rows of 0.5B beside its states on 24 GiB."""
     work = job(memory=24, name="Qwen/Qwen2.5-0.5B", gpus=1, tokens=4096, engine="embedded", tensor=1)
-    assert estimate(work).overfull == ("rollout",)
+    assert estimate(work).overfull == ("gen",)
     assert told(work) == ["actor_rollout_ref.rollout.max_num_seqs=512"]
 
 

@@ -100,7 +100,7 @@ def test_what_is_chosen_from_the_memory_fits_it(model: str, gib: int, estimator:
     work = job(found.config, machine=device(gib))
     assert work is not None
     plan = estimate(work)
-    by = {TOKENS: "update_actor", CRITIC: "update_critic", PREFILL: "rollout"}
+    by = {TOKENS: "update_actor", CRITIC: "update_critic", PREFILL: "gen"}
     chosen = {by[key] for key, why in found.origins.items() if key in by and why.startswith("from")}
     assert not chosen & set(plan.overfull)
     assert all(value % 1024 == 0 for value in values(found, TOKENS, CRITIC, PREFILL))
@@ -248,7 +248,7 @@ def test_sequences_at_a_time_are_as_many_as_the_cache_has_room_for() -> None:
         changed = job(loaded("Qwen/Qwen3-8B", 24, *keys, f"{SEQUENCES}={sequences}", f"{PREFILL}=8192").config)
         assert changed is not None
         changed = replace(changed, hardware=replace(changed.hardware, memory_bytes=24 * GIB))
-        return "rollout" not in estimate(changed).overfull
+        return "gen" not in estimate(changed).overfull
 
     assert room(count) and not room(count + 8)
     validated = loaded("Qwen/Qwen3-8B", 24, *keys, "data.val_files=gsm8k/test.parquet")
@@ -266,9 +266,9 @@ def test_sequences_at_a_time_are_chosen_on_several_devices_too() -> None:
     found = loaded(LARGE, 80, *keys, machine=device(80, count=4))
     (count,) = values(found, SEQUENCES)
     work = job(found.config, machine=device(80, count=4))
-    assert work is not None and "rollout" not in estimate(work).overfull
+    assert work is not None and "gen" not in estimate(work).overfull
     more = replace(work, rollout=replace(work.rollout, max_sequences=count + 8))
-    assert count < work.rollout.rows == 256 and "rollout" in estimate(more).overfull
+    assert count < work.rollout.rows == 256 and "gen" in estimate(more).overfull
     assert values(found, TOKENS, PREFILL) == [DEFAULTS[TOKENS], DEFAULTS[PREFILL]]
 
 
@@ -288,8 +288,8 @@ def test_prefill_by_hand() -> None:
     assert work is not None
     few = replace(work, rollout=replace(work.rollout, rows=8))  # else the logits of a decode step are more
     assert work.rollout.prefill_tokens == 32768 == 128 * 256
-    assert estimate(few).phases["rollout"]["activations"] == 32768 * 2 * (3 * 4864 + 4 * 896)
-    assert estimate(work).phases["rollout"]["logits"] == 8 * 151936 * 1024
+    assert estimate(few).phases["gen"]["activations"] == 32768 * 2 * (3 * 4864 + 4 * 896)
+    assert estimate(work).phases["gen"]["logits"] == 8 * 151936 * 1024
 
 
 def test_a_programs_plan_for_a_named_device_chooses_by_its_memory(tmp_path: Path) -> None:

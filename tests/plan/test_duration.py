@@ -106,7 +106,7 @@ def test_a_tower_runs_once_for_every_patch_of_the_tokens_that_are_images() -> No
 
 def test_an_update_is_four_passes_and_fewer_without_recomputing_or_with_adapters() -> None:
     model, work = shape("Qwen/Qwen2.5-7B"), Work(128, 4, 512, 512)
-    forward = duration(one_gpu(model, work), work, H200).phases["log_probs"]
+    forward = duration(one_gpu(model, work), work, H200).phases["old_log_prob"]
 
     def update(**role: bool | int) -> float:
         return duration(one_gpu(model, work, **role), work, H200).phases["update_actor"]
@@ -132,7 +132,7 @@ def test_small_micro_batches_take_as_long_as_the_host_launches_them() -> None:
 def test_log_probs_that_come_from_the_rollout_take_no_time() -> None:
     model, work = shape("Qwen/Qwen2.5-0.5B"), Work(8, 4, 64, 64)
     job = replace(one_gpu(model, work), own_log_probs=False)
-    assert "log_probs" not in duration(job, work, H200).phases and "log_probs" not in estimate(job).phases
+    assert "old_log_prob" not in duration(job, work, H200).phases and "old_log_prob" not in estimate(job).phases
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_old_log_probs_take_time_where_the_trainer_computes_them(keys: list[str]
     work = job_of(config)
     assert work is not None
     found = seconds(config, work)
-    assert found is not None and ("log_probs" in found.phases) == computed
+    assert found is not None and ("old_log_prob" in found.phases) == computed
     assert copies_rollout_log_probs(config) != computed
 
 
@@ -167,7 +167,7 @@ def test_a_rollout_by_merged_weights_takes_the_time_of_one_without_adapters() ->
         assert work is not None
         found = seconds(config, work)
         assert found is not None
-        return found.phases["rollout"]
+        return found.phases["gen"]
 
     lora, merged = "actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora.merge=True"
     assert rollout() == rollout(lora, merged) < rollout(lora)

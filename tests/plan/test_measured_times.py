@@ -193,5 +193,5 @@ def test_the_plan_of_a_config_says_what_a_step_took(model, prompts, prompt, resp
     planned = job_of(config, "h200")
     assert planned is not None
     found = seconds(config, planned, "h200")
-    assert found is not None and found.phases.keys() == {"rollout", "update_actor"}
+    assert found is not None and found.phases.keys() == {"gen", "update_actor"}
     assert found.step == near(measured)

@@ -65,7 +65,7 @@ def test_reference_is_two_bytes_a_parameter_over_all_gpus() -> None:
 def test_a_vllm_pool_by_hand() -> None:
     """0.6 of 80 GiB, less 2 P / 2 bytes of weights, holds KV of two of the four key heads: 28,672 bytes a token."""
     plan = estimate(job())
-    parts = plan.phases["rollout"]
+    parts = plan.phases["gen"]
     assert parts["rollout_weights"] == P
     assert parts["kv_cache"] == int(0.6 * 80 * GIB) - P
     assert plan.kv_tokens == (int(0.6 * 80 * GIB) - P) // (28 * 2 * 2 * 128 * 2)
@@ -93,7 +93,7 @@ def test_gathered_weights_by_hand() -> None:
     assert QWEN.layer_parameters == layer
     plan = estimate(job())
     assert plan.phases["update_actor"]["gathered"] == 2 * (2 * root + 3 * layer)
-    assert plan.phases["log_probs"]["gathered"] == 2 * (root + 2 * layer)
+    assert plan.phases["old_log_prob"]["gathered"] == 2 * (root + 2 * layer)
 
 
 # Peaks of torch.cuda.max_memory_allocated on an H200: FSDP with bf16 compute on fp32 weights, two accumulated
@@ -112,7 +112,7 @@ MEASURED = [
 def test_peaks_agree_with_a_gpu(tokens: int, chunk: int, checkpointing: bool, forward: float, update: float) -> None:
     made = job(gpus=1, tokens=tokens, model=shape("Qwen/Qwen2-1.5B"), reference=None, logits_chunk=chunk)
     plan = estimate(actor(made, checkpointing=checkpointing))
-    assert plan.total("log_probs") == pytest.approx(forward, rel=0.01)
+    assert plan.total("old_log_prob") == pytest.approx(forward, rel=0.01)
     assert plan.total("update_actor") == pytest.approx(update, rel=0.01)
 
 
@@ -151,12 +151,12 @@ def test_a_layers_activations_agree_with_a_gpu(name: str, kilobytes: float) -> N
 
 
 def test_phases_follow_the_step_and_the_roles_it_needs() -> None:
-    assert list(estimate(job(reference=None)).phases) == ["rollout", "log_probs", "update_actor"]
+    assert list(estimate(job(reference=None)).phases) == ["gen", "old_log_prob", "update_actor"]
     assert list(estimate(with_critic(job())).phases) == [
-        "rollout",
+        "gen",
         "reward",
-        "log_probs",
-        "ref_log_probs",
+        "old_log_prob",
+        "ref",
         "values",
         "update_critic",
         "update_actor",
@@ -175,8 +175,8 @@ def test_a_critic_has_no_logits_and_no_output_embedding() -> None:
 
 def test_idle_optimizer_states_rest_on_the_gpu_unless_offloaded() -> None:
     kept, moved = estimate(job()), estimate(actor(job(), optimizer_offload=True))
-    assert kept.phases["rollout"]["optimizer"] == P
-    assert "optimizer" not in moved.phases["rollout"]
+    assert kept.phases["gen"]["optimizer"] == P
+    assert "optimizer" not in moved.phases["gen"]
     assert moved.phases["update_actor"] == kept.phases["update_actor"]  # they come back for the update itself
     assert moved.host_bytes == 8 * P
 
@@ -185,7 +185,7 @@ def test_offload_moves_bytes_from_every_idle_phase_to_the_host() -> None:
     made = with_critic(job())
     moved = replace(made, critic=replace(made.actor, param_offload=True, optimizer_offload=True))
     before, after = estimate(made), estimate(moved)
-    for phase in ("rollout", "reward", "log_probs", "ref_log_probs", "update_actor"):
+    for phase in ("gen", "reward", "old_log_prob", "ref", "update_actor"):
         assert after.total(phase) < before.total(phase)
     for phase in ("values", "update_critic"):
         assert after.total(phase) <= before.total(phase)
@@ -203,12 +203,12 @@ def test_a_cpu_run_has_nowhere_to_offload_to() -> None:
 
 def test_the_embedded_engine_shares_whole_weights_and_gathers_split_ones() -> None:
     one = rollout(job(gpus=1, model=shape("Qwen/Qwen2.5-0.5B")), engine="embedded", tensor=1)
-    parts = estimate(actor(one, param_offload=True)).phases["rollout"]
+    parts = estimate(actor(one, param_offload=True)).phases["gen"]
     assert "rollout_weights" not in parts
     assert parts["parameters"] == 4 * 494_032_768  # it runs them, so they are not offloaded now
     eight = rollout(job(), engine="embedded", tensor=1)
-    assert estimate(eight).phases["rollout"]["rollout_weights"] == 2 * P
-    assert estimate(rollout(one, engine="hf")).phases["rollout"]["rollout_weights"] == 2 * 494_032_768
+    assert estimate(eight).phases["gen"]["rollout_weights"] == 2 * P
+    assert estimate(rollout(one, engine="hf")).phases["gen"]["rollout_weights"] == 2 * 494_032_768
 
 
 def test_a_rollout_by_merged_weights_keeps_a_copy_of_those_that_have_adapters() -> None:
@@ -216,9 +216,9 @@ def test_a_rollout_by_merged_weights_keeps_a_copy_of_those_that_have_adapters() 
     one = actor(rollout(job(gpus=1, model=model), engine="embedded", tensor=1), lora_rank=32)
     plain, merging = (estimate(rollout(one, merges=merges)) for merges in (False, True))
     copied = 2 * 24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864)  # q and o, k and v, the MLP
-    assert merging.phases["rollout"] == plain.phases["rollout"] | {"unmerged_weights": copied}
-    assert {**merging.phases, "rollout": None} == {**plain.phases, "rollout": None}
-    assert merging.total("rollout") - plain.total("rollout") == copied == 2 * model.adapted_parameters
+    assert merging.phases["gen"] == plain.phases["gen"] | {"unmerged_weights": copied}
+    assert {**merging.phases, "gen": None} == {**plain.phases, "gen": None}
+    assert merging.total("gen") - plain.total("gen") == copied == 2 * model.adapted_parameters
 
 
 def test_an_actor_that_computes_by_merged_weights_holds_them_in_every_phase() -> None:
@@ -234,36 +234,36 @@ def test_an_actor_that_computes_by_merged_weights_holds_them_in_every_phase() ->
 def test_an_embedded_cache_holds_the_rows_of_a_step_or_of_a_validation() -> None:
     made = rollout(job(gpus=1, model=shape("Qwen/Qwen2.5-0.5B")), engine="embedded", tensor=1, rows=64)
     per_row = 1536 * 24 * 2 * 2 * 64 * 2
-    assert estimate(made).phases["rollout"]["kv_cache"] == 64 * per_row
+    assert estimate(made).phases["gen"]["kv_cache"] == 64 * per_row
     assert estimate(made).kv_sequences == 64
     many = estimate(rollout(made, rows=10**6, max_sequences=10**4))
-    assert many.kv_sequences == 10**4 and many.overfull == ("rollout",), "the engine takes no share of the memory"
+    assert many.kv_sequences == 10**4 and many.overfull == ("gen",), "the engine takes no share of the memory"
     assert estimate(rollout(made, rows=10**6, max_sequences=256)).kv_sequences == 256
     shared = rollout(made, shared_tokens=512, sharing=8)
-    assert estimate(shared).phases["rollout"]["kv_cache"] == 64 * per_row * (1024 + 512 // 8) // 1536
+    assert estimate(shared).phases["gen"]["kv_cache"] == 64 * per_row * (1024 + 512 // 8) // 1536
     validated = estimate(rollout(shared, validation_rows=100))
-    assert validated.phases["rollout"]["kv_cache"] == 100 * per_row, "each prompt has one answer there"
+    assert validated.phases["gen"]["kv_cache"] == 100 * per_row, "each prompt has one answer there"
     assert validated.kv_sequences == 64, "of a step"
     assert estimate(rollout(shared, validation_rows=1)).phases == estimate(shared).phases
 
 
 def test_an_engine_that_does_not_sleep_keeps_its_pool_in_every_phase() -> None:
     asleep, awake = estimate(job()), estimate(rollout(job(), sleeps=False))
-    assert awake.total("rollout") == asleep.total("rollout")
+    assert awake.total("gen") == asleep.total("gen")
     assert awake.total("update_actor") == asleep.total("update_actor") + int(0.6 * 80 * GIB)
 
 
 def test_a_pool_smaller_than_the_weights_holds_no_sequence_and_does_not_fit() -> None:
     plan = estimate(rollout(job(), memory_fraction=0.05))
     assert plan.kv_sequences == 0
-    assert plan.overfull == ("rollout",)
+    assert plan.overfull == ("gen",)
     assert not plan.fits
 
 
 def test_latent_caches_are_not_shared_by_tensor_parallel_ranks() -> None:
     made = job(gpus=64, model=shape("deepseek-ai/DeepSeek-V3"), memory=10**12)
     tokens = [estimate(rollout(made, tensor=ways)).kv_tokens for ways in (8, 16)]
-    pools = [estimate(rollout(made, tensor=ways)).phases["rollout"]["kv_cache"] for ways in (8, 16)]
+    pools = [estimate(rollout(made, tensor=ways)).phases["gen"]["kv_cache"] for ways in (8, 16)]
     assert tokens == [pool // (61 * 576 * 2) for pool in pools]
 
 
@@ -286,9 +286,9 @@ def test_expert_parallel_splits_experts_only() -> None:
 
 def test_megatron_keeps_its_gradient_buffers_between_updates() -> None:
     made = actor(job(), split=Megatron(world=8, tensor=8))
-    assert estimate(made).phases["log_probs"]["gradients"] == 4 * P // 8
-    assert "gradients" not in estimate(actor(made, param_offload=True)).phases["rollout"]
-    assert "gradients" not in estimate(job()).phases["log_probs"]
+    assert estimate(made).phases["old_log_prob"]["gradients"] == 4 * P // 8
+    assert "gradients" not in estimate(actor(made, param_offload=True)).phases["gen"]
+    assert "gradients" not in estimate(job()).phases["old_log_prob"]
 
 
 def test_tensor_parallel_splits_activations_and_logits() -> None:
@@ -326,7 +326,9 @@ def test_lora_needs_gradients_and_moments_for_the_adapters_only() -> None:
     assert adapted.phases["update_actor"]["optimizer"] == lora  # 8 bytes over 8 GPUs
     assert adapted.phases["update_actor"]["gradients"] == lora // 2
     assert adapted.phases["update_actor"]["parameters"] == -(-(2 * P + 4 * lora) // 8)  # the model as it computes
-    assert adapted.phases["update_actor"]["gathered"] == full.phases["log_probs"]["gathered"]  # and no gradients of it
+    assert (
+        adapted.phases["update_actor"]["gathered"] == full.phases["old_log_prob"]["gathered"]
+    )  # and no gradients of it
     alone = estimate(actor(job(gpus=1), lora_rank=32)).phases["update_actor"]
     assert alone["parameters"] == 2 * P + 6 * lora and "gathered" not in alone  # masters and the copies that compute
     assert adapted.total("update_actor") < full.total("update_actor")
@@ -337,9 +339,9 @@ def test_a_reference_that_is_the_actor_without_adapters_costs_its_activations_al
     borrowed = replace(made.actor, borrowed=True, forward_tokens=2 * made.actor.forward_tokens)
     plan, without = estimate(replace(made, reference=borrowed)), estimate(replace(made, reference=None))
     assert {phase: plan.total(phase) for phase in without.phases} == {p: without.total(p) for p in without.phases}
-    parts = plan.phases["ref_log_probs"]
+    parts = plan.phases["ref"]
     assert parts["parameters"] == made.actor.states.parameters  # they are back on the device for it
-    assert parts["activations"] == 2 * plan.phases["log_probs"]["activations"]
+    assert parts["activations"] == 2 * plan.phases["old_log_prob"]["activations"]
     assert plan.host_bytes == without.host_bytes
 
 
@@ -364,7 +366,7 @@ def test_settings_move_memory_the_way_their_names_say(
     every = list(base.phases)
     never_more(actor(made, param_offload=True, optimizer_offload=True), every)
     never_more(actor(made, checkpointing=True), every)
-    never_more(actor(made, lora_rank=16), ["update_actor", "rollout"])
+    never_more(actor(made, lora_rank=16), ["update_actor", "gen"])
     never_more(actor(made, update_tokens=1024, forward_tokens=1024), every)
     twice = replace(made.actor.split, degree=2 * gpus)
     never_more(actor(made, split=twice), ["update_actor", "update_critic", "values"])

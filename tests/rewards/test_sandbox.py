@@ -204,7 +204,7 @@ def test_nothing_can_be_written_outside_tmp(sandbox, tmp_path):
     result = run(sandbox, code)
     assert (result.cause, result.stdout) == ("error", "") and "FileNotFoundError" in result.stderr
     assert list(tmp_path.iterdir()) == []
-    assert not (ROOT / "paddock/rewards/sandbox/inside/written").exists()
+    assert not (ROOT / "paddock/sandbox/inside/written").exists()
 
 
 def test_the_environment_and_files_of_the_parent_are_not_there(sandbox, tmp_path, monkeypatch):

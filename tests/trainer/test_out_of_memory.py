@@ -19,13 +19,12 @@ from conftest import ROOT
 
 from paddock.cli import main
 from paddock.commands.evaluation import evaluate
-from paddock.config.micro_batches import PHASES
+from paddock.config.phases import CUTS, PHASES
 from paddock.core.timing import PHASE, Timer
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rollouts.collect import Collector
-from paddock.trainer.loop import Trainer
-from paddock.trainer.out_of_memory import ROLLOUT, VALIDATION, less
+from paddock.trainer.out_of_memory import less
 from paddock.trainer.run import train
 from paddock.workers.policy import Policy
 
@@ -57,17 +56,18 @@ def failing(method: Any, after: int) -> Any:
         ("update_actor", [f"{A}.ppo_max_token_len_per_gpu=16384"], f"{A}.ppo_max_token_len_per_gpu", "=8192"),
         ("update_actor", [f"{A}.ppo_max_token_len_per_gpu=1280"], f"{A}.ppo_max_token_len_per_gpu", "=640"),
         ("update_actor", [f"{A}.ppo_micro_batch_size_per_gpu=8"], f"{A}.ppo_micro_batch_size_per_gpu", "=4"),
-        ("log_probs", [f"{RO}.log_prob_micro_batch_size_per_gpu=3"], f"{RO}.log_prob_micro_batch_size_per_gpu", "=1"),
+        ("old_log_prob", [f"{RO}.log_prob_micro_batch_size_per_gpu=3"],
+         f"{RO}.log_prob_micro_batch_size_per_gpu", "=1"),
         ("values", ["critic.forward_max_token_len_per_gpu=4096"], "critic.forward_max_token_len_per_gpu", "=2048"),
         ("update_actor", [f"{A}.ppo_micro_batch_size_per_gpu=1", f"{M}.enable_gradient_checkpointing=False"],
          f"{M}.enable_gradient_checkpointing", "=True"),
         ("update_actor", [f"{A}.ppo_micro_batch_size_per_gpu=1", f"{M}.enable_gradient_checkpointing=True"],
          f"{A}.ppo_micro_batch_size_per_gpu", "one row already"),
-        (ROLLOUT, [f"{RO}.max_num_seqs=256"], f"{RO}.max_num_seqs", "=16"),
-        (VALIDATION, [f"{RO}.max_num_seqs=256"], f"{RO}.max_num_seqs", "=128"),
-        (VALIDATION, [f"{RO}.max_num_seqs=256", "data.val_batch_size=10"], f"{RO}.max_num_seqs", "=5"),
-        (ROLLOUT, [f"{RO}.max_num_seqs=1"], f"{RO}.max_num_seqs", "max_response_length"),
-        (None, [], None, "lora_rank"),
+        ("gen", [f"{RO}.max_num_seqs=256"], f"{RO}.max_num_seqs", "=16"),
+        ("testing", [f"{RO}.max_num_seqs=256"], f"{RO}.max_num_seqs", "=128"),
+        ("testing", [f"{RO}.max_num_seqs=256", "data.val_batch_size=10"], f"{RO}.max_num_seqs", "=5"),
+        ("gen", [f"{RO}.max_num_seqs=1"], f"{RO}.max_num_seqs", "max_response_length"),
+        ("", [], None, "lora_rank"),
     ],
 )  # fmt: skip
 def test_each_phase_has_a_key_that_makes_it_smaller(phase, keys, key, fix) -> None:
@@ -78,7 +78,8 @@ def test_each_phase_has_a_key_that_makes_it_smaller(phase, keys, key, fix) -> No
 
 
 def test_every_phase_that_computes_is_known() -> None:
-    assert set(Trainer.memory_by.values()) == {*PHASES, ROLLOUT, VALIDATION}
+    computing = {name for name, phase in PHASES.items() if phase.cut or phase.generates}
+    assert computing == {*CUTS, "gen", "gen_max", "testing"}
 
 
 def test_an_error_knows_the_innermost_phase_that_it_ended() -> None:
@@ -91,7 +92,7 @@ def test_an_error_knows_the_innermost_phase_that_it_ended() -> None:
 def test_a_rollout_without_memory_keeps_the_steps_before_it(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(Collector, "respond", failing(Collector.respond, 1))
     with pytest.raises(
-        UserError, match=r"phase `rollout`: CUDA out of memory\. Tried to allocate 20\.00 GiB"
+        UserError, match=r"phase `gen` \(generation\): CUDA out of memory\. Tried to allocate 20\.00 GiB"
     ) as caught:
         train(load([*SMALL, f"trainer.default_local_dir={tmp_path}"]).config)
     assert caught.value.key == f"{RO}.max_num_seqs" and "12.31 GiB is free." in caught.value.reason
@@ -106,7 +107,10 @@ def test_an_update_without_memory_ends_with_exit_code_2_and_no_traceback(tmp_pat
     keys = [*SMALL, "trainer.save_freq=1", f"{A}.ppo_max_token_len_per_gpu=4096"]
     assert main(["train", *keys, f"trainer.default_local_dir={tmp_path}"]) == 2
     said = capsys.readouterr().err
-    assert f"{A}.ppo_max_token_len_per_gpu=4096: the device ran out of memory in the phase `update_actor`" in said
+    assert (
+        f"{A}.ppo_max_token_len_per_gpu=4096: the device ran out of memory in the phase `update_actor` (policy update)"
+        in said
+    )
     assert f"fix: {A}.ppo_max_token_len_per_gpu=2048" in said and "Traceback" not in said
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1]
@@ -114,7 +118,7 @@ def test_an_update_without_memory_ends_with_exit_code_2_and_no_traceback(tmp_pat
 
 def test_an_evaluation_without_memory_says_so(monkeypatch) -> None:
     monkeypatch.setattr(Collector, "respond", failing(Collector.respond, 0))
-    with pytest.raises(UserError, match="phase `validation`"):
+    with pytest.raises(UserError, match="phase `testing` \\(validation"):
         evaluate(load(SMALL).config)
 
 

@@ -48,7 +48,7 @@ def compute_data_metrics(batch: Any, use_critic: bool = True) -> dict[str, float
 def compute_timing_metrics(batch: Any, timing_raw: Mapping[str, float]) -> dict[str, float]:
     timer = Timer()
     timer.seconds.update(timing_raw)
-    return timer.metrics(*performance.token_counts(to_batch(batch)))
+    return performance.timing_metrics(timer, *performance.token_counts(to_batch(batch)))
 
 
 def compute_throughout_metrics(batch: Any, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
