@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
 from paddock import __version__
 from paddock.commands.guard import guarded
@@ -45,128 +46,25 @@ Without a model or data, everything runs on a small embedded default:
 """
 
 
-def _train(arguments: list[str]) -> int:
-    from paddock.commands.train import run
-
-    return run(arguments)
-
-
-def _plan(arguments: list[str]) -> int:
-    from paddock.plan.report import run
-
-    return run(arguments)
-
-
-def _run(arguments: list[str]) -> int:
-    from paddock.verl.scripts.run import run
-
-    return run(arguments)
-
-
-def _verl(arguments: list[str]) -> int:
-    from paddock.verl.scripts.by_hand import run
-
-    return run(arguments)
-
-
-def _data(arguments: list[str]) -> int:
-    from paddock.data.prepare import main as prepare
-
-    if not arguments:
-        raise UserError("which data set?", key="paddock data", fix="paddock data gsm8k, or paddock data math")
-    return prepare(arguments[0], arguments[1:])
-
-
-def _sft(arguments: list[str]) -> int:
-    from paddock.commands.sft import run
-
-    return run(arguments)
-
-
-def _rm(arguments: list[str]) -> int:
-    from paddock.commands.rm import run
-
-    if arguments[:1] != ["train"]:
-        given = arguments[0] if arguments else None
-        reason = "needs a subcommand, and `train` is the only one"
-        raise UserError(reason, key="paddock rm", value=given, fix="paddock rm train")
-    return run(arguments[1:])
-
-
-def _generate(arguments: list[str]) -> int:
-    from paddock.commands.generate import run
-
-    return run(arguments)
-
-
-def _eval(arguments: list[str]) -> int:
-    from paddock.commands.eval import run
-
-    return run(arguments)
-
-
-def _export(arguments: list[str]) -> int:
-    from paddock.commands.export import run
-
-    return run(arguments)
-
-
-def _report(arguments: list[str]) -> int:
-    from paddock.report.command import run
-
-    return run(arguments)
-
-
-def _models(arguments: list[str]) -> int:
-    from paddock.models.get import run
-
-    return run(arguments)
-
-
-def _template(arguments: list[str]) -> int:
-    from paddock.commands.template import run
-
-    return run(arguments)
-
-
-def _keys(arguments: list[str]) -> int:
-    from paddock.help.keys_command import run
-
-    return run(arguments)
-
-
-def _doctor(arguments: list[str]) -> int:
-    from paddock.doctor.command import run
-
-    return run(arguments)
-
-
-def _completion(arguments: list[str]) -> int:
-    from paddock.help.completion import run
-
-    return run(arguments, COMMANDS)
-
-
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "train": _train,
-    "plan": _plan,
-    "run": _run,
-    "verl": _verl,
-    "data": _data,
-    "sft": _sft,
-    "rm": _rm,
-    "generate": _generate,
-    "eval": _eval,
-    "export": _export,
-    "report": _report,
-    "models": _models,
-    "template": _template,
-    "keys": _keys,
-    "doctor": _doctor,
-    "completion": _completion,
+COMMANDS = {
+    "train": "paddock.commands.train",
+    "plan": "paddock.plan.report",
+    "run": "paddock.verl.scripts.run",
+    "verl": "paddock.verl.scripts.by_hand",
+    "data": "paddock.data.prepare.command",
+    "sft": "paddock.commands.sft",
+    "rm": "paddock.commands.rm",
+    "generate": "paddock.commands.generate",
+    "eval": "paddock.commands.eval",
+    "export": "paddock.commands.export",
+    "report": "paddock.report.command",
+    "models": "paddock.models.get",
+    "template": "paddock.commands.template",
+    "keys": "paddock.help.keys_command",
+    "doctor": "paddock.doctor.command",
+    "completion": "paddock.help.completion",
 }
-
-
+"""Commands, each with the module whose `run(arguments)` returns the exit code."""
 OWN_HELP = ("data", "export", "report", "models", "template")
 
 
@@ -199,8 +97,9 @@ def _dispatch(arguments: list[str]) -> int:
         if not has_options:
             return 0
         print()
-        return command(["--help"])
-    return command(arguments[1:])
+        arguments = [arguments[0], "--help"]
+    code: int = import_module(command).run(arguments[1:])
+    return code
 
 
 def asks_for_help(arguments: list[str]) -> bool:

@@ -19,13 +19,27 @@ PREFIX = "paddock: "
 
 def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Handles the errors of an entry point: what the user can mend is one message and exit code 2."""
-    code = 1
     note()
+    code = 1
     try:
-        code = _guarded(command, arguments)
-        return code
+        log_to_stderr()
+        code = command(arguments)
+    except UserError as error:
+        print(f"paddock: {error}", file=sys.stderr)
+        code = EXIT_CODE
+    except KeyboardInterrupt:
+        print("paddock: interrupted", file=sys.stderr)
+        code = INTERRUPTED
+    except MemoryError:
+        limited = "a limit of this process (ulimit -v, ulimit -d) or the machine's memory is used up"
+        print(f"paddock: {limited}\n  fix: raise the limit, or a smaller model", file=sys.stderr)
+        code = EXIT_CODE
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = CLOSED_PIPE
     finally:
         note(code)
+    return code
 
 
 def note(code: int | None = None) -> None:
@@ -33,25 +47,6 @@ def note(code: int | None = None) -> None:
     if file := os.environ.get(CALLED):
         with suppress(OSError), Path(file).open("a") as notes:
             notes.write("" if code is None else f"{code}\n")
-
-
-def _guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
-    try:
-        log_to_stderr()
-        return command(arguments)
-    except UserError as error:
-        print(f"paddock: {error}", file=sys.stderr)
-        return EXIT_CODE
-    except KeyboardInterrupt:
-        print("paddock: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except MemoryError:
-        limited = "a limit of this process (ulimit -v, ulimit -d) or the machine's memory is used up"
-        print(f"paddock: {limited}\n  fix: raise the limit, or a smaller model", file=sys.stderr)
-        return EXIT_CODE
-    except BrokenPipeError:
-        sys.stderr.close()
-        return CLOSED_PIPE
 
 
 def helpful(name: str, command: Callable[[list[str]], int]) -> Callable[[list[str]], int]:

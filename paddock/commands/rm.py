@@ -6,9 +6,18 @@ import sys
 from pathlib import Path
 
 from paddock.commands.guard import guarded, helpful, start_log
+from paddock.errors import UserError
 
 
 def run(arguments: list[str]) -> int:
+    if arguments[:1] != ["train"]:
+        given = arguments[0] if arguments else None
+        reason = "needs a subcommand, and `train` is the only one"
+        raise UserError(reason, key="paddock rm", value=given, fix="paddock rm train")
+    return train(arguments[1:])
+
+
+def train(arguments: list[str]) -> int:
     from paddock.commands.keys_of import RM
     from paddock.commands.preflight import check, choose_threads
 
@@ -28,7 +37,7 @@ def run(arguments: list[str]) -> int:
 
 
 def main() -> int:
-    return guarded(helpful("rm", run), sys.argv[1:])
+    return guarded(helpful("rm", train), sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -18,9 +18,11 @@ FOLDERS = ("export", "report", "generate", "eval", "template")
 """Commands whose first arguments may be folders."""
 
 
-def run(arguments: list[str], commands: Iterable[str]) -> int:
+def run(arguments: list[str]) -> int:
     if arguments[:1] == [ASK]:
-        print("\n".join(words(arguments[1:], [*commands])))
+        from paddock.cli import COMMANDS
+
+        print("\n".join(words(arguments[1:], [*COMMANDS])))
         return 0
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         given = " ".join(arguments) or None

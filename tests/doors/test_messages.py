@@ -52,12 +52,13 @@ def test_the_meaning_of_a_key_names_no_source_file():
 def test_errors_warnings_and_log_records_have_one_prefix(tmp_path):
     """A command logs a warning, and then fails."""
     code = (
-        "import logging, sys\n"
+        "import logging, sys, types\n"
         "from paddock import cli\n"
         "def fails(arguments):\n"
         "    logging.getLogger('paddock.data').warning('rows are left out')\n"
         "    raise cli.UserError('no')\n"
-        "cli.COMMANDS['plan'] = fails\n"
+        "sys.modules['failing'] = types.SimpleNamespace(run=fails)\n"
+        "cli.COMMANDS['plan'] = 'failing'\n"
         "sys.exit(cli.main(['plan']))\n"
     )
     done = subprocess.run(

@@ -24,6 +24,12 @@ ALIASES = {"geometry3k": "geo3k", "hh_rlhf": "full_hh_rlhf"}
 NAMES = (*PREPARERS, from_jsonl.NAME)
 
 
+def run(arguments: list[str]) -> int:
+    if not arguments:
+        raise UserError("which data set?", key="paddock data", fix="paddock data gsm8k, or paddock data math")
+    return main(arguments[0], arguments[1:])
+
+
 def main(name: str, argv: Sequence[str]) -> int:
     """Prepare the data set `name` and return the exit code. argparse answers --help itself."""
     try:
