@@ -30,7 +30,7 @@ from paddock.core.batch import Batch
 from paddock.loading.load import load
 from paddock.models.load import model_folder
 from paddock.trainer.loop import Trainer
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 
 HEAD = "| weights | tokens | surprise | log-probs apart: mean | 99 % | max | probabilities apart: mean | max |"
 

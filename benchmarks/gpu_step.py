@@ -51,7 +51,7 @@ from paddock.estimate.job import job
 from paddock.loading.load import load
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import one_turn_each
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from paddock.workers.open_engines import rollout_engine
 from paddock.workers.policy import Policy
 from paddock.workers.updates import actor_plan

@@ -40,7 +40,7 @@ from paddock.core.device import peak_memory
 from paddock.engines.train.optim import Updater
 from paddock.estimate.job import job
 from paddock.estimate.memory import estimate
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 
 WAYS = ("full", "lora")
 PHASES = ("step", "gen", "old_log_prob", "ref", "update_actor")

@@ -40,7 +40,7 @@ from paddock.core.device import empty_cache, memory_in_use, peak_memory, reset_p
 from paddock.engines.train.offload import Offload
 from paddock.engines.train.open import actor_engine
 from paddock.trainer.loop import Trainer
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from paddock.workers.policy import Policy
 
 GROUP = "actor_rollout_ref"

@@ -18,7 +18,7 @@ from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
 from paddock.rollouts.collect import Collector
 from paddock.trainer.loop import Trainer
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from paddock.workers.policy import Policy
 
 

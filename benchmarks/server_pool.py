@@ -46,7 +46,7 @@ from paddock.core.batch import NOBODY, Batch
 from paddock.core.device import compute_dtype, peak_memory
 from paddock.facts.models import shape_of
 from paddock.trainer.loop import Trainer
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from paddock.workers.rank import Rank
 from paddock.workers.sharded import RolloutServers
 from paddock.workers.weight_sender import WeightSender

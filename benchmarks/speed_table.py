@@ -51,7 +51,7 @@ from paddock.engines.rollout.base import Completion, Prompt
 from paddock.estimate.counts import Work
 from paddock.estimate.duration import duration
 from paddock.estimate.job import job
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from paddock.workers.rollout import Rollout
 
 RANK = 32

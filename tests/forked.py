@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import torch
 
-from paddock.trainer import loop, rm, run, sft  # noqa: F401  imported once, here, for all processes
+from paddock.trainer import reinforcement, supervised  # noqa: F401  imported once, here, for all processes
 
 FAILED = 99
 """Exit code of a command that raised."""

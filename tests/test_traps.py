@@ -21,7 +21,7 @@ from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.loading.load import load
 from paddock.models.packing import sequence_lengths
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from paddock.workers.updates import Average
 
 

@@ -26,11 +26,9 @@ def train(arguments: list[str]) -> int:
     choose_threads(loaded.config)
     start_log(loaded.warnings)
     from paddock.commands.ending import conclude, setting
-    from paddock.runs.record import Launch
-    from paddock.trainer.rm import train_reward_model
-    from paddock.trainer.sft import EXPORT
+    from paddock.trainer.supervised import EXPORT, REWARD_MODELLING
 
-    outcome = train_reward_model(loaded.config, Launch("rm train", loaded.origins))
+    outcome = REWARD_MODELLING.train(loaded.config, loaded.origins)
     model = Path(loaded.config.trainer.default_local_dir) / EXPORT
     use = f"paddock train reward_model.enable=True {setting('reward_model.model.path', str(model))}"
     return conclude(outcome, loaded.config, model, [use])

@@ -23,10 +23,9 @@ def train(loaded: Loaded) -> int:
     choose_threads(loaded.config)
     start_log(loaded.warnings)
     from paddock.commands.ending import conclude, setting
-    from paddock.runs.record import Launch
-    from paddock.trainer.sft import EXPORT, fine_tune
+    from paddock.trainer.supervised import EXPORT, FINE_TUNING
 
-    outcome = fine_tune(loaded.config, Launch("sft", loaded.origins))
+    outcome = FINE_TUNING.train(loaded.config, loaded.origins)
     model = Path(loaded.config.trainer.default_local_dir) / EXPORT
     commands = [
         f"paddock generate {shlex.quote(str(model))} prompt=TEXT",

@@ -28,10 +28,9 @@ def run(arguments: list[str], wide: bool = False) -> int:
         loaded.config.trainer.logger = list(dict.fromkeys([*loaded.config.trainer.logger, "steps"]))
     start_log(loaded.warnings)
     from paddock.commands.ending import after_training, conclude
-    from paddock.runs.record import Launch
-    from paddock.trainer.run import train
+    from paddock.trainer.reinforcement import REINFORCEMENT
 
-    outcome = train(loaded.config, Launch("train", loaded.origins))
+    outcome = REINFORCEMENT.train(loaded.config, loaded.origins)
     return conclude(outcome, loaded.config, *after_training(outcome, loaded.config))
 
 

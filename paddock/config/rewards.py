@@ -12,16 +12,13 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.facts.modules import MODULE
-
-if TYPE_CHECKING:
-    from paddock.loading.overrides import Setting  # hydra, which no process that scores needs
 
 PATH, NAME, WEIGHTS = (f"custom_reward_function.{name}" for name in ("path", "name", "weights"))
 ARGUMENTS = "custom_reward_function.reward_kwargs"
@@ -76,7 +73,7 @@ class Part:
 
 def reward_parts(config: Config) -> list[Part]:
     """Returns rules first, then functions, as the config names them; empty if the row's data_source picks the rule."""
-    rules = _texts("reward", config.reward)
+    rules = texts_of("reward", config.reward)
     functions = _functions(config)
     rule_weights = _weights("reward_weights", config.reward_weights, len(rules))
     weights = _weights(WEIGHTS, config.custom_reward_function.weights, len(functions))
@@ -91,27 +88,6 @@ def reward_parts(config: Config) -> list[Part]:
             for name, weight, (path, function), own in zip(names, weights, functions, arguments, strict=True)
         ),
     ]
-
-
-def functions_apart(settings: list[Setting]) -> list[Setting]:
-    """Returns the settings with addresses of functions in `reward`, and their weights, under the keys of functions."""
-    last = {setting.key: setting for setting in settings}
-    named = last.get("reward")
-    items = _texts("reward", named.value) if named and isinstance(named.value, str | list) else []
-    found = {index: address for index, item in enumerate(items) if (address := address_of(item))}
-    if not named or not found:
-        return settings
-    if (other := last.get(PATH)) and other.value:
-        fix = f"name all functions in one of them: reward=[{','.join(items)},...]"
-        raise UserError(f"names a function, and {PATH} names others", key="reward", value=named.value, fix=fix)
-    parted: dict[str, Any] = {"reward": [item for index, item in enumerate(items) if index not in found] or None,
-                              PATH: list(found.values())}  # fmt: skip
-    weights = last["reward_weights"].value if "reward_weights" in last else None
-    if isinstance(weights, list) and len(weights) == len(items):
-        parted["reward_weights"] = [one for index, one in enumerate(weights) if index not in found] or None
-        parted[WEIGHTS] = [weights[index] for index in found]
-    kept = [setting for setting in settings if setting.key not in parted]
-    return [*kept, *(replace(named, key=key, value=value) for key, value in parted.items())]
 
 
 def address_of(text: str) -> str | None:
@@ -132,7 +108,7 @@ def absent_files(config: Config) -> list[str]:
 def _functions(config: Config) -> list[tuple[str, str]]:
     """(file, function) of each: FILE:FUNCTION names its own, any other file those of custom_reward_function.name."""
     custom = config.custom_reward_function
-    paths, names = [_address(path) for path in _texts(PATH, custom.path)], _texts(NAME, custom.name)
+    paths, names = [_address(path) for path in texts_of(PATH, custom.path)], texts_of(NAME, custom.name)
     open_paths = [path for path, name in paths if name is None]
     if not paths:
         return []
@@ -157,7 +133,7 @@ def _address(text: str) -> tuple[str, str | None]:
     return (path, name) if colon and name.isidentifier() and path != MODULE.rstrip(":/") else (text, None)
 
 
-def _texts(key: str, value: Any) -> list[str]:
+def texts_of(key: str, value: Any) -> list[str]:
     items = value if isinstance(value, list) else [] if value is None else [value]
     for item in items:
         if not isinstance(item, str) or not item:

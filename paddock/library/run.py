@@ -301,11 +301,10 @@ class Run:
         self.take_over()
         check(self.config)
         from paddock.library.session import Session
-        from paddock.runs.record import Launch
         from paddock.trainer.lifecycle import Listeners
 
         kind = self.kind()
-        self.session = Session(self.config, kind, Launch(kind.command, self.loaded.origins), Listeners(*self.listeners))
+        self.session = Session(self.config, kind, self.loaded.origins, Listeners(*self.listeners))
         self.thread = threading.get_ident()
         OPEN.add(self)
         atexit.unregister(close_all)
@@ -323,16 +322,16 @@ class Run:
     def kind(self) -> Any:
         """Returns how this algorithm's trainer is made."""
         if self.algorithm == SFT:
-            from paddock.trainer.sft import ANSWER_TRAINING
+            from paddock.trainer.supervised import FINE_TUNING
 
-            return ANSWER_TRAINING
+            return FINE_TUNING
         if self.algorithm == REWARD_MODEL:
-            from paddock.trainer.rm import PAIR_TRAINING
+            from paddock.trainer.supervised import REWARD_MODELLING
 
-            return PAIR_TRAINING
+            return REWARD_MODELLING
         from dataclasses import replace
 
-        from paddock.trainer.run import REINFORCEMENT, open_trainer
+        from paddock.trainer.reinforcement import REINFORCEMENT, open_trainer
 
         return replace(REINFORCEMENT, open=partial(open_trainer, functions=self.functions))
 

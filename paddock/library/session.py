@@ -31,12 +31,11 @@ from paddock.rollouts.batch import with_prompts, with_responses
 from paddock.rollouts.collect import episodes
 from paddock.rollouts.episode import Episode, Span
 from paddock.runs.checkpoint import Checkpoint
-from paddock.runs.record import Launch
 from paddock.trainer.interruption import Interruption
 from paddock.trainer.lifecycle import Listeners, Metrics
 from paddock.trainer.loop import Trainer
 from paddock.trainer.model_rewards import validation_styles
-from paddock.trainer.training import Kind, Training
+from paddock.trainer.run import RunKind, Training
 from paddock.trainer.validation import Validation
 
 log = logging.getLogger(__name__)
@@ -51,9 +50,9 @@ DRAWN = "drawn"
 class Session:
     """The run's trainer, roles and processes, from the first use to `close`."""
 
-    def __init__(self, config: Config, kind: Kind, launch: Launch, listeners: Listeners):
+    def __init__(self, config: Config, kind: RunKind, origins: Mapping[str, str], listeners: Listeners):
         self.config, self.kind = config, kind
-        self.training = Training(config, kind, launch, listeners)
+        self.training = Training(config, kind, origins, listeners)
         self.training.__enter__()
         self.asked = itertools.count(1 << 31)
         """Ids of prompts that are none of the training data's."""

@@ -16,12 +16,12 @@ from paddock.config import recipes, rollout_correction, tree
 from paddock.config.loggers import LOGGERS
 from paddock.config.paths import expanded
 from paddock.config.plugins import import_plugin
-from paddock.config.rewards import functions_apart
 from paddock.config.rollout_engines import ENGINES
 from paddock.config.schema import Config
 from paddock.errors import UserError, together
 from paddock.facts.machine import Machine, this_machine
 from paddock.loading import budgets, foreign, own_data, resolve, rules, trl
+from paddock.loading.addresses import functions_apart
 from paddock.loading.overrides import LINE, PROGRAM, Setting, parse
 
 NO_SUCH_KEY = "no such key"

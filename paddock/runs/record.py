@@ -12,7 +12,6 @@ import json
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,23 +30,17 @@ PACKAGES = ("torch", "transformers", "triton", "megatron-core", *OPTIONAL_PACKAG
             *(kind.package for kind in LOGGERS.values() if kind.package))  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Launch:
-    """The command that started a run, and where each of its settings came from."""
+def record_launch(config: Config, command: str, origins: Mapping[str, str], device: str, after_step: int) -> None:
+    """Writes the start of a run, or of its continuation after step `after_step`, into run.json.
 
-    command: str = "train"
-    origins: Mapping[str, str] = field(default_factory=dict)
-    """Key -> origin, as `Loaded` has it; a key that is absent has the schema's default."""
-
-
-def record_launch(config: Config, launch: Launch, device: str, after_step: int) -> None:
-    """Writes the start of a run, or of its continuation after step `after_step`, into run.json."""
+    `origins`: of each key where its value came from, as `Loaded` has it.
+    """
     path = Path(config.trainer.default_local_dir) / FILE
     start = {
         "after_step": after_step,
-        "command": launch.command,
+        "command": command,
         "settings": flat(config),
-        "origins": dict(launch.origins),
+        "origins": dict(origins),
         "environment": environment(device),
     }
     start = json.loads(json.dumps(start, default=str))

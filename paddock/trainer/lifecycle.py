@@ -30,7 +30,6 @@ from paddock.runs.lock import FolderLock
 from paddock.runs.samples import Sample
 from paddock.runs.settings import check_config, flat
 from paddock.runs.tracking import Tracker
-from paddock.trainer.interruption import Interruption
 from paddock.trainer.learning import STEPS, warning
 from paddock.trainer.state import load_state, restore_rng, rng_state, save_state
 from paddock.workers.sharded import WorkerLost
@@ -200,19 +199,6 @@ class TrainingRun(ABC):
         """Marks optimizer steps: if one fails, the weights belong to no step and are not saved."""
         self.intact = False
         yield
-
-    def fit(self, tracker: Tracker) -> Outcome:
-        """Trains all steps that are left. A signal ends it after the current step, with a checkpoint."""
-        first = self.step_no
-        self.begin(tracker)
-        if self.config.trainer.val_only:
-            return Outcome(True, 0, self.total_steps, self.saved)
-        with Interruption() as interruption, self.keeping(tracker):
-            while self.step_no < self.total_steps and not interruption.asked:
-                self.advance(tracker)
-            if 0 < self.step_no < self.total_steps:
-                self.save(tracker)
-        return Outcome(self.step_no >= self.total_steps, self.step_no - first, self.total_steps, self.saved)
 
     def begin(self, tracker: Tracker) -> None:
         """Validates if the run is there for that, before the first step if that is asked for, or if the run ended

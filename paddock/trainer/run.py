@@ -1,95 +1,189 @@
-"""Reinforcement learning as a config describes it: data, rewards and roles are put together."""
+"""A training run from the lock on its folder to its end: opened, advanced, and begun again when a worker is lost."""
 
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, closing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from paddock.config.conversations import converses
+import torch
+
 from paddock.config.schema import Config
-from paddock.config.topology import learns_from_rewards, pools
-from paddock.data.dataset import MODEL, PromptDataset
-from paddock.data.loader import Loader
+from paddock.config.topology import THREADS, Pool, wants_one_thread
+from paddock.core.device import seed_all, torch_settings_restored
 from paddock.errors import UserError
-from paddock.models.image_reader import ImageReader
-from paddock.models.load import open_tokenizer
-from paddock.rewards.manager import NO_FUNCTIONS, Functions, RewardManager
-from paddock.rollouts.collect import Collector, trial
-from paddock.rollouts.environments import Environments, RowEnvironments
-from paddock.runs.checkpoint import CheckpointStore
+from paddock.runs.checkpoint import CheckpointStore, checkpoint_store, resume_point
 from paddock.runs.lock import FolderLock
-from paddock.runs.record import Launch
-from paddock.trainer import training
-from paddock.trainer.lifecycle import Outcome
-from paddock.trainer.loop import Trainer
-from paddock.trainer.model_rewards import open_models, training_styles, validation_styles
-from paddock.trainer.training import Kind
-from paddock.trainer.validation import Validation
-from paddock.workers.roles import build
-from paddock.workers.teachers import check_routes, check_tokenizers
+from paddock.runs.record import record_end, record_launch
+from paddock.runs.tracking import Tracker
+from paddock.trainer.interruption import Interruption
+from paddock.trainer.lifecycle import Listeners, Outcome, State, Step, TrainingRun
+from paddock.trainer.out_of_memory import explaining
+from paddock.trainer.state import restore_rng, rng_state
+from paddock.workers.sharded import WorkerLost
 
 log = logging.getLogger(__name__)
 
+NO_ORIGINS: Mapping[str, str] = {}
 
-def open_trainer(
-    config: Config, store: CheckpointStore, lock: FolderLock, things: ExitStack, functions: Functions = NO_FUNCTIONS
-) -> Trainer:
-    """Puts data, rewards and roles together; what is to be closed with the trainer goes on the stack.
 
-    `functions`: rewards, tools and environments that the config names as `python:NAME`.
+@dataclass(frozen=True)
+class RunKind:
+    """Says what training by reinforcement, on answers and on pairs differ in."""
+
+    command: str
+    pools: Callable[[Config], Sequence[Pool]]
+    """The processes that a run needs."""
+    open: Callable[[Config, CheckpointStore, FolderLock, ExitStack], TrainingRun]
+    """Makes the run at its beginning; what is to be closed with it goes on the stack."""
+    conclude: Callable[[Any], object] = lambda run: None
+    """Called with a run that has trained its last step."""
+
+    def train(self, config: Config, origins: Mapping[str, str] = NO_ORIGINS) -> Outcome:
+        """Trains from the newest checkpoint to the last step."""
+        with Training(config, self, origins) as training:
+            return training.fit()
+
+
+class Training:
+    """A run that is open: its folder is locked, its processes are there. `fit` trains it to its end, `advance` a step.
+
+    When a worker dies, the run begins again at its last checkpoint, `trainer.max_restarts` times: what came after that
+    checkpoint is discarded and run again, so every sample counts once.
+
+    Generators of random numbers outside and the settings of torch are, at its end and between two steps, as they were.
     """
-    rows = RowEnvironments(config, functions)
-    config = rows.prompting()
-    tokenizer = open_tokenizer(config)
-    check_tokenizers(config, tokenizer)
-    reader = ImageReader.of(config)
-    log.info("reading %s", config.data.train_files)
-    dataset = PromptDataset.train(config.data, tokenizer, reader)
-    check_routes(config, dataset.sources)
-    loader = Loader.train(config.data, dataset)
-    rewards = things.enter_context(RewardManager(config, functions, Path(config.trainer.default_local_dir)))
-    total_steps = config.trainer.steps(loader.steps_per_epoch)
-    rewards.total_steps = total_steps
-    dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))
-    first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
-    in_environments = converses(config) or dataset.names_agents
-    template = config.data.apply_chat_template_kwargs.get("chat_template", tokenizer.chat_template)
-    tries = [trial(row, in_environments, template is not None) for row in first]
-    rewards.check(tries)
-    paid = config.reward_model.enable or rewards.pays(tries) or any(one.may_pay for one in rows.without_agent())
-    if config.environment and learns_from_rewards(config) and not paid:
-        raise UserError(
-            "nothing pays: it has neither `step` nor `reward` (a plain class: `get_reward`), and no function scores",
-            key="environment", value=config.environment,
-            fix="return paddock.Turn(reward=...) from `step`, or name a rule or function: reward=, "
-            "custom_reward_function.path=FILE.py:FUNCTION",
-        )  # fmt: skip
-    log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
-    roles = things.enter_context(closing(build(config, tokenizer, config.trainer.total_training_steps or total_steps)))
-    models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)
-    if models:
-        models.check(dataset)
-    if in_environments:
-        environments = things.enter_context(
-            closing(Environments(config, tokenizer, roles.stop_tokens, rows, rewards.reads_environments))
-        )
-        environments.check(dataset)
-        roles.rollout.open_environments(environments)
-    collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models, in_environments)
-    validation = None
-    if config.data.val_files:
-        held_out = PromptDataset.validation(config.data, tokenizer, reader)
-        held_out.scored_by = validation_styles(config.reward_model)
-        if rows.routed:
-            environments.check(held_out)
-        validation = Validation(collector, held_out, roles.stop_tokens)
-    return Trainer(config, roles, collector, validation, store, lock, total_steps)
 
+    def __init__(
+        self, config: Config, kind: RunKind, origins: Mapping[str, str] = NO_ORIGINS, listeners: Listeners | None = None
+    ):
+        self.config, self.kind, self.origins, self.listeners = config, kind, origins, listeners or Listeners()
+        self.store = checkpoint_store(config)
+        self.restarts = 0
+        self.run: TrainingRun | None = None
+        self.begun = False
+        self.random: State | None = None
+        self.run_things, self.things = ExitStack(), ExitStack()
 
-REINFORCEMENT = Kind("train", pools, open_trainer)
+    def __enter__(self) -> Training:
+        with ExitStack() as things:
+            things.enter_context(torch_settings_restored())
+            self.lock = things.enter_context(FolderLock(self.config.trainer.default_local_dir))
+            wanted = self.kind.pools(self.config)
+            if sum(pool.size for pool in wanted) > 1:
+                from paddock.workers.ray import cluster
 
+                things.enter_context(cluster(self.config, wanted))
+            self.things = things.pop_all()
+        return self
 
-def train(config: Config, launch: Launch | None = None) -> Outcome:
-    """Trains by reinforcement learning, from the newest checkpoint to the last step."""
-    return training.train(config, REINFORCEMENT, launch or Launch(REINFORCEMENT.command))
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self.drop_run(*error)
+        finally:
+            self.things.__exit__(*error)
+
+    def fit(self) -> Outcome:
+        """Trains all steps that are left. A signal ends it after the current step, with a checkpoint."""
+        while True:
+            with self.restarting() as run:
+                first = run.step_no
+                self.begin(run)
+                if self.config.trainer.val_only:
+                    return Outcome(True, 0, run.total_steps, run.saved)
+                with Interruption() as interruption, run.keeping(self.tracker):
+                    while run.step_no < run.total_steps and not interruption.asked:
+                        run.advance(self.tracker)
+                    if 0 < run.step_no < run.total_steps:
+                        run.save(self.tracker)
+                finished = run.step_no >= run.total_steps
+                if finished:
+                    self.conclude(run)
+                return Outcome(finished, run.step_no - first, run.total_steps, run.saved)
+
+    def advance(self) -> Step | None:
+        """Trains the next step; None if all are done. A signal leaves a checkpoint behind the step, and then counts."""
+        while True:
+            with self.restarting() as run:
+                if not self.begun:
+                    self.begin(run)
+                if run.step_no >= run.total_steps or self.config.trainer.val_only:
+                    return None
+                with Interruption() as interruption, run.keeping(self.tracker):
+                    step = run.advance(self.tracker)
+                    if interruption.asked:
+                        run.save(self.tracker)
+                if interruption.asked:
+                    raise KeyboardInterrupt
+                if run.step_no == run.total_steps:
+                    self.conclude(run)
+                return step
+
+    def begin(self, run: TrainingRun) -> None:
+        run.begin(self.tracker)
+        self.begun = True
+
+    def conclude(self, run: TrainingRun) -> None:
+        """Does what follows the last step."""
+        self.kind.conclude(run)
+        record_end(Path(self.config.trainer.default_local_dir), run.step_no)
+
+    @contextmanager
+    def restarting(self) -> Iterator[TrainingRun]:
+        """Gives the block the run. A worker that is lost in it drops the run: the next block has a new one."""
+        try:
+            with self.own_state(), explaining(self.config, lambda: self.run.memory_by if self.run else {}):
+                yield self.opened()
+        except WorkerLost as loss:
+            self.drop_run()
+            if self.restarts == self.config.trainer.max_restarts:
+                raise UserError(
+                    str(loss),
+                    key="trainer.max_restarts",
+                    value=self.restarts,
+                    fix="the same command goes on from the last checkpoint; a larger number restarts by itself",
+                ) from loss
+            self.restarts += 1
+            log.warning("%s\nrestart %d of %d", loss, self.restarts, self.config.trainer.max_restarts)
+
+    def opened(self) -> TrainingRun:
+        """Returns the run; makes it, from its newest checkpoint, if there is none."""
+        if self.run is not None:
+            return self.run
+        with ExitStack() as things:
+            seed_all(self.config.trainer.seed)
+            run = self.kind.open(self.config, self.store, self.lock, things)
+            run.listeners = self.listeners
+            checkpoint = self.store.newest() if self.store.wrote else resume_point(self.config.trainer, self.store)
+            loggers = run.restore(checkpoint) if checkpoint else None
+            after = checkpoint.step if checkpoint else None
+            self.tracker = things.enter_context(Tracker(self.config, run.total_steps, after, loggers))
+            record_launch(self.config, self.kind.command, self.origins, run.devices(), run.step_no)
+            if run.step_no >= run.total_steps:  # opened to evaluate or generate
+                record_end(Path(self.config.trainer.default_local_dir), run.step_no)
+            self.run_things = things.pop_all()
+        self.run, self.begun = run, False
+        return run
+
+    def drop_run(self, *error: Any) -> None:
+        self.run = None
+        self.run_things.__exit__(*(error or (None, None, None)))
+
+    @contextmanager
+    def own_state(self) -> Iterator[None]:
+        """Gives the block the random numbers of this run and its number of threads, and others theirs afterwards."""
+        others, threads = rng_state(), torch.get_num_threads()
+        if self.random is not None:
+            restore_rng(self.random)
+        if wants_one_thread(self.config) and THREADS not in os.environ:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            self.random = rng_state()
+            restore_rng(others)
+            torch.set_num_threads(threads)

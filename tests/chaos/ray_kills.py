@@ -23,7 +23,7 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 import ray
 
 from paddock.loading.load import load
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from paddock.workers import ray as cluster
 from tests.chaos.kills import RL, compare, record
 

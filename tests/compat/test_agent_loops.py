@@ -19,7 +19,7 @@ from paddock.engines.rollout.hf import HFEngine
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rollouts.episode import Episode
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 
 NUMBERS = count()
 IMPORTS = """

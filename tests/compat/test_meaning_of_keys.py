@@ -15,7 +15,7 @@ from paddock.config.engine import OptimConfig
 from paddock.engines.train.optim import lr_at
 from paddock.loading.load import load
 from paddock.trainer.loop import Trainer
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from paddock.verl.main import supervise
 from paddock.workers.roles import build
 
@@ -43,7 +43,8 @@ def run(folder: Path, *overrides: str) -> list[dict[str, float]]:
 def test_a_run_ends_with_its_epochs_or_its_steps_whichever_comes_first(tmp_path, monkeypatch):
     schedules = []
     monkeypatch.setattr(
-        "paddock.trainer.run.build", lambda config, tok, steps: schedules.append(steps) or build(config, tok, steps)
+        "paddock.trainer.reinforcement.build",
+        lambda config, tok, steps: schedules.append(steps) or build(config, tok, steps),
     )
     assert len(run(tmp_path / "epochs", "trainer.total_epochs=1", "trainer.total_training_steps=5")) == 2
     assert len(run(tmp_path / "steps", "trainer.total_epochs=9", "trainer.total_training_steps=3")) == 3

@@ -13,7 +13,7 @@ from chatty import TURNS, keys_of, metrics, save_chatty, talk, write_rows
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rollouts.episode import Episode
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from paddock.verl.tools import load_verl_tools
 
 NUMBERS = count()

@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from tiny_models import save_tiny
 
 from paddock.commands.keys_of import RM, SFT
-from paddock.trainer.rm import train_reward_model
-from paddock.trainer.sft import fine_tune
+from paddock.trainer.supervised import FINE_TUNING, REWARD_MODELLING
 from paddock.workers.sharded import cut
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
@@ -28,8 +27,8 @@ PAIRS = [
     for b in (2, 30)
 ]
 RUNS: dict[str, tuple[Any, Callable[..., Any], list[dict[str, str]]]] = {
-    "sft": (SFT, fine_tune, ANSWERS),
-    "rm": (RM, train_reward_model, PAIRS),
+    "sft": (SFT, FINE_TUNING.train, ANSWERS),
+    "rm": (RM, REWARD_MODELLING.train, PAIRS),
 }
 
 

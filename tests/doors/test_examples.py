@@ -20,7 +20,7 @@ from test_plan import shell
 from paddock.config import tree
 from paddock.facts.machine import GPU_MEMORY_GIB
 from paddock.facts.models import shape_of
-from paddock.verl.keys import rule_for
+from paddock.loading.foreign import rule_for
 from tools.example_headers import (
     READMES,
     SEVERAL_COMMANDS,

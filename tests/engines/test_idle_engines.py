@@ -24,7 +24,7 @@ from paddock.engines.train.single import SingleBackend
 from paddock.loading.load import load
 from paddock.models.adapters import Lora, attach, is_adapter
 from paddock.rollouts.collect import Collector
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from paddock.workers.role import Role
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.loading.load import load
 from paddock.models.forward import FUSED
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 
 pytestmark = pytest.mark.gpu
 LAYERS, HIDDEN, ROWS, LENGTH = 16, 1024, 4, 4096

@@ -27,7 +27,7 @@ from paddock.loading.load import load
 from paddock.models.experts import Routing, experts_of
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import one_turn_each
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 DEVICE = "cuda"

@@ -31,7 +31,7 @@ from paddock.engines.train.single import SingleBackend
 from paddock.loading.load import load
 from paddock.models.load import load_causal_lm
 from paddock.models.vision import vision_tokens
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 DEVICE = "cuda"

@@ -21,7 +21,7 @@ from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.loading.load import load
 from paddock.models.fused import fused
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 WANT = frozenset({"log_probs", "entropy"})

@@ -19,7 +19,7 @@ from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.loading.load import load
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 
 pytest.importorskip("megatron.core", reason="needs megatron-core")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

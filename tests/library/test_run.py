@@ -24,8 +24,8 @@ import paddock
 from paddock import Run, UserError
 from paddock.commands.keys_of import SFT
 from paddock.loading.load import load
-from paddock.trainer.run import train
-from paddock.trainer.sft import fine_tune
+from paddock.trainer.reinforcement import train
+from paddock.trainer.supervised import FINE_TUNING
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]
 SMALL: dict[str, Any] = {"n": 4, "batch": 4, "steps": 2, "logger": ["file"], "prompt_length": 8, "response_length": 6}
@@ -73,7 +73,7 @@ def test_the_command_and_the_library_give_the_same_bits(algorithm, tmp_path):
 
 def test_supervised_training_gives_the_bits_of_the_command(tmp_path):
     line = ["data.train_batch_size=4", "trainer.total_training_steps=2", "trainer.logger=[file]"]
-    assert fine_tune(SFT.load([*line, f"trainer.default_local_dir={tmp_path / 'line'}"]).config).finished
+    assert FINE_TUNING.train(SFT.load([*line, f"trainer.default_local_dir={tmp_path / 'line'}"]).config).finished
     with Run(algorithm="sft", batch=4, steps=2, logger=["file"], folder=str(tmp_path / "run")) as run:
         assert [step.number for step in run] == [1, 2]
         with pytest.raises(UserError, match="draws no responses"):

@@ -26,7 +26,7 @@ from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import Score, ScoreRequest
 from paddock.rewards.scoring import Known, key_of
 from paddock.rollouts.collect import Collector
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 
 WATCHING = """
 import time

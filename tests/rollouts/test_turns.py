@@ -19,7 +19,7 @@ from paddock.rollouts.collect import Collector
 from paddock.runs.samples import samples_of
 from paddock.trainer.metrics import batch_metrics
 from paddock.trainer.performance import token_counts
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 
 BUFFER = "reward_model.reward_kwargs.overlong_buffer_cfg"
 

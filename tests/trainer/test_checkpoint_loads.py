@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paddock.loading.load import load
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 
 ACTOR = "actor_rollout_ref.actor"
 SMALL = [

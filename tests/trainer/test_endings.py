@@ -30,7 +30,7 @@ from paddock.loading.load import load
 from paddock.runs.checkpoint import CheckpointStore
 from paddock.runs.tracking import Tracker
 from paddock.trainer.loop import Trainer
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from tests.forked import Forked
 
 GRPO = "algorithm.adv_estimator=grpo"

@@ -13,7 +13,7 @@ from tiny_zoo import save
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from paddock.loading.load import load
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 
 A, RO, M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 EXPERTS = [

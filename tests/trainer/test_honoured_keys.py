@@ -16,7 +16,7 @@ from paddock.engines.train import forwards
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.models.load import open_tokenizer
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 
 SMALL = ["data.train_batch_size=4", "actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.ppo_mini_batch_size=4",
          "trainer.total_training_steps=1", "trainer.test_freq=-1", "trainer.val_before_train=False",

@@ -8,12 +8,12 @@ import socket
 from pathlib import Path
 
 from paddock.loading.load import load
-from paddock.runs.record import Launch, record_launch, starts
+from paddock.runs.record import record_launch, starts
 
 
 def start(folder: Path, after_step: int, *keys: str) -> list[dict]:
     loaded = load([f"trainer.default_local_dir={folder}", *keys])
-    record_launch(loaded.config, Launch("train", loaded.origins), "1 x cpu", after_step)
+    record_launch(loaded.config, "train", loaded.origins, "1 x cpu", after_step)
     return starts(folder)
 
 

@@ -20,7 +20,7 @@ from paddock.core.garbage import NEW_OBJECTS
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rollouts.collect import Collector, over_rounds
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from tests.forked import Forked
 
 SMALL = [

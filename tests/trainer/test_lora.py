@@ -26,7 +26,7 @@ from paddock.errors import UserError
 from paddock.facts.machine import this_machine
 from paddock.loading.load import load
 from paddock.models.adapters import MERGED, WEIGHTS_FILE
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from paddock.workers.rank import Rank
 
 peft = pytest.importorskip("peft")

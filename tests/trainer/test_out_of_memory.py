@@ -25,7 +25,7 @@ from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rollouts.collect import Collector
 from paddock.trainer.out_of_memory import less
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from paddock.workers.policy import Policy
 
 A, M, RO = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"

@@ -13,7 +13,7 @@ from paddock.core.batch import Batch
 from paddock.facts.models import ModelShape, shape_of
 from paddock.loading.load import load
 from paddock.trainer import performance
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from paddock.workers import role
 
 

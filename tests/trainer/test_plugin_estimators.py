@@ -11,7 +11,7 @@ from paddock.algorithms.advantages import ESTIMATOR
 from paddock.config import recipes
 from paddock.errors import UserError
 from paddock.loading.load import load
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 
 MODULE = """
 from paddock.algorithms.advantages import estimator

@@ -24,7 +24,7 @@ from paddock.models.load import load_tokenizer
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import one_turn_each
 from paddock.trainer.model_rewards import ModelRewards, training_styles
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from paddock.workers.reward_model import open_reward_model
 
 SMALL = [

@@ -26,7 +26,7 @@ from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.packing import sequence_lengths
 from paddock.models.reward_head import load_reward_model, save_classifier, scored_batch, sequence_scores
-from paddock.trainer.rm import WANT, RewardTrainer, pair_batch, train_reward_model
+from paddock.trainer.supervised import REWARD_MODELLING, VALUES, RewardTrainer, pair_batch
 from paddock.workers.supervised import preference, whole_pairs
 
 PAIRS = [
@@ -89,7 +89,7 @@ def gradient(path: str, batch: Batch, budget: Budget) -> dict[str, torch.Tensor]
     one = engine(path, budget)
     before = {name: tensor.clone() for name, tensor in one.weights()}
     micro_batches = [batch.rows(rows) for rows in whole_pairs(batch, budget)]
-    one.train_step(micro_batches, partial(preference, pairs=len(batch) // 2), WANT)
+    one.train_step(micro_batches, partial(preference, pairs=len(batch) // 2), VALUES)
     return {name: before[name] - tensor for name, tensor in one.weights()}
 
 
@@ -145,7 +145,7 @@ def test_what_transformers_takes_for_padding_is_left_out_in_training_as_in_use(t
     save_classifier(reward, tmp_path / "rm", dict(reward.state_dict()))
     own = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm")
     batch = pair_batch(rows, reward.unread)
-    found = sequence_scores(batch, Engine(SingleBackend(reward, Settings())).forward(batch, WANT).values)
+    found = sequence_scores(batch, Engine(SingleBackend(reward, Settings())).forward(batch, VALUES).values)
     with torch.no_grad():
         expected = [
             own(input_ids=torch.tensor([row.tokens + answer])).logits[0, 0]
@@ -178,7 +178,7 @@ def final_weights(folder):
 
 
 def test_a_run_learns_its_pairs_from_indifference_and_leaves_a_classifier(tmp_path, config):
-    outcome = train_reward_model(
+    outcome = REWARD_MODELLING.train(
         config(
             "run",
             "trainer.total_training_steps=24",
@@ -205,11 +205,11 @@ def test_a_run_learns_its_pairs_from_indifference_and_leaves_a_classifier(tmp_pa
 
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, config):
     settings = ("trainer.total_training_steps=6", "trainer.save_freq=2", "optim.lr_scheduler_type=cosine")
-    train_reward_model(config("whole", *settings))
+    REWARD_MODELLING.train(config("whole", *settings))
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
     for gone in ("global_step_6", "global_step_4", "huggingface"):
         shutil.rmtree(tmp_path / "again" / gone)
-    assert train_reward_model(config("again", *settings)).finished
+    assert REWARD_MODELLING.train(config("again", *settings)).finished
     whole, again = final_weights(tmp_path / "whole"), final_weights(tmp_path / "again")
     assert all(torch.equal(whole[name], again[name]) for name in whole) and whole.keys() == again.keys()
     losses = [[line["train/loss"] for line in metrics_of(tmp_path / name)] for name in ("whole", "again")]
@@ -218,7 +218,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, config
 
 def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(tmp_path, config, monkeypatch):
     settings = ("trainer.total_training_steps=4",)
-    train_reward_model(config("whole", *settings))
+    REWARD_MODELLING.train(config("whole", *settings))
     step = RewardTrainer.step
 
     def interrupted(self):
@@ -227,10 +227,10 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(tmp_path
         return step(self)
 
     monkeypatch.setattr(RewardTrainer, "step", interrupted)
-    assert not train_reward_model(config("cut", *settings)).finished
+    assert not REWARD_MODELLING.train(config("cut", *settings)).finished
     assert (tmp_path / "cut" / "global_step_2" / "reward_model" / "tokenizer.json").is_file()
     monkeypatch.setattr(RewardTrainer, "step", step)
-    train_reward_model(config("cut", *settings))
+    REWARD_MODELLING.train(config("cut", *settings))
     whole, cut = final_weights(tmp_path / "whole"), final_weights(tmp_path / "cut")
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
@@ -239,7 +239,7 @@ def test_validation_is_over_all_pairs_whatever_the_batch(tmp_path, config):
     held_out = write_pairs(tmp_path / "val.jsonl", PAIRS[:5])
     found = []
     for size in (1, 2, 5):
-        train_reward_model(config(f"run{size}", f"data.val_files={held_out}", f"data.val_batch_size={size}",
+        REWARD_MODELLING.train(config(f"run{size}", f"data.val_files={held_out}", f"data.val_batch_size={size}",
                                   "trainer.total_training_steps=2", "trainer.test_freq=2"))  # fmt: skip
         lines = [line for line in metrics_of(tmp_path / f"run{size}") if "val/loss" in line]
         found.append([line[f"val/{name}"] for line in lines for name in ("loss", "accuracy", "margin")])
@@ -253,4 +253,4 @@ def test_updates_that_are_not_finite_end_the_run_and_name_their_rows(tmp_path, c
     torch.nn.init.constant_(model.model.norm.weight, float("nan"))
     model.save_pretrained(tmp_path / "tiny")
     with pytest.raises(UserError, match=r"3 updates in a row .*train.jsonl row \d+"):
-        train_reward_model(config("run", "trainer.total_training_steps=5"))
+        REWARD_MODELLING.train(config("run", "trainer.total_training_steps=5"))

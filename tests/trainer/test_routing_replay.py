@@ -27,7 +27,7 @@ from paddock.models.attention import NAME
 from paddock.models.experts import Routing, experts_of
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import one_turn_each
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from paddock.workers.transport import from_arrays, to_arrays
 
 A, RO = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

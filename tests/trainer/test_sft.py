@@ -24,7 +24,7 @@ from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.attention import NAME as ATTENTION
-from paddock.trainer.sft import WANT, SupervisedTrainer, answer_batch, fine_tune
+from paddock.trainer.supervised import FINE_TUNING, LOG_PROBS, SupervisedTrainer, answer_batch
 from paddock.workers.supervised import likelihood
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 9) for b in (2, 30)]
@@ -142,7 +142,7 @@ def engine(rows: int | None) -> Engine:
 def test_the_loss_is_the_mean_cross_entropy_of_the_answer_tokens(tmp_path):
     rows = dataset(tmp_path, ROWS).rows([1, 2, 7])
     batch = answer_batch(rows, 0)
-    found = (one := engine(None)).train_step(one.micro_batches(batch), loss_of(batch), WANT)
+    found = (one := engine(None)).train_step(one.micro_batches(batch), loss_of(batch), LOG_PROBS)
     total, count, model = 0.0, 0, tiny_model("qwen3")
     for row in rows:
         tokens = torch.tensor([row.tokens + row.ground_truth])
@@ -158,7 +158,7 @@ def test_how_a_batch_is_split_does_not_change_the_gradient(tmp_path):
     for rows in (None, 1, 3):
         one = engine(rows)
         assert len(one.micro_batches(batch)) == {None: 1, 1: 8, 3: 3}[rows]
-        one.train_step(one.micro_batches(batch), loss_of(batch), WANT)
+        one.train_step(one.micro_batches(batch), loss_of(batch), LOG_PROBS)
         weights.append(dict(one.weights()))
     start = dict(engine(None).weights())
     for name, whole in weights[0].items():
@@ -177,11 +177,11 @@ def metrics_of(folder):
 
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, config):
     settings = ("trainer.total_training_steps=6", "trainer.save_freq=2", "optim.lr_scheduler_type=cosine")
-    fine_tune(config("whole", *settings))
+    FINE_TUNING.train(config("whole", *settings))
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
     for gone in ("global_step_6", "global_step_4", "huggingface"):
         shutil.rmtree(tmp_path / "again" / gone)
-    assert fine_tune(config("again", *settings)).finished
+    assert FINE_TUNING.train(config("again", *settings)).finished
     whole, again = final_weights(tmp_path / "whole"), final_weights(tmp_path / "again")
     assert all(torch.equal(whole[name], again[name]) for name in whole) and whole.keys() == again.keys()
     losses = [[line["train/loss"] for line in metrics_of(tmp_path / name)] for name in ("whole", "again")]
@@ -191,7 +191,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, config
 
 def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(tmp_path, config, monkeypatch):
     settings = ("trainer.total_training_steps=4",)
-    fine_tune(config("whole", *settings))
+    FINE_TUNING.train(config("whole", *settings))
     step = SupervisedTrainer.step
 
     def interrupted(self):
@@ -200,17 +200,17 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(tmp_path
         return step(self)
 
     monkeypatch.setattr(SupervisedTrainer, "step", interrupted)
-    assert not fine_tune(config("cut", *settings)).finished
+    assert not FINE_TUNING.train(config("cut", *settings)).finished
     assert (tmp_path / "cut" / "global_step_2" / "actor" / "tokenizer.json").is_file()
     monkeypatch.setattr(SupervisedTrainer, "step", step)
-    fine_tune(config("cut", *settings))
+    FINE_TUNING.train(config("cut", *settings))
     whole, cut = final_weights(tmp_path / "whole"), final_weights(tmp_path / "cut")
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
 def test_an_error_in_the_data_leaves_the_steps_before_it(tmp_path, config, monkeypatch, caplog):
     settings = ("trainer.total_training_steps=4", "trainer.save_freq=-1")
-    fine_tune(config("whole", *settings))
+    FINE_TUNING.train(config("whole", *settings))
     with monkeypatch.context() as patch:
         step = SupervisedTrainer.batch
 
@@ -221,9 +221,9 @@ def test_an_error_in_the_data_leaves_the_steps_before_it(tmp_path, config, monke
 
         patch.setattr(SupervisedTrainer, "batch", torn)
         with pytest.raises(RuntimeError, match="a torn row"):
-            fine_tune(config("cut", *settings))
+            FINE_TUNING.train(config("cut", *settings))
     assert "goes on after step 2" in caplog.text
-    assert fine_tune(config("cut", *settings)).trained == 2
+    assert FINE_TUNING.train(config("cut", *settings)).trained == 2
     whole, cut = final_weights(tmp_path / "whole"), final_weights(tmp_path / "cut")
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
     assert [line["step"] for line in metrics_of(tmp_path / "cut")] == [1, 2, 3, 4]
@@ -235,7 +235,7 @@ def test_validation_loss_is_over_tokens_whatever_the_batch(tmp_path, config):
     )
     found = []
     for size in (1, 2):
-        fine_tune(config(f"run{size}", f"data.val_files={held_out}", f"data.val_batch_size={size}",
+        FINE_TUNING.train(config(f"run{size}", f"data.val_files={held_out}", f"data.val_batch_size={size}",
                          "trainer.total_training_steps=2", "trainer.test_freq=2"))  # fmt: skip
         found.append([line["val/loss"] for line in metrics_of(tmp_path / f"run{size}") if "val/loss" in line])
     assert len(found[0]) == 2  # before the first step, and after the last
@@ -247,13 +247,13 @@ def test_updates_that_are_not_finite_end_the_run_and_name_their_rows(tmp_path, c
     torch.nn.init.constant_(model.model.norm.weight, float("nan"))
     model.save_pretrained(tmp_path / "model")
     with pytest.raises(UserError, match=r"3 updates in a row .*train.jsonl row \d+"):
-        fine_tune(config("run", "trainer.total_training_steps=5"))
+        FINE_TUNING.train(config("run", "trainer.total_training_steps=5"))
 
 
 def test_the_temperature_of_rollouts_does_not_reach_the_loss(tmp_path, config):
     found = []
     for temperature in (1.0, 0.3):
         overrides = ("trainer.total_training_steps=1", f"actor_rollout_ref.rollout.temperature={temperature}")
-        fine_tune(config(f"run{temperature}", *overrides))
+        FINE_TUNING.train(config(f"run{temperature}", *overrides))
         found.append(metrics_of(tmp_path / f"run{temperature}")[0]["train/loss"])
     assert found[0] == found[1]

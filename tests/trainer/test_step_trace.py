@@ -12,7 +12,7 @@ from conftest import ROOT
 
 from paddock.algorithms import losses
 from paddock.loading.load import load
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 
 MOST_CALLS, MOST_FILES = 6, 7
 KEYS = [

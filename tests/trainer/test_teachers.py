@@ -20,7 +20,7 @@ from paddock.estimate.memory import estimate
 from paddock.loading.load import load
 from paddock.plan.arithmetic import roles
 from paddock.trainer.loop import Trainer
-from paddock.trainer.run import train
+from paddock.trainer.reinforcement import train
 from paddock.workers.teachers import require_sight
 
 TINY = ROOT / "paddock/assets/tiny"

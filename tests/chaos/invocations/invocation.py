@@ -19,8 +19,8 @@ from paddock.facts.machine import cache_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT = 90.0  # seconds for one invocation; most end within one
-PRELOADED = ("torch", "transformers", "pyarrow.parquet", "paddock.cli", "paddock.trainer.run", "paddock.trainer.sft",
-             "paddock.trainer.rm", "paddock.commands.evaluation", "paddock.commands.generation")  # fmt: skip
+PRELOADED = ("torch", "transformers", "pyarrow.parquet", "paddock.cli", "paddock.trainer.reinforcement",
+             "paddock.trainer.supervised", "paddock.commands.evaluation", "paddock.commands.generation")  # fmt: skip
 DAC_OVERRIDE, DAC_READ_SEARCH = 1, 2  # capabilities with which root reads and writes whatever permissions say
 
 DULL = {"trainer.total_training_steps=1"}

@@ -115,7 +115,7 @@ class RayPPOTrainer:
 
     def fit(self) -> bool:
         """True when all steps are done; False when it was interrupted and a checkpoint waits."""
-        from paddock.trainer.run import train
+        from paddock.trainer.reinforcement import train
 
         check(self.config)
         return train(self.config).finished

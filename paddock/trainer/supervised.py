@@ -1,4 +1,6 @@
-"""Supervised training: a model learns the answers of prompt/answer rows, with the engine and checkpoints of `train`."""
+"""Supervised training, with the engine and checkpoints of `train`: a policy learns the answers of rows; a reward model
+learns from preference pairs that the preferred answer scores higher.  Bradley and Terry, 1952
+"""
 
 from __future__ import annotations
 
@@ -6,37 +8,42 @@ import copy
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+from torch.nn.functional import logsigmoid
+
 from paddock.config.schema import Config
-from paddock.config.topology import ANSWERS, supervised_pools
-from paddock.core.batch import Batch
+from paddock.config.topology import ANSWERS, PAIRS, supervised_pools
+from paddock.core.batch import Batch, PerRow
 from paddock.core.files import whole_folder
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import Loader, prompt_batch, validation_batches
+from paddock.data.pairs import PairDataset
+from paddock.data.transcript import Transcript
 from paddock.data.unscored import AnswerDataset, Turns
 from paddock.engines.rollout.base import Prompt
 from paddock.loading.refusals import no_rollout_apart
 from paddock.models.load import open_tokenizer
+from paddock.models.reward_head import scored_batch, sequence_scores
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import Episode, Span
 from paddock.runs.checkpoint import KEY, CheckpointStore
 from paddock.runs.lock import FolderLock
-from paddock.runs.record import Launch
 from paddock.runs.tracking import Tracker
-from paddock.trainer.lifecycle import Metrics, Outcome, TrainingRun
+from paddock.trainer.lifecycle import Metrics, TrainingRun
 from paddock.trainer.performance import throughput_metrics, timing_metrics, token_counts
-from paddock.trainer.training import Kind, train
+from paddock.trainer.run import RunKind
 from paddock.workers.roles import build_learner
 from paddock.workers.sharded import ShardedLearner
-from paddock.workers.supervised import Learner
+from paddock.workers.supervised import Learner, margin
 from paddock.workers.updates import one_step_plan
 
 log = logging.getLogger(__name__)
 
-WANT = frozenset({"log_probs"})
+LOG_PROBS, VALUES = frozenset({"log_probs"}), frozenset({"values"})
 EXPORT = "huggingface"
 
 
@@ -72,7 +79,7 @@ class SupervisedTrainer(TrainingRun):
         with self.timer("testing"):
             for rows in validation_batches(self.validation, data.val_batch_size or data.train_batch_size):
                 batch = self.batch(rows)
-                log_probs = self.learner.forward(batch, WANT).log_probs
+                log_probs = self.learner.forward(batch, LOG_PROBS).log_probs
                 assert log_probs is not None
                 total -= float(log_probs.double().sum())
                 tokens += float(batch.need("mask").sum())
@@ -107,7 +114,46 @@ class SupervisedTrainer(TrainingRun):
         return folder
 
 
-def kind_of(trainer: type[SupervisedTrainer], command: str) -> Kind:
+class RewardTrainer(SupervisedTrainer):
+    """Trains a reward model."""
+
+    part = "reward_model"
+    role = PAIRS
+    rows = PairDataset
+
+    def step(self) -> tuple[Metrics, Batch]:
+        """Takes one optimizer step on data.train_batch_size pairs."""
+        batch = self.batch(self.loader.next_prompts())
+        with self.timer("update_reward_model"), self.updating():
+            metrics = self.learner.learn(batch, one_step_plan(batch, self.step_no))
+        return metrics, batch.with_(lengths=batch.need("lengths") - 1)  # the place behind each answer is no token
+
+    def batch(self, rows: list[PromptRow]) -> Batch:
+        return pair_batch(rows, self.unread)
+
+    @cached_property
+    def unread(self) -> int | None:
+        return self.learner.unread()
+
+    def validate(self, tracker: Tracker) -> Metrics:
+        """Over all validation pairs: how often the preferred answer scores higher, by how much, and the loss."""
+        assert self.validation is not None
+        data, margins = self.config.data, list[PerRow]()
+        with self.timer("testing"):
+            for rows in validation_batches(self.validation, data.val_batch_size or data.train_batch_size):
+                batch = self.batch(rows)
+                values = self.learner.forward(batch, VALUES).values
+                assert values is not None
+                margins.append(margin(sequence_scores(batch, values)).double())
+        found = torch.cat(margins)
+        return {
+            "val/loss": float(-logsigmoid(found).mean()),
+            "val/accuracy": float((found > 0).double().mean()),
+            "val/margin": float(found.mean()),
+        }
+
+
+def kind_of(trainer: type[SupervisedTrainer], command: str) -> RunKind:
     """Returns how a supervised trainer is opened and ended; a finished run leaves its model in the folder `EXPORT`."""
 
     def open_trainer(config: Config, store: CheckpointStore, lock: FolderLock, things: ExitStack) -> SupervisedTrainer:
@@ -123,15 +169,11 @@ def kind_of(trainer: type[SupervisedTrainer], command: str) -> Kind:
         things.callback(close)
         return trainer(config, learner, loader, validation, store, lock, tokenizer, total_steps)
 
-    return Kind(command, partial(supervised_pools, role=trainer.role), open_trainer, trainer.export)
+    return RunKind(command, partial(supervised_pools, role=trainer.role), open_trainer, trainer.export)
 
 
-ANSWER_TRAINING = kind_of(SupervisedTrainer, "sft")
-
-
-def fine_tune(config: Config, launch: Launch | None = None) -> Outcome:
-    """Trains on prompt/answer rows."""
-    return train(config, ANSWER_TRAINING, launch or Launch(ANSWER_TRAINING.command))
+FINE_TUNING = kind_of(SupervisedTrainer, "sft")
+REWARD_MODELLING = kind_of(RewardTrainer, "rm train")
 
 
 def answer_batch(rows: list[PromptRow], pad_token: int) -> Batch:
@@ -148,3 +190,14 @@ def spans_of(answer: list[int] | Turns) -> list[Span]:
     """Returns an answer as spans of given tokens: those of the assistant as if it had drawn them with certainty."""
     stretches = answer.stretches if isinstance(answer, Turns) else ((answer, True),)
     return [Span(tokens, [0.0] * len(tokens), version=0) if own else Span(tokens) for tokens, own in stretches]
+
+
+def pair_batch(rows: list[PromptRow], unread: int | None) -> Batch:
+    """Two rows for each pair, the preferred answer first."""
+    found = [
+        Transcript(row.tokens, answer).without_last(unread)
+        for row in rows
+        for answer in (row.ground_truth.chosen, row.ground_truth.rejected)
+    ]
+    batch = scored_batch([each.prompt for each in found], [each.answer for each in found], every_token=False)
+    return batch.with_(group=batch.row // 2, extras={"location": [row.location for row in rows for _ in range(2)]})

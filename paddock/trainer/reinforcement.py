@@ -1,0 +1,88 @@
+"""Reinforcement learning as a config describes it: data, rewards and roles are put together."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from paddock.config.conversations import converses
+from paddock.config.schema import Config
+from paddock.config.topology import learns_from_rewards, pools
+from paddock.data.dataset import MODEL, PromptDataset
+from paddock.data.loader import Loader
+from paddock.errors import UserError
+from paddock.models.image_reader import ImageReader
+from paddock.models.load import open_tokenizer
+from paddock.rewards.manager import NO_FUNCTIONS, Functions, RewardManager
+from paddock.rollouts.collect import Collector, trial
+from paddock.rollouts.environments import Environments, RowEnvironments
+from paddock.runs.checkpoint import CheckpointStore
+from paddock.runs.lock import FolderLock
+from paddock.trainer.loop import Trainer
+from paddock.trainer.model_rewards import open_models, training_styles, validation_styles
+from paddock.trainer.run import RunKind
+from paddock.trainer.validation import Validation
+from paddock.workers.roles import build
+from paddock.workers.teachers import check_routes, check_tokenizers
+
+log = logging.getLogger(__name__)
+
+
+def open_trainer(
+    config: Config, store: CheckpointStore, lock: FolderLock, things: ExitStack, functions: Functions = NO_FUNCTIONS
+) -> Trainer:
+    """Puts data, rewards and roles together; what is to be closed with the trainer goes on the stack.
+
+    `functions`: rewards, tools and environments that the config names as `python:NAME`.
+    """
+    rows = RowEnvironments(config, functions)
+    config = rows.prompting()
+    tokenizer = open_tokenizer(config)
+    check_tokenizers(config, tokenizer)
+    reader = ImageReader.of(config)
+    log.info("reading %s", config.data.train_files)
+    dataset = PromptDataset.train(config.data, tokenizer, reader)
+    check_routes(config, dataset.sources)
+    loader = Loader.train(config.data, dataset)
+    rewards = things.enter_context(RewardManager(config, functions, Path(config.trainer.default_local_dir)))
+    total_steps = config.trainer.steps(loader.steps_per_epoch)
+    rewards.total_steps = total_steps
+    dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))
+    first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
+    in_environments = converses(config) or dataset.names_agents
+    template = config.data.apply_chat_template_kwargs.get("chat_template", tokenizer.chat_template)
+    tries = [trial(row, in_environments, template is not None) for row in first]
+    rewards.check(tries)
+    paid = config.reward_model.enable or rewards.pays(tries) or any(one.may_pay for one in rows.without_agent())
+    if config.environment and learns_from_rewards(config) and not paid:
+        raise UserError(
+            "nothing pays: it has neither `step` nor `reward` (a plain class: `get_reward`), and no function scores",
+            key="environment", value=config.environment,
+            fix="return paddock.Turn(reward=...) from `step`, or name a rule or function: reward=, "
+            "custom_reward_function.path=FILE.py:FUNCTION",
+        )  # fmt: skip
+    log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
+    roles = things.enter_context(closing(build(config, tokenizer, config.trainer.total_training_steps or total_steps)))
+    models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)
+    if models:
+        models.check(dataset)
+    if in_environments:
+        environments = things.enter_context(
+            closing(Environments(config, tokenizer, roles.stop_tokens, rows, rewards.reads_environments))
+        )
+        environments.check(dataset)
+        roles.rollout.open_environments(environments)
+    collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models, in_environments)
+    validation = None
+    if config.data.val_files:
+        held_out = PromptDataset.validation(config.data, tokenizer, reader)
+        held_out.scored_by = validation_styles(config.reward_model)
+        if rows.routed:
+            environments.check(held_out)
+        validation = Validation(collector, held_out, roles.stop_tokens)
+    return Trainer(config, roles, collector, validation, store, lock, total_steps)
+
+
+REINFORCEMENT = RunKind("train", pools, open_trainer)
+train = REINFORCEMENT.train
