@@ -25,7 +25,6 @@ from paddock.estimate.job import job
 from paddock.estimate.memory import Role, estimate
 from paddock.facts.machine import GPU_SPEED
 from paddock.facts.models import shape_of
-from paddock.plan.advice import MERGING_SAVES
 from paddock.workers.policy import Policy
 from tests.forked import ForkedCall
 
@@ -374,40 +373,3 @@ def test_the_measured_rows_have_the_seconds_that_are_planned_today(tmp_path) -> 
         assert planned is not None
         told = duration(planned, row.counted(row.prompt_tokens), GPU_SPEED["h200"])
         assert line["step_planned_s"] == pytest.approx(told.step), row.name
-
-
-def test_the_page_of_performance_shows_the_measured_rows() -> None:
-    text, lines = (ROOT / "docs/performance.md").read_text(), measured()
-    table = [speed_table.head(speed_table.PEERS), *(speed_table.markdown(line, speed_table.PEERS) for line in lines)]
-    assert "\n".join(table) in text
-    off = [abs(line["step_planned_s"] / line["step_s"] - 1) for line in lines]
-    assert f"within {max(off):.0%} of every step".replace("%", " %") in text and max(off) < 0.25
-    for line in lines:
-        assert line["date"] in text and line["versions"]["torch"].partition("+")[0] in text
-    rows = {line["shape"]: dict[tuple[str, str], list[str]]() for line in lines}
-    full: dict[tuple[str, str], float] = {}
-    for line in lines:
-        done = line["shape"], line["work"]
-        if line["way"] == "full":
-            full[done] = line["step_s"]
-        elif done in full:
-            rows[line["shape"]].setdefault((line["work"], line["way"]), []).append(f"{line['step_s'] / full[done]:.2f}")
-    steps = {line["name"]: line["step_s"] for line in lines}
-    pairs = [(seconds, steps[name.replace("/merged", "/lora")]) for name, seconds in steps.items() if "/merged" in name]
-    saved = [1 - merged / beside for merged, beside in pairs]
-    assert f"{100 * min(saved):.0f} to {100 * max(saved):.0f} %" == MERGING_SAVES
-    columns = [(work, way) for work in ("short", "long") for way in ("lora", "merged")]
-    for shape, ratios in rows.items():
-        assert f"| {shape} | {' | '.join(', '.join(ratios.get(column, [])) for column in columns)} |" in text
-
-
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_the_page_of_lora_shows_measured_steps(language: str) -> None:
-    found = {line["name"]: line for line in measured()}
-    text = (ROOT / f"docs/{language}/lora.md").read_text()
-    rows = {"SmolLM2-135M": "short", "Qwen2.5-0.5B": "long", "Qwen2.5-1.5B": "short", "Qwen2.5-7B": "short"}
-    for shape, work in rows.items():
-        (row,) = re.findall(rf"^\| {re.escape(shape)}.*$", text, re.MULTILINE)
-        lines = [found[f"{shape.lower()}/{work}/{way}"] for way in ("full", "lora", "merged")]
-        shown = re.findall(r"([\d.]+) (?:s|秒)\b[^|]*?([\d.]+) GiB", row)
-        assert shown == [(f"{line['step_s']:.2f}", f"{line['peak_gib']:.1f}") for line in lines]

@@ -61,7 +61,6 @@ def test_the_blocks_of_the_guide_run_in_order(tmp_path, monkeypatch, catalogues)
 @pytest.mark.parametrize("page", READMES, ids=LANGUAGES)
 def test_the_readme_has_the_guides_first_lines(page):
     assert blocks(page, "python") == blocks(GUIDES[0], "python")[:1]
-    assert len(blocks(page, "python")[0].splitlines()) == 15
 
 
 @pytest.mark.parametrize("page", FROM_TRL, ids=LANGUAGES)
