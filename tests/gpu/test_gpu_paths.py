@@ -29,7 +29,7 @@ from paddock.models.forward import FUSED
 from paddock.models.fused import fused
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import one_turn_each
-from paddock.trainer.out_of_memory import ROLLOUT, explaining
+from paddock.trainer.out_of_memory import explaining
 from paddock.workers.policy import Policy
 from paddock.workers.role import MiniBatch
 
@@ -295,8 +295,8 @@ def test_a_device_without_memory_is_said_by_phase_and_key():
     config = load(
         ["trainer.device=cuda", "trainer.n_gpus_per_node=1", "actor_rollout_ref.rollout.max_num_seqs=64"]
     ).config
-    said, phase = r"phase `rollout`: CUDA out of memory\. Tried to allocate", Timer()("gen")
-    with pytest.raises(UserError, match=said) as caught, explaining(config, lambda: {"gen": ROLLOUT}), phase:
+    said, phase = r"phase `gen` \(generation\): CUDA out of memory\. Tried to allocate", Timer()("gen")
+    with pytest.raises(UserError, match=said) as caught, explaining(config, dict), phase:
         torch.empty(2**46, dtype=torch.uint8, device="cuda")
     assert "is free." in caught.value.reason and caught.value.key == "actor_rollout_ref.rollout.max_num_seqs"
 
