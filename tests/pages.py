@@ -12,7 +12,8 @@ from conftest import ROOT
 
 LANGUAGES = ("en", "zh")
 READMES = [ROOT / "README.md", ROOT / "README_zh.md"]
-ALL = [*READMES, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
+FOLDERS = ("docs", "examples", "benchmarks")
+ALL = [*READMES, *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
 
 
 @dataclass(frozen=True)

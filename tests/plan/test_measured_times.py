@@ -49,7 +49,7 @@ class Measured:
 
 
 # One H200, torch 2.11.0, transformers 5.17.0, 2026-11-16.
-# docs/performance.md: benchmarks/gpu_step.py --parts rollout (SmolLM2, 0.5B), benchmarks/lora.py (0.6B, and adapters:
+# benchmarks/NOTES.md: benchmarks/gpu_step.py --parts rollout (SmolLM2, 0.5B), benchmarks/lora.py (0.6B, and adapters:
 # 2026-11-17, commit 4b61dfd).
 # By the same script on further shapes: 1.5B at 120,000, 7B at 35,400 and 1.7B at 30,200 tokens a second; 7B with 64
 # prompts inside a step.
@@ -66,7 +66,7 @@ ROLLOUTS = [
     Measured(f"{QWEN}2.5-1.5B", SHORT, 2.47, rank=32),
     Measured(f"{QWEN}2.5-7B", Work(64, 8, 120, 256), 4.16, rank=32),
 ]
-# docs/performance.md: gpu_step.py --parts step with budgets of 49,152, of 131,072 with checkpointing and of 16,384, the
+# benchmarks/NOTES.md: gpu_step.py --parts step with budgets of 49,152, of 131,072 with checkpointing and of 16,384, the
 # default then, where the host's launches take longer (2026-11-17, steps of 2.78 to 2.97 s less 0.99 s of other phases);
 # gpu_step.py --parts training (0.6B, 94,000 tokens a second); lora.py. By the same script: steps of 1.5B, 7B and 1.7B,
 # whose budgets were not written down; nor whether 1.7B recomputed, but its peak of 53 GiB holds no update that did not.

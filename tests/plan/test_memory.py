@@ -116,7 +116,7 @@ def test_peaks_agree_with_a_gpu(tokens: int, chunk: int, checkpointing: bool, fo
     assert plan.total("update_actor") == pytest.approx(update, rel=0.01)
 
 
-# Peaks of the same kind by Paddock's own step on one H200 (docs/performance.md): Qwen3-0.6B with float32 masters and
+# Peaks of the same kind by Paddock's own step on one H200 (benchmarks/NOTES.md): Qwen3-0.6B with float32 masters and
 # gradient checkpointing; roles beside the actor, tokens of the micro-batches that came, GiB
 STEPS = [((), 11_563, 13.2), (("critic",), 11_563, 21.0), (("reference",), 23_125, 16.8)]
 
