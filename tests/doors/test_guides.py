@@ -123,6 +123,7 @@ def test_both_languages_of_a_guide_hold_the_same_commands_and_numbers(name):
 
 def test_the_measured_numbers_of_the_guides_are_those_of_the_curves():
     runs = json.loads((ROOT / "docs/curves/learning_curves.json").read_text())["runs"]
+    guides = [page for page in PAGES if page not in READMES]
     for algorithm in ("ppo", "grpo", "rloo"):
         mine = [run for run in runs if run["algorithm"] == algorithm]
         shown = [
@@ -130,7 +131,7 @@ def test_the_measured_numbers_of_the_guides_are_those_of_the_curves():
             span([100 * list(run["greedy"].values())[-1] for run in mine]) + " %",
             span([run["seconds"]["command_cpu"] for run in mine]),
         ]
-        for page in PAGES:
+        for page in guides:
             assert [text for text in shown if text not in page.read_text()] == [], page
 
 
