@@ -17,7 +17,8 @@ ALLOWED = {
     "facts/": "what devices exist, and which of them are here",
     "config/": "the values of trainer.device, and what recipes set for them",
     "plan/": "arithmetic about devices that are not here",
-    "preflight.py": "packages that a device needs, before torch is imported",
+    "estimate/": "arithmetic about devices that are not here",
+    "loading/": "what a config says for a device, and the packages that it needs, before torch is imported",
 }
 VENDORS = r"cuda|npu|nccl|hccl|nvidia|ascend|rocm|hip|xpu|mps"
 NAMES = re.compile(rf"(?:is_|torch_)?(?:{VENDORS})")

@@ -18,7 +18,7 @@ from paddock.config import tree
 from paddock.data.prepare import NAMES
 from paddock.help.entry import COMMANDS, Entry, entries
 from paddock.help.known import FILE
-from paddock.loading.refusals import NOT_BUILT
+from paddock.loading.rules.run import NOT_BUILT
 from paddock.models.get import CATALOGUE
 
 ROOT = Path(__file__).resolve().parent.parent

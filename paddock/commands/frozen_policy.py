@@ -17,7 +17,7 @@ from paddock.engines.rollout.base import Completion, OnDone, Prompt, RolloutEngi
 from paddock.engines.train.open import frozen_engine
 from paddock.engines.train.settings import Settings, model_source
 from paddock.errors import UserError
-from paddock.loading.refusals import no_rollout_apart
+from paddock.loading import rules
 from paddock.models.adapters import Lora, attach
 from paddock.models.image_reader import ImageReader
 from paddock.models.load import load_causal_lm, open_tokenizer
@@ -64,7 +64,7 @@ def require_one_device(config: Config) -> None:
             value=config.trainer.n_gpus_per_node,
             fix="trainer.n_gpus_per_node=1 trainer.nnodes=1",
         )
-    no_rollout_apart(config)
+    rules.require(config, rules.Scope.ALONE)
 
 
 def prompts_at_a_time(config: Config, samples: int) -> int:

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from paddock.config import tree
 from paddock.config.conversations import files_named
 from paddock.config.distillation import teachers_of
-from paddock.config.loggers import LOGGERS
 from paddock.config.paths import BUILTIN, files_of, missing_file, missing_folder
-from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
-from paddock.config.topology import (
-    THREADS,
-    device_count,
-    in_one_process,
-    pools,
-    rolls_out_apart,
-    trains_adapters,
-    wants_one_thread,
-)
+from paddock.config.topology import THREADS, wants_one_thread
 from paddock.environments.calls import format_of
-from paddock.errors import UserError
-from paddock.facts.distribution import install_command
+from paddock.errors import FIX, UserError
 from paddock.facts.files import TRUTH, columns_of, is_here, prompt_column, sources, without_prompts
 from paddock.facts.machine import Machine, this_machine
-from paddock.loading.refusals import refused
+from paddock.loading import rules
+from paddock.loading.rules import Scope, rule
 from paddock.plan.arithmetic import require_files
 from paddock.runs.lock import require_free
 
@@ -38,33 +28,19 @@ RUNS = Config().trainer.default_local_dir.partition("/")[0]
 OUTPUT_FOLDERS = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
 
 
-def check(config: Config, machine: Machine | None = None) -> None:
-    machine = machine or this_machine()
-    for refusal in refusals(config):
-        raise refusal
-    _packages(config, machine)
+def check(config: Config, machine: Machine | None = None, alone: bool = False) -> None:
+    """Raises the first reason why this run would not start here. `alone`: of a command beside `train`."""
+    rules.require(config, Scope.TRAINING, *[Scope.ALONE] if alone else [])
     check_paths(config)
     if config.reward_model.enable:
         _folder("reward_model.model.path", config.reward_model.model.path)
-    _processes(config, machine)
-    _devices(config, machine)
+    rules.require(config, Scope.MACHINE, machine=machine or this_machine())
     require_free(config.trainer.default_local_dir)
 
 
-def refusals(config: Config) -> Iterator[UserError]:
-    """Yields what training refuses on every machine."""
-    yield from refused(config)
-    yield from tools_refused(config)
-    if config.actor_rollout_ref.model.external_lib:
-        return  # it may add formats of tool calls
-    try:
-        format_of(config.actor_rollout_ref.rollout.multi_turn.format, template=None)
-    except UserError as error:
-        yield error
-
-
-def tools_refused(config: Config) -> Iterator[UserError]:
-    """Yields what no run takes of YAML files in verl's form. A planned script's files may be on another machine."""
+@rule(Scope.TRAINING)
+def tool_files_can_be_read(config: Config) -> None:
+    """Refuses what no run takes of YAML files in verl's form. A planned script's files may be on another machine."""
     files = config.actor_rollout_ref.rollout.multi_turn
     named = [path for path in (files.tool_config_path, files.interaction_config_path) if path]
     if not any(os.path.isfile(path) for path in named):
@@ -73,19 +49,22 @@ def tools_refused(config: Config) -> Iterator[UserError]:
 
     for path, read in ((files.tool_config_path, tool_entries), (files.interaction_config_path, interaction_entries)):
         if path and os.path.isfile(path):
-            try:
-                read(path)
-            except UserError as error:
-                yield error
+            read(path)
 
 
-def stops_here(config: Config) -> Iterator[UserError]:
-    """Yields what this machine lacks for the run: packages, processes, devices. A plan may be for another machine."""
-    for has_what_it_needs in (_packages, _processes, _devices):
-        try:
-            has_what_it_needs(config, this_machine())
-        except UserError as error:
-            yield error
+@rule(Scope.TRAINING)
+def tool_calls_have_a_format(config: Config) -> None:
+    if not config.actor_rollout_ref.model.external_lib:  # which may add formats
+        format_of(config.actor_rollout_ref.rollout.multi_turn.format, template=None)
+
+
+def refusals(config: Config, *scopes: Scope) -> list[str]:
+    """Returns what a plan says of the rules of these scopes that training would not pass."""
+    found = list[str]()
+    for scope in scopes:
+        says = "does not start on this machine" if scope is Scope.MACHINE else "refuses it"
+        found += [f"training {says}: {error}" for error in rules.broken(config, scope, machine=this_machine())]
+    return [text.replace(FIX, "; fix: ") for text in found]
 
 
 def check_paths(
@@ -150,107 +129,6 @@ def choose_threads(config: Config) -> None:
     """Sets the number of threads before torch reads it at its import; the user's own setting wins."""
     if wants_one_thread(config):
         os.environ.setdefault(THREADS, "1")
-
-
-def _packages(config: Config, machine: Machine) -> None:
-    rollout = config.actor_rollout_ref.rollout.name
-    package = engine_kind(rollout).package
-    if package and not machine.has(package):
-        raise UserError(
-            f"needs {package}",
-            key="actor_rollout_ref.rollout.name",
-            value=rollout,
-            fix=f"{install_command(package)}, or use actor_rollout_ref.rollout.name=embedded",
-        )
-    by_peft = config.actor_rollout_ref.actor.strategy != "megatron" and trains_adapters(config)
-    if (by_peft or config.critic.model.lora_rank) and not machine.has("peft"):
-        raise UserError(
-            "LoRA needs peft",
-            key="actor_rollout_ref.model.lora_rank",
-            value=config.actor_rollout_ref.model.lora_rank,
-            fix=f"{install_command('lora')}, or leave it out",
-        )
-    if config.actor_rollout_ref.actor.strategy == "megatron" and config.trainer.device == "npu":
-        key = "actor_rollout_ref.actor.strategy"
-        raise UserError("megatron-core asks for CUDA", key=key, value="megatron", fix=f"{key}=fsdp")
-    if config.actor_rollout_ref.actor.strategy == "megatron" and not machine.has("megatron"):
-        raise UserError(
-            "needs megatron-core",
-            key="actor_rollout_ref.actor.strategy",
-            value="megatron",
-            fix=f"{install_command('megatron')}, or actor_rollout_ref.actor.strategy=fsdp",
-        )
-    if config.trainer.device == "npu" and not machine.has("torch_npu"):
-        raise UserError(
-            "Ascend devices need torch_npu, which is not installed",
-            key="trainer.device",
-            value="npu",
-            fix="pip install torch_npu of torch's own version, beside CANN; or trainer.device=cuda or cpu",
-        )
-    if config.trainer.device == "npu" and rollout == "vllm" and not machine.has("vllm_ascend"):
-        raise UserError(
-            "vLLM runs on Ascend devices by vllm-ascend, which is not installed",
-            key="actor_rollout_ref.rollout.name",
-            value="vllm",
-            fix="pip install vllm-ascend of vLLM's own version, or actor_rollout_ref.rollout.name=embedded",
-        )
-    for logger in config.trainer.logger:
-        package = LOGGERS[logger].package
-        if package and not machine.has(package):
-            raise UserError(
-                f"needs {package}",
-                key="trainer.logger",
-                value=logger,
-                fix=f"{install_command(package)}, or leave it out of trainer.logger",
-            )
-
-
-def _processes(config: Config, machine: Machine) -> None:
-    """Checks what only several processes can do, and what they need."""
-    actor = config.actor_rollout_ref.actor
-    if in_one_process(config):
-        return
-    if actor.strategy == "megatron" and config.trainer.device == "cpu":
-        key = "actor_rollout_ref.actor.strategy"
-        raise UserError("runs on a CPU in one process only", key=key, value="megatron", fix=f"{key}=fsdp, or GPUs")
-    if not machine.has("ray"):
-        several = pools(config)
-        raise UserError(
-            f"{sum(pool.size for pool in several)} processes need ray",
-            key="trainer.n_gpus_per_node",
-            value=config.trainer.n_gpus_per_node,
-            fix=f"{install_command('ray')}, or trainer.n_gpus_per_node=1 trainer.nnodes=1"
-            + "".join(f", without a pool of its own for the {pool.name}" for pool in several[1:]),
-        )
-
-
-def _devices(config: Config, machine: Machine) -> None:
-    """Checks the devices of this machine, if the run stays on it. A cluster's are known once it is joined."""
-    trainer = config.trainer
-    joins = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS")
-    several = not in_one_process(config)
-    asked = pools(config)
-    if trainer.device == "cpu" or any(pool.nodes > 1 for pool in asked) or (several and joins):
-        return
-    wanted = device_count(asked)
-    left = machine.devices - device_count(asked[1:])
-    if machine.device != trainer.device or machine.devices < wanted:
-        there = f"{machine.devices} {machine.device} device(s)" if machine.devices else "no accelerator"
-        raise UserError(
-            f"this machine has {there}, and the run asks for {wanted} of trainer.device={trainer.device}",
-            key="trainer.n_gpus_per_node",
-            value=trainer.n_gpus_per_node,
-            fix=f"trainer.n_gpus_per_node={left * trainer.ranks_per_device}"
-            if left > 0
-            else fewer_devices(config, machine),
-        )
-
-
-def fewer_devices(config: Config, machine: Machine) -> str:
-    """Returns the fix of a run whose pools ask for all devices of this machine, or more."""
-    if rolls_out_apart(config) and machine.device == config.trainer.device:
-        return "actor_rollout_ref.rollout.nnodes=0, so that the rollout shares the trainer's devices"
-    return "trainer.device=cpu"
 
 
 def _folder(key: str, path: str | None) -> None:

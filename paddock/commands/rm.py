@@ -22,7 +22,7 @@ def train(arguments: list[str]) -> int:
     from paddock.commands.preflight import check, choose_threads
 
     loaded = RM.load(arguments, chooses=True)
-    check(loaded.config)
+    check(loaded.config, alone=True)
     choose_threads(loaded.config)
     start_log(loaded.warnings)
     from paddock.commands.ending import conclude, setting

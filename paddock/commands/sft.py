@@ -19,7 +19,7 @@ def run(arguments: list[str]) -> int:
 def train(loaded: Loaded) -> int:
     from paddock.commands.preflight import check, choose_threads
 
-    check(loaded.config)
+    check(loaded.config, alone=True)
     choose_threads(loaded.config)
     start_log(loaded.warnings)
     from paddock.commands.ending import conclude, setting

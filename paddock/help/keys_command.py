@@ -13,7 +13,7 @@ from paddock.help.entry import Entry, commands_reading, entries, followers, set_
 from paddock.help.pages import PAGES
 from paddock.help.show import width
 from paddock.loading import foreign, trl
-from paddock.loading.refusals import NOT_BUILT
+from paddock.loading.rules.run import NOT_BUILT
 
 WHOLE, MOST = 3, 25
 """Up to so many keys are shown with all that is known, and up to so many on a line each."""

@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.commands.preflight import refusals, stops_here
+from paddock.commands.preflight import refusals
 from paddock.config.distillation import TOPK, teachers_of
 from paddock.config.paths import BUILTIN
 from paddock.config.recipes import recipe_of
 from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards, needs_reference
-from paddock.errors import FIX, UserError
+from paddock.errors import UserError
 from paddock.estimate.duration import Duration
 from paddock.estimate.job import job
 from paddock.estimate.memory import Job, MemoryPlan, estimate
 from paddock.facts.machine import GPU_MEMORY_GIB, gpu_named
 from paddock.loading.load import Loaded
+from paddock.loading.rules import Scope
 from paddock.plan.advice import Advice, advise
 from paddock.plan.arithmetic import BatchPlan, DataFile, batch_plan, data_files
 from paddock.plan.from_config import advice_facts, merged_job, seconds
@@ -37,15 +38,8 @@ class Plan:
         missing = [file.note for file in [*self.train_files, *self.val_files] if file.note]
         path = self.loaded.config.actor_rollout_ref.model.path
         unknown = [] if self.memory else [f"the shape of {path} is not known: give a folder with a config.json"]
-        return [*self.refusals, *self.loaded.warnings, *missing, *unknown]
-
-    @property
-    def refusals(self) -> list[str]:
-        """Returns what `paddock train` would answer in place of training: on any machine, and on this one."""
-        config = self.loaded.config
-        anywhere = [f"training refuses it: {error}" for error in refusals(config)]
-        here = [f"training does not start on this machine: {error}" for error in stops_here(config)]
-        return [text.replace(FIX, "; fix: ") for text in (*anywhere, *here)]
+        refused = refusals(self.loaded.config, Scope.TRAINING, Scope.MACHINE)
+        return [*refused, *self.loaded.warnings, *missing, *unknown]
 
 
 def known_gpu(key: str, gpu: str) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paddock.errors import FIX, UserError
+from paddock.commands.preflight import refusals
 from paddock.estimate.duration import Duration
 from paddock.estimate.memory import MemoryPlan
 from paddock.loading.load import Loaded
-from paddock.loading.refusals import megatron_does_not_supervise
+from paddock.loading.rules import Scope
 from paddock.plan.plan import Plan, make
 
 UPDATE = "update_actor"
@@ -16,10 +16,7 @@ UPDATE = "update_actor"
 
 def make_supervised(loaded: Loaded, strict: bool = True) -> Plan:
     """Returns the plan of a config that supervised training would run. `strict`: data files must be here."""
-    try:
-        megatron_does_not_supervise(loaded.config)
-    except UserError as error:
-        loaded.warnings.insert(0, f"training refuses it: {error}".replace(FIX, "; fix: "))
+    loaded.warnings[:0] = refusals(loaded.config, Scope.ALONE)
     plan = make(loaded, strict=strict)
     return replace(
         plan, memory=plan.memory and updating(plan.memory), time=plan.time and of_update(plan.time), advice=[]

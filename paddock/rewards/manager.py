@@ -21,7 +21,6 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.registry import suggest
 from paddock.errors import UserError
-from paddock.loading.refusals import limited_calls_are_a_functions
 from paddock.rewards.columns import COLUMNS, ENVIRONMENTS, FIELDS, shape_of
 from paddock.rewards.custom import Target, function_of
 from paddock.rewards.joint import Component, JointScoring, combined
@@ -72,7 +71,6 @@ class RewardManager:
         self.prints = folder and folder / PRINTS
         self.printed = size_of(self.prints)
         """Bytes that scorers of earlier starts of the run printed."""
-        limited_calls_are_a_functions(config)
         self.parts = [component_of(part, config, functions) for part in reward_parts(config)]
         """All that the config names; empty if each row's data_source picks a rule."""
         self.weighted = config.custom_reward_function.weights is not None

@@ -29,7 +29,6 @@ from paddock import __version__
 from paddock.config.schema import Config, TrainerConfig
 from paddock.core.files import REFUSALS, replacing, sync_folder, unwritable
 from paddock.errors import UserError
-from paddock.loading.refusals import checkpoints_wait_for_steps
 
 log = logging.getLogger(__name__)
 
@@ -325,7 +324,6 @@ def disk_refusal(error: BaseException) -> OSError | None:
 def checkpoint_store(config: Config) -> CheckpointStore:
     """The store of a run. One folder holds actor and critic, so the larger of the two limits counts; none, if all of
     the actor's are kept."""
-    checkpoints_wait_for_steps(config)
     actor, critic = config.trainer.max_actor_ckpt_to_keep, config.trainer.max_critic_ckpt_to_keep
     if actor is None and critic is not None:
         log.warning(

@@ -25,7 +25,6 @@ from paddock.data.pairs import PairDataset
 from paddock.data.transcript import Transcript
 from paddock.data.unscored import AnswerDataset, Turns
 from paddock.engines.rollout.base import Prompt
-from paddock.loading.refusals import no_rollout_apart
 from paddock.models.load import open_tokenizer
 from paddock.models.reward_head import scored_batch, sequence_scores
 from paddock.rollouts.batch import with_responses
@@ -157,7 +156,6 @@ def kind_of(trainer: type[SupervisedTrainer], command: str) -> RunKind:
     """Returns how a supervised trainer is opened and ended; a finished run leaves its model in the folder `EXPORT`."""
 
     def open_trainer(config: Config, store: CheckpointStore, lock: FolderLock, things: ExitStack) -> SupervisedTrainer:
-        no_rollout_apart(config)
         config = copy.deepcopy(config)
         config.actor_rollout_ref.rollout.temperature = 1.0  # the likelihood is of the model's own distribution
         tokenizer = open_tokenizer(config)

@@ -182,7 +182,7 @@ def open_reward_model(config: Config, tokenizer: Any, stops: frozenset[int]) -> 
     settings = Settings(
         forward_budget=Budget(reward.forward_max_token_len_per_gpu + 1, rows, BUDGET),  # one place behind each answer
         packed=reward.model.use_remove_padding,
-        **engine_settings(reward.model.fsdp_config, device, "reward_model.model.fsdp_config"),
+        **engine_settings(reward.model.fsdp_config, device),
     )
     engine = frozen_engine(load_reward_model(**source(config), dtype=settings.wide, device=device), settings)
     engine.move("host")

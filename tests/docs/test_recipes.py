@@ -23,6 +23,9 @@ from paddock.config.rollout_engines import ENGINES
 from paddock.environments.calls import FORMATS
 from paddock.environments.catalogue import SOURCES
 from paddock.environments.environment import Call
+from paddock.errors import UserError
+from paddock.loading.load import load
+from paddock.loading.rules import form, run
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 RECIPES = dict(re.findall(r"^### An? (.+?)\n(.*?)(?=^##)", PAGE, re.M | re.S))
@@ -40,7 +43,7 @@ def blocks(recipe: str, kind: str) -> list[str]:
 def test_every_kind_of_addition_has_a_recipe():
     assert list(RECIPES) == [
         "advantage estimator", "policy loss", "scorer", "logger", "rollout engine", "environment adapter",
-        "tool-call format", "model family", "key",
+        "tool-call format", "model family", "key", "rule",
     ]  # fmt: skip
 
 
@@ -106,3 +109,13 @@ def test_a_key_without_a_reader_is_found_and_one_with_a_reader_is_none(tmp_path)
     opening = "    tokenizer = open_tokenizer(config)\n"
     loop.write_text(loop.read_text().replace(opening, f"    print(config.trainer.greeting)\n{opening}"))
     assert unread_keys(tmp_path / "paddock", ["trainer.greeting"]) == set()
+
+
+def test_a_function_with_a_decorator_is_a_rule_of_every_command(monkeypatch):
+    (block,) = blocks("rule", "python")
+    monkeypatch.setattr(form, "RULES", [*form.RULES])
+    exec(block, dict(vars(run)))
+    assert load(["trainer.critic_warmup=2", "trainer.total_training_steps=3"]).config.trainer.critic_warmup == 2
+    with pytest.raises(UserError, match="the actor learns in none of them") as refused:
+        load(["trainer.critic_warmup=3", "trainer.total_training_steps=3"])
+    assert refused.value.key == "trainer.critic_warmup"

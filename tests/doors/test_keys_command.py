@@ -8,7 +8,7 @@ from paddock.cli import main
 from paddock.config import tree
 from paddock.help.keys_command import search
 from paddock.loading import foreign
-from paddock.loading.refusals import NOT_BUILT
+from paddock.loading.rules.run import NOT_BUILT
 
 
 def said(capsys, *words: str) -> str:

@@ -12,7 +12,8 @@ from paddock.config.tree import leaves
 from paddock.errors import UserError
 from paddock.facts.machine import Machine
 from paddock.loading.load import load
-from paddock.loading.refusals import NOT_BUILT, REFUSALS
+from paddock.loading.rules.form import RULES, Scope
+from paddock.loading.rules.run import NOT_BUILT
 
 A, RO, M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 MEGATRON, REWARD = f"{A}.strategy=megatron", ("reward_model.enable=True", "reward_model.model.path=/no/model")
@@ -21,6 +22,7 @@ TINY = (f"{M}.path=builtin:tiny", "data.train_files=builtin:addition/train", "da
 BARE = Machine("cpu", 0, None, 16 << 30, 2, frozenset())
 
 BROKEN_RULES = [
+    (("reward_model.reward_manager=rate_limited",), "reward_model.reward_manager=rate_limited"),
     (("algorithm.adv_estimator=grpo", f"{RO}.n=1"), f"{RO}.n=1"),
     (("algorithm.adv_estimator=rlooo",), "algorithm.adv_estimator=rlooo"),
     (("data.train_batch_size=48", f"{A}.ppo_mini_batch_size=36"), f"{A}.ppo_mini_batch_size=36"),
@@ -44,7 +46,6 @@ UNTRAINED = [
     ((MEGATRON, "critic.megatron.dtype=fp16"), "critic.megatron.dtype=fp16"),
     ((MEGATRON, "actor_rollout_ref.numerics=exact"), "actor_rollout_ref.numerics: its kernels"),
     ((f"+{M}.override_config.output_router_logits=True",), f"{M}.override_config.output_router_logits=True"),
-    (("reward_model.reward_manager=rate_limited",), "reward_model.reward_manager=rate_limited"),
     ((*REWARD, "reward_model.strategy=megatron"), "reward_model.strategy=megatron"),
     ((*REWARD, "reward_model.model.fsdp_config.dtype=fp16"), "reward_model.model.fsdp_config.dtype=fp16"),
     ((*REWARD, "reward_model.enable_resource_pool=True"), "reward_model.nnodes=0"),
@@ -128,13 +129,14 @@ def test_what_training_refuses_a_plan_says(arguments, named, capsys):
 
 
 def test_every_refusal_of_training_is_in_the_table():
-    """A function that is added to REFUSALS needs a case above."""
-    raised = set()
-    for arguments, _ in UNTRAINED:
+    """A rule of training that is added needs a case above."""
+    for_training = [rule.check for rule in RULES if rule.scope is Scope.TRAINING]
+    raised = {preflight.tool_files_can_be_read}  # tests/environments has its files
+    for arguments in [*(arguments for arguments, _ in UNTRAINED), *(arguments for arguments, _ in unbuilt())]:
         config = load(arguments).config
-        for rule in REFUSALS:
+        for check in for_training:
             try:
-                rule(config)
+                check(config)
             except UserError:
-                raised.add(rule)
-    assert {rule.__name__ for rule in set(REFUSALS) - raised} == set()
+                raised.add(check)
+    assert {check.__name__ for check in set(for_training) - raised} == set()

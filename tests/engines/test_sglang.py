@@ -36,7 +36,7 @@ from paddock.engines.rollout.sglang import start as start_server
 from paddock.engines.rollout.stops import StopTables
 from paddock.errors import UserError
 from paddock.loading.load import load
-from paddock.loading.refusals import refused
+from paddock.loading.rules import Scope, broken, require
 
 ARGUMENTS = {"load_format": "dummy", "tp_size": 1, "pp_size": 1, "max_running_requests": 4}
 
@@ -196,7 +196,7 @@ def test_the_server_has_a_tokenizer_if_there_are_stop_strings_and_bars_no_tokens
     found = opened(monkeypatch, model, "actor_rollout_ref.rollout.stop=['2']")
     assert (Path(found["tokenizer"]) / "tokenizer.json").exists() and found["stop_tables"].made
     config = load(["actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.rollout.min_tokens=2"]).config
-    assert "actor_rollout_ref.rollout.min_tokens" in [error.key for error in refused(config)]
+    assert "actor_rollout_ref.rollout.min_tokens" in [error.key for error in broken(config, Scope.TRAINING)]
 
 
 def opened(monkeypatch: Any, *settings: str) -> dict[str, Any]:
@@ -237,14 +237,14 @@ def test_the_config_reaches_the_server(monkeypatch):
     json.dumps(found["arguments"])  # as it travels
 
 
-def test_what_cannot_be_honoured_is_refused(monkeypatch):
+def test_what_cannot_be_honoured_is_refused():
     rollout = "actor_rollout_ref.rollout"
     for settings in (
         (f"{rollout}.logprobs_mode=raw_logprobs", f"{rollout}.temperature=0.7"),
         (f"{rollout}.scheduling_policy=priority",),
     ):
         with pytest.raises(UserError) as refused:
-            opened(monkeypatch, *settings)
+            require(load([f"{rollout}.name=sglang", *settings]).config, Scope.TRAINING)
         assert refused.value.key == settings[0].split("=")[0]
 
 

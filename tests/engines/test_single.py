@@ -23,6 +23,7 @@ from paddock.engines.train.open import actor_engine, critic_engine, reference_en
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
+from paddock.loading.rules import Scope, require
 from paddock.models.fused.joined import side_by_side
 from paddock.models.value_head import ValueModel
 
@@ -357,6 +358,8 @@ def test_fp16_is_refused(tmp_path):
     config = whole_config(save_tiny(tmp_path))
     config.actor_rollout_ref.actor.fsdp_config.dtype = "fp16"
     with pytest.raises(UserError, match=r"actor.fsdp_config.dtype=fp16: gradients in float16 need a loss scale"):
+        require(config, Scope.TRAINING)
+    with pytest.raises(AssertionError):
         actor_engine(config)
 
 

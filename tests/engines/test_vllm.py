@@ -13,7 +13,7 @@ from paddock.engines.rollout import vllm
 from paddock.engines.rollout.vllm import logprobs_mode
 from paddock.errors import UserError
 from paddock.loading.load import load
-from paddock.loading.refusals import served_log_probs_are_those_of_the_temperature
+from paddock.loading.rules import Scope, broken
 
 
 @pytest.fixture(scope="module", params=list(MODELS))
@@ -86,5 +86,4 @@ def test_log_probs_are_asked_for_before_filters_or_refused():
     key = "actor_rollout_ref.rollout"
     for settings in ([f"{key}.top_k=5"], [f"{key}.logprobs_mode=raw_logprobs"]):
         config = load([f"{key}.name=vllm", f"{key}.temperature=0.7", *settings]).config
-        with pytest.raises(UserError):
-            served_log_probs_are_those_of_the_temperature(config)
+        assert [*broken(config, Scope.TRAINING)]

@@ -24,6 +24,7 @@ from paddock.config.topology import in_one_process
 from paddock.engines.train.open import actor_engine, backend_of
 from paddock.errors import UserError
 from paddock.loading.load import load
+from paddock.loading.rules import Scope, require
 from paddock.trainer import run as runs
 
 MEGATRON = "--config-name=ppo_megatron_trainer"
@@ -117,17 +118,28 @@ def test_several_processes_on_a_cpu_are_refused_before_anything_starts():
         check(config)
 
 
+BROKEN_RULES = [
+    (f"{A}.megatron.virtual_pipeline_model_parallel_size=2", "one run of layers"),
+    (f"{A}.megatron.use_dist_checkpointing=True", "Hugging Face's files"),
+    (f"{A}.megatron.override_ddp_config={{a: 1}}", "DistributedDataParallel"),
+    (f"{A}.megatron.dtype=float16", "loss scale"),
+    ("actor_rollout_ref.numerics=exact", "numerics"),
+    (f"{A}.router_replay.mode=R2", "router_replay"),
+]
 REFUSED = [
-    ("virtual_pipeline_model_parallel_size=2", "one run of layers"),
-    ("use_dist_checkpointing=True", "Hugging Face's files"),
-    ("override_ddp_config={a: 1}", "DistributedDataParallel"),
     ("+override_transformer_config.moe_aux_loss_coeff=0.01", "split"),
     ("+override_transformer_config.hidden_size=8", "follows from the model"),
     ("+override_transformer_config.recompute_granularty=full", "no such field"),
     ("+override_transformer_config.recompute_granularity=some", "some"),
     ("expert_model_parallel_size=2", "no experts|do not divide"),
-    ("dtype=float16", "loss scale"),
 ]
+
+
+@pytest.mark.parametrize(("setting", "reason"), BROKEN_RULES)
+def test_rules_refuse_what_megatron_does_not(setting, reason):
+    with pytest.raises(UserError, match=reason) as refusal:
+        require(load([*SMALL, MEGATRON, *GRPO, setting]).config, Scope.TRAINING)
+    assert setting.partition("=")[0] in str(refusal.value)
 
 
 @pytest.mark.parametrize(("key", "reason"), REFUSED)
@@ -143,8 +155,6 @@ def test_what_is_not_honoured_is_refused_by_name(key, reason):
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        (["actor_rollout_ref.numerics=exact"], "numerics"),
-        ([f"{A}.router_replay.mode=R2"], "router_replay"),
         (["actor_rollout_ref.model.lora.rank=4", "actor_rollout_ref.model.lora.dropout=0.1"], "lora.dropout"),
         (["actor_rollout_ref.model.lora.rank=4", "actor_rollout_ref.model.lora.target_modules=[q_proj]"], "q_proj"),
     ],

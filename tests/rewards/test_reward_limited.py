@@ -233,13 +233,12 @@ def test_a_time_out_is_tried_again_before_it_counts(manager, service):
 
 def test_limits_without_a_function_of_ones_own_are_refused():
     with pytest.raises(UserError, match="limits the calls of a function of your own, and none is named"):
-        RewardManager(load(["reward_model.reward_manager=rate_limited"]).config)
+        load(["reward_model.reward_manager=rate_limited"])
 
 
 def test_limits_are_refused_for_a_function_that_runs_in_a_thread():
-    config = load(["reward_model.reward_manager=rate_limited", "custom_reward_function.path=python:judge"]).config
     with pytest.raises(UserError, match="judge is a function of this program, which runs in a thread"):
-        RewardManager(config, {"judge": lambda data_source, solution_str, ground_truth, extra_info: 1.0})
+        load(["reward_model.reward_manager=rate_limited", "custom_reward_function.path=python:judge"])
 
 
 def test_calls_that_wait_to_be_alone_in_the_only_process_do_not_keep_a_core_busy(tmp_path):

@@ -33,7 +33,6 @@ from paddock.engines.rollout.copies import load_in_buckets, require_no_images, r
 from paddock.engines.rollout.served import Server, arguments_of_this_server
 from paddock.engines.rollout.stops import StopTable, StopTables, tokenizer_path
 from paddock.errors import UserError
-from paddock.loading.refusals import responses_have_no_priorities, served_log_probs_are_those_of_the_temperature
 
 if TYPE_CHECKING:
     from paddock.engines.train.base import TrainEngine
@@ -366,8 +365,6 @@ def open_engine(config: Config, trainer: TrainEngine | None) -> SGLangEngine:
     model, rollout, device = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer.device
     from paddock.models.load import model_folder  # the server's own process does without transformers
 
-    served_log_probs_are_those_of_the_temperature(config)
-    responses_have_no_priorities(config)
     arguments: dict[str, Any] = {
         "trust_remote_code": model.trust_remote_code,
         "json_model_override_args": json.dumps(dict(model.override_config)),

@@ -27,7 +27,6 @@ from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEng
 from paddock.engines.rollout.copies import load_in_buckets, require_no_images, row_seeds
 from paddock.engines.rollout.stops import StopTable, StopTables
 from paddock.errors import UserError
-from paddock.loading.refusals import served_log_probs_are_those_of_the_temperature
 from paddock.models.load import model_folder
 
 if TYPE_CHECKING:
@@ -420,7 +419,6 @@ def parameters(sampling: Sampling, seed: int | None, max_tokens: int, min_tokens
 
 def open_engine(config: Config, trainer: TrainEngine | None) -> VLLMEngine:
     """Makes the engine as the config asks for it. Without a trainer beside it, it takes adapters merged."""
-    served_log_probs_are_those_of_the_temperature(config)
     model, rollout, device = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer.device
     path = model_folder(str(model.path))
     arguments: dict[str, Any] = {

@@ -24,7 +24,6 @@ from paddock.engines.train.settings import (
     teacher_settings,
 )
 from paddock.engines.train.single import SingleBackend
-from paddock.loading.refusals import megatron_beside_other_keys
 from paddock.models.adapters import Lora, attach
 from paddock.models.load import load_backbone, load_causal_lm, load_config, load_tokenizer, model_folder
 from paddock.models.reward_head import load_reward_model
@@ -41,7 +40,7 @@ M = TypeVar("M")
 def backend_of(config: Config, alone: bool) -> Kind:
     """Returns the backend that trains: Megatron's if the config says so, else FSDP's unless a process is `alone`."""
     if config.actor_rollout_ref.actor.strategy == "megatron":
-        megatron_beside_other_keys(config)
+        assert config.actor_rollout_ref.numerics == "fast"
         if not config.actor_rollout_ref.model.use_remove_padding:
             log.warning("use_remove_padding=False has no effect: Megatron's layers always get packed sequences")
         from paddock.engines.train.megatron.backend import MegatronBackend

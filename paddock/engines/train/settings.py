@@ -16,7 +16,6 @@ from paddock.core.balance import needed_micro_batches, split_into, token_budget_
 from paddock.core.batch import Batch
 from paddock.core.device import DTYPES, compute_dtype
 from paddock.engines.train.routers import RouterSettings
-from paddock.loading.refusals import no_float16, routers_are_balanced_by_the_engine
 from paddock.models.packing import sequence_lengths
 from paddock.models.sharing import parts_of_groups
 
@@ -120,14 +119,14 @@ def actor_settings(config: Config, device: torch.device, total_steps: int | None
         routers=router_settings(config),
         computes_merged=computes_merged(config),
         saves_merged="hf_model" in actor.checkpoint.save_contents,
-        **engine_settings(actor.fsdp_config, device, f"{_A}.fsdp_config", adapters=trains_adapters(config)),
+        **engine_settings(actor.fsdp_config, device, adapters=trains_adapters(config)),
     )
 
 
 def router_settings(config: Config) -> RouterSettings:
     """Reads the routers' keys. The loss of transformers is off: it would be a mean over the batch of one forward."""
-    routers_are_balanced_by_the_engine(config)
     overrides = config.actor_rollout_ref.model.override_config
+    assert not overrides.get("output_router_logits")
     return RouterSettings(
         replay=config.actor_rollout_ref.actor.router_replay.mode != "disabled",
         balance=float(overrides.get("router_aux_loss_coef") or 0.0),
@@ -148,7 +147,7 @@ def reference_settings(config: Config, device: torch.device) -> Settings:
         exact=config.actor_rollout_ref.numerics == "exact",
         packed=config.actor_rollout_ref.model.use_remove_padding,
         share_prompts=config.actor_rollout_ref.actor.use_prefix_grouper,
-        **engine_settings(ref.fsdp_config, device, f"{_REF}.fsdp_config"),
+        **engine_settings(ref.fsdp_config, device),
     )
 
 
@@ -175,13 +174,13 @@ def critic_settings(config: Config, device: torch.device, total_steps: int | Non
         checkpointing=model.enable_gradient_checkpointing,
         offload_activations=model.enable_activation_offload,
         saves_merged="hf_model" in critic.checkpoint.save_contents,
-        **engine_settings(model.fsdp_config, device, "critic.model.fsdp_config", adapters=model.lora_rank > 0),
+        **engine_settings(model.fsdp_config, device, adapters=model.lora_rank > 0),
     )
 
 
-def engine_settings(engine: FrozenConfig, device: torch.device, section: str, adapters: bool = False) -> dict[str, Any]:
+def engine_settings(engine: FrozenConfig, device: torch.device, adapters: bool = False) -> dict[str, Any]:
     """Reads one engine section. Adapters, which are small, have masters in float32 whatever type the weights have."""
-    no_float16(engine.dtype, f"{section}.dtype")
+    assert DTYPES[engine.dtype] != torch.float16, "its gradients need a loss scale"
     compute = compute_dtype(engine.dtype, device)
     found = {"compute": compute, "wide": compute, "deterministic": engine.full_determinism}
     found |= {"offload_params": engine.param_offload}

@@ -1,4 +1,4 @@
-"""Rules on estimators, losses, correction and sampling."""
+"""Rules on estimators, losses, correction and routers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from paddock.config.roles import DECLARED_LOSSES, POLICY_LOSSES
 from paddock.config.schema import Config
 from paddock.config.topology import estimator_needs
 from paddock.errors import UserError
+from paddock.loading.rules.form import Scope, rule
 from paddock.loading.rules.limits import unknown
 
 _A = "actor_rollout_ref.actor"
+_M = "actor_rollout_ref.model"
 _RO = "actor_rollout_ref.rollout"
 
 
+@rule
 def estimator_gets_its_groups(config: Config) -> None:
     estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
     if "groups" in estimator_needs(config) and n < 2:
@@ -24,6 +27,7 @@ def estimator_gets_its_groups(config: Config) -> None:
         )
 
 
+@rule
 def estimator_gets_its_critic(config: Config) -> None:
     if "critic" in estimator_needs(config) and not config.critic.enable:
         raise UserError(
@@ -34,6 +38,7 @@ def estimator_gets_its_critic(config: Config) -> None:
         )
 
 
+@rule
 def estimator_gets_its_components(config: Config) -> None:
     algorithm = config.algorithm
     needs = estimator_needs(config)
@@ -55,6 +60,7 @@ def estimator_gets_its_components(config: Config) -> None:
         )
 
 
+@rule
 def losses_have_what_they_need(config: Config) -> None:
     loss, key = config.actor_rollout_ref.actor.policy_loss, f"{_A}.policy_loss"
     known = {*POLICY_LOSSES, *DECLARED_LOSSES}
@@ -73,10 +79,12 @@ def losses_have_what_they_need(config: Config) -> None:
         )
 
 
+@rule
 def correction_can_be_read(config: Config) -> None:
     rollout_correction.parse(config.algorithm.rollout_correction)
 
 
+@rule
 def replayed_experts_are_recorded(config: Config) -> None:
     """R3 replays what the rollout chose, R2 what the pass of the old log-probs chose."""
     group, key = config.actor_rollout_ref, "actor_rollout_ref.actor.router_replay.mode"
@@ -92,27 +100,13 @@ def replayed_experts_are_recorded(config: Config) -> None:
         )
 
 
-def sampling_is_possible(config: Config) -> None:
-    rollout = config.actor_rollout_ref.rollout
-    for key, top_k in ((f"{_RO}.top_k", rollout.top_k), (f"{_RO}.val_kwargs.top_k", rollout.val_kwargs.top_k)):
-        if top_k < 1 and top_k != -1:
-            raise UserError("is not a number of tokens", key=key, value=top_k, fix="-1 for all, or at least 1")
-    for string in rollout.stop:
-        if not string or string.encode(errors="replace").decode() != string or "\ufffd" in string:
-            reason = "has a character that stands for bytes which are no text" if string else "has an empty text"
-            raise UserError(reason, key=f"{_RO}.stop", value=rollout.stop, fix="leave it out")
-    if rollout.min_tokens > rollout.response_length:
+@rule(Scope.TRAINING)
+def routers_are_balanced_by_the_engine(config: Config) -> None:
+    """Refuses transformers' own loss of routers: it is a mean over whatever micro-batch a forward happens to have."""
+    if config.actor_rollout_ref.model.override_config.get("output_router_logits"):
         raise UserError(
-            f"is more than the longest response, {rollout.response_length} tokens",
-            key=f"{_RO}.min_tokens",
-            value=rollout.min_tokens,
-            fix=f"data.max_response_length={rollout.min_tokens}, or a smaller {_RO}.min_tokens",
-        )
-    validation = rollout.val_kwargs
-    if validation.do_sample and validation.temperature == 0:
-        raise UserError(
-            "sampling needs a temperature",
-            key=f"{_RO}.val_kwargs.temperature",
-            value=0,
-            fix=f"{_RO}.val_kwargs.temperature=1.0",
+            "routers are balanced over the whole mini-batch, by a loss of this engine's own",
+            key=f"{_M}.override_config.output_router_logits",
+            value=True,
+            fix=f"{_M}.override_config.router_aux_loss_coef=0.001",
         )

@@ -10,8 +10,10 @@ from paddock.config.paths import files_of, missing_file
 from paddock.config.rewards import absent_files
 from paddock.config.schema import Config
 from paddock.errors import UserError
+from paddock.loading.rules.form import rule
 
 
+@rule
 def row_limits_are_positive_or_off(config: Config) -> None:
     for name in ("train_max_samples", "val_max_samples"):
         most = getattr(config.data, name)
@@ -19,6 +21,7 @@ def row_limits_are_positive_or_off(config: Config) -> None:
             raise UserError("is not a number of rows", key=f"data.{name}", value=most, fix="-1 for all, or at least 1")
 
 
+@rule
 def data_files_are_named(config: Config) -> None:
     for key in ("data.train_files", "data.val_files"):
         value = tree.get(config, key)
@@ -29,6 +32,7 @@ def data_files_are_named(config: Config) -> None:
             )
 
 
+@rule
 def weights_suit_the_files(config: Config) -> None:
     data, key = config.data, "data.train_weights"
     if data.train_weights is None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from paddock.config import tree
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import (
@@ -22,12 +23,15 @@ from paddock.config.topology import (
     trains_adapters,
 )
 from paddock.errors import UserError
+from paddock.loading.rules.form import Scope, rule
 
 _A = "actor_rollout_ref.actor"
+_REF = "actor_rollout_ref.ref"
 _M = "actor_rollout_ref.model"
 _RO = "actor_rollout_ref.rollout"
 
 
+@rule(Scope.UPDATES)
 def mini_batches_divide_the_batch(config: Config) -> None:
     batch = config.data.train_batch_size
     roles: list[tuple[str, int]] = [(_A, config.actor_rollout_ref.actor.ppo_mini_batch_size)]
@@ -51,6 +55,7 @@ def mini_batches_divide_the_batch(config: Config) -> None:
             )
 
 
+@rule(Scope.UPDATES)
 def rows_divide_over_devices(config: Config) -> None:
     actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
     shares = data_parallel_size(config, actor)
@@ -68,13 +73,9 @@ def rows_divide_over_devices(config: Config) -> None:
             )
 
 
+@rule
 def devices_divide_into_groups(config: Config) -> None:
-    roles: list[tuple[str, Any]] = [(_A, config.actor_rollout_ref.actor)]
-    if runs_frozen_policies(config):
-        roles.append(("actor_rollout_ref.ref", config.actor_rollout_ref.ref))
-    if config.critic.enable:
-        roles.append(("critic", config.critic))
-    for section, role in roles:
+    for section, role in trained(config):
         size, devices = model_parallel_size(role), pool_size(config, role)
         if devices % size:
             key = "megatron.tensor x pipeline x context" if role.strategy == "megatron" else "ulysses_sequence"
@@ -94,40 +95,13 @@ def devices_divide_into_groups(config: Config) -> None:
         )
 
 
-def rollouts_apart_copy_weights(config: Config) -> None:
-    """A pool of its own needs an engine that takes weights from elsewhere."""
-    rollout = config.actor_rollout_ref.rollout
-    if rolls_out_apart(config) and not engine_kind(rollout.name).copies_weights:
-        raise UserError(
-            f"{_RO}.name={rollout.name} runs the actor's own weights, in the actor's processes",
-            key="actor_rollout_ref.hybrid_engine",
-            value=False,
-            fix=f"{_RO}.name=vllm or sglang, or leave it out",
-        )
-
-
-def megatron_trains_all_or_none(config: Config) -> None:
-    """Roles of one process share Megatron's process groups, or know nothing of them."""
-    group, actor = config.actor_rollout_ref, config.actor_rollout_ref.actor.strategy
-    for section, role, there in (
-        ("actor_rollout_ref.ref", group.ref, runs_frozen_policies(config)),
-        ("critic", config.critic, config.critic.enable),
-    ):
-        if there and (role.strategy == "megatron") != (actor == "megatron"):
-            raise UserError(
-                f"the actor's engine is {actor}, and Megatron trains all roles or none",
-                key=f"{section}.strategy",
-                value=role.strategy,
-                fix=f"{section}.strategy={actor}",
-            )
-
-
 def length_of_a_row(config: Config) -> str:
     """Names the keys that limit a row's tokens."""
     both = "data.max_prompt_length + data.max_response_length"
     return both if config.data.max_length is None else f"the smaller of data.max_length and {both}"
 
 
+@rule(Scope.UPDATES)
 def token_budgets_hold_one_sequence(config: Config) -> None:
     longest = row_tokens(config.data)
     group, critic = config.actor_rollout_ref, config.critic
@@ -163,6 +137,7 @@ def trained_models(config: Config) -> Iterator[tuple[str, str, Any]]:
         yield "critic.model", critic.strategy, critic.model
 
 
+@rule
 def adapters_suit_their_engine(config: Config) -> None:
     """LoRA has other keys under Megatron; not every engine merges; its reference is the actor without adapters."""
     group = config.actor_rollout_ref
@@ -204,6 +179,7 @@ def adapters_suit_their_engine(config: Config) -> None:
         )
 
 
+@rule
 def offloaded_activations_are_few(config: Config) -> None:
     """Only the inputs of layers are worth the way to the host; Megatron recomputes by keys of its own."""
     for section, strategy, model in trained_models(config):
@@ -213,3 +189,53 @@ def offloaded_activations_are_few(config: Config) -> None:
         if model.enable_activation_offload and not model.enable_gradient_checkpointing:
             fix = f"{section}.enable_gradient_checkpointing=True"
             raise UserError("offloads what gradient checkpointing keeps, and that is off", key=key, value=True, fix=fix)
+
+
+def trained(config: Config) -> list[tuple[str, Any]]:
+    """The roles that a training engine runs, with their sections."""
+    group = config.actor_rollout_ref
+    roles: list[tuple[str, Any]] = [(_A, group.actor)]
+    roles += [(_REF, group.ref)] if runs_frozen_policies(config) else []
+    return roles + ([("critic", config.critic)] if config.critic.enable else [])
+
+
+@rule(Scope.TRAINING)
+def roles_do_not_train_in_float16(config: Config) -> None:
+    for section, role in trained(config):
+        keys = "megatron" if role.strategy == "megatron" else "fsdp_config"
+        holder = role.model if section == "critic" and keys == "fsdp_config" else role
+        name = f"{section}.model" if holder is not role else section
+        no_float16(getattr(holder, keys).dtype, f"{name}.{keys}.dtype")
+
+
+def no_float16(dtype: str, key: str) -> None:
+    if dtype in ("float16", "fp16"):
+        reason = "gradients in float16 need a loss scale, which this engine has not"
+        raise UserError(reason, key=key, value=dtype, fix="bfloat16 or float32")
+
+
+@rule(Scope.TRAINING)
+def one_device_does_not_shard(config: Config) -> None:
+    """FSDP2's offload needs FSDP2, which several devices run; and `single` runs on one."""
+    for section, role in trained(config):
+        if section == _REF:
+            continue
+        size, keys = pool_size(config, role), f"{'critic.model' if section == 'critic' else section}.fsdp_config"
+        if size == 1 and tree.get(config, f"{keys}.offload_policy"):
+            raise UserError(
+                "is FSDP2's, and one device runs `single`",
+                key=f"{keys}.offload_policy",
+                value=True,
+                fix=f"{keys}.param_offload=True {keys}.optimizer_offload=True",
+            )
+        if size > 1 and role.strategy == "single":
+            key = f"{section}.strategy"
+            raise UserError(f"trains on one device, and there are {size}", key=key, value="single", fix=f"{key}=fsdp")
+
+
+@rule(Scope.ALONE)
+def no_rollout_apart(config: Config) -> None:
+    """Refuses keys of a rollout in a pool of its own, and the engine that only reinforcement learning uses."""
+    if rolls_out_apart(config):
+        key = "actor_rollout_ref.hybrid_engine"
+        raise UserError("this command has one process", key=key, value=False, fix="leave it out")

@@ -9,6 +9,7 @@ from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards
 from paddock.errors import UserError
 from paddock.facts.models import shape_of
+from paddock.loading.rules.form import rule
 
 _LOSS = "distillation.distillation_loss"
 FIELDS = ("model_path", "key")
@@ -20,6 +21,7 @@ NO_TEACHER_SERVER = (
 )
 
 
+@rule
 def teachers_are_named(config: Config) -> None:
     distillation = config.distillation
     if not distillation.enabled:
@@ -51,6 +53,7 @@ def teachers_are_named(config: Config) -> None:
         by_key[teacher.key] = teacher.name
 
 
+@rule
 def the_teacher_moves_the_loss(config: Config) -> None:
     """The gradient of k1 = log pi - log nu has no nu in it."""
     loss = config.distillation.distillation_loss
@@ -63,6 +66,7 @@ def the_teacher_moves_the_loss(config: Config) -> None:
         )
 
 
+@rule
 def distillation_trains_the_actor_alone(config: Config) -> None:
     if config.critic.enable and not learns_from_rewards(config):
         raise UserError(
@@ -73,6 +77,7 @@ def distillation_trains_the_actor_alone(config: Config) -> None:
         )
 
 
+@rule
 def teachers_know_the_tokens(config: Config) -> None:
     """Every token that the student may draw has a log-prob by its teacher, and a top-k has k tokens."""
     loss, student = config.distillation.distillation_loss, shape_of(config.actor_rollout_ref.model.path or "")

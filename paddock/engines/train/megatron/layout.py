@@ -15,7 +15,6 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from paddock.config.engine import FrozenMegatronConfig, MegatronConfig
 from paddock.core.processes import Rendezvous, join
 from paddock.errors import UserError
-from paddock.loading.refusals import megatron_keys
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,6 @@ class Layout:
 
     @classmethod
     def of(cls, config: FrozenMegatronConfig, key: str) -> Layout:
-        megatron_keys(config, key)
         tensor = config.tensor_model_parallel_size
         return cls(
             tensor=tensor,

@@ -1,0 +1,95 @@
+"""Rules on Megatron's engine: what it shares with other roles, and what it does not do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddock.config.engine import FrozenMegatronConfig
+from paddock.config.schema import Config
+from paddock.errors import UserError
+from paddock.loading.rules.devices import no_float16, trained
+from paddock.loading.rules.form import Scope, rule
+
+_A = "actor_rollout_ref.actor"
+_M = "actor_rollout_ref.model"
+
+
+@rule
+def megatron_trains_all_or_none(config: Config) -> None:
+    """Roles of one process share Megatron's process groups, or know nothing of them."""
+    actor = config.actor_rollout_ref.actor.strategy
+    for section, role in trained(config):
+        if (role.strategy == "megatron") != (actor == "megatron"):
+            raise UserError(
+                f"the actor's engine is {actor}, and Megatron trains all roles or none",
+                key=f"{section}.strategy",
+                value=role.strategy,
+                fix=f"{section}.strategy={actor}",
+            )
+
+
+@rule(Scope.TRAINING)
+def megatron_is_asked_for_what_it_does(config: Config) -> None:
+    for section, role in trained(config):
+        if role.strategy == "megatron":
+            megatron_keys(role.megatron, f"{section}.megatron")
+
+
+def megatron_keys(config: FrozenMegatronConfig, section: str) -> None:
+    """Refuses fields of Megatron that this engine does not honour."""
+    reasons = {
+        "virtual_pipeline_model_parallel_size": (
+            config.virtual_pipeline_model_parallel_size in (None, 1),
+            "a pipeline rank has one run of layers",
+            "leave it out",
+        ),
+        "use_dist_checkpointing": (
+            not config.use_dist_checkpointing,
+            "weights start from Hugging Face's files, which any layout reads",
+            "False, and actor_rollout_ref.model.path names the Hugging Face folder",
+        ),
+        "override_ddp_config": (
+            not config.override_ddp_config,
+            "Megatron's DistributedDataParallel is not in use: gradients are summed once a step",
+            "leave it out",
+        ),
+        "override_mcore_model_config": (
+            not config.override_mcore_model_config,
+            "the model's arguments follow from its Hugging Face config",
+            "override_transformer_config, or model.override_config",
+        ),
+    }
+    for name, (harmless, why, fix) in reasons.items():
+        if not harmless:
+            raise UserError(why, key=f"{section}.{name}", value=getattr(config, name), fix=fix)
+    no_float16(config.dtype, f"{section}.dtype")
+
+
+@rule(Scope.TRAINING)
+def megatron_beside_other_keys(config: Config) -> None:
+    """Refuses what the other engines do and Megatron's does not."""
+    group = config.actor_rollout_ref
+    if group.actor.strategy != "megatron":
+        return
+    balance = group.model.override_config.get("router_aux_loss_coef")
+    asked: dict[str, tuple[Any, str, str]] = {
+        "actor_rollout_ref.numerics": (group.numerics == "exact", "its kernels are not those of the rollout", "fast"),
+        f"{_A}.router_replay.mode": (
+            group.actor.router_replay.mode != "disabled", "Megatron's routers choose by themselves", "disabled"
+        ),
+        f"{_M}.override_config.router_aux_loss_coef": (bool(balance), "routers are not balanced", "0"),
+        f"{_A}.use_prefix_grouper": (
+            group.actor.use_prefix_grouper, "a prompt is computed once for each of its responses", "False"
+        ),
+    }  # fmt: skip
+    for key, (wanted, why, fix) in asked.items():
+        if wanted:
+            raise UserError(f"{why} under actor.strategy=megatron", key=key, fix=f"{key}={fix}, or another engine")
+
+
+@rule(Scope.ALONE)
+def megatron_does_not_supervise(config: Config) -> None:
+    """Refuses Megatron in commands beside `train`."""
+    if config.actor_rollout_ref.actor.strategy == "megatron":
+        reason = "trains by reinforcement learning alone: supervised training and answering run FSDP or one process"
+        raise UserError(reason, key=f"{_A}.strategy", value="megatron", fix=f"{_A}.strategy=fsdp, or leave it out")
