@@ -18,7 +18,6 @@ from paddock.config import tree
 from paddock.data.prepare import NAMES
 from paddock.help.entry import COMMANDS, Entry, entries
 from paddock.help.known import FILE
-from paddock.loading.rules.run import NOT_BUILT
 from paddock.models.get import CATALOGUE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +32,6 @@ class Language:
     title: str
     opening: str
     columns: tuple[str, ...]
-    unbuilt: str
     follows: str
     unset: str
     types: dict[str, str]
@@ -52,10 +50,8 @@ ENGLISH = Language(
 - A default of `unset` means that something else decides; the meaning says what. `= key` takes the value of that key.
 - An algorithm's recipe, the embedded default and some commands set other defaults: `paddock plan` shows each value of a
   run with where it came from.
-- {unbuilt} keys are marked †: what they ask for is not built yet, and training refuses any value but the default.
 """,
     columns=("key", "type", "default", "limits", "meaning"),
-    unbuilt="†",
     follows="= ",
     unset="unset",
     types={},
@@ -72,11 +68,9 @@ CHINESE = Language(
 
 - 默认值为 `未设`，表示由其他因素决定，含义一栏会说明；`= 键` 表示取另一个键的值。
 - 算法配方、内置默认任务以及部分命令会给出其他默认值：`paddock plan` 会列出一次运行的每个值及其来源。
-- 标有 † 的 {unbuilt} 个键对应的功能尚未实现：训练只接受其默认值。
 - {translated} 个键的含义已译成中文；其余（主要是很少由用户设置的键）保留英文。
 """,
     columns=("键", "类型", "默认值", "取值限制", "含义"),
-    unbuilt="†",
     follows="= ",
     unset="未设",
     types={
@@ -107,7 +101,6 @@ CHINESE = Language(
         "algorithm": "算法",
         "distillation": "蒸馏",
         "trainer": "训练过程",
-        "global_profiler": "性能分析",
         "ray_kwargs": "Ray",
     },
 )
@@ -155,7 +148,6 @@ def page(language: Language, meanings: dict[str, str]) -> str:
     counts = {
         "count": len(entries()),
         "sections": len([*groups()]),
-        "unbuilt": len(NOT_BUILT),
         "translated": len(meanings),
     }
     parts = [f"# {language.title}\n\n{language.opening.format(**counts)}"]
@@ -177,7 +169,7 @@ def groups() -> Iterator[tuple[str, list[Entry]]]:
 
 
 def row(language: Language, entry: Entry, section: str, meanings: dict[str, str]) -> str:
-    name = f"`{entry.key.removeprefix(f'{section}.')}`{' ' + language.unbuilt if entry.key in NOT_BUILT else ''}"
+    name = f"`{entry.key.removeprefix(f'{section}.')}`"
     kind = entry.type
     for english, other in language.types.items():
         kind = kind.replace(english, other)

@@ -70,20 +70,16 @@ class FrozenMegatronConfig:
 
     tensor_model_parallel_size: int = key(1, "ranks that share each matrix", low=1)
     pipeline_model_parallel_size: int = key(1, "ranks that share the layers", low=1)
-    virtual_pipeline_model_parallel_size: int | None = key(None, "chunks of layers per pipeline rank", low=1)
     context_parallel_size: int = key(1, "ranks that share each sequence", low=1)
     expert_model_parallel_size: int = key(1, "ranks that share the experts", low=1)
     expert_tensor_parallel_size: int | None = key(None, "ranks that share each expert's matrices", low=1)
     sequence_parallel: bool = key(True, "split activations outside tensor-parallel regions")
     param_offload: bool = key(False, "keep parameters in host memory while the role is idle")
-    use_dist_checkpointing: bool = key(False, "start from a Megatron distributed checkpoint")
     seed: int = key(42, "seed of Megatron's RNG tracker")
     dtype: str = key("bfloat16", "type in which the model computes", choices=DTYPES)
-    override_ddp_config: dict[str, Any] = key({}, "fields of Megatron's DistributedDataParallelConfig")
     override_transformer_config: dict[str, Any] = key(
         {"attention_backend": "flash"}, "fields of Megatron's TransformerConfig: recompute_granularity, ..."
     )
-    override_mcore_model_config: dict[str, Any] = key({}, "further arguments of the Megatron model")
 
 
 @dataclass
@@ -101,7 +97,6 @@ class CheckpointConfig:
         "what a checkpoint holds; transformers loads its weights, with hf_model or without",
     )
     load_contents: list[str] | None = key(None, "what is read back; unset: all that was saved")
-    async_save: bool = key(False, "write while the next step runs")
 
 
 @dataclass
@@ -111,5 +106,3 @@ class RouterReplayConfig:
         "replay of expert choices in training: recorded in the log-prob pass (R2) or the rollout (R3)",
         choices=("disabled", "R2", "R3"),
     )
-    record_file: str | None = key(None, "write the chosen experts here", path=True)
-    replay_file: str | None = key(None, "read the chosen experts from here", path=True)

@@ -149,9 +149,6 @@ class RefMegatronConfig(FrozenMegatronConfig):
     pipeline_model_parallel_size: int = follows(
         f"{_ACTOR}.megatron.pipeline_model_parallel_size", "as the actor", low=1
     )
-    virtual_pipeline_model_parallel_size: int | None = follows(
-        f"{_ACTOR}.megatron.virtual_pipeline_model_parallel_size", "as the actor", low=1
-    )
     context_parallel_size: int = follows(f"{_ACTOR}.megatron.context_parallel_size", "as the actor", low=1)
     expert_model_parallel_size: int = follows(f"{_ACTOR}.megatron.expert_model_parallel_size", "as the actor", low=1)
     expert_tensor_parallel_size: int | None = follows(
@@ -234,11 +231,6 @@ class EngineArguments:
 
 
 @dataclass
-class PrometheusConfig:
-    enable: bool = key(False, "serve engine metrics")
-
-
-@dataclass
 class RolloutConfig:
     name: str | None = key(None, "engine that generates; unset: by hardware and what is installed", choices=ENGINES)
     n_gpus_per_node: int = key(1, "devices per node of a pool of its own (hybrid_engine=False)", low=1)
@@ -293,20 +285,17 @@ class RolloutConfig:
     )
     scheduling_policy: str = key("fcfs", "order of waiting requests", choices=("fcfs", "priority"))
     disable_log_stats: bool = key(True, "no periodic statistics of the engine")
-    over_sample_rate: float = key(0.0, "share of extra requests started, the slowest are dropped", low=0)
     log_prob_micro_batch_size_per_gpu: int | None = key(
         None, "rows per forward of the old log-probs; unset: a token budget", low=1
     )
     log_prob_use_dynamic_bsz: bool | None = key(None, "by token budget; unset: unless a row count is set")
     log_prob_max_token_len_per_gpu: int = follows(f"{_ACTOR}.ppo_max_token_len_per_gpu", "token budget", low=1)
     enable_rollout_routing_replay: bool = key(False, "return the experts chosen in rollout")
-    quantization: str | None = key(None, "quantised rollout weights", choices=("fp8", "torchao"))
     val_kwargs: ValidationSamplingConfig = section(ValidationSamplingConfig)
     multi_turn: MultiTurnConfig = section(MultiTurnConfig)
     agent: AgentConfig = section(AgentConfig)
     checkpoint_engine: WeightSyncConfig = section(WeightSyncConfig)
     engine_kwargs: EngineArguments = section(EngineArguments)
-    prometheus: PrometheusConfig = section(PrometheusConfig)
 
 
 @dataclass

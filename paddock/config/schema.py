@@ -246,7 +246,6 @@ class RewardModelConfig:
     )
     rule_weight: float | None = key(None, "weight of the rule; unset beside a model_weight: 0")
     judge: JudgeConfig = section(JudgeConfig)
-    ulysses_sequence_parallel_size: int = key(1, "ranks that share each sequence (FSDP)", low=1)
     reward_manager: str = key("naive", "how scorers are called", choices=REWARD_MANAGERS)
     reward_kwargs: RewardKwargsConfig = section(RewardKwargsConfig)
     num_workers: int | None = key(None, "processes that score; unset: the number of cores", low=1)
@@ -316,7 +315,6 @@ class TrainerConfig:
     resume_from_path: str | None = key(None, "a folder global_step_N", path=True)
     max_actor_ckpt_to_keep: int | None = key(None, "checkpoints kept; unset: all", low=1)
     max_critic_ckpt_to_keep: int | None = key(None, "critic checkpoints kept; unset: all", low=1)
-    esi_redundant_time: int = key(0, "seconds before the end of a lease in which a checkpoint is written", low=0)
     ray_wait_register_center_timeout: int = key(300, "seconds to wait for every worker to come up", low=1)
     max_nonfinite_steps: int = key(3, "updates in a row that may be void (NaN, inf) before the run stops", low=1)
     max_restarts: int = key(0, "times a run restarts itself after a worker died", low=0)
@@ -325,11 +323,6 @@ class TrainerConfig:
         """Returns the steps of a run; of `total_training_steps` and `total_epochs`, what is reached first."""
         limits = self.total_training_steps, self.total_epochs and per_epoch * self.total_epochs
         return min(limit for limit in limits if limit is not None)
-
-
-@dataclass
-class GlobalProfilerConfig:
-    tool: str | None = key(None, "profiler", choices=("nsys", "npu", "torch", "torch_memory"))
 
 
 @dataclass
@@ -362,5 +355,4 @@ class Config:
     algorithm: AlgorithmConfig = section(AlgorithmConfig)
     distillation: DistillationConfig = section(DistillationConfig)
     trainer: TrainerConfig = section(TrainerConfig)
-    global_profiler: GlobalProfilerConfig = section(GlobalProfilerConfig)
     ray_kwargs: RayConfig = section(RayConfig)

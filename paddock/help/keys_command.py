@@ -13,7 +13,6 @@ from paddock.help.entry import Entry, commands_reading, entries, followers, set_
 from paddock.help.pages import PAGES
 from paddock.help.show import width
 from paddock.loading import foreign, trl
-from paddock.loading.rules.run import NOT_BUILT
 
 WHOLE, MOST = 3, 25
 """Up to so many keys are shown with all that is known, and up to so many on a line each."""
@@ -140,7 +139,7 @@ def becomes(key: str, rule: foreign.Rule) -> str:
 
 def line(entry: Entry) -> str:
     head = f"  {entry.key} = {entry.default.removeprefix('= ')}"
-    return f"{head:<70} {entry.meaning}" + (" [not built yet]" if entry.key in NOT_BUILT else "")
+    return f"{head:<70} {entry.meaning}"
 
 
 def whole(entry: Entry) -> str:
@@ -154,7 +153,6 @@ def whole(entry: Entry) -> str:
         ("names", ", ".join(entry.choices) if entry.choices and not entry.limits else ""),
         ("followed by", ", ".join(followers(entry.key))),
         ("commands", ", ".join(commands_reading(entry.key))),
-        ("not built", "training refuses any value but the default" if entry.key in NOT_BUILT else ""),
     ]
     indent = " " * 15
     return "\n".join([entry.key, *(

@@ -59,6 +59,11 @@ class Refused:
     harmless: tuple[Any, ...] = (None,)
 
 
+@dataclass(frozen=True)
+class RefusedInTraining(Refused):
+    """The same; but the plan of a launch script says so, and goes on without the key."""
+
+
 Rule = Mapped | Converted | Several | Ignored | Refused
 
 
@@ -135,10 +140,12 @@ def _refers(value: Any) -> bool:
     return isinstance(value, str) and value.startswith("${")
 
 
-def translate(key: str, value: Any, given: Mapping[str, Any] | None = None) -> tuple[list[tuple[str, Any]], str | None]:
+def translate(
+    key: str, value: Any, given: Mapping[str, Any] | None = None, planned: bool = False
+) -> tuple[list[tuple[str, Any]], str | None]:
     """Returns (key, value) as the schema has them, none where nothing is set; and a warning for the user.
 
-    `given`: all settings by name, which a value in another unit needs.
+    `given`: all settings by name, which a value in another unit needs. `planned`: a launch script is only planned.
     """
     match rule_for(key):
         case None:
@@ -147,7 +154,7 @@ def translate(key: str, value: Any, given: Mapping[str, Any] | None = None) -> t
             return [], None  # one key of theirs takes the value of another, and both are one here
         case Mapped(to=to, value=convert):
             named = f"{key} is called {to} here"
-            found, said = translate(to, convert(value), given)  # the other name may have a rule of its own
+            found, said = translate(to, convert(value), given, planned)  # the other name may have a rule of its own
             return found, f"{named}, and {said}" if said else named
         case Converted() | Several() if value is None or _refers(value):
             return [], None
@@ -164,6 +171,8 @@ def translate(key: str, value: Any, given: Mapping[str, Any] | None = None) -> t
             return [], f"{key}={value} is ignored: {why}"
         case Refused(why=why, harmless=harmless) if value in harmless or _refers(value):
             return [], f"{key}={value} is ignored: {why}"
+        case RefusedInTraining(why=why, fix=fix) if planned:
+            return [], f"training refuses it: {key}={value}: {why}; fix: {fix}"
         case Refused(why=why, fix=fix):
             raise UserError(why, key=key, value=value, fix=fix)
 

@@ -61,7 +61,7 @@ def load(
     if gpu is not None:
         machine = machine.with_gpu(gpu)
     line = parse(arguments)
-    settings, warnings, errors = known([*line.settings, *given(values or {})])
+    settings, warnings, errors = known([*line.settings, *given(values or {})], planned=not here)
     if errors:
         raise together(errors)
     settings, warnings = functions_apart(settings), [*line.warnings, *warnings]
@@ -122,14 +122,14 @@ def _schema() -> tuple[bytes, dict[str, str]]:
     return pickle.dumps(node), following
 
 
-def known(settings: list[Setting]) -> tuple[list[Setting], list[str], list[UserError]]:
+def known(settings: list[Setting], planned: bool = False) -> tuple[list[Setting], list[str], list[UserError]]:
     """Returns the settings under the schema's names, warnings, and an error for each key that cannot be taken."""
     kept, warnings, errors = list[Setting](), list[str](), list[UserError]()
     leaves = [leaf for setting in settings for leaf in _leaves_of(setting)]
     every = {leaf.key: leaf.value for leaf in leaves}
     for setting in leaves:
         try:
-            translated, warning = foreign.translate(setting.key, setting.value, every)
+            translated, warning = foreign.translate(setting.key, setting.value, every, planned)
             if unknown := [key for key, _ in translated if tree.leaf_of(key) is None]:
                 raise _unknown(unknown[0], setting)
         except UserError as error:

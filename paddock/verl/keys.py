@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from paddock.errors import UserError
-from paddock.loading.foreign import Ignored, Mapped, Refused, Rule, each, moved
+from paddock.loading.foreign import Ignored, Mapped, Refused, RefusedInTraining, Rule, each, moved
 from paddock.loading.rules.distillation import NO_TEACHER_SERVER
 from paddock.verl.keys_forks import FORKS
 from paddock.verl.keys_later import LATER
@@ -46,6 +46,10 @@ _NO_OPTIMIZER = Ignored("a frozen model has no optimizer and no gradients")
 _WHOLE = Ignored("a reward model lies whole on each device")
 _OWN_JUDGE = Ignored("a judge in this process is run by the actor's modules, without a server of its own")
 _NO_TEACHER_SERVER = Ignored(NO_TEACHER_SERVER)
+_NO_METRICS = Ignored(f"only with {_RO}.prometheus.enable=True, which is refused")
+_NO_FILE_OF_EXPERTS = RefusedInTraining(
+    "choices of experts travel within a step, and no file holds them", f"leave it out; {_A}.router_replay.mode=R3"
+)
 _WHOLE_ROLE = Ignored("follows the role's strategy")
 
 RULES: dict[str, Rule] = {
@@ -151,6 +155,24 @@ RULES: dict[str, Rule] = {
             "vanilla_mbridge": _OWN_MAPPING,
             "dist_checkpointing_path": _NO_SUCH_CHECKPOINT,
             "dist_checkpointing_prefix": _NO_SUCH_CHECKPOINT,
+            "use_dist_checkpointing": RefusedInTraining(
+                "weights start from Hugging Face's files, which any layout reads",
+                f"leave it out, and {_M}.path names the Hugging Face folder",
+                (None, False),
+            ),
+            "virtual_pipeline_model_parallel_size": RefusedInTraining(
+                "a pipeline rank has one run of layers", "leave it out: it changes no result", (None, 1)
+            ),
+            "override_ddp_config*": RefusedInTraining(
+                "Megatron's DistributedDataParallel is not in use: gradients are summed once a step",
+                "leave it out",
+                (None, {}),
+            ),
+            "override_mcore_model_config*": RefusedInTraining(
+                "the model's arguments follow from its Hugging Face config",
+                "override_transformer_config, or model.override_config",
+                (None, {}),
+            ),
         },
     ),
     **each((f"{_REF}.megatron",), {"use_distributed_optimizer": _NO_OPTIMIZER, "optimizer_offload": _NO_OPTIMIZER}),
@@ -180,6 +202,7 @@ RULES: dict[str, Rule] = {
     "critic.nccl_timeout": Ignored("follows actor_rollout_ref.nccl_timeout"),
     f"{_A}.calculate_sum_pi_squared": Ignored("follows what the estimator needs"),
     f"{_A}.sum_pi_squared_checkpointing": _ALWAYS_CHUNKED,
+    **each((_A, f"{_A}.megatron"), {"router_replay.*_file": _NO_FILE_OF_EXPERTS}),
     f"{_REF}.router_replay.*": Ignored("the reference is another policy, and chooses experts of its own"),
     # model
     f"{_M}.hf_config_path": Refused(
@@ -217,6 +240,15 @@ RULES: dict[str, Rule] = {
         },
     ),
     # rollout
+    f"{_RO}.over_sample_rate": RefusedInTraining(
+        "every response that is started is finished", "leave it out", (None, 0)
+    ),
+    f"{_RO}.quantization": RefusedInTraining(f"the engine's weights have the type {_RO}.dtype", "leave it out"),
+    f"{_RO}.prometheus.enable": RefusedInTraining(
+        "engines serve no metrics",
+        "leave it out; trainer.logger=[console,prometheus] serves those of the run",
+        (None, False),
+    ),
     f"{_RO}.mode": Refused("is not a mode", "leave it out: requests always run side by side", (None, "async", "sync")),
     f"{_RO}.calculate_log_probs": Ignored("log-probs of sampled tokens are always returned"),
     f"{_RO}.skip_tokenizer_init": Ignored("engines take tokens and give tokens"),
@@ -229,9 +261,9 @@ RULES: dict[str, Rule] = {
     f"{_RO}.multi_turn.tokenization_sanity_check_mode": _NEVER_RETOKENISED,
     f"{_RO}.multi_turn.use_inference_chat_template": _NEVER_RETOKENISED,
     f"{_RO}.agent.num_workers": Ignored("conversations are driven where their engine is"),
-    f"{_RO}.quantization_config_file": Ignored(f"only with {_RO}.quantization, which is not built yet"),
-    f"{_RO}.prometheus.port": Ignored(f"only with {_RO}.prometheus.enable=True, which is not built yet"),
-    f"{_RO}.prometheus.served_model_name": Ignored(f"only with {_RO}.prometheus.enable=True, which is not built yet"),
+    f"{_RO}.quantization_config_file": Ignored(f"only with {_RO}.quantization, which is refused"),
+    f"{_RO}.prometheus.port": _NO_METRICS,
+    f"{_RO}.prometheus.served_model_name": _NO_METRICS,
     f"{_RO}.trace.backend": Ignored(
         "traces go to no service; trainer.rollout_data_dir=FOLDER keeps every rollout as jsonl"
     ),
@@ -258,6 +290,9 @@ RULES: dict[str, Rule] = {
     "reward_model.reward_loop_source": Refused("managers are chosen by name", "leave it out", (None, "register")),
     "reward_model.reward_loop_module_path": Refused("managers are chosen by name", "use custom_reward_function.path"),
     "reward_model.reward_loop_class_name": Refused("managers are chosen by name", "use custom_reward_function.path"),
+    "reward_model.ulysses_sequence_parallel_size": RefusedInTraining(
+        "one device reads a whole sequence", "leave it out", (None, 1)
+    ),
     "reward_model.nccl_timeout": Ignored("follows actor_rollout_ref.nccl_timeout"),
     "reward_model.rollout.limit_images": Ignored("a judge reads texts alone"),
     "reward_model.rollout.skip_tokenizer_init": Ignored("engines take tokens and give tokens"),
@@ -278,6 +313,21 @@ RULES: dict[str, Rule] = {
     "data.return_multi_modal_inputs": Ignored("images are processed once, for rollout and training"),
     "data.datagen.*": Refused("rows are not generated while training", "write them to a file beforehand"),
     # trainer
+    "trainer.esi_redundant_time": RefusedInTraining(
+        "a run does not ask when its lease ends",
+        "leave it out; on SIGTERM a run writes a checkpoint and stops",
+        (None, 0),
+    ),
+    **each(
+        (f"{_A}.checkpoint", "critic.checkpoint"),
+        {
+            "async_save": RefusedInTraining(
+                "checkpoints are written between steps, not while the next one runs",
+                "leave it out; a larger trainer.save_freq makes saving cheaper",
+                (None, False),
+            )
+        },
+    ),
     "trainer.default_hdfs_dir": Refused("HDFS is not written", "mount it, and set trainer.default_local_dir"),
     "trainer.del_local_ckpt_after_load": Refused(
         "a checkpoint that was just read may be the only one", "set trainer.max_actor_ckpt_to_keep", (None, False)
@@ -287,6 +337,9 @@ RULES: dict[str, Rule] = {
     "trainer.v1.*": Refused("there is one trainer, and it is synchronous", "leave it out"),
     "transfer_queue.*": Refused("tensors travel without a queue service", "leave it out", (None, False)),
     **each((_A, _REF, _RO, "critic", "reward_model"), {"profile*": _NOT_PROFILED}),
+    "global_profiler.tool": RefusedInTraining(
+        "no profiler is started", "leave it out; metrics.jsonl has the seconds of every phase of a step"
+    ),
     **each(
         ("global_profiler",),
         dict.fromkeys(("steps", "profile_continuous_steps", "save_path", "global_tool_config*"), _NOT_PROFILED),

@@ -69,8 +69,6 @@ LATER: dict[str, Rule] = {
             f"{_A}.policy_loss.tau_neg": f"{_A}.tau_neg",
             f"{_M}.torch_dtype": f"{_A}.fsdp_config.dtype",
             f"{_A}.megatron.router_replay.mode": f"{_A}.router_replay.mode",
-            f"{_A}.megatron.router_replay.record_file": f"{_A}.router_replay.record_file",
-            f"{_A}.megatron.router_replay.replay_file": f"{_A}.router_replay.replay_file",
         }
     ),
     f"{_REF}.megatron.router_replay.*": Ignored("the reference is another policy, and chooses experts of its own"),
@@ -130,7 +128,7 @@ LATER: dict[str, Rule] = {
     ),
     f"{_RO}.checkpoint_engine.custom_backend_module": Refused("weights travel by one way", "leave it out"),
     f"{_RO}.moe_load_balance_metrics_interval": Ignored("the balance of experts is not measured in a rollout"),
-    f"{_RO}.prometheus.file": Ignored(f"only with {_RO}.prometheus.enable=True, which is not built yet"),
+    f"{_RO}.prometheus.file": Ignored(f"only with {_RO}.prometheus.enable=True, which is refused"),
     f"{_RO}.qat.enable": _NO_QAT,
     f"{_RO}.qat*": _ONLY_QAT,
     f"{_RO}.disaggregation.enabled": Refused(

@@ -53,6 +53,42 @@ MISSION_KEYS = [
 ]
 
 
+REFUSED = [
+    ("actor_rollout_ref.actor.router_replay.record_file", "a.pt", "null"),
+    ("actor_rollout_ref.actor.megatron.router_replay.replay_file", "a.pt", "null"),
+    ("actor_rollout_ref.rollout.over_sample_rate", "0.1", "0"),
+    ("actor_rollout_ref.rollout.quantization", "fp8", "null"),
+    ("actor_rollout_ref.rollout.prometheus.enable", "True", "False"),
+    ("reward_model.ulysses_sequence_parallel_size", "2", "1"),
+    ("global_profiler.tool", "nsys", "null"),
+    ("trainer.esi_redundant_time", "60", "0"),
+    *((f"{role}.checkpoint.async_save", "True", "False") for role in ("actor_rollout_ref.actor", "critic")),
+    *(
+        (f"{role}.megatron.{name}", value, harmless)
+        for role in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
+        for name, value, harmless in (
+            ("virtual_pipeline_model_parallel_size", "2", "1"),
+            ("use_dist_checkpointing", "True", "False"),
+            ("override_ddp_config", "{grad_reduce_in_fp32: True}", "{}"),
+            ("override_mcore_model_config", "{a: 1}", "{}"),
+        )
+    ),
+    ("+actor_rollout_ref.actor.megatron.override_ddp_config.grad_reduce_in_fp32", "True", "null"),
+]
+"""Keys of verl, a value that is refused, and one that asks for nothing."""
+
+
+@pytest.mark.parametrize(("key", "value", "harmless"), REFUSED)
+def test_what_a_key_of_verl_asks_for_is_refused_by_name_and_a_planned_script_goes_on_without_it(key, value, harmless):
+    with pytest.raises(UserError) as refused:
+        load([f"{key}={value}"])
+    name = key.removeprefix("+")
+    assert refused.value.key == name and refused.value.fix
+    assert any(line.startswith(f"{name}=") and "is ignored" in line for line in load([f"{key}={harmless}"]).warnings)
+    planned = load([f"{key}={value}"], here=False).warnings
+    assert any(line.startswith(f"training refuses it: {name}=") for line in planned)
+
+
 @pytest.mark.parametrize("key", MISSION_KEYS)
 def test_keys_of_the_guide_are_real_fields(key):
     assert key in tree.leaves()

@@ -8,7 +8,6 @@ from paddock.cli import main
 from paddock.config import tree
 from paddock.help.keys_command import search
 from paddock.loading import foreign
-from paddock.loading.rules.run import NOT_BUILT
 
 
 def said(capsys, *words: str) -> str:
@@ -48,12 +47,6 @@ def test_a_key_that_another_follows_names_it_and_choices_are_limits(capsys):
     assert "one of error, left, right, middle" in said(capsys, "data.truncation")
 
 
-def test_a_key_that_is_not_built_says_so(capsys):
-    for key in NOT_BUILT:
-        assert "training refuses any value but the default" in said(capsys, key)
-    assert "[not built yet]" in said(capsys, "global_profiler")
-
-
 def test_sections_are_listed_with_their_counts_and_a_section_with_its_keys(capsys):
     text = said(capsys)
     assert f"{len(tree.leaves())} keys in" in text and "actor_rollout_ref.rollout" in text
@@ -65,6 +58,7 @@ def test_sections_are_listed_with_their_counts_and_a_section_with_its_keys(capsy
     [
         ("reward_manager.name", "is called reward_model.reward_manager here"),
         ("data.return_raw_chat", "ignored, messages are always kept"),
+        ("global_profiler.tool", "refused (no profiler is started) unless it is null; fix: leave it out"),
         ("trainer.default_hdfs_dir", "refused (HDFS is not written) unless it is null; fix: mount it"),
         ("actor_rollout_ref.actor.veomni.anything", "refused (veomni is not a training engine here)"),
     ],

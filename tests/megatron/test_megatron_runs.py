@@ -119,9 +119,6 @@ def test_several_processes_on_a_cpu_are_refused_before_anything_starts():
 
 
 BROKEN_RULES = [
-    (f"{A}.megatron.virtual_pipeline_model_parallel_size=2", "one run of layers"),
-    (f"{A}.megatron.use_dist_checkpointing=True", "Hugging Face's files"),
-    (f"{A}.megatron.override_ddp_config={{a: 1}}", "DistributedDataParallel"),
     (f"{A}.megatron.dtype=float16", "loss scale"),
     ("actor_rollout_ref.numerics=exact", "numerics"),
     (f"{A}.router_replay.mode=R2", "router_replay"),

@@ -470,17 +470,13 @@ def test_resume_path_takes_the_named_checkpoint_or_says_what_is_wrong(tmp_path):
         at(folder)
 
 
-def test_the_larger_limit_counts_and_asynchronous_saving_is_refused_by_name(caplog):
+def test_the_larger_limit_counts(caplog):
     limits = ["trainer.max_actor_ckpt_to_keep=2", "trainer.max_critic_ckpt_to_keep=3"]
     assert checkpoint_store(config(*limits)).keep == 3
     assert checkpoint_store(config(limits[0])).keep == 2
     assert checkpoint_store(config()).keep is None
     assert checkpoint_store(config(limits[1])).keep is None, "it would delete the actor's, too, of which all are kept"
     assert "max_critic_ckpt_to_keep=3 has no effect" in caplog.text
-    key = "actor_rollout_ref.actor.checkpoint.async_save"
-    with pytest.raises(UserError) as error:
-        checkpoint_store(config(f"{key}=True"))
-    assert error.value.key == key
 
 
 # State

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddock.config.engine import FrozenMegatronConfig
 from paddock.config.schema import Config
 from paddock.errors import UserError
-from paddock.loading.rules.devices import no_float16, trained
+from paddock.loading.rules.devices import trained
 from paddock.loading.rules.form import Scope, rule
 
 _A = "actor_rollout_ref.actor"
@@ -26,43 +25,6 @@ def megatron_trains_all_or_none(config: Config) -> None:
                 value=role.strategy,
                 fix=f"{section}.strategy={actor}",
             )
-
-
-@rule(Scope.TRAINING)
-def megatron_is_asked_for_what_it_does(config: Config) -> None:
-    for section, role in trained(config):
-        if role.strategy == "megatron":
-            megatron_keys(role.megatron, f"{section}.megatron")
-
-
-def megatron_keys(config: FrozenMegatronConfig, section: str) -> None:
-    """Refuses fields of Megatron that this engine does not honour."""
-    reasons = {
-        "virtual_pipeline_model_parallel_size": (
-            config.virtual_pipeline_model_parallel_size in (None, 1),
-            "a pipeline rank has one run of layers",
-            "leave it out",
-        ),
-        "use_dist_checkpointing": (
-            not config.use_dist_checkpointing,
-            "weights start from Hugging Face's files, which any layout reads",
-            "False, and actor_rollout_ref.model.path names the Hugging Face folder",
-        ),
-        "override_ddp_config": (
-            not config.override_ddp_config,
-            "Megatron's DistributedDataParallel is not in use: gradients are summed once a step",
-            "leave it out",
-        ),
-        "override_mcore_model_config": (
-            not config.override_mcore_model_config,
-            "the model's arguments follow from its Hugging Face config",
-            "override_transformer_config, or model.override_config",
-        ),
-    }
-    for name, (harmless, why, fix) in reasons.items():
-        if not harmless:
-            raise UserError(why, key=f"{section}.{name}", value=getattr(config, name), fix=fix)
-    no_float16(config.dtype, f"{section}.dtype")
 
 
 @rule(Scope.TRAINING)

@@ -7,44 +7,8 @@ import difflib
 from paddock.config import tree
 from paddock.config.loggers import LOGGERS
 from paddock.config.schema import Config
-from paddock.errors import UserError, together
-from paddock.loading.rules.form import Scope, rule
-
-_A, _RO = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-_REPLAY = (
-    "choices of experts travel within a step, and no file holds them",
-    f"leave it out; {_A}.router_replay.mode=R3",
-)
-
-NOT_BUILT: dict[str, tuple[str, str]] = {
-    f"{_A}.router_replay.record_file": _REPLAY,
-    f"{_A}.router_replay.replay_file": _REPLAY,
-    f"{_RO}.over_sample_rate": ("every response that is started is finished", "leave it out"),
-    f"{_RO}.quantization": (f"the engine's weights have the type {_RO}.dtype", "leave it out"),
-    f"{_RO}.prometheus.enable": (
-        "engines serve no metrics", "leave it out; trainer.logger=[console,prometheus] serves those of the run"
-    ),
-    "reward_model.ulysses_sequence_parallel_size": ("one device reads a whole sequence", "leave it out"),
-    "global_profiler.tool": (
-        "no profiler is started", "leave it out; metrics.jsonl has the seconds of every phase of a step"
-    ),
-    "trainer.esi_redundant_time": (
-        "a run does not ask when its lease ends", "leave it out; on SIGTERM a run writes a checkpoint and stops"
-    ),
-}  # fmt: skip
-"""Reason and fix by key: refused unless the key has its default."""
-
-
-@rule(Scope.TRAINING)
-def keys_are_built(config: Config) -> None:
-    default = Config()
-    errors = [
-        UserError(f"is not built yet: {why}", key=key, value=value, fix=fix)
-        for key, (why, fix) in NOT_BUILT.items()
-        if (value := tree.get(config, key)) != tree.get(default, key)
-    ]
-    if errors:
-        raise together(errors)
+from paddock.errors import UserError
+from paddock.loading.rules.form import rule
 
 
 @rule
@@ -102,15 +66,3 @@ def checkpoints_are_whole(config: Config) -> None:
                     value=list(value),
                     fix=f"{key}=[{','.join(PARTS)}]; to start anew from its weights: `paddock export`",
                 )
-
-
-@rule(Scope.TRAINING)
-def checkpoints_wait_for_steps(config: Config) -> None:
-    for key in (f"{_A}.checkpoint.async_save", "critic.checkpoint.async_save"):
-        if tree.get(config, key):
-            raise UserError(
-                "checkpoints are written between steps, not while the next one runs",
-                key=key,
-                value=True,
-                fix=f"{key}=False; a larger trainer.save_freq makes saving cheaper",
-            )

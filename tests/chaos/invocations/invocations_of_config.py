@@ -200,7 +200,7 @@ CLASHES = [
     clash(GRPO, "trainer.device=cuda", "trainer.n_gpus_per_node=64", "data.train_files=builtin:addition/train",
           f"{M}.path=builtin:tiny", f"{RO}.name=embedded", says=("trainer.n_gpus_per_node=64",)),
     clash(GRPO, f"{RO}.multi_turn.enable=True", says=(f"{RO}.multi_turn.enable=True", "no tool is named")),
-    clash(GRPO, "global_profiler.tool=nsys", says=("global_profiler.tool=nsys", "is not built yet")),
+    clash(GRPO, "global_profiler.tool=nsys", says=("global_profiler.tool=nsys", "no profiler is started")),
 ]  # fmt: skip
 
 
