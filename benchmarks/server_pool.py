@@ -48,6 +48,7 @@ from paddock.facts.models import shape_of
 from paddock.trainer.loop import Trainer
 from paddock.trainer.reinforcement import train
 from paddock.workers.rank import Rank
+from paddock.workers.rollout import RolloutServer
 from paddock.workers.sharded import RolloutServers
 from paddock.workers.weight_sender import WeightSender
 
@@ -174,7 +175,7 @@ def gap_of(servers: RolloutServers) -> float:
     """Returns what `verify` compares, without judging it."""
     trainers = servers.actor.ranks
     prompt, sampling = trainers.broadcast("sender", WeightSender.question)[0]
-    answers = servers.ask([[[prompt]]] * servers.engines, sampling)
+    answers = servers.ranks.map("server", RolloutServer.probe, [[prompt]] * servers.engines, sampling)
     return max(trainers.broadcast("sender", WeightSender.gaps, prompt, answers)[0][0])
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.commands.frozen_policy import Watched, open_policy, progress_bar, prompts_at_a_time
-from paddock.config.conversations import converses
+from paddock.commands.frozen_policy import FrozenRollout, open_policy, progress_bar, prompts_at_a_time
 from paddock.config.paths import files_of
 from paddock.config.schema import Config
 from paddock.core.timing import Timer
@@ -14,7 +13,7 @@ from paddock.data.dataset import MODEL, PromptDataset
 from paddock.data.loader import Loader
 from paddock.rewards.manager import RewardManager
 from paddock.rollouts.collect import Collector, trial
-from paddock.rollouts.environments import Environments, RowEnvironments
+from paddock.rollouts.environments import Environments, RowEnvironments, in_environments
 from paddock.runs.samples import Sample
 from paddock.trainer.model_rewards import open_models, validation_styles
 from paddock.trainer.out_of_memory import explaining
@@ -47,7 +46,7 @@ def evaluate(config: Config) -> Evaluation:
         dataset = PromptDataset.validation(config.data, policy.tokenizer, policy.reader)
         dataset.scored_by = validation_styles(config.reward_model)
         first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
-        several = converses(config) or dataset.names_agents
+        several = in_environments(config, dataset)
         template = config.data.apply_chat_template_kwargs.get("chat_template", policy.tokenizer.chat_template)
         rewards.check([trial(row, several, template is not None) for row in first])
         models = open_models(config, policy.tokenizer, policy.stop_tokens)
@@ -61,10 +60,8 @@ def evaluate(config: Config) -> Evaluation:
             )
             if environments:
                 environments.check(dataset)
-            engine = Watched(policy.engine, lambda count: progress.advance(task, count), environments)
-            collector = Collector(
-                config, loader, engine, rewards, policy.tokenizer, policy.stop_tokens, models, several
-            )
+            engine = FrozenRollout(policy.engine, lambda count: progress.advance(task, count), environments)
+            collector = Collector(config, loader, engine, rewards, policy.tokenizer, policy.stop_tokens, models)
             _, samples = Validation(collector, dataset, policy.stop_tokens).run(0, timer)
     return Evaluation(
         model=str(config.actor_rollout_ref.model.path),

@@ -13,7 +13,7 @@ from paddock.config.schema import Config
 from paddock.config.topology import world_size
 from paddock.core.device import compute_dtype, device_of
 from paddock.data.dataset import PromptRow
-from paddock.engines.rollout.base import Completion, OnDone, Prompt, RolloutEngine, Sampling
+from paddock.engines.rollout.base import RolloutEngine, Sampling
 from paddock.engines.train.open import frozen_engine
 from paddock.engines.train.settings import Settings, model_source
 from paddock.errors import UserError
@@ -24,6 +24,7 @@ from paddock.models.load import load_causal_lm, open_tokenizer
 from paddock.rollouts.conversations import OnEpisodes
 from paddock.rollouts.environments import Environments
 from paddock.rollouts.episode import Episode
+from paddock.rollouts.roll_out import roll_out
 from paddock.workers.open_engines import rollout_engine
 from paddock.workers.probe import sync
 from paddock.workers.roles import stop_tokens
@@ -71,26 +72,18 @@ def prompts_at_a_time(config: Config, samples: int) -> int:
     return config.data.val_batch_size or max(1, RESPONSES_AT_A_TIME // samples)
 
 
-class Watched:
-    """A rollout engine that tells how many prompts it has answered. Its weights never change."""
+@dataclass(frozen=True)
+class FrozenRollout:
+    """A rollout engine whose weights never change. It tells `answered` how many prompts it has answered."""
 
-    version = 0
+    engine: RolloutEngine
+    answered: Callable[[int], None]
+    environments: Environments | None = None
 
-    def __init__(
-        self, engine: RolloutEngine, answered: Callable[[int], None], environments: Environments | None = None
-    ):
-        self.engine, self.answered, self.environments = engine, answered, environments
-
-    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
-        found = self.engine.generate(prompts, sampling, on_done)
-        self.answered(len(prompts))
-        return found
-
-    def converse(
+    def episodes(
         self, rows: list[PromptRow], samples: int, sampling: Sampling, on_done: OnEpisodes | None = None
     ) -> list[Episode]:
-        assert self.environments is not None
-        found = self.environments.run(self.engine, self.version, rows, samples, sampling, on_done)
+        found = roll_out(self.engine, 0, rows, samples, sampling, on_done, self.environments)
         self.answered(len(rows))
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from paddock.commands.frozen_policy import Watched, open_policy, progress_bar, prompts_at_a_time
+from paddock.commands.frozen_policy import FrozenRollout, open_policy, progress_bar, prompts_at_a_time
 from paddock.config.conversations import converses
 from paddock.config.schema import Config
 from paddock.core.files import replacing
@@ -25,9 +25,10 @@ from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import validation_batches
 from paddock.data.unscored import UnscoredDataset
 from paddock.errors import UserError
-from paddock.rollouts.collect import episodes, training_sampling
-from paddock.rollouts.environments import Environments, RowEnvironments
+from paddock.rollouts.collect import training_sampling
+from paddock.rollouts.environments import Environments, RowEnvironments, in_environments
 from paddock.rollouts.episode import Episode
+from paddock.rollouts.roll_out import roll_out
 from paddock.runs.samples import plain
 from paddock.trainer.out_of_memory import explaining
 
@@ -81,13 +82,13 @@ def generate(config: Config, output: Path) -> Summary:
         progress_bar() as progress,
     ):
         task = progress.add_task("generating", total=len(dataset))
-        several = converses(config) or dataset.names_agents
+        several = in_environments(config, dataset)
         environments = Environments(config, policy.tokenizer, policy.stop_tokens, own) if several else None
         if environments:
             environments.check(dataset)
-        engine = Watched(policy.engine, lambda count: progress.advance(task, count), environments)
+        engine = FrozenRollout(policy.engine, lambda count: progress.advance(task, count), environments)
         for rows in validation_batches(dataset, prompts_at_a_time(config, samples)):
-            found = (engine.converse if several else partial(episodes, engine))(rows, samples, sampling)
+            found = engine.episodes(rows, samples, sampling)
             for index, row in enumerate(rows):
                 record = record_of(row, found[index * samples : (index + 1) * samples], policy.tokenizer)
                 write(record)
@@ -113,17 +114,21 @@ def answer(config: Config, text: str) -> tuple[list[str], Summary]:
     start, samples = time.perf_counter(), config.actor_rollout_ref.rollout.n
     row = PromptRow(0, 0, tokens, asked, PROMPT, None, {}, PROMPT, written_prompt=text)
     sampling = training_sampling(config, policy.stop_tokens)
-    if converses(config):
-        environments = Environments(config, policy.tokenizer, policy.stop_tokens, own)
+    several = converses(config)
+    environments = Environments(config, policy.tokenizer, policy.stop_tokens, own) if several else None
+    if environments:
         environments.prove(row)
-        found = environments.run(policy.engine, 0, [row], samples, sampling)
-        texts = [told(one.extras["conversation"]) for one in found]
-    else:
-        found = episodes(Watched(policy.engine, lambda count: None), [row], samples, sampling)
-        drawn = [[token for span in one.spans for token in span.tokens] for one in found]
-        texts = policy.tokenizer.batch_decode(drawn, skip_special_tokens=True)
+    found = roll_out(policy.engine, 0, [row], samples, sampling, environments=environments)
+    texts = texts_for_people(found, partial(policy.tokenizer.batch_decode, skip_special_tokens=True))
     count = sum(len(span.tokens) for one in found for span in one.spans if span.log_probs)
     return texts, Summary(1, len(found), count, sum(one.done for one in found), 0, time.perf_counter() - start)
+
+
+def texts_for_people(found: Sequence[Episode], decode: Callable[[list[list[int]]], list[str]]) -> list[str]:
+    """Returns responses as texts, and conversations with all that was said in them."""
+    if found and "conversation" in found[0].extras:
+        return [told(one.extras["conversation"]) for one in found]
+    return decode([[token for span in one.spans for token in span.tokens] for one in found])
 
 
 def told(conversation: list[dict[str, Any]]) -> str:

@@ -10,13 +10,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 
-from paddock.commands.generation import PROMPT, told
+from paddock.commands.generation import PROMPT, texts_for_people
 from paddock.config.schema import Config
 from paddock.core.batch import GIVEN, Batch
 from paddock.core.device import device_of, empty_cache
@@ -24,11 +23,9 @@ from paddock.core.timing import Timer
 from paddock.data.chat import PromptEncoder
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import prompt_batch
-from paddock.engines.rollout.base import Prompt
 from paddock.errors import UserError
 from paddock.library.rows import files_of_rows
 from paddock.rollouts.batch import with_prompts, with_responses
-from paddock.rollouts.collect import episodes
 from paddock.rollouts.episode import Episode, Span
 from paddock.runs.checkpoint import Checkpoint
 from paddock.trainer.interruption import Interruption
@@ -119,23 +116,14 @@ class Session:
                 sampling = replace(sampling, temperature=temperature)
             if response_length is not None:
                 sampling = replace(sampling, max_tokens=response_length)
-            if collector.converses:
-                drawn = [
-                    PromptRow(
-                        0, next(self.asked), own, one, PROMPT, None, {}, f"prompt {number}", written_prompt=prompt
-                    )
-                    for number, (own, one, prompt) in enumerate(zip(tokens, asked, prompts, strict=True))
-                ]
-                with trainer.roles.rollout.awake(Timer()):
-                    told_of = iter(collector.engine.converse(drawn, n, sampling))
-                return [[told(one.extras["conversation"]) for one in itertools.islice(told_of, n)] for _ in tokens]
-            rows = [[next(self.asked) for _ in range(n)] for _ in tokens]
+            rows = [
+                PromptRow(0, next(self.asked), own, one, PROMPT, None, {}, f"prompt {number}", written_prompt=prompt)
+                for number, (own, one, prompt) in enumerate(zip(tokens, asked, prompts, strict=True))
+            ]
             with trainer.roles.rollout.awake(Timer()):
-                found = trainer.roles.rollout.generate(
-                    [Prompt(own, ids) for own, ids in zip(tokens, rows, strict=True)], sampling
-                )
-            texts = iter(collector.decode([completion.tokens for completion in found]))
-            return [list(itertools.islice(texts, n)) for _ in tokens]
+                found = trainer.roles.rollout.episodes(rows, n, sampling)
+            texts = iter(texts_for_people(found, collector.decode))
+            return [list(itertools.islice(texts, n)) for _ in rows]
 
     def sample(self, rows: Any, n: int | None) -> list[Episode]:
         if n is not None:
@@ -146,8 +134,7 @@ class Session:
             prompts = self.rows_of(rows, trainer)
             sampling = replace(collector.sampling, step=trainer.step_no + 1)
             with trainer.roles.generating(trainer.timer), trainer.timer("gen"):
-                draw = collector.engine.converse if collector.converses else partial(episodes, collector.engine)
-                found = draw(prompts, samples, sampling)
+                found = trainer.roles.rollout.episodes(prompts, samples, sampling)
             self.drawn |= {span.version: trainer.step_no for one in found for span in one.response}
             texts = collector.decode([[token for span in one.response for token in span.tokens] for one in found])
             owners = [row for row in prompts for _ in range(samples)]

@@ -20,7 +20,7 @@ from paddock.core.batch import Batch
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
 from paddock.data.loader import Loader, prompt_batch
-from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
+from paddock.engines.rollout.base import Sampling
 from paddock.environments.environment import messages_said
 from paddock.rewards.joint import JointScoring
 from paddock.rewards.manager import RewardManager
@@ -28,7 +28,7 @@ from paddock.rewards.score import ScoreRequest
 from paddock.rewards.scoring import Scoring
 from paddock.rollouts.batch import in_a_row, with_prompts, with_responses
 from paddock.rollouts.conversations import OnEpisodes
-from paddock.rollouts.episode import Episode, one_turn_each
+from paddock.rollouts.episode import Episode
 from paddock.rollouts.texts import Pieces, pieces_of, texts_of
 
 Metrics = dict[str, float]
@@ -43,19 +43,10 @@ Generating = Callable[[Timer], AbstractContextManager[None]]
 class Sampler(Protocol):
     """Anything that answers prompts: a rollout engine beside the actor, or the rollout of many ranks."""
 
-    @property
-    def version(self) -> int:
-        """Returns the version of the weights that answer."""
-        ...
-
-    def generate(
-        self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None
-    ) -> list[Completion]: ...
-
-    def converse(
+    def episodes(
         self, rows: list[PromptRow], samples: int, sampling: Sampling, on_done: OnEpisodes | None = None
     ) -> list[Episode]:
-        """Runs `samples` episodes for each row in its environment."""
+        """Returns `samples` episodes for each row, as `roll_out` does."""
         ...
 
 
@@ -89,10 +80,8 @@ class Collector:
         tokenizer: Any,
         stops: frozenset[int],
         models: ModelScoring | None = None,
-        converses: bool = False,
     ):
-        """`converses`: rows are answered in environments."""
-        self.models, self.converses = models, converses
+        self.models = models
         self.config, self.loader, self.engine, self.rewards, self.tokenizer = config, loader, engine, rewards, tokenizer
         self.samples = config.actor_rollout_ref.rollout.n
         self.sampling = training_sampling(config, stops)
@@ -152,22 +141,16 @@ class Collector:
         batch, scoring = prompt_batch(rows, samples, self.tokenizer.pad_token_id), self.rewards.begin()
         indices = {row: index for index, row in enumerate(batch.row.tolist())}
 
-        def ended(completions: list[Completion]) -> None:
-            texts = self.decode([completion.tokens for completion in completions])
-            rows = [(indices[c.row], text, c.tokens, None, None) for c, text in zip(completions, texts, strict=True)]
-            scoring.add(self.rewards.requests(batch, rows))
-
         def over(found: list[Episode]) -> None:
             own = with_responses(batch.rows(torch.tensor([indices[one.row] for one in found])), found, pad)
             asked = self.requests(own, range(len(own)))
             scoring.add({indices[one.row]: asked[index] for index, one in enumerate(found)})
 
         early, pad = self.config.reward_model.launch_reward_fn_async, self.tokenizer.pad_token_id
-        if self.converses:
-            found = self.engine.converse(rows, samples, sampling, over if early else None)
+        found = self.engine.episodes(rows, samples, sampling, over if early else None)
+        own = {row.group: row.tokens for row in rows}
+        if any(one.prompt.tokens is not own[one.group] for one in found):
             batch = with_prompts(batch, found, pad)
-        else:
-            found = episodes(self.engine, rows, samples, sampling, ended if early else None)
         return with_responses(batch, found, pad), scoring
 
     def score(self, batch: Batch, scoring: Scoring | JointScoring, validation: bool = False) -> tuple[Batch, Metrics]:
@@ -241,17 +224,6 @@ def spread(rounds: Sequence[Metrics], name: str) -> float:
     told = [(metrics[mean], metrics[name]) for metrics in rounds if mean in metrics]
     middle = fmean(value for value, _ in told) if told else 0.0
     return sqrt(fmean([own**2 + (value - middle) ** 2 for value, own in told] or [0.0]))
-
-
-def episodes(
-    engine: Sampler, rows: Sequence[PromptRow], samples: int, sampling: Sampling, on_done: OnDone | None = None
-) -> list[Episode]:
-    """Returns `samples` episodes for each prompt, prompt after prompt; their ids are those of `prompt_batch`."""
-    groups = [row.group for row in rows]
-    prompts = [
-        Prompt(row.tokens, [row.group * samples + sample for sample in range(samples)], row.images) for row in rows
-    ]
-    return one_turn_each(engine.generate(prompts, sampling, on_done), prompts, groups, engine.version)
 
 
 NOTHING_TOLD: dict[str, Any] = {"num_turns": 2, "tool_rewards": [], "turn_scores": [], "rollout_reward_scores": {}}

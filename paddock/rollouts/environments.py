@@ -44,6 +44,11 @@ TOOL_CONFIG = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
 VERL = "paddock.verl.conversations"
 
 
+def in_environments(config: Config, dataset: PromptDataset) -> bool:
+    """True if rows are answered in environments: by the config, or because rows name agent loops."""
+    return converses(config) or dataset.names_agents
+
+
 class OneTurn(Environment):
     """Ends with the first turn: what a plain rollout is."""
 
@@ -242,7 +247,7 @@ class Environments:
         self, engine: RolloutEngine, version: int, rows: Sequence[PromptRow], samples: int, sampling: Sampling,
         on_done: OnEpisodes | None = None,
     ) -> list[Episode]:  # fmt: skip
-        """Returns `samples` episodes for each row, row after row; their ids are those of `prompt_batch`."""
+        """Returns `samples` episodes for each row, as `roll_out` does."""
         if not rows:
             return []
         wanted = [

@@ -81,9 +81,10 @@ def one_turn_each(
 ) -> list[Episode]:
     """Returns completions as episodes of one span. They stand in the order of the prompts and of their rows."""
     asked = [(group, prompt) for group, prompt in zip(groups, prompts, strict=True) for _ in prompt.rows]
-    return [
-        Episode(
-            one.row, group, prompt, [Span(one.tokens, one.log_probs, version)], done=one.stopped, experts=one.experts
-        )
-        for one, (group, prompt) in zip(completions, asked, strict=True)
-    ]
+    return [one_turn(one, *own, version) for one, own in zip(completions, asked, strict=True)]
+
+
+def one_turn(one: Completion, group: int, prompt: Prompt, version: int) -> Episode:
+    """Returns a completion as an episode of one span."""
+    span = Span(one.tokens, one.log_probs, version)
+    return Episode(one.row, group, prompt, [span], done=one.stopped, experts=one.experts)

@@ -6,7 +6,6 @@ import logging
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from paddock.config.conversations import converses
 from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards, pools
 from paddock.data.dataset import MODEL, PromptDataset
@@ -16,7 +15,7 @@ from paddock.models.image_reader import ImageReader
 from paddock.models.load import open_tokenizer
 from paddock.rewards.manager import NO_FUNCTIONS, Functions, RewardManager
 from paddock.rollouts.collect import Collector, trial
-from paddock.rollouts.environments import Environments, RowEnvironments
+from paddock.rollouts.environments import Environments, RowEnvironments, in_environments
 from paddock.runs.checkpoint import CheckpointStore
 from paddock.runs.lock import FolderLock
 from paddock.trainer.loop import Trainer
@@ -50,9 +49,9 @@ def open_trainer(
     rewards.total_steps = total_steps
     dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))
     first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
-    in_environments = converses(config) or dataset.names_agents
+    several = in_environments(config, dataset)
     template = config.data.apply_chat_template_kwargs.get("chat_template", tokenizer.chat_template)
-    tries = [trial(row, in_environments, template is not None) for row in first]
+    tries = [trial(row, several, template is not None) for row in first]
     rewards.check(tries)
     paid = config.reward_model.enable or rewards.pays(tries) or any(one.may_pay for one in rows.without_agent())
     if config.environment and learns_from_rewards(config) and not paid:
@@ -67,13 +66,13 @@ def open_trainer(
     models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)
     if models:
         models.check(dataset)
-    if in_environments:
+    if several:
         environments = things.enter_context(
             closing(Environments(config, tokenizer, roles.stop_tokens, rows, rewards.reads_environments))
         )
         environments.check(dataset)
         roles.rollout.open_environments(environments)
-    collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models, in_environments)
+    collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models)
     validation = None
     if config.data.val_files:
         held_out = PromptDataset.validation(config.data, tokenizer, reader)

@@ -10,12 +10,14 @@ import torch
 from paddock.config.roles import RolloutConfig
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
-from paddock.engines.rollout.base import Completion, CopyEngine, OnDone, Prompt, RolloutEngine, Sampling
+from paddock.engines.rollout.base import Completion, CopyEngine, Prompt, RolloutEngine, Sampling
 from paddock.rollouts.conversations import OnEpisodes
 from paddock.rollouts.environments import Environments
 from paddock.rollouts.episode import Episode
+from paddock.rollouts.roll_out import roll_out
 from paddock.workers.policy import Policy
 from paddock.workers.probe import sync
+from paddock.workers.transport import PackedEpisodes
 from paddock.workers.updates import Metrics
 from paddock.workers.weight_sender import Bucket
 
@@ -62,18 +64,18 @@ class Rollout:
         self.engine.sleep()
         self.in_use.close()
 
-    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
-        return self.engine.generate(prompts, sampling, on_done) if prompts else []
-
     def open_environments(self, environments: Environments) -> None:
-        """Takes the environments of the run; their conversations are driven where the engine is."""
+        """Takes the environments of the run: rows are answered in them from now on, where the engine is."""
         self.environments = environments
 
-    def converse(
+    def episodes(
         self, rows: list[PromptRow], samples: int, sampling: Sampling, on_done: OnEpisodes | None = None
     ) -> list[Episode]:
-        assert self.environments is not None
-        return self.environments.run(self.engine, self.version, rows, samples, sampling, on_done)
+        return roll_out(self.engine, self.version, rows, samples, sampling, on_done, self.environments)
+
+    def answer(self, rows: list[PromptRow], samples: int, sampling: Sampling) -> PackedEpisodes:
+        """Returns the episodes of a rank's share of the rows as they travel to the driver."""
+        return PackedEpisodes.of(self.episodes(rows, samples, sampling), rows)
 
     def publish(self) -> Metrics:
         """Sends the actor's new weights to a copy of them, and verifies it; the actor's own modules have them."""
@@ -88,15 +90,17 @@ class RolloutServer:
         self.engine, self.device = engine, device
         self.environments: Environments | None = None
 
-    def generate(self, prompts: list[Prompt], sampling: Sampling) -> list[Completion]:
-        return self.engine.generate(prompts, sampling) if prompts else []
-
     def open_environments(self, environments: Environments) -> None:
         self.environments = environments
 
-    def converse(self, rows: list[PromptRow], samples: int, sampling: Sampling, version: int) -> list[Episode]:
-        assert self.environments is not None
-        return self.environments.run(self.engine, version, rows, samples, sampling)
+    def answer(self, rows: list[PromptRow], samples: int, sampling: Sampling, version: int) -> PackedEpisodes:
+        """Returns the episodes of a rank's share of the rows as they travel to the driver."""
+        found = roll_out(self.engine, version, rows, samples, sampling, None, self.environments)
+        return PackedEpisodes.of(found, rows)
+
+    def probe(self, prompt: Prompt, sampling: Sampling) -> list[Completion]:
+        """Answers the prompt by which the driver verifies the weights."""
+        return self.engine.generate([prompt], sampling)
 
     def load_bucket(self, bucket: Bucket) -> None:
         self.engine.load_bucket(bucket.unpacked(self.device), bucket.first, bucket.last)

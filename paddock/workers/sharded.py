@@ -24,12 +24,13 @@ from paddock.core.balance import balanced_order
 from paddock.core.batch import NOBODY, Batch, PerToken
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
-from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
+from paddock.engines.rollout.base import Sampling
 from paddock.engines.train.base import EXPERT_COLUMNS, Outputs, Want
 from paddock.models.packing import sequence_lengths
 from paddock.rollouts.conversations import OnEpisodes
 from paddock.rollouts.environments import Environments
 from paddock.rollouts.episode import Episode
+from paddock.rollouts.roll_out import ids_of
 from paddock.workers.critic import Critic
 from paddock.workers.policy import Policy
 from paddock.workers.probe import out_of_step
@@ -38,6 +39,7 @@ from paddock.workers.reward_model import ModelScores
 from paddock.workers.role import TrainedRole
 from paddock.workers.rollout import Rollout, RolloutServer
 from paddock.workers.supervised import Learner
+from paddock.workers.transport import PackedEpisodes
 from paddock.workers.updates import Metrics, Mini, UpdatePlan
 from paddock.workers.weight_sender import WeightSender
 
@@ -50,6 +52,7 @@ UPDATE = FORWARD | {
 SCORED = ("messages", "ground_truth", "location", "conversation")
 """What a reward model is told about a row beside its tokens."""
 
+Parts = Sequence[Sequence[list[PromptRow]]]
 R = TypeVar("R")
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -256,6 +259,7 @@ class ShardedRollout:
         self.engines = ranks.size // engine_size
         self.version = NOBODY
         """Version of the actor's weights that the engines sample with; `NOBODY` before they have any."""
+        self.in_environments = False
 
     @contextmanager
     def awake(self, time: Timer) -> Iterator[None]:
@@ -272,36 +276,32 @@ class ShardedRollout:
     def sleep(self) -> None:
         self.ranks.broadcast("rollout", Rollout.sleep)
 
-    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
-        """`on_done` hears of a process's responses when it has all of them."""
-        work = [len(prompt.tokens) + len(prompt.rows) * sampling.max_tokens for prompt in prompts]
-        parts = [[[prompts[i] for i in part]] for part in balanced_order(work, self.engines)]
-        answers = self.ask(parts, sampling, on_done)
-        by_row = {completion.row: completion for answer in answers for completion in answer}
-        return [by_row[row] for prompt in prompts for row in prompt.rows]
-
-    def ask(
-        self, parts: Sequence[Sequence[list[Prompt]]], sampling: Sampling, on_done: OnDone | None = None
-    ) -> list[list[Completion]]:
-        return self.ranks.map("rollout", Rollout.generate, parts, sampling, arrived=on_done)
-
     def open_environments(self, environments: Environments) -> None:
         """Opens environments in every process: what a program holds cannot travel there."""
-        setting = environments.setting
+        setting, self.in_environments = environments.setting, True
         self.ranks.broadcast("", Rank.open_environments, setting.tokenizer, setting.stops)
 
-    def converse(
+    def episodes(
         self, rows: list[PromptRow], samples: int, sampling: Sampling, on_done: OnEpisodes | None = None
     ) -> list[Episode]:
-        """`on_done` hears of a process's episodes when it has all of them."""
-        parts = [[[rows[i] for i in part]] for part in balanced_order([1] * len(rows), self.engines)]
-        by_row = {one.row: one for answer in self.ask_episodes(parts, samples, sampling, on_done) for one in answer}
-        return [by_row[row.group * samples + sample] for row in rows for sample in range(samples)]
+        """`on_done` hears of a process's episodes when it has all of them. Rows are cut by the most tokens that they
+        may take; in environments, where nobody knows that, by their number."""
+        work = [1 if self.in_environments else len(row.tokens) + samples * sampling.max_tokens for row in rows]
+        sent = rows if self.in_environments else [without_answer(row) for row in rows]
+        parts = [[[sent[i] for i in part]] for part in balanced_order(work, self.engines)]
+        found: dict[int, Episode] = {}
 
-    def ask_episodes(
-        self, parts: Sequence[Sequence[list[PromptRow]]], samples: int, sampling: Sampling, on_done: OnEpisodes | None
-    ) -> list[list[Episode]]:
-        return self.ranks.map("rollout", Rollout.converse, parts, samples, sampling, arrived=on_done)
+        def arrived(answer: PackedEpisodes) -> None:
+            episodes = answer.unpacked(rows)
+            found.update((one.row, one) for one in episodes)
+            if on_done:
+                on_done(episodes)
+
+        self.ask(parts, (samples, sampling), arrived)
+        return [found[number] for row in rows for number in ids_of(row, samples)]
+
+    def ask(self, parts: Parts, how: tuple[int, Sampling], arrived: Callable[[PackedEpisodes], None]) -> None:
+        self.ranks.map("rollout", Rollout.answer, parts, *how, arrived=arrived)
 
     def publish(self) -> Metrics:
         """Lets every engine take the actor's weights from its own process; returns the worst metrics."""
@@ -330,15 +330,8 @@ class RolloutServers(ShardedRollout):
     def sleep(self) -> None:
         """Frees nothing: the engines' memory is theirs, also on devices that they share."""
 
-    def ask(
-        self, parts: Sequence[Sequence[list[Prompt]]], sampling: Sampling, on_done: OnDone | None = None
-    ) -> list[list[Completion]]:
-        return self.ranks.map("server", RolloutServer.generate, parts, sampling, arrived=on_done)
-
-    def ask_episodes(
-        self, parts: Sequence[Sequence[list[PromptRow]]], samples: int, sampling: Sampling, on_done: OnEpisodes | None
-    ) -> list[list[Episode]]:
-        return self.ranks.map("server", RolloutServer.converse, parts, samples, sampling, self.version, arrived=on_done)
+    def ask(self, parts: Parts, how: tuple[int, Sampling], arrived: Callable[[PackedEpisodes], None]) -> None:
+        self.ranks.map("server", RolloutServer.answer, parts, *how, self.version, arrived=arrived)
 
     def publish(self) -> Metrics:
         with self.actor.on_device():
@@ -358,7 +351,7 @@ class RolloutServers(ShardedRollout):
         """Returns the worst engine's gap between its log-probs and the actor's, for tokens that it draws."""
         trainers = self.actor.ranks
         prompt, sampling = trainers.broadcast("sender", WeightSender.question)[0]
-        answers = self.ask([[[prompt]]] * self.engines, sampling)
+        answers = self.ranks.map("server", RolloutServer.probe, [[prompt]] * self.engines, sampling)
         gaps, limit = trainers.broadcast("sender", WeightSender.gaps, prompt, answers)[0]
         for number, gap in enumerate(gaps):
             if not gap <= limit:
@@ -395,6 +388,11 @@ class ShardedScorer:
             torch.cat(tokens)[order] if tokens else None,
             dict(metrics),
         )
+
+
+def without_answer(row: PromptRow) -> PromptRow:
+    """Returns what an engine reads of a row: tests of a program in a row's ground truth may be large."""
+    return replace(row, messages="", ground_truth=None, extra_info={}, written_prompt=None)
 
 
 def cut(

@@ -2,67 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paddock.engines.rollout.base import Chosen, Completion
+from paddock.core.batch import NOBODY
+from paddock.data.dataset import PromptRow
+from paddock.engines.rollout.base import Chosen, Prompt
 from paddock.engines.train.base import Outputs
+from paddock.rollouts.batch import in_a_row
+from paddock.rollouts.episode import Episode, Span
 from paddock.workers.reward_model import ModelScores
 
 
 @dataclass(frozen=True, eq=False)
-class Completions:
-    """Responses, one after the other."""
+class PackedEpisodes:
+    """Holds the episodes of some rows, whose reader has the rows: prompts that are a row's own do not travel."""
 
-    rows: np.ndarray
-    keys: np.ndarray
+    ids: np.ndarray
+    groups: np.ndarray
+    done: np.ndarray
+    turns: np.ndarray
+    """Spans of each episode."""
     lengths: np.ndarray
+    """Tokens of each span, as are the next two; then those of all spans, and the log-probs of the policy's."""
+    versions: np.ndarray
+    rewards: np.ndarray
     tokens: np.ndarray
     log_probs: np.ndarray
-    stopped: np.ndarray
-    finished: np.ndarray
+    prompts: list[Prompt | None]
+    """None: the row's own."""
     experts: list[tuple[np.ndarray, np.ndarray]] | None
     """Experts of prompt and response, if the engine records them."""
+    extras: list[Mapping[str, Any]] | None
+    """None: there are none."""
 
     @classmethod
-    def of(cls, completions: list[Completion]) -> Completions:
+    def of(cls, episodes: Sequence[Episode], rows: Sequence[PromptRow]) -> PackedEpisodes:
+        """Packs episodes that answer these rows."""
+        own = {row.group: row.tokens for row in rows}
+        spans = [span for one in episodes for span in one.spans]
+        chosen = [one.experts for one in episodes if one.experts]
         return cls(
-            rows=np.array([one.row for one in completions], dtype=np.int64),
-            keys=np.array([one.key for one in completions], dtype=np.int64),
-            lengths=np.array([len(one.tokens) for one in completions], dtype=np.int64),
-            tokens=np.array([token for one in completions for token in one.tokens], dtype=np.int32),
-            log_probs=np.array([value for one in completions for value in one.log_probs], dtype=np.float32),
-            stopped=np.array([one.stopped for one in completions], dtype=bool),
-            finished=np.array([one.finished for one in completions], dtype=bool),
-            experts=[(one.experts.prompt.numpy(), one.experts.response.numpy()) for one in completions if one.experts]
-            or None,
+            ids=np.array([one.row for one in episodes], dtype=np.int64),
+            groups=np.array([one.group for one in episodes], dtype=np.int64),
+            done=np.array([one.done for one in episodes], dtype=bool),
+            turns=np.array([len(one.spans) for one in episodes], dtype=np.int64),
+            lengths=np.array([len(span.tokens) for span in spans], dtype=np.int64),
+            versions=np.array([span.version for span in spans], dtype=np.int64),
+            rewards=np.array([span.reward for span in spans], dtype=np.float64),
+            tokens=in_a_row((span.tokens for span in spans), np.int32),
+            log_probs=in_a_row((span.log_probs or () for span in spans), np.float32),
+            prompts=[None if one.prompt.tokens is own[one.group] else one.prompt for one in episodes],
+            experts=[(one.prompt.numpy(), one.response.numpy()) for one in chosen] or None,
+            extras=[one.extras for one in episodes] if any(one.extras for one in episodes) else None,
         )
 
-    def unpacked(self) -> list[Completion]:
-        ends = self.lengths.cumsum()
-        spans = list(zip((ends - self.lengths).tolist(), ends.tolist(), strict=True))
-        tokens, log_probs = self.tokens.tolist(), self.log_probs.tolist()
-        chosen: list[Chosen | None] = [None] * len(spans)
+    def unpacked(self, rows: Sequence[PromptRow]) -> list[Episode]:
+        """Returns the episodes; `rows` are those that were asked, or more."""
+        own, spans, count = {row.group: row for row in rows}, self.spans(), len(self.ids)
+        experts: Iterator[Chosen | None] = repeat(None)
         if self.experts:
-            chosen = [Chosen(torch.tensor(prompt), torch.tensor(response)) for prompt, response in self.experts]
-        drawn = [(tokens[start:end], log_probs[start:end]) for start, end in spans]
-        marks = self.stopped.tolist(), chosen, self.keys.tolist(), self.finished.tolist()
-        facts = zip(self.rows.tolist(), drawn, *marks, strict=True)
-        return [Completion(row, *own, *rest) for row, own, *rest in facts]
+            experts = (Chosen(torch.tensor(prompt), torch.tensor(response)) for prompt, response in self.experts)
+        facts = zip(self.ids.tolist(), self.groups.tolist(), self.prompts, self.turns.tolist(), self.done.tolist(),
+                    self.extras or [{}] * count, islice(experts, count), strict=True)  # fmt: skip
+        return [
+            Episode(number, group, prompt or Prompt(own[group].tokens, [number], own[group].images),
+                    list(islice(spans, turns)), done, chosen, extras=extras)
+            for number, group, prompt, turns, done, extras, chosen in facts
+        ]  # fmt: skip
+
+    def spans(self) -> Iterator[Span]:
+        """Yields the spans of all episodes, one after the other."""
+        tokens, log_probs = iter(self.tokens.tolist()), iter(self.log_probs.tolist())
+        spans = zip(self.lengths.tolist(), self.versions.tolist(), self.rewards.tolist(), strict=True)
+        for length, version, reward in spans:
+            drawn = None if version == NOBODY else list(islice(log_probs, length))
+            yield Span(list(islice(tokens, length)), drawn, version, reward)
 
 
 def to_arrays(answer: Any) -> Any:
-    """Turns tensors and lists of completions into arrays, also inside of outputs and scores."""
+    """Turns tensors into arrays, also inside of outputs and scores."""
     if isinstance(answer, Tensor):
         return answer.numpy(force=True)
     if isinstance(answer, Outputs | ModelScores):
         return replace(answer, **{name: to_arrays(value) for name, value in vars(answer).items()})
-    if isinstance(answer, list) and answer and isinstance(answer[0], Completion):
-        return Completions.of(answer)
     return answer
 
 
@@ -72,4 +101,4 @@ def from_arrays(answer: Any) -> Any:
         return torch.tensor(answer)
     if isinstance(answer, Outputs | ModelScores):
         return replace(answer, **{name: from_arrays(value) for name, value in vars(answer).items()})
-    return answer.unpacked() if isinstance(answer, Completions) else answer
+    return answer

@@ -28,7 +28,7 @@ from paddock.workers import ray as cluster
 from tests.chaos.kills import RL, compare, record
 
 RANKS = 2
-PHASES = ("loading", "rollout.wake", "rollout.generate", "rollout.sleep", "actor.forward", "critic.forward",
+PHASES = ("loading", "rollout.wake", "rollout.answer", "rollout.sleep", "actor.forward", "critic.forward",
           "critic.learn", "actor.learn",
           "actor.save", "critic.save", "memory")  # fmt: skip
 KEYS = [*RL, "algorithm.adv_estimator=gae", "trainer.device=cpu", f"trainer.n_gpus_per_node={RANKS}"]

@@ -14,7 +14,8 @@ from paddock.commands.preflight import check
 from paddock.config.schema import Config
 from paddock.config.topology import data_parallel_size, device_count, in_one_process, pools
 from paddock.core.masked import Denominators
-from paddock.engines.rollout.base import Completion, Prompt, Sampling
+from paddock.data.dataset import PromptRow
+from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.train.base import Outputs
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Settings
@@ -26,11 +27,13 @@ from paddock.facts.machine import this_machine
 from paddock.loading.load import load
 from paddock.models.packing import sequence_lengths
 from paddock.plan.arithmetic import roles
+from paddock.rollouts.episode import Episode, Span
+from paddock.rollouts.roll_out import ids_of
 from paddock.runs.tracking.prometheus import allowed
 from paddock.workers.policy import Policy
 from paddock.workers.roles import Roles
 from paddock.workers.sharded import ShardedRollout, cut, share_of
-from paddock.workers.transport import from_arrays, to_arrays
+from paddock.workers.transport import PackedEpisodes, from_arrays, to_arrays
 from paddock.workers.updates import plan_update
 from paddock.workers.weight_sender import Bucket, WeightSender
 
@@ -253,28 +256,59 @@ class Echo:
 
     size = 3
 
-    def map(self, role: str, method: Any, shares: Any, sampling: Sampling, arrived: Any) -> list[list[Completion]]:
-        answers = [[Completion(row, [row], [-0.5], True) for p in prompts for row in p.rows] for (prompts,) in shares]
-        for answer in answers:
-            arrived(answer)
-        return answers
+    def __init__(self) -> None:
+        self.asked: list[list[PromptRow]] = []
+
+    def map(self, role: str, method: Any, shares: Any, samples: int, sampling: Sampling, arrived: Any) -> None:
+        self.asked = [rows for (rows,) in shares]
+        for rows in self.asked:
+            arrived(PackedEpisodes.of([answered(row, i) for row in rows for i in ids_of(row, samples)], rows))
 
 
-def test_answers_come_back_in_the_order_of_the_prompts_and_are_told_when_they_come():
+def answered(row: PromptRow, number: int) -> Episode:
+    prompt = Prompt(row.tokens, [number], row.images)
+    return Episode(number, row.group, prompt, [Span([number], [-0.5], 3)], done=True)
+
+
+def row_of(group: int, length: int) -> PromptRow:
+    return PromptRow(group, group, [1] * length, "asked", "", "tests of a program", {"more": 1}, f"row {group}")
+
+
+def test_answers_come_back_in_the_order_of_the_rows_and_are_told_when_they_come():
     told: list[int] = []
-    prompts = [Prompt([1] * n, [10 * n, 10 * n + 1]) for n in (5, 1, 9, 2, 7, 3, 4)]
+    rows, ranks = [row_of(10 * n, n) for n in (5, 1, 9, 2, 7, 3, 4)], Echo()
     sampling = Sampling(max_tokens=4, stop_tokens=frozenset(), seed=0, step=0)
-    found = ShardedRollout(Echo()).generate(prompts, sampling, lambda some: told.extend(one.row for one in some))
-    assert [one.row for one in found] == [row for prompt in prompts for row in prompt.rows]
+    rollout = ShardedRollout(ranks)
+    found = rollout.episodes(rows, 2, sampling, lambda some: told.extend(one.row for one in some))
+    assert found == [answered(row, i) for row in rows for i in (2 * row.group, 2 * row.group + 1)]
+    assert all(one.prompt.tokens is row.tokens for one, row in zip(found[::2], rows, strict=True))
     assert sorted(told) == sorted(one.row for one in found)
+    work = [sum(len(row.tokens) + 2 * 4 for row in share) for share in ranks.asked]
+    assert max(work) - min(work) < 10 and {row.ground_truth for share in ranks.asked for row in share} == {None}
+
+
+def test_in_environments_rows_are_cut_by_their_number_and_travel_whole():
+    rows, ranks = [row_of(n, 1000 if n == 0 else 1) for n in range(6)], Echo()
+    rollout = ShardedRollout(ranks)
+    rollout.in_environments = True
+    rollout.episodes(rows, 1, Sampling(max_tokens=4, stop_tokens=frozenset(), seed=0, step=0))
+    assert [len(share) for share in ranks.asked] == [2, 2, 2]
+    assert sorted((row for share in ranks.asked for row in share), key=lambda row: row.group) == rows
+
+
+def test_episodes_travel_as_arrays_and_without_prompts_of_their_rows():
+    rows, other = [row_of(3, 2), row_of(5, 4)], Prompt([8, 8], [5])
+    plain = answered(rows[0], 3)
+    spans = [Span([4, 5], [-0.25, -1.5], 7), Span([6]), Span([], [], 7), Span([9], [-3.0], 8, reward=0.1)]
+    several = Episode(5, 5, other, spans, done=False, extras={"ended": "turns", "messages": "asked"})
+    packed = PackedEpisodes.of([plain, several], rows)
+    assert packed.prompts == [None, other] and packed.tokens.tolist() == [3, 4, 5, 6, 9]
+    assert pickle.loads(pickle.dumps(packed)).unpacked(rows) == [plain, several]
+    assert PackedEpisodes.of([plain], rows).extras is None
+    assert PackedEpisodes.of([], rows).unpacked(rows) == []
 
 
 def test_what_travels_arrives_as_it_was():
-    completions = [
-        Completion(7, [3, 1, 4], [-0.25, -1.5, -3.0], True, key=3),
-        Completion(2, [], [], False, key=9, finished=False),
-    ]
-    assert from_arrays(to_arrays(completions)) == completions
     outputs = Outputs(log_probs=torch.randn(2, 3))
     back = from_arrays(to_arrays(outputs))
     assert torch.equal(back.log_probs, outputs.log_probs) and back.values is None

@@ -399,7 +399,7 @@ def test_a_critic_on_devices_of_its_own_learns_the_same(kept_processes, tmp_path
 @pytest.mark.slow
 def test_a_run_outlives_kill_9_in_every_phase(kept_processes, tmp_path, monkeypatch):
     kept_processes.end()
-    phases = ["loading", "rollout.wake", "rollout.generate", "rollout.sleep", "actor.forward", "critic.forward",
+    phases = ["loading", "rollout.wake", "rollout.answer", "rollout.sleep", "actor.forward", "critic.forward",
               "critic.learn", "actor.save"]  # fmt: skip
     finish_after_kills(phases, tmp_path, monkeypatch)
 

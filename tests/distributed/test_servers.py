@@ -24,11 +24,13 @@ from transformers import AutoModelForCausalLM
 from paddock.commands.preflight import check
 from paddock.config.schema import Config
 from paddock.core.timing import Timer
-from paddock.engines.rollout.base import Completion, Prompt, Sampling
+from paddock.data.dataset import PromptRow
+from paddock.engines.rollout.base import Sampling
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.models.load import load_tokenizer
 from paddock.plan.arithmetic import roles as planned_roles
+from paddock.rollouts.episode import Episode
 from paddock.trainer import run as runs
 from paddock.workers.rank import Rank
 from paddock.workers.roles import Roles, build
@@ -47,7 +49,10 @@ KEYS = [
 ]  # fmt: skip
 RECORDED = ROOT / "tests/engines/recorded"
 ENGINES = [pytest.param("vllm", marks=pytest.mark.vllm), "sglang"]
-PROMPTS = [Prompt([40 + i + j for j in range(length)], [2 * i, 2 * i + 1]) for i, length in enumerate((4, 11, 2, 7))]
+ROWS = [
+    PromptRow(i, i, [40 + i + j for j in range(length)], "", "", None, {}, f"row {i}")
+    for i, length in enumerate((4, 11, 2, 7))
+]
 WORDS = 258  # of the built-in model
 SAMPLED = Sampling(max_tokens=8, stop_tokens=frozenset(), seed=1, step=0, ignore_eos=True)
 GREEDY = replace(SAMPLED, temperature=0.0)
@@ -81,9 +86,14 @@ def opened(config: Config) -> Roles:
     return build(config, load_tokenizer(config.actor_rollout_ref.model.path or ""), 4)
 
 
-def answers(roles: Roles, sampling: Sampling, prompts: list[Prompt] = PROMPTS) -> list[Completion]:
+def answers(roles: Roles, sampling: Sampling, rows: list[PromptRow] = ROWS) -> list[Episode]:
+    """Returns two responses to each row."""
     with roles.generating(Timer()):
-        return roles.rollout.generate(prompts, sampling)
+        return roles.rollout.episodes(rows, 2, sampling)
+
+
+def tokens_of(found: list[Episode]) -> dict[int, list[int]]:
+    return {one.row: one.spans[0].tokens for one in found}
 
 
 def saved(roles: Roles, folder: Path) -> Path:
@@ -101,16 +111,15 @@ def update(roles: Roles) -> None:
 
 
 @torch.no_grad()
-def gaps(folder: Path, found: list[Completion]) -> tuple[float, float]:
+def gaps(folder: Path, found: list[Episode]) -> tuple[float, float]:
     """Of the engine's log-probs from those of transformers, and of its tokens from the likeliest: the worst."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    prompts = {row: prompt.tokens for prompt in PROMPTS for row in prompt.rows}
     off, behind = 0.0, 0.0
     for one in found:
-        prompt = prompts[one.row]
-        expected = model(torch.tensor([prompt + one.tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        drawn = expected.gather(1, torch.tensor(one.tokens)[:, None])[:, 0]
-        off = max(off, (drawn - torch.tensor(one.log_probs)).abs().max().item())
+        (turn,), prompt = one.spans, one.prompt.tokens
+        expected = model(torch.tensor([prompt + turn.tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        drawn = expected.gather(1, torch.tensor(turn.tokens)[:, None])[:, 0]
+        off = max(off, (drawn - torch.tensor(turn.log_probs)).abs().max().item())
         behind = max(behind, (expected.max(-1).values - drawn).max().item())
     return off, behind
 
@@ -168,8 +177,8 @@ def test_a_server_beside_the_trainer_shares_its_device_and_has_its_last_weights(
 
 def require_same_whoever_answers(roles: Roles) -> bool:
     """A row's tokens are its own: prompts go to other engines, in other company."""
-    together = {one.row: one.tokens for one in answers(roles, SAMPLED)}
-    apart = {one.row: one.tokens for prompt in PROMPTS for one in answers(roles, SAMPLED, [prompt])}
+    together = tokens_of(answers(roles, SAMPLED))
+    apart = tokens_of([one for row in ROWS for one in answers(roles, SAMPLED, [row])])
     return together == apart and len({tuple(tokens) for tokens in together.values()}) > 1
 
 
@@ -193,7 +202,7 @@ def test_under_lora_engines_get_merged_weights(tmp_path, monkeypatch):
         before = answers(roles, GREEDY)
         update(roles)
         assert roles.rollout.publish()["rollout/sync_gap"] < 1e-3
-        assert [one.log_probs for one in answers(roles, GREEDY)] != [one.log_probs for one in before]
+        assert [one.spans for one in answers(roles, GREEDY)] != [one.spans for one in before]
     finally:
         roles.close()
 
@@ -236,7 +245,7 @@ def test_a_run_outlives_kill_9_of_a_server_with_the_same_samples(engine, tmp_pat
     assert len(want) == 3
     for step in want:
         assert step["rollout/sync_gap"] < 1e-3 and step["rollout_corr/log_ppl_abs_diff"] < 1e-3
-    phase, time = ("server.load_bucket", 3) if engine == "sglang" else ("server.generate", 4)
+    phase, time = ("server.load_bucket", 3) if engine == "sglang" else ("server.answer", 2)
     killed = fault(monkeypatch, phase, time)
     with caplog.at_level(logging.WARNING):
         got = train(config_of(tmp_path / "killed", engine, 1, 1, *keys))

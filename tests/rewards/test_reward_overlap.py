@@ -13,6 +13,7 @@ import weakref
 import pytest
 import torch
 
+from paddock.commands.frozen_policy import FrozenRollout
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.timing import Timer
@@ -43,8 +44,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, log):
 class Slow:
     """An engine that writes one response after the other, each in 0.15 seconds. It hands over each when it has ended,
     or, as engines in other processes do, all of them at the end, or says nothing before it returns."""
-
-    version = 0
 
     def __init__(self, tokenizer, tells: str):
         self.tokenizer, self.tells, self.ended = tokenizer, tells, list[float]()
@@ -86,7 +85,8 @@ def explore(tmp_path):
             rewards.check([ScoreRequest("mine", "", "")])
             (tmp_path / "log").write_text("")
             loader = Loader.train(config.data, dataset)
-            collector = Collector(config, loader, engine, rewards, tokenizer, frozenset())
+            rollout = FrozenRollout(engine, lambda count: None)
+            collector = Collector(config, loader, rollout, rewards, tokenizer, frozenset())
             batch, metrics = collector.collect(1, timer, lambda time: contextlib.nullcontext())
         begun = sorted(float(line.split()[0]) for line in (tmp_path / "log").read_text().splitlines())
         return batch, metrics, timer.seconds, begun, engine.ended

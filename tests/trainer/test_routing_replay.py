@@ -13,6 +13,7 @@ from tiny_zoo import SPARSE, save, tiny
 
 from paddock.config.engine import OptimConfig
 from paddock.core.batch import Batch
+from paddock.data.dataset import PromptRow
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
@@ -26,9 +27,9 @@ from paddock.loading.load import load
 from paddock.models.attention import NAME
 from paddock.models.experts import Routing, experts_of
 from paddock.rollouts.batch import with_responses
-from paddock.rollouts.episode import one_turn_each
+from paddock.rollouts.episode import Episode, one_turn_each
 from paddock.trainer.reinforcement import train
-from paddock.workers.transport import from_arrays, to_arrays
+from paddock.workers.transport import PackedEpisodes
 
 A, RO = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 R3 = [f"{A}.router_replay.mode=R3", f"{RO}.enable_rollout_routing_replay=True"]
@@ -107,13 +108,19 @@ def test_the_plain_engine_records_the_same():
 def test_recorded_experts_travel_between_processes():
     model = tiny("qwen3_moe")
     model.set_attn_implementation(NAME)
-    found = EmbeddedEngine(model, record_experts=True).generate(prompts(), sampling())
-    for one, other in zip(found, from_arrays(to_arrays(found)), strict=True):
-        assert (one.row, one.tokens) == (other.row, other.tokens)
-        assert torch.equal(one.experts.prompt, other.experts.prompt)
-        assert torch.equal(one.experts.response, other.experts.response) and other.experts.response.dtype == torch.uint8
-    bare = EmbeddedEngine(model).generate(prompts(), sampling())
-    assert from_arrays(to_arrays(bare))[0].experts is None
+    asked = prompts()
+    rows = [PromptRow(0, group, one.tokens, "", "", None, {}, "") for group, one in enumerate(asked)]
+
+    def travelled(**options: bool) -> tuple[list[Episode], list[Episode]]:
+        drawn = EmbeddedEngine(model, **options).generate(asked, sampling())
+        found = one_turn_each(drawn, asked, range(len(asked)), version=0)
+        return found, PackedEpisodes.of(found, rows).unpacked(rows)
+
+    found, arrived = travelled(record_experts=True)
+    assert [(one.row, one.experts) for one in arrived] == [(one.row, one.experts) for one in found]
+    assert [one.spans[0].tokens for one in arrived] == [one.spans[0].tokens for one in found]
+    assert {one.experts.response.dtype for one in arrived} == {torch.uint8}
+    assert travelled()[1][0].experts is None
 
 
 def test_a_dense_model_has_nothing_to_record():
