@@ -43,6 +43,7 @@ import paddock
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import peak_memory, reset_peak_memory, synchronize
+from paddock.data.dataset import PromptRow
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.open import actor_engine
@@ -50,7 +51,7 @@ from paddock.estimate.counts import Work as Counted
 from paddock.estimate.job import job
 from paddock.loading.load import load
 from paddock.rollouts.batch import with_responses
-from paddock.rollouts.episode import one_turn_each
+from paddock.rollouts.episode import one_turn
 from paddock.trainer.reinforcement import train
 from paddock.workers.open_engines import rollout_engine
 from paddock.workers.policy import Policy
@@ -183,7 +184,9 @@ class Bench:
 
     def gap(self, config: Config, engine: Engine, prompts: list[Prompt], found: list[Any]) -> tuple[float, float]:
         """|log-prob of the rollout - log-prob of the trainer|, over at most 256 responses."""
-        episodes = one_turn_each(found, prompts, range(len(prompts)), version=0)
+        asked = {number: prompt for prompt in prompts for number in prompt.rows}
+        row = PromptRow(0, 0, [], "", "", None, {}, "")
+        episodes = [one_turn(one, row, asked[one.row], version=0) for one in found]
         batch = with_responses(batch_of(prompts), episodes, 0).rows(torch.arange(min(256, len(found))))
         trainer = Policy(engine, config).log_probs(batch)
         differences = (trainer - batch.need("rollout_log_probs"))[batch.need("mask") == 1].abs()

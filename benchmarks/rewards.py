@@ -21,19 +21,21 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from paddock.config.schema import Config
-from paddock.core.batch import Batch
 from paddock.data.dataset import PromptRow
 from paddock.data.loader import prompt_batch
-from paddock.engines.rollout.base import Completion, Prompt
+from paddock.engines.rollout.base import Prompt
 from paddock.loading.load import load
 from paddock.rewards.custom import MODULE, Target
+from paddock.rewards.joint import JointScoring
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.maths import boxed
 from paddock.rewards.rules import Scorer, gsm8k
 from paddock.rewards.score import ScoreRequest
+from paddock.rewards.scoring import Scoring
 from paddock.rollouts.batch import with_responses
-from paddock.rollouts.collect import Collector
-from paddock.rollouts.episode import one_turn_each
+from paddock.rollouts.collect import Collector, Drawn
+from paddock.rollouts.episode import Episode, Span
+from paddock.rollouts.roll_out import ids_of
 
 LIMIT = 2.0  # seconds
 WORDS, SAMPLES, TOKENS = 49_152, 8, 256
@@ -93,8 +95,8 @@ def tokenizer_of_words() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>")
 
 
-def answered(number: int, prompts: int, source: str) -> Batch:
-    """Returns the batch of a step as the rollout leaves it: tokens drawn at random, and no scores."""
+def answered(number: int, prompts: int, source: str, scoring: Scoring | JointScoring) -> Drawn:
+    """Returns a step as the rollout leaves it: tokens drawn at random, and no scores."""
     draw = random.Random(number)
     rows = [
         PromptRow(
@@ -103,12 +105,16 @@ def answered(number: int, prompts: int, source: str) -> Batch:
         for index in range(number * prompts, (number + 1) * prompts)
     ]
     batch = prompt_batch(rows, SAMPLES, 0)
-    asked = [Prompt(row.tokens, [row.group * SAMPLES + sample for sample in range(SAMPLES)]) for row in rows]
     found = [
-        Completion(row, [draw.randrange(300, WORDS) for _ in range(TOKENS)], [-1.0] * TOKENS, True)
-        for row in batch.row.tolist()
+        Episode(number, row, Prompt(row.tokens, [number]), [written(draw)], done=True)
+        for row in rows
+        for number in ids_of(row, SAMPLES)
     ]
-    return with_responses(batch, one_turn_each(found, asked, [row.group for row in rows], 0), 0)
+    return Drawn(with_responses(batch, found, 0), scoring, dict(enumerate(found)))
+
+
+def written(draw: random.Random) -> Span:
+    return Span([draw.randrange(300, WORDS) for _ in range(TOKENS)], [-1.0] * TOKENS, 0)
 
 
 def step(name: str, source: str, rule: Callable[..., Any], prompts: int, config: Config) -> None:
@@ -120,22 +126,22 @@ def step(name: str, source: str, rule: Callable[..., Any], prompts: int, config:
     with RewardManager(config) as rewards:
         collector = Collector(config, None, None, rewards, tokenizer_of_words(), frozenset())  # type: ignore[arg-type]
         for number in range(STEPS):
-            batch = answered(number, prompts, source)
+            drawn = answered(number, prompts, source, rewards.begin())
             marks = [time.perf_counter()]
-            texts = collector.texts(batch)
+            texts = collector.texts(drawn.batch)
             marks.append(time.perf_counter())
             values = [rule(data_source=source, solution_str=t, ground_truth="18", extra_info={}) for t in texts]
             marks.append(time.perf_counter())
-            scored, _ = collector.score(batch, rewards.begin())
+            scored, _ = collector.score(drawn)
             marks.append(time.perf_counter())
             assert scored.extras["score"] == values
             for part, begin, end in zip(seconds, marks, marks[1:], strict=False):
                 seconds[part].append(end - begin)
     decode, calls, all_of_it = (statistics.median(found[1:]) for found in seconds.values())
     print(
-        f"a step of {len(batch):,} answers of {TOKENS} tokens, {name}: {1e3 * all_of_it:.1f} ms, of which decoding "
+        f"a step of {len(scored):,} answers of {TOKENS} tokens, {name}: {1e3 * all_of_it:.1f} ms, of which decoding "
         f"{1e3 * decode:.1f} and calls {1e3 * calls:.1f}: {all_of_it / (decode + calls):.2f} times the two, and "
-        f"{1e6 * (all_of_it - decode - calls) / len(batch):.0f} microseconds an answer beside them",
+        f"{1e6 * (all_of_it - decode - calls) / len(scored):.0f} microseconds an answer beside them",
         flush=True,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from transformers import (
 )
 
 from paddock.core.batch import Batch
+from paddock.data.dataset import PromptRow
+from paddock.engines.rollout.base import Completion, Prompt
+from paddock.rollouts.episode import Episode, one_turn
 
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>"]
 PAD, EOS, BOS = 0, 1, 2
@@ -139,3 +143,13 @@ def moved_copy(model: Path, folder: Path, seed: int) -> Path:
     weights[name] = weights[name] + 0.1 * noise
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def one_turn_each(
+    completions: Sequence[Completion], prompts: Sequence[Prompt], groups: Sequence[int], version: int
+) -> list[Episode]:
+    """Returns completions, in the order of the prompts and of their rows, as episodes that answer rows without more."""
+    rows = [PromptRow(group, group, prompt.tokens, "", "", None, {}, f"row {group}", images=prompt.images)
+            for group, prompt in zip(groups, prompts, strict=True)]  # fmt: skip
+    asked = [own for own in zip(rows, prompts, strict=True) for _ in own[1].rows]
+    return [one_turn(one, *own, version) for one, own in zip(completions, asked, strict=True)]

@@ -27,7 +27,7 @@ from paddock.data.unscored import UnscoredDataset
 from paddock.errors import UserError
 from paddock.rollouts.collect import training_sampling
 from paddock.rollouts.environments import Environments, RowEnvironments, in_environments
-from paddock.rollouts.episode import Episode
+from paddock.rollouts.episode import Episode, tokens_of
 from paddock.rollouts.roll_out import roll_out
 from paddock.runs.samples import plain
 from paddock.trainer.out_of_memory import explaining
@@ -142,7 +142,7 @@ def told(conversation: list[dict[str, Any]]) -> str:
 def record_of(row: PromptRow, episodes: list[Episode], tokenizer: Any) -> Record:
     """Returns the row with its responses. Log-probs and lengths are of what the policy wrote."""
     drawn = [[span.log_probs for span in episode.response if span.log_probs] for episode in episodes]
-    tokens = [[token for span in episode.response for token in span.tokens] for episode in episodes]
+    tokens = [tokens_of(episode) for episode in episodes]
     return {
         **row.extra_info,
         "responses": tokenizer.batch_decode(tokens, skip_special_tokens=True),

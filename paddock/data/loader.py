@@ -177,6 +177,11 @@ def validation_batches(
     return (dataset.rows(order[start : start + size]) for start in range(0, len(order), size))
 
 
+def columns_of(row: PromptRow) -> dict[str, Any]:
+    """Returns what a row says, by the names of a batch's columns."""
+    return {name: getattr(row, name) for name in EXTRAS}
+
+
 def prompt_batch(rows: list[PromptRow], samples: int, pad_token: int) -> Batch:
     """Returns `samples` rows for each prompt, side by side: row = group * samples + sample. Padding is on the left."""
     prompts, mask = (column.repeat(samples, 0) for column in left_padded([row.tokens for row in rows], pad_token))

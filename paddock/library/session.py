@@ -26,7 +26,8 @@ from paddock.data.loader import prompt_batch
 from paddock.errors import UserError
 from paddock.library.rows import files_of_rows
 from paddock.rollouts.batch import with_prompts, with_responses
-from paddock.rollouts.episode import Episode, Span
+from paddock.rollouts.collect import Drawn
+from paddock.rollouts.episode import Episode, Span, tokens_of
 from paddock.runs.checkpoint import Checkpoint
 from paddock.trainer.interruption import Interruption
 from paddock.trainer.lifecycle import Listeners, Metrics
@@ -36,9 +37,6 @@ from paddock.trainer.run import RunKind, Training
 from paddock.trainer.validation import Validation
 
 log = logging.getLogger(__name__)
-
-ROW = "row"
-"""Name under which an episode's extras have the row of data that it answers."""
 
 DRAWN = "drawn"
 """Name under which an episode's extras have the spans that the run's own weights and environment wrote."""
@@ -136,11 +134,10 @@ class Session:
             with trainer.roles.generating(trainer.timer), trainer.timer("gen"):
                 found = trainer.roles.rollout.episodes(prompts, samples, sampling)
             self.drawn |= {span.version: trainer.step_no for one in found for span in one.response}
-            texts = collector.decode([[token for span in one.response for token in span.tokens] for one in found])
-            owners = [row for row in prompts for _ in range(samples)]
+            texts = collector.decode([tokens_of(one) for one in found])
             return [
-                replace(one, text=text, extras={**one.extras, ROW: row, DRAWN: one.spans})
-                for one, text, row in zip(found, texts, owners, strict=True)
+                replace(one, text=text, extras={**one.extras, DRAWN: one.spans})
+                for one, text in zip(found, texts, strict=True)
             ]
 
     def rows_of(self, rows: Any, trainer: Trainer) -> list[PromptRow]:
@@ -160,15 +157,13 @@ class Session:
             raise UserError("there is no episode to score", key="run.score", fix="run.sample gives some")
         with self.trainer() as trainer:
             pad = trainer.collector.tokenizer.pad_token_id
-            batch = prompt_batch([row_of(one) for one in found], 1, pad)
-            batch = batch.with_(
-                row=torch.tensor([one.row for one in found]), group=torch.tensor([one.group for one in found])
-            )
             own = [without_origin(one) for one in found]
+            batch = prompt_batch([one.row for one in own], 1, pad).with_(row=torch.tensor([one.id for one in own]))
             batch = with_responses(with_prompts(batch, own, pad), own, pad)
             with trainer.timer("reward"):
-                trainer.collector.rewards.steps_done = trainer.step_no
-                return trainer.collector.score(batch, trainer.collector.rewards.begin())[0]
+                rewards = trainer.collector.rewards
+                rewards.steps_done = trainer.step_no
+                return trainer.collector.score(Drawn(batch, rewards.begin(), dict(enumerate(own))))[0]
 
     def advantages(self, batch: Batch) -> Batch:
         with self.trainer() as trainer:
@@ -245,13 +240,6 @@ def require_count(name: str, value: Any) -> None:
         raise UserError("is not a whole number above 0", key=name, value=f"{value!r:.80}", fix=f"{name}=1 or more")
 
 
-def row_of(episode: Episode) -> PromptRow:
-    row = episode.extras.get(ROW) if isinstance(episode.extras, Mapping) else None
-    if not isinstance(row, PromptRow):
-        raise UserError("an episode has no row of data", key="episodes", fix="score what `sample` returned")
-    return replace(row, group=episode.group)
-
-
 def without_origin(episode: Episode) -> Episode:
     """Returns the episode without the extras of `sample`. Spans with log-probs that it did not draw are `GIVEN`."""
     drawn = episode.extras.get(DRAWN, ())
@@ -260,5 +248,5 @@ def without_origin(episode: Episode) -> Episode:
         own = any(span.tokens == one.tokens and span.log_probs == one.log_probs for one in drawn)
         return span if own or span.log_probs is None else replace(span, version=GIVEN)
 
-    extras = {name: value for name, value in episode.extras.items() if name not in (ROW, DRAWN)}
+    extras = {name: value for name, value in episode.extras.items() if name != DRAWN}
     return replace(episode, spans=[marked(span) for span in episode.spans], extras=extras)

@@ -36,9 +36,6 @@ from paddock.rewards.worker import Failure
 
 log = logging.getLogger(__name__)
 
-Answered = tuple[int, str, Sequence[int], str | None, Sequence[Mapping[str, Any]] | None]
-"""A row's index, its response as text and as tokens (if `reads_tokens`), the text of its last turn if there are
-several, and its messages if it is a conversation."""
 Functions = Mapping[str, Callable[..., Any]]
 NO_FUNCTIONS: Functions = {}
 
@@ -60,7 +57,7 @@ class RewardManager:
     ...     batch, metrics = rewards.fill(batch, texts)
     ...
     ...     scoring = rewards.begin()                     # or, while responses are still generated
-    ...     scoring.add(rewards.requests(batch, [(index, text, tokens, None, None)]))
+    ...     scoring.add({index: rewards.request(row, number, text)})
     ...     batch, metrics = rewards.finish(batch, scoring.collect())
     """
 
@@ -232,46 +229,42 @@ class RewardManager:
         return scoring.collect()
 
     def fill(self, batch: Batch, texts: Sequence[str]) -> tuple[Batch, dict[str, float]]:
-        """`finish` with the scores of `texts`, the decoded responses."""
-        tokens = batch.answers() if self.columns else [()] * len(batch)
-        rows = [(index, text, own, None, None) for index, (text, own) in enumerate(zip(texts, tokens, strict=True))]
-        return self.finish(batch, self.score([*self.requests(batch, rows).values()]))
+        """`finish` with the scores of `texts`, the decoded responses to rows that the batch's extras describe."""
+        tokens = batch.answers() if self.reads_tokens else [()] * len(batch)
+        said = ({name: values[index] for name, values in batch.extras.items()} for index in range(len(batch)))
+        rows = zip(said, batch.row.tolist(), texts, tokens, strict=True)
+        return self.finish(batch, self.score([self.request(*row) for row in rows]))
 
-    def requests(self, batch: Batch, rows: Iterable[Answered]) -> dict[int, ScoreRequest | None]:
-        """Builds the requests of rows whose responses are there, by index; None if a reward model or its own agent loop
-        scores the row."""
-        whole = self.reads_tokens
-        columns, nothing = batch.extras, [None] * len(batch)
-        prompts, held = columns.get("written_prompt") or columns.get("messages"), columns.get("environment")
-        styles, scores, infos, places, told = (
-            columns.get(name, nothing) for name in ("style", "reward_score", "extra_info", "location", "extra_fields")
+    def request(
+        self, said: Mapping[str, Any], number: int, text: str, tokens: Sequence[int] = (), last_turn: str | None = None
+    ) -> ScoreRequest | None:
+        """Returns what scorers are asked of a response; None if a reward model or its own agent loop scores it.
+
+        `said`: what its row and its environment say, by the names of a batch's columns. `number`: its id. `tokens`:
+        where the manager `reads_tokens`. `last_turn`: the text of the policy's last turn, if it wrote several.
+        """
+        if said.get("style") == "model" or said.get("reward_score") is not None:
+            return None
+        location = said.get("location")
+        request = ScoreRequest(
+            said["data_source"],
+            text,
+            said["ground_truth"],
+            said.get("extra_info") or {},
+            f"{location} (row id {number})" if location else f"row {number}",
+            last_turn=last_turn,
+            turns=said.get("completion", said.get("conversation")),
+            told=said.get("extra_fields") or {},
         )
-        ids, steps = batch.row.tolist(), (self.steps_done, self.total_steps)
-        found: dict[int, ScoreRequest | None] = {}
-        for index, text, tokens, last_turn, turns in rows:
-            if styles[index] == "model" or scores[index] is not None:
-                found[index] = None
-                continue
-            request = ScoreRequest(
-                columns["data_source"][index],
-                text,
-                columns["ground_truth"][index],
-                infos[index] or {},
-                f"{places[index]} (row id {ids[index]})" if places[index] else f"row {ids[index]}",
-                last_turn=last_turn,
-                turns=turns,
-                told=told[index] or {},
-            )
-            if whole:
-                request = replace(
-                    request,
-                    prompt=prompts[index] if prompts else None,
-                    tokens=array("q", tokens),  # takes half as long as a list on its way to another process
-                    steps=steps,
-                    environment=held[index] if held else None,
-                )
-            found[index] = request
-        return found
+        if not self.reads_tokens:
+            return request
+        return replace(
+            request,
+            prompt=said.get("written_prompt", said.get("messages")),
+            tokens=array("q", tokens),  # takes half as long as a list on its way to another process
+            steps=(self.steps_done, self.total_steps),
+            environment=said.get("environment"),
+        )
 
     def finish(self, batch: Batch, scores: Sequence[Score]) -> tuple[Batch, dict[str, float]]:
         """The batch with `scores` and, as extras, `score` and whatever else the scorers returned; and their means.

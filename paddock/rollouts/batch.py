@@ -21,7 +21,7 @@ def with_responses(batch: Batch, episodes: Sequence[Episode], pad: int) -> Batch
 
     Episodes stand in the order of the rows. `environment_rewards` is filled if an environment paid any.
     """
-    if [episode.row for episode in episodes] != batch.row.tolist():
+    if [episode.id for episode in episodes] != batch.row.tolist():
         raise ValueError("the rollout returned other rows than were asked for, or in another order")
     responses = [episode.response for episode in episodes]
     spans = list(chain.from_iterable(responses))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +19,7 @@ from paddock.config.topology import estimator_needs
 from paddock.core.batch import Batch
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
-from paddock.data.loader import Loader, prompt_batch
+from paddock.data.loader import Loader, columns_of, prompt_batch
 from paddock.engines.rollout.base import Sampling
 from paddock.environments.environment import messages_said
 from paddock.rewards.joint import JointScoring
@@ -28,7 +28,7 @@ from paddock.rewards.score import ScoreRequest
 from paddock.rewards.scoring import Scoring
 from paddock.rollouts.batch import in_a_row, with_prompts, with_responses
 from paddock.rollouts.conversations import OnEpisodes
-from paddock.rollouts.episode import Episode
+from paddock.rollouts.episode import Episode, asks_its_own, tokens_of, turns_of
 from paddock.rollouts.texts import Pieces, pieces_of, texts_of
 
 Metrics = dict[str, float]
@@ -64,7 +64,9 @@ class Drawn:
 
     batch: Batch
     scoring: Scoring | JointScoring
-    greedy: tuple[Batch, Scoring | JointScoring] | None = None
+    left: Mapping[int, Episode]
+    """Those whose scoring has not begun, by their index in the batch."""
+    greedy: Drawn | None = None
     """One greedy response per prompt, for ReMax."""
 
 
@@ -122,41 +124,40 @@ class Collector:
         with time("gen"):
             drawn = self.respond(rows, self.samples, sampling)
         if not self.needs_greedy_baseline:
-            return Drawn(*drawn)
+            return drawn
         with time("gen_max"):
-            return Drawn(*drawn, greedy=self.respond(rows, 1, replace(sampling, temperature=0.0)))
+            return replace(drawn, greedy=self.respond(rows, 1, replace(sampling, temperature=0.0)))
 
     def score_drawn(self, drawn: Drawn, time: Timer) -> tuple[Batch, Metrics]:
         """Returns the responses with their scores; for ReMax also with the score of each prompt's greedy response."""
         with time("reward"):
-            batch, metrics = self.score(drawn.batch, drawn.scoring)
+            batch, metrics = self.score(drawn)
             if drawn.greedy is None:
                 return batch, metrics
-            greedy, _ = self.score(*drawn.greedy)
+            greedy, _ = self.score(drawn.greedy)
         score = dict(zip(greedy.group.tolist(), greedy.need("scores").sum(-1).tolist(), strict=True))
         return batch.with_(baseline_scores=torch.tensor([score[group] for group in batch.group.tolist()])), metrics
 
-    def respond(self, rows: list[PromptRow], samples: int, sampling: Sampling) -> tuple[Batch, Scoring | JointScoring]:
-        """Responses, and what is known of their scores: those that ended early are being scored already."""
+    def respond(self, rows: list[PromptRow], samples: int, sampling: Sampling) -> Drawn:
+        """Returns responses; those that ended early are being scored already."""
         batch, scoring = prompt_batch(rows, samples, self.tokenizer.pad_token_id), self.rewards.begin()
-        indices = {row: index for index, row in enumerate(batch.row.tolist())}
+        indices = {number: index for index, number in enumerate(batch.row.tolist())}
 
-        def over(found: list[Episode]) -> None:
-            own = with_responses(batch.rows(torch.tensor([indices[one.row] for one in found])), found, pad)
-            asked = self.requests(own, range(len(own)))
-            scoring.add({indices[one.row]: asked[index] for index, one in enumerate(found)})
+        def ended(episodes: list[Episode]) -> None:
+            scoring.add(self.requests({indices[one.id]: one for one in episodes}))
 
         early, pad = self.config.reward_model.launch_reward_fn_async, self.tokenizer.pad_token_id
-        found = self.engine.episodes(rows, samples, sampling, over if early else None)
-        own = {row.group: row.tokens for row in rows}
-        if any(one.prompt.tokens is not own[one.group] for one in found):
+        found = self.engine.episodes(rows, samples, sampling, ended if early else None)
+        if any(map(asks_its_own, found)):
             batch = with_prompts(batch, found, pad)
-        return with_responses(batch, found, pad), scoring
+        left = {index: one for index, one in enumerate(found) if index not in scoring}
+        return Drawn(with_responses(batch, found, pad), scoring, left)
 
-    def score(self, batch: Batch, scoring: Scoring | JointScoring, validation: bool = False) -> tuple[Batch, Metrics]:
+    def score(self, drawn: Drawn, validation: bool = False) -> tuple[Batch, Metrics]:
         """The batch with its scores, once all are there: those of rules, an environment's, and a reward model's."""
-        if left := [index for index in range(len(batch)) if index not in scoring]:
-            scoring.add(self.requests(batch, left))
+        batch, scoring = drawn.batch, drawn.scoring
+        if drawn.left:
+            scoring.add(self.requests(drawn.left))
         batch, metrics = self.rewards.finish(batch, scoring.collect())
         if batch.environment_rewards is not None:
             batch = batch.with_(scores=batch.need("scores") + batch.environment_rewards, environment_rewards=None)
@@ -164,24 +165,16 @@ class Collector:
             return batch, metrics
         return self.models.add(batch, self.texts(batch), metrics, everywhere=validation)
 
-    def requests(self, batch: Batch, indices: Sequence[int]) -> dict[int, ScoreRequest | None]:
-        """Builds what scorers are asked of these rows, which stand in the batch's order."""
-        rest = batch if len(indices) == len(batch) else batch.rows(torch.tensor(indices))
-        answers = rest.answers() if self.rewards.reads_tokens else [()] * len(rest)
-        columns = rest.extras
-        conversations = columns.get("completion") or columns.get("conversation") or [None] * len(rest)
-        rows = zip(indices, self.texts(rest), answers, self.last_turns(rest), conversations, strict=True)
-        return self.rewards.requests(batch, rows)
-
-    def last_turns(self, batch: Batch) -> list[str | None]:
-        """Returns the text of each row's last turn, if the policy wrote several."""
-        several = (batch.turn_counts() > 1).nonzero()[:, 0]
-        texts: list[str | None] = [None] * len(batch)
-        if len(several):
-            last = self.decode([turns[-1] for turns in batch.rows(several).turns()])
-            for row, text in zip(several.tolist(), last, strict=True):
-                texts[row] = text
-        return texts
+    def requests(self, episodes: Mapping[int, Episode]) -> dict[int, ScoreRequest | None]:
+        """Returns what scorers are asked of these episodes, by the same indices."""
+        tokens = [tokens_of(one) for one in episodes.values()]
+        last = {index: turns[-1] for index, one in episodes.items() if len(turns := turns_of(one)) > 1}
+        last_texts = dict(zip(last, self.decode(list(last.values())), strict=True))
+        rows = zip(episodes.items(), self.decode(tokens), tokens, strict=True)
+        return {
+            index: self.rewards.request({**columns_of(one.row), **one.extras}, one.id, text, own, last_texts.get(index))
+            for (index, one), text, own in rows
+        }
 
     def texts(self, batch: Batch) -> list[str]:
         """Returns the text of each response."""

@@ -412,7 +412,7 @@ class Conversation:
         told = {"num_turns": counts["num_turns"], **self.told}
         extras = {**said, "extra_fields": told, "reward_score": self.reward_score, **counts}
         extras |= {"environment": self.held} if self.setting.hands_environments else {}
-        return Episode(self.id, self.row.group, self.prompt, self.spans, done=self.ended == "done", extras=extras)
+        return Episode(self.id, self.row, self.prompt, self.spans, done=self.ended == "done", extras=extras)
 
     @property
     def seed(self) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from paddock.core.batch import NOBODY
+from paddock.data.dataset import PromptRow
 from paddock.engines.rollout.base import Chosen, Completion, Prompt
 
 
@@ -53,12 +55,13 @@ class Episode:
     (True, 1, True)
     """
 
-    row: int
+    id: int
     """Id of the response, unique in the run."""
-    group: int
-    """Id of the prompt: episodes of equal group answer the same one."""
+    row: PromptRow
+    """Row of data that it answers, with `ground_truth`, `data_source`, `extra_info`. `group`, also of the episode, is
+    the id of the prompt: episodes of equal group answer the same one."""
     prompt: Prompt
-    """Token ids of the prompt, and its images."""
+    """Token ids of the prompt, which is the row's or an environment's own, and its images."""
     spans: list[Span]
     done: bool
     """True if the episode ended by itself, False if it was cut at a limit."""
@@ -70,21 +73,34 @@ class Episode:
     """Anything else that the environment says of the episode."""
 
     @property
+    def group(self) -> int:
+        """Returns the id of the prompt: episodes of equal group answer the same one."""
+        return self.row.group
+
+    @property
     def response(self) -> list[Span]:
         """Returns the spans up to the last token of the policy: nothing is learnt from what stands behind it."""
         last = max((index for index, span in enumerate(self.spans) if span.log_probs), default=-1)
         return self.spans[: last + 1]
 
 
-def one_turn_each(
-    completions: Sequence[Completion], prompts: Sequence[Prompt], groups: Sequence[int], version: int
-) -> list[Episode]:
-    """Returns completions as episodes of one span. They stand in the order of the prompts and of their rows."""
-    asked = [(group, prompt) for group, prompt in zip(groups, prompts, strict=True) for _ in prompt.rows]
-    return [one_turn(one, *own, version) for one, own in zip(completions, asked, strict=True)]
-
-
-def one_turn(one: Completion, group: int, prompt: Prompt, version: int) -> Episode:
+def one_turn(completion: Completion, row: PromptRow, prompt: Prompt, version: int) -> Episode:
     """Returns a completion as an episode of one span."""
-    span = Span(one.tokens, one.log_probs, version)
-    return Episode(one.row, group, prompt, [span], done=one.stopped, experts=one.experts)
+    span = Span(completion.tokens, completion.log_probs, version)
+    return Episode(completion.row, row, prompt, [span], done=completion.stopped, experts=completion.experts)
+
+
+def asks_its_own(episode: Episode) -> bool:
+    """True if an environment wrote the prompt, and not the row."""
+    return episode.prompt.tokens is not episode.row.tokens
+
+
+def tokens_of(episode: Episode) -> list[int]:
+    """Returns the tokens of the response."""
+    return [token for span in episode.response for token in span.tokens]
+
+
+def turns_of(episode: Episode) -> list[list[int]]:
+    """Returns the tokens of each turn of the policy. What an environment writes ends a turn."""
+    parts = groupby((span for span in episode.response if span.tokens), key=lambda span: span.log_probs is not None)
+    return [[token for span in spans for token in span.tokens] for drawn, spans in parts if drawn]

@@ -23,7 +23,7 @@ def roll_out(
     if environments:
         return environments.run(engine, version, rows, samples, sampling, on_done)
     prompts = [Prompt(row.tokens, list(ids_of(row, samples)), row.images) for row in rows]
-    asked = {number: (row.group, prompt) for row, prompt in zip(rows, prompts, strict=True) for number in prompt.rows}
+    asked = {number: (row, prompt) for row, prompt in zip(rows, prompts, strict=True) for number in prompt.rows}
 
     def episodes(completions: Sequence[Completion]) -> list[Episode]:
         return [one_turn(one, *asked[one.row], version) for one in completions]

@@ -178,8 +178,7 @@ def answer_batch(rows: list[PromptRow], pad_token: int) -> Batch:
     """Returns prompts with their answers as responses; what the assistant wrote counts."""
     batch = prompt_batch(rows, 1, pad_token)
     answers = [
-        Episode(row.group, row.group, Prompt(row.tokens, [row.group]), spans_of(row.ground_truth), done=True)
-        for row in rows
+        Episode(row.group, row, Prompt(row.tokens, [row.group]), spans_of(row.ground_truth), done=True) for row in rows
     ]
     return with_responses(batch, answers, pad_token)
 

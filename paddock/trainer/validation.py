@@ -36,7 +36,7 @@ class Validation:
         returned: set[str] = set()
         seed = data.seed or 0
         for rows in validation_batches(self.dataset, data.val_batch_size, shuffle=data.validation_shuffle, seed=seed):
-            batch, _ = self.collector.score(*self.collector.respond(rows, n, self.sampling), validation=True)
+            batch, _ = self.collector.score(self.collector.respond(rows, n, self.sampling), validation=True)
             returned |= set(batch.extras) - {*EXTRAS, *COLUMNS, "score"}
             samples += samples_of(
                 batch, lambda tokens: self.collector.tokenizer.batch_decode(tokens, skip_special_tokens=True)

@@ -75,7 +75,7 @@ class Rollout:
 
     def answer(self, rows: list[PromptRow], samples: int, sampling: Sampling) -> PackedEpisodes:
         """Returns the episodes of a rank's share of the rows as they travel to the driver."""
-        return PackedEpisodes.of(self.episodes(rows, samples, sampling), rows)
+        return PackedEpisodes.of(self.episodes(rows, samples, sampling))
 
     def publish(self) -> Metrics:
         """Sends the actor's new weights to a copy of them, and verifies it; the actor's own modules have them."""
@@ -95,8 +95,7 @@ class RolloutServer:
 
     def answer(self, rows: list[PromptRow], samples: int, sampling: Sampling, version: int) -> PackedEpisodes:
         """Returns the episodes of a rank's share of the rows as they travel to the driver."""
-        found = roll_out(self.engine, version, rows, samples, sampling, None, self.environments)
-        return PackedEpisodes.of(found, rows)
+        return PackedEpisodes.of(roll_out(self.engine, version, rows, samples, sampling, None, self.environments))
 
     def probe(self, prompt: Prompt, sampling: Sampling) -> list[Completion]:
         """Answers the prompt by which the driver verifies the weights."""

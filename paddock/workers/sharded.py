@@ -293,7 +293,7 @@ class ShardedRollout:
 
         def arrived(answer: PackedEpisodes) -> None:
             episodes = answer.unpacked(rows)
-            found.update((one.row, one) for one in episodes)
+            found.update((one.id, one) for one in episodes)
             if on_done:
                 on_done(episodes)
 

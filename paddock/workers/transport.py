@@ -16,7 +16,7 @@ from paddock.data.dataset import PromptRow
 from paddock.engines.rollout.base import Chosen, Prompt
 from paddock.engines.train.base import Outputs
 from paddock.rollouts.batch import in_a_row
-from paddock.rollouts.episode import Episode, Span
+from paddock.rollouts.episode import Episode, Span, asks_its_own
 from paddock.workers.reward_model import ModelScores
 
 
@@ -26,15 +26,19 @@ class PackedEpisodes:
 
     ids: np.ndarray
     groups: np.ndarray
+    """Rows of data, by the id of their prompt."""
     done: np.ndarray
-    turns: np.ndarray
-    """Spans of each episode."""
+    counts: np.ndarray
+    """Number of spans of each episode."""
     lengths: np.ndarray
-    """Tokens of each span, as are the next two; then those of all spans, and the log-probs of the policy's."""
+    """Number of tokens of each span of all episodes, one after the other."""
     versions: np.ndarray
+    """Of each span, as are `rewards`."""
     rewards: np.ndarray
     tokens: np.ndarray
+    """Of all spans, one after the other."""
     log_probs: np.ndarray
+    """Of all spans of the policy."""
     prompts: list[Prompt | None]
     """None: the row's own."""
     experts: list[tuple[np.ndarray, np.ndarray]] | None
@@ -43,38 +47,37 @@ class PackedEpisodes:
     """None: there are none."""
 
     @classmethod
-    def of(cls, episodes: Sequence[Episode], rows: Sequence[PromptRow]) -> PackedEpisodes:
-        """Packs episodes that answer these rows."""
-        own = {row.group: row.tokens for row in rows}
+    def of(cls, episodes: Sequence[Episode]) -> PackedEpisodes:
         spans = [span for one in episodes for span in one.spans]
         chosen = [one.experts for one in episodes if one.experts]
         return cls(
-            ids=np.array([one.row for one in episodes], dtype=np.int64),
+            ids=np.array([one.id for one in episodes], dtype=np.int64),
             groups=np.array([one.group for one in episodes], dtype=np.int64),
             done=np.array([one.done for one in episodes], dtype=bool),
-            turns=np.array([len(one.spans) for one in episodes], dtype=np.int64),
+            counts=np.array([len(one.spans) for one in episodes], dtype=np.int64),
             lengths=np.array([len(span.tokens) for span in spans], dtype=np.int64),
             versions=np.array([span.version for span in spans], dtype=np.int64),
             rewards=np.array([span.reward for span in spans], dtype=np.float64),
             tokens=in_a_row((span.tokens for span in spans), np.int32),
             log_probs=in_a_row((span.log_probs or () for span in spans), np.float32),
-            prompts=[None if one.prompt.tokens is own[one.group] else one.prompt for one in episodes],
+            prompts=[one.prompt if asks_its_own(one) else None for one in episodes],
             experts=[(one.prompt.numpy(), one.response.numpy()) for one in chosen] or None,
             extras=[one.extras for one in episodes] if any(one.extras for one in episodes) else None,
         )
 
     def unpacked(self, rows: Sequence[PromptRow]) -> list[Episode]:
         """Returns the episodes; `rows` are those that were asked, or more."""
-        own, spans, count = {row.group: row for row in rows}, self.spans(), len(self.ids)
+        row_of, spans, count = {row.group: row for row in rows}, self.spans(), len(self.ids)
+        own = [row_of[group] for group in self.groups.tolist()]
         experts: Iterator[Chosen | None] = repeat(None)
         if self.experts:
             experts = (Chosen(torch.tensor(prompt), torch.tensor(response)) for prompt, response in self.experts)
-        facts = zip(self.ids.tolist(), self.groups.tolist(), self.prompts, self.turns.tolist(), self.done.tolist(),
+        facts = zip(self.ids.tolist(), own, self.prompts, self.counts.tolist(), self.done.tolist(),
                     self.extras or [{}] * count, islice(experts, count), strict=True)  # fmt: skip
         return [
-            Episode(number, group, prompt or Prompt(own[group].tokens, [number], own[group].images),
-                    list(islice(spans, turns)), done, chosen, extras=extras)
-            for number, group, prompt, turns, done, extras, chosen in facts
+            Episode(number, row, prompt or Prompt(row.tokens, [number], row.images), list(islice(spans, size)), done,
+                    chosen, extras=extras)
+            for number, row, prompt, size, done, extras, chosen in facts
         ]  # fmt: skip
 
     def spans(self) -> Iterator[Span]:

@@ -145,9 +145,9 @@ def test_memory_is_counted_where_it_is():
     beside = job(load([*gpus[:3], *gpus[4:], *APART, BESIDE]).config, "h100")  # these never sleep
     assert together and apart and beside
     shared, own = estimate(together).phases, estimate(apart).phases
-    assert "kv_cache" in shared["update_actor"] and "parameters" in shared["rollout"]
+    assert "kv_cache" in shared["update_actor"] and "parameters" in shared["gen"]
     assert estimate(beside).phases == shared
-    assert own["rollout"].keys() == {"rollout_weights", "kv_cache"} and "kv_cache" not in own["update_actor"]
+    assert own["gen"].keys() == {"rollout_weights", "kv_cache"} and "kv_cache" not in own["update_actor"]
 
 
 def test_a_pool_of_one_trains_with_single_whatever_the_others_are():
@@ -262,12 +262,12 @@ class Echo:
     def map(self, role: str, method: Any, shares: Any, samples: int, sampling: Sampling, arrived: Any) -> None:
         self.asked = [rows for (rows,) in shares]
         for rows in self.asked:
-            arrived(PackedEpisodes.of([answered(row, i) for row in rows for i in ids_of(row, samples)], rows))
+            arrived(PackedEpisodes.of([answered(row, i) for row in rows for i in ids_of(row, samples)]))
 
 
 def answered(row: PromptRow, number: int) -> Episode:
     prompt = Prompt(row.tokens, [number], row.images)
-    return Episode(number, row.group, prompt, [Span([number], [-0.5], 3)], done=True)
+    return Episode(number, row, prompt, [Span([number], [-0.5], 3)], done=True)
 
 
 def row_of(group: int, length: int) -> PromptRow:
@@ -279,10 +279,10 @@ def test_answers_come_back_in_the_order_of_the_rows_and_are_told_when_they_come(
     rows, ranks = [row_of(10 * n, n) for n in (5, 1, 9, 2, 7, 3, 4)], Echo()
     sampling = Sampling(max_tokens=4, stop_tokens=frozenset(), seed=0, step=0)
     rollout = ShardedRollout(ranks)
-    found = rollout.episodes(rows, 2, sampling, lambda some: told.extend(one.row for one in some))
+    found = rollout.episodes(rows, 2, sampling, lambda some: told.extend(one.id for one in some))
     assert found == [answered(row, i) for row in rows for i in (2 * row.group, 2 * row.group + 1)]
     assert all(one.prompt.tokens is row.tokens for one, row in zip(found[::2], rows, strict=True))
-    assert sorted(told) == sorted(one.row for one in found)
+    assert sorted(told) == sorted(one.id for one in found)
     work = [sum(len(row.tokens) + 2 * 4 for row in share) for share in ranks.asked]
     assert max(work) - min(work) < 10 and {row.ground_truth for share in ranks.asked for row in share} == {None}
 
@@ -300,12 +300,12 @@ def test_episodes_travel_as_arrays_and_without_prompts_of_their_rows():
     rows, other = [row_of(3, 2), row_of(5, 4)], Prompt([8, 8], [5])
     plain = answered(rows[0], 3)
     spans = [Span([4, 5], [-0.25, -1.5], 7), Span([6]), Span([], [], 7), Span([9], [-3.0], 8, reward=0.1)]
-    several = Episode(5, 5, other, spans, done=False, extras={"ended": "turns", "messages": "asked"})
-    packed = PackedEpisodes.of([plain, several], rows)
+    several = Episode(5, rows[1], other, spans, done=False, extras={"ended": "turns", "messages": "asked"})
+    packed = PackedEpisodes.of([plain, several])
     assert packed.prompts == [None, other] and packed.tokens.tolist() == [3, 4, 5, 6, 9]
     assert pickle.loads(pickle.dumps(packed)).unpacked(rows) == [plain, several]
-    assert PackedEpisodes.of([plain], rows).extras is None
-    assert PackedEpisodes.of([], rows).unpacked(rows) == []
+    assert PackedEpisodes.of([plain]).extras is None
+    assert PackedEpisodes.of([]).unpacked(rows) == []
 
 
 def test_what_travels_arrives_as_it_was():

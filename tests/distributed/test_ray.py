@@ -25,11 +25,10 @@ from tiny_zoo import save
 
 from paddock.config.schema import Config
 from paddock.config.topology import Pool, pools
-from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.plan.arithmetic import roles as planned_roles
-from paddock.rollouts.collect import Collector
+from paddock.rollouts.collect import Collector, Drawn
 from paddock.trainer import run as runs
 from paddock.workers.policy import Policy
 from paddock.workers.rank import Rank
@@ -240,9 +239,9 @@ def test_a_column_travels_once_for_the_same_rows(kept, tmp_path):
 def test_versions_reach_the_workers_that_train_and_come_from_those_that_sample(kept, tmp_path, monkeypatch):
     drawn, score = [], Collector.score
 
-    def watched(collector: Collector, batch: Batch, *rest: Any) -> Any:
-        drawn.append(batch)
-        return score(collector, batch, *rest)
+    def watched(collector: Collector, found: Drawn, *rest: Any) -> Any:
+        drawn.append(found.batch)
+        return score(collector, found, *rest)
 
     monkeypatch.setattr(Collector, "score", watched)
     keys = ["algorithm.adv_estimator=grpo", "trainer.total_training_steps=2", "trainer.save_freq=-1"]

@@ -93,7 +93,7 @@ def answers(roles: Roles, sampling: Sampling, rows: list[PromptRow] = ROWS) -> l
 
 
 def tokens_of(found: list[Episode]) -> dict[int, list[int]]:
-    return {one.row: one.spans[0].tokens for one in found}
+    return {one.id: one.spans[0].tokens for one in found}
 
 
 def saved(roles: Roles, folder: Path) -> Path:
@@ -147,7 +147,7 @@ def test_engines_answer_with_the_weights_of_the_last_update_or_checkpoint(engine
         after = answers(roles, GREEDY)
         assert roles.rollout.version == 1
         new = saved(roles, tmp_path / "new")
-        assert max(gaps(new, after)) < 1e-3 and [one.row for one in after] == [one.row for one in before]
+        assert max(gaps(new, after)) < 1e-3 and [one.id for one in after] == [one.id for one in before]
         assert gaps(new, before)[0] > 0.05  # new weights matter
         assert require_same_whoever_answers(roles)
         roles.actor.load(old)

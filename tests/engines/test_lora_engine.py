@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import EOS, FAMILIES, tiny_batch, tiny_model
+from tiny_models import EOS, FAMILIES, one_turn_each, tiny_batch, tiny_model
 from torch import Tensor
 
 from paddock.config.engine import OptimConfig
@@ -29,7 +29,6 @@ from paddock.models.gathered import GatheredModel
 from paddock.models.load import model_folder
 from paddock.models.value_head import HEAD_FILE, ValueModel
 from paddock.rollouts.batch import with_responses
-from paddock.rollouts.episode import one_turn_each
 
 peft = pytest.importorskip("peft")
 LORA = Lora(rank=4, alpha=32)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import EOS, tiny_batch, tiny_model
+from tiny_models import EOS, one_turn_each, tiny_batch, tiny_model
 from torch import Tensor
 
 from paddock.config.engine import OptimConfig
@@ -22,7 +22,6 @@ from paddock.engines.train.single import SingleBackend
 from paddock.models.adapters import Lora, MergedProduct, attach, is_adapter, merged_weight
 from paddock.models.forward import FUSED
 from paddock.rollouts.batch import with_responses
-from paddock.rollouts.episode import one_turn_each
 
 pytest.importorskip("peft")
 from test_lora_engine import LORA, WANT, log_probs, settings, trained

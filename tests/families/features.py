@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from specimens import Specimen
-from tiny_models import EOS
+from tiny_models import EOS, one_turn_each
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
@@ -39,7 +39,6 @@ from paddock.models.adapters import Lora, attach, is_adapter
 from paddock.models.load import load_backbone, load_causal_lm
 from paddock.models.value_head import ValueModel
 from paddock.rollouts.batch import with_responses
-from paddock.rollouts.episode import one_turn_each
 
 LOG_PROBS, ACTOR, CRITIC = frozenset({"log_probs"}), frozenset({"log_probs", "entropy"}), frozenset({"values"})
 NEAR: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import EOS
+from tiny_models import EOS, one_turn_each
 from tiny_zoo import save, tiny
 from torch import Tensor
 
@@ -26,7 +26,6 @@ from paddock.engines.train.single import SingleBackend
 from paddock.loading.load import load
 from paddock.models.experts import Routing, experts_of
 from paddock.rollouts.batch import with_responses
-from paddock.rollouts.episode import one_turn_each
 from paddock.trainer.reinforcement import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

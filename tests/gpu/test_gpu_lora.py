@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import EOS, FAMILIES, tiny_batch, tiny_model
+from tiny_models import EOS, FAMILIES, one_turn_each, tiny_batch, tiny_model
 from torch import Tensor
 
 from paddock.config.engine import OptimConfig
@@ -25,7 +25,6 @@ from paddock.models.forward import FUSED
 from paddock.models.fused import fused
 from paddock.models.value_head import ValueModel
 from paddock.rollouts.batch import with_responses
-from paddock.rollouts.episode import one_turn_each
 
 pytest.importorskip("peft")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

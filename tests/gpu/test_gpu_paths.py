@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny_models import EOS, FAMILIES, tiny_batch, tiny_model
+from tiny_models import EOS, FAMILIES, one_turn_each, tiny_batch, tiny_model
 
 from paddock.config.engine import OptimConfig
 from paddock.core.batch import Batch
@@ -28,7 +28,6 @@ from paddock.models.attention.hook import attention_forward
 from paddock.models.forward import FUSED
 from paddock.models.fused import fused
 from paddock.rollouts.batch import with_responses
-from paddock.rollouts.episode import one_turn_each
 from paddock.trainer.out_of_memory import explaining
 from paddock.workers.policy import Policy
 from paddock.workers.role import MiniBatch

@@ -30,6 +30,17 @@ def test_a_batch_with_advantages_of_its_own_is_learnt_and_one_without_is_refused
     assert metrics["critic/rewards/mean"] == metrics["critic/score/mean"]
 
 
+def test_an_episode_has_the_row_that_it_answers(run):
+    found = run.sample([{"prompt": "1+1=", "answer": "2"}, {"prompt": "3+4=", "answer": "7"}], n=2)
+    assert [one.row.ground_truth for one in found] == ["2", "2", "7", "7"]
+    assert [one.id - 2 * one.group for one in found] == [0, 1, 0, 1] and found[1].group < found[2].group
+    assert found[2].prompt.tokens == found[2].row.tokens
+    some = run.sample()[3:6]
+    batch = run.score(some)
+    assert batch.row.tolist() == [one.id for one in some] and batch.group.tolist() == [one.group for one in some]
+    assert list(batch.extras["ground_truth"]) == [one.row.ground_truth for one in some]
+
+
 def test_rows_that_older_weights_drew_are_learnt_with_their_ratios(run):
     batch = run.advantages(run.score(run.sample())).rows(slice(0, 16))  # one mini-batch, hence one optimizer step
     assert run.learn(batch)["actor/ppo_kl"] == 0

@@ -216,7 +216,8 @@ def test_responses_that_come_one_by_one_still_make_one_call(manager, tmp_path):
     rewards, batch = manager(CODE), batch_of(["a", "b", "c"])
     scoring = rewards.begin()
     for place in (2, 0, 1):
-        scoring.add(rewards.requests(batch, [(place, "abc"[place], [5, 5], None, None)]))
+        said = {name: values[place] for name, values in batch.extras.items()}
+        scoring.add({place: rewards.request(said, place, "abc"[place], [5, 5])})
     assert [score.value for score in scoring.collect()] == [1.0, 1.0, 1.0] and 2 in scoring
     assert (tmp_path / "calls").read_text() == "3@0 "
 

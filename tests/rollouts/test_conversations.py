@@ -58,10 +58,10 @@ def test_what_trains_is_what_was_drawn_and_only_that(engine, monkeypatch):
 
     monkeypatch.setattr(kind, "advance", noted)
     found = talk(Echo, engine=engine, count=3, samples=2)
-    assert [one.row for one in found] == [row.group * 2 + sample for row in rows(3) for sample in range(2)]
+    assert [one.id for one in found] == [row.group * 2 + sample for row in rows(3) for sample in range(2)]
     for one in found:
-        assert [span.tokens for span in one.spans if span.log_probs] == drawn[one.row]
-        assert len(drawn[one.row]) == ENOUGH and one.done
+        assert [span.tokens for span in one.spans if span.log_probs] == drawn[one.id]
+        assert len(drawn[one.id]) == ENOUGH and one.done
     batch = prompt_batch(rows(3), 2, 0)
     batch = with_responses(with_prompts(batch, found, 0), found, 0)
     assert torch.equal(batch.prompts, prompt_batch(rows(3), 2, 0).prompts)

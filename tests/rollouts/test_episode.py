@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 from holes import episodes, tool, wrote
+from tiny_models import one_turn_each
 
 from paddock.core.images import Images
 from paddock.engines.rollout.base import Chosen, Completion, Prompt
-from paddock.rollouts.episode import Span, one_turn_each
+from paddock.rollouts.episode import Span
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_completions_become_episodes_of_one_span_in_the_order_of_the_prompts():
     prompts = [Prompt([1, 2], [4, 5]), Prompt([3], [6])]
     drawn = [Completion(4, [7], [-0.5], True), Completion(5, [], [], False), Completion(6, [8, 9], [-1.0, -2.0], False)]
     found = one_turn_each(drawn, prompts, [2, 3], version=6)
-    assert [(one.row, one.group, one.prompt, one.done) for one in found] == [
+    assert [(one.id, one.group, one.prompt, one.done) for one in found] == [
         (4, 2, prompts[0], True), (5, 2, prompts[0], False), (6, 3, prompts[1], False)
     ]  # fmt: skip
     assert [one.spans for one in found] == [[Span([7], [-0.5], 6)], [Span([], [], 6)], [Span([8, 9], [-1.0, -2.0], 6)]]

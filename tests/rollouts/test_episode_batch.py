@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 from holes import episodes, holes, tokens
-from tiny_models import EOS, PAD
+from tiny_models import EOS, PAD, one_turn_each
 
 from paddock.core.batch import NOBODY, Batch
 from paddock.engines.rollout.base import Chosen, Completion, Prompt
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rollouts.batch import with_responses
-from paddock.rollouts.episode import one_turn_each
 from paddock.workers.sharded import share_of
 from paddock.workers.transport import from_arrays, to_arrays
 from paddock.workers.updates import plan_update

@@ -119,7 +119,7 @@ def test_tokens_go_to_scorers_that_may_read_them_alone(tmp_path):
         path = [f"custom_reward_function.path={tmp_path / 'reward.py'}", f"custom_reward_function.name={name}"]
         with RewardManager(load(path).config) as rewards:
             assert rewards.reads_tokens is reads
-            asked = collector_of(TOKENIZER, rewards).requests(holes(), range(4))
+            asked = collector_of(TOKENIZER, rewards).requests(dict(enumerate(episodes())))
         own = [[token for span in one.response for token in span.tokens] for one in episodes()]
         assert [list(request.tokens) for request in asked.values()] == (own if reads else [[]] * 4)
 

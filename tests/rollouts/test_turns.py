@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from holes import TOKENIZER, episodes, holes
+from holes import TOKENIZER, asked, drawn, episodes, holes
 
 from paddock.algorithms.advantages import compute_advantages
 from paddock.commands.generation import record_of
@@ -15,7 +16,7 @@ from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
-from paddock.rollouts.collect import Collector
+from paddock.rollouts.collect import Collector, Drawn
 from paddock.runs.samples import samples_of
 from paddock.trainer.metrics import batch_metrics
 from paddock.trainer.performance import token_counts
@@ -88,9 +89,9 @@ def test_a_record_of_generate_counts_what_the_policy_wrote():
 
 def test_a_rule_reads_the_last_turn_and_an_environments_rewards_are_added():
     with RewardManager(load(["reward=contains", "reward_model.num_workers=1"]).config) as rewards:
-        batch, _ = collector(rewards).score(holes(truth="b"), rewards.begin())
+        batch, _ = collector(rewards).score(drawn(rewards.begin(), episodes(asked(truth="b"))))
         assert batch.extras["contains"] == [0.0] * 4, "b is in the first turn"
-        batch, _ = collector(rewards).score(holes(truth="c"), rewards.begin())
+        batch, _ = collector(rewards).score(drawn(rewards.begin(), episodes(asked(truth="c"))))
     assert batch.extras["contains"] == [1.0, 0.0, 0.0, 0.0] and batch.environment_rewards is None
     assert batch.scores.tolist() == [[0, 0.5, 0, 0, 0, 0, 1.0], [0] * 7, [0, 0, 0, 0, -1.0, 0, 0], [0] * 7]
 
@@ -102,7 +103,7 @@ def test_a_function_of_the_users_reads_the_whole_response(tmp_path):
     )
     keys = [f"custom_reward_function.path={tmp_path}/mine.py", "reward_model.num_workers=1"]
     with RewardManager(load(keys).config) as rewards:
-        batch, _ = collector(rewards).score(holes(), rewards.begin())
+        batch, _ = collector(rewards).score(drawn(rewards.begin(), episodes()))
     assert batch.extras["text"] == ["ab#4c4", "de", "fghij", ""]
 
 
@@ -112,11 +113,11 @@ def test_a_function_of_whole_batches_gets_the_messages_of_each_conversation(tmp_
     )
     keys = [f"custom_reward_function.path={tmp_path}/mine.py:reward", "reward_model.num_workers=1"]
     said = [{"role": "assistant", "content": "ab"}, {"role": "tool", "content": "4"}]
-    batch = holes()
-    batch = batch.with_(extras={**batch.extras, "conversation": [[*said, said[0]], said[:1], said[:1], []]})
+    turns = [[*said, said[0]], said[:1], said[:1], []]
+    found = [replace(one, extras={"conversation": own}) for one, own in zip(episodes(), turns, strict=True)]
     with RewardManager(load(keys).config) as rewards:
-        found, _ = collector(rewards).score(batch, rewards.begin())
-    assert found.extras["score"] == [3.0, 1.0, 1.0, 0.0]
+        batch, _ = collector(rewards).score(drawn(rewards.begin(), found))
+    assert batch.extras["score"] == [3.0, 1.0, 1.0, 0.0]
 
 
 def test_the_baseline_by_column_refuses_several_turns_and_the_one_by_rank_serves_them():
@@ -137,10 +138,11 @@ def test_every_token_has_the_version_that_drew_it(tmp_path, monkeypatch):
     seen: dict[str, list[set[int]]] = {"trained": [], "validated": []}
     score = Collector.score
 
-    def watched(self: Collector, batch: Batch, scoring: Any, validation: bool = False) -> Any:
+    def watched(self: Collector, drawn: Drawn, validation: bool = False) -> Any:
+        batch = drawn.batch
         found = set(batch.versions[batch.mask == 1].tolist()) | set((batch.versions[batch.mask == 0] + 100).tolist())
         seen["validated" if validation else "trained"].append(found - {99})
-        return score(self, batch, scoring, validation)
+        return score(self, drawn, validation)
 
     monkeypatch.setattr(Collector, "score", watched)
     keys = [

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import EOS, PAD, SHAPE, byte_tokenizer, save_tiny
+from tiny_models import EOS, PAD, SHAPE, byte_tokenizer, one_turn_each, save_tiny
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, Qwen2Config
 
 from paddock.cli import main
@@ -22,7 +22,6 @@ from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.models.load import load_tokenizer
 from paddock.rollouts.batch import with_responses
-from paddock.rollouts.episode import one_turn_each
 from paddock.trainer.model_rewards import ModelRewards, training_styles
 from paddock.trainer.reinforcement import train
 from paddock.workers.reward_model import open_reward_model

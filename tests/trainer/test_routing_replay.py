@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import EOS
+from tiny_models import EOS, one_turn_each
 from tiny_zoo import SPARSE, save, tiny
 
 from paddock.config.engine import OptimConfig
 from paddock.core.batch import Batch
-from paddock.data.dataset import PromptRow
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
@@ -27,7 +26,7 @@ from paddock.loading.load import load
 from paddock.models.attention import NAME
 from paddock.models.experts import Routing, experts_of
 from paddock.rollouts.batch import with_responses
-from paddock.rollouts.episode import Episode, one_turn_each
+from paddock.rollouts.episode import Episode
 from paddock.trainer.reinforcement import train
 from paddock.workers.transport import PackedEpisodes
 
@@ -109,15 +108,14 @@ def test_recorded_experts_travel_between_processes():
     model = tiny("qwen3_moe")
     model.set_attn_implementation(NAME)
     asked = prompts()
-    rows = [PromptRow(0, group, one.tokens, "", "", None, {}, "") for group, one in enumerate(asked)]
 
     def travelled(**options: bool) -> tuple[list[Episode], list[Episode]]:
         drawn = EmbeddedEngine(model, **options).generate(asked, sampling())
         found = one_turn_each(drawn, asked, range(len(asked)), version=0)
-        return found, PackedEpisodes.of(found, rows).unpacked(rows)
+        return found, PackedEpisodes.of(found).unpacked([one.row for one in found])
 
     found, arrived = travelled(record_experts=True)
-    assert [(one.row, one.experts) for one in arrived] == [(one.row, one.experts) for one in found]
+    assert [(one.id, one.experts) for one in arrived] == [(one.id, one.experts) for one in found]
     assert [one.spans[0].tokens for one in arrived] == [one.spans[0].tokens for one in found]
     assert {one.experts.response.dtype for one in arrived} == {torch.uint8}
     assert travelled()[1][0].experts is None
