@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,13 @@ from paddock.commands.frozen_policy import FrozenRollout, open_policy, progress_
 from paddock.config.paths import files_of
 from paddock.config.schema import Config
 from paddock.core.timing import Timer
-from paddock.data.dataset import MODEL, PromptDataset
+from paddock.data.dataset import PromptDataset
 from paddock.data.loader import Loader
 from paddock.rewards.manager import RewardManager
-from paddock.rollouts.collect import Collector, trial
-from paddock.rollouts.environments import Environments, RowEnvironments, in_environments
+from paddock.rollouts.collect import Collector
+from paddock.rollouts.environments import RowEnvironments
 from paddock.runs.samples import Sample
+from paddock.trainer.assembly import open_environments, try_scorers
 from paddock.trainer.model_rewards import open_models, validation_styles
 from paddock.trainer.out_of_memory import explaining
 from paddock.trainer.validation import Validation
@@ -41,28 +43,21 @@ def evaluate(config: Config) -> Evaluation:
     config.data.val_batch_size = prompts_at_a_time(config, validation.n)
     own = RowEnvironments(config)
     config = own.prompting()
-    with RewardManager(config) as rewards:
+    with RewardManager(config) as rewards, ExitStack() as things:
         policy = open_policy(config)
         dataset = PromptDataset.validation(config.data, policy.tokenizer, policy.reader)
         dataset.scored_by = validation_styles(config.reward_model)
-        first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
-        several = in_environments(config, dataset)
-        template = config.data.apply_chat_template_kwargs.get("chat_template", policy.tokenizer.chat_template)
-        rewards.check([trial(row, several, template is not None) for row in first])
-        models = open_models(config, policy.tokenizer, policy.stop_tokens)
+        tokenizer, stops = policy.tokenizer, policy.stop_tokens
+        try_scorers(config, dataset, tokenizer, rewards)
+        models = open_models(config, tokenizer, stops)
         loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it
         with progress_bar() as progress, explaining(config, dict):
             task = progress.add_task("evaluating", total=len(dataset))
-            environments = (
-                Environments(config, policy.tokenizer, policy.stop_tokens, own, rewards.reads_environments)
-                if several
-                else None
-            )
-            if environments:
-                environments.check(dataset)
+            hands = rewards.reads_environments
+            environments = open_environments(config, dataset, tokenizer, stops, own, things, hands)
             engine = FrozenRollout(policy.engine, lambda count: progress.advance(task, count), environments)
-            collector = Collector(config, loader, engine, rewards, policy.tokenizer, policy.stop_tokens, models)
-            _, samples = Validation(collector, dataset, policy.stop_tokens).run(0, timer)
+            collector = Collector(config, loader, engine, rewards, tokenizer, stops, models)
+            _, samples = Validation(collector, dataset, stops).run(0, timer)
     return Evaluation(
         model=str(config.actor_rollout_ref.model.path),
         files=files_of(config.data.val_files),

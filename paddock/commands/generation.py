@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from paddock.commands.frozen_policy import FrozenRollout, open_policy, progress_bar, prompts_at_a_time
 from paddock.config.conversations import converses
-from paddock.config.schema import Config
+from paddock.config.schema import Config, DataConfig
 from paddock.core.files import replacing
 from paddock.core.timing import Timer
 from paddock.data.chat import Messages, PromptEncoder
@@ -26,10 +26,11 @@ from paddock.data.loader import validation_batches
 from paddock.data.unscored import UnscoredDataset
 from paddock.errors import UserError
 from paddock.rollouts.collect import training_sampling
-from paddock.rollouts.environments import Environments, RowEnvironments, in_environments
+from paddock.rollouts.environments import Environments, RowEnvironments
 from paddock.rollouts.episode import Episode, tokens_of
 from paddock.rollouts.roll_out import roll_out
 from paddock.runs.samples import plain
+from paddock.trainer.assembly import open_environments
 from paddock.trainer.out_of_memory import explaining
 
 OUTPUT, PROMPT = "output", "prompt"
@@ -80,12 +81,10 @@ def generate(config: Config, output: Path) -> Summary:
         timer("gen"),
         writer(output) as write,
         progress_bar() as progress,
+        ExitStack() as things,
     ):
         task = progress.add_task("generating", total=len(dataset))
-        several = in_environments(config, dataset)
-        environments = Environments(config, policy.tokenizer, policy.stop_tokens, own) if several else None
-        if environments:
-            environments.check(dataset)
+        environments = open_environments(config, dataset, policy.tokenizer, policy.stop_tokens, own, things)
         engine = FrozenRollout(policy.engine, lambda count: progress.advance(task, count), environments)
         for rows in validation_batches(dataset, prompts_at_a_time(config, samples)):
             found = engine.episodes(rows, samples, sampling)
@@ -103,16 +102,8 @@ def answer(config: Config, text: str) -> tuple[list[str], Summary]:
     own = RowEnvironments(config)
     config = own.prompting()
     policy = open_policy(config)
-    template = policy.tokenizer.chat_template or "chat_template" in config.data.apply_chat_template_kwargs
-    asked: Messages = [{"role": "user", "content": text}] if template and config.data.apply_chat_template else text
-    encoder = PromptEncoder(policy.tokenizer, config.data.apply_chat_template_kwargs)
-    (tokens,) = encoder.encode([asked], [PROMPT], PROMPT)
-    longest = config.data.max_prompt_length
-    if len(tokens) > longest:
-        key = "data.max_prompt_length"
-        raise UserError(f"the prompt has {len(tokens)} tokens", key=key, value=longest, fix=f"{key}={len(tokens)}")
+    (row,) = rows_of_prompts(config.data, policy.tokenizer, [text], count(), "data.max_prompt_length={}")
     start, samples = time.perf_counter(), config.actor_rollout_ref.rollout.n
-    row = PromptRow(0, 0, tokens, asked, PROMPT, None, {}, PROMPT, written_prompt=text)
     sampling = training_sampling(config, policy.stop_tokens)
     several = converses(config)
     environments = Environments(config, policy.tokenizer, policy.stop_tokens, own) if several else None
@@ -120,8 +111,29 @@ def answer(config: Config, text: str) -> tuple[list[str], Summary]:
         environments.prove(row)
     found = roll_out(policy.engine, 0, [row], samples, sampling, environments=environments)
     texts = texts_for_people(found, partial(policy.tokenizer.batch_decode, skip_special_tokens=True))
-    count = sum(len(span.tokens) for one in found for span in one.spans if span.log_probs)
-    return texts, Summary(1, len(found), count, sum(one.done for one in found), 0, time.perf_counter() - start)
+    tokens = sum(len(span.tokens) for one in found for span in one.spans if span.log_probs)
+    return texts, Summary(1, len(found), tokens, sum(one.done for one in found), 0, time.perf_counter() - start)
+
+
+def rows_of_prompts(
+    data: DataConfig, tokenizer: Any, prompts: Sequence[Messages], groups: Iterator[int], setting: str
+) -> list[PromptRow]:
+    """Returns rows that ask these prompts, a text as a user's message if the tokenizer has a chat template. `groups`
+    are their ids; `setting` is how a longer prompt is allowed, with {} for its tokens."""
+    kwargs = data.apply_chat_template_kwargs
+    template = data.apply_chat_template and (tokenizer.chat_template or "chat_template" in kwargs)
+    asked = [[{"role": "user", "content": one}] if isinstance(one, str) and template else one for one in prompts]
+    names = ["the prompt"] if len(asked) == 1 else [f"prompt {number}" for number in range(len(asked))]
+    encoded = PromptEncoder(tokenizer, kwargs).encode(asked, names, PROMPT)
+    longest = data.max_prompt_length
+    for name, tokens in zip(names, encoded, strict=True):
+        if len(tokens) > longest:
+            fix = setting.format(len(tokens))
+            raise UserError(f"{name} has {len(tokens)} tokens", key="data.max_prompt_length", value=longest, fix=fix)
+    return [
+        PromptRow(0, group, tokens, messages, PROMPT, None, {}, name, written_prompt=prompt)
+        for tokens, messages, name, prompt, group in zip(encoded, asked, names, prompts, groups, strict=False)
+    ]
 
 
 def texts_for_people(found: Sequence[Episode], decode: Callable[[list[list[int]]], list[str]]) -> list[str]:

@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
-from paddock.commands.generation import PROMPT, texts_for_people
+from paddock.commands.generation import rows_of_prompts, texts_for_people
 from paddock.config.schema import Config
 from paddock.core.batch import GIVEN, Batch
 from paddock.core.device import device_of, empty_cache
 from paddock.core.timing import Timer
-from paddock.data.chat import PromptEncoder
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import prompt_batch
 from paddock.errors import UserError
@@ -93,31 +92,14 @@ class Session:
                 "is no temperature", key="temperature", value=f"{temperature!r:.80}", fix="0 (greedy), or more"
             )
         with self.trainer() as trainer:
-            collector, data = trainer.collector, trainer.config.data
-            templated = data.apply_chat_template and (
-                collector.tokenizer.chat_template or "chat_template" in data.apply_chat_template_kwargs
-            )
-            asked = [
-                [{"role": "user", "content": prompt}] if isinstance(prompt, str) and templated else prompt
-                for prompt in prompts
-            ]
-            encoder = PromptEncoder(collector.tokenizer, data.apply_chat_template_kwargs)
-            tokens = encoder.encode(asked, [f"prompt {number}" for number in range(len(asked))], "prompts")
-            for number, own in enumerate(tokens):
-                if len(own) > data.max_prompt_length:
-                    raise UserError(
-                        f"prompt {number} has {len(own)} tokens", key="data.max_prompt_length",
-                        value=data.max_prompt_length, fix=f"Run(..., prompt_length={len(own)})",
-                    )  # fmt: skip
+            collector = trainer.collector
+            longer = "Run(..., prompt_length={})"
+            rows = rows_of_prompts(trainer.config.data, collector.tokenizer, prompts, self.asked, longer)
             sampling = replace(collector.sampling, step=trainer.step_no)
             if temperature is not None:
                 sampling = replace(sampling, temperature=temperature)
             if response_length is not None:
                 sampling = replace(sampling, max_tokens=response_length)
-            rows = [
-                PromptRow(0, next(self.asked), own, one, PROMPT, None, {}, f"prompt {number}", written_prompt=prompt)
-                for number, (own, one, prompt) in enumerate(zip(tokens, asked, prompts, strict=True))
-            ]
             with trainer.roles.rollout.awake(Timer()):
                 found = trainer.roles.rollout.episodes(rows, n, sampling)
             texts = iter(texts_for_people(found, collector.decode))

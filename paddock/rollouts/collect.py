@@ -21,7 +21,6 @@ from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
 from paddock.data.loader import Loader, columns_of, prompt_batch
 from paddock.engines.rollout.base import Sampling
-from paddock.environments.environment import messages_said
 from paddock.rewards.joint import JointScoring
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
@@ -217,20 +216,6 @@ def spread(rounds: Sequence[Metrics], name: str) -> float:
     told = [(metrics[mean], metrics[name]) for metrics in rounds if mean in metrics]
     middle = fmean(value for value, _ in told) if told else 0.0
     return sqrt(fmean([own**2 + (value - middle) ** 2 for value, own in told] or [0.0]))
-
-
-NOTHING_TOLD: dict[str, Any] = {"num_turns": 2, "tool_rewards": [], "turn_scores": [], "rollout_reward_scores": {}}
-"""What reward functions written for verl may read of any conversation."""
-
-
-def trial(row: PromptRow, conversation: bool, chat: bool = False) -> ScoreRequest:
-    """Returns an empty response to a row, to try scorers on before training; `conversation`: one of one turn; `chat`:
-    what an environment asks where the row asks nothing is messages."""
-    asks = conversation and chat and isinstance(row.written_prompt, str) and not row.written_prompt.strip()
-    prompt = messages_said("") if asks else row.written_prompt
-    request = ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.location, prompt)
-    turns = [{"role": "assistant", "content": ""}]
-    return replace(request, turns=turns, told=NOTHING_TOLD) if conversation else request
 
 
 def training_sampling(config: Config, stops: frozenset[int]) -> Sampling:

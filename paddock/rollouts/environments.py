@@ -44,11 +44,6 @@ TOOL_CONFIG = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
 VERL = "paddock.verl.conversations"
 
 
-def in_environments(config: Config, dataset: PromptDataset) -> bool:
-    """True if rows are answered in environments: by the config, or because rows name agent loops."""
-    return converses(config) or dataset.names_agents
-
-
 class OneTurn(Environment):
     """Ends with the first turn: what a plain rollout is."""
 

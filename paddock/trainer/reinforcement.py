@@ -8,16 +8,17 @@ from pathlib import Path
 
 from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards, pools
-from paddock.data.dataset import MODEL, PromptDataset
+from paddock.data.dataset import PromptDataset
 from paddock.data.loader import Loader
 from paddock.errors import UserError
 from paddock.models.image_reader import ImageReader
 from paddock.models.load import open_tokenizer
 from paddock.rewards.manager import NO_FUNCTIONS, Functions, RewardManager
-from paddock.rollouts.collect import Collector, trial
-from paddock.rollouts.environments import Environments, RowEnvironments, in_environments
+from paddock.rollouts.collect import Collector
+from paddock.rollouts.environments import RowEnvironments
 from paddock.runs.checkpoint import CheckpointStore
 from paddock.runs.lock import FolderLock
+from paddock.trainer.assembly import open_environments, try_scorers
 from paddock.trainer.loop import Trainer
 from paddock.trainer.model_rewards import open_models, training_styles, validation_styles
 from paddock.trainer.run import RunKind
@@ -48,11 +49,7 @@ def open_trainer(
     total_steps = config.trainer.steps(loader.steps_per_epoch)
     rewards.total_steps = total_steps
     dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))
-    first = [row for row in dataset.one_of_each_source() if row.style != MODEL]
-    several = in_environments(config, dataset)
-    template = config.data.apply_chat_template_kwargs.get("chat_template", tokenizer.chat_template)
-    tries = [trial(row, several, template is not None) for row in first]
-    rewards.check(tries)
+    tries = try_scorers(config, dataset, tokenizer, rewards)
     paid = config.reward_model.enable or rewards.pays(tries) or any(one.may_pay for one in rows.without_agent())
     if config.environment and learns_from_rewards(config) and not paid:
         raise UserError(
@@ -66,20 +63,18 @@ def open_trainer(
     models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)
     if models:
         models.check(dataset)
-    if several:
-        environments = things.enter_context(
-            closing(Environments(config, tokenizer, roles.stop_tokens, rows, rewards.reads_environments))
-        )
-        environments.check(dataset)
+    stops, hands = roles.stop_tokens, rewards.reads_environments
+    environments = open_environments(config, dataset, tokenizer, stops, rows, things, hands)
+    if environments:
         roles.rollout.open_environments(environments)
-    collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models)
+    collector = Collector(config, loader, roles.rollout, rewards, tokenizer, stops, models)
     validation = None
     if config.data.val_files:
         held_out = PromptDataset.validation(config.data, tokenizer, reader)
         held_out.scored_by = validation_styles(config.reward_model)
-        if rows.routed:
+        if environments and rows.routed:
             environments.check(held_out)
-        validation = Validation(collector, held_out, roles.stop_tokens)
+        validation = Validation(collector, held_out, stops)
     return Trainer(config, roles, collector, validation, store, lock, total_steps)
 
 

@@ -100,3 +100,11 @@ def test_a_list_of_texts_is_told_how_rows_are_written():
     with pytest.raises(UserError, match="a list of texts is no list of rows") as error:
         paddock.Run(data=["1+1=", "1+2="], reward=lambda completion: 1.0)
     assert '{"prompt": "1+1="' in error.value.fix
+
+
+def test_a_prompt_that_is_too_long_is_told_the_keyword_that_allows_it():
+    with paddock.Run(steps=1, prompt_length=8, **SMALL) as run:
+        for prompts, name in ((["1+1=", "1" * 12], "prompt 1"), ("1" * 12, "the prompt")):
+            with pytest.raises(UserError, match=f"{name} has 12 tokens") as error:
+                run.generate(prompts)
+            assert error.value.fix == "Run(..., prompt_length=12)"
