@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
 import torch
 from conftest import ROOT
 
@@ -15,6 +18,12 @@ from paddock.facts.modules import module_at
 from paddock.workers.policy import loss_inputs
 
 EXAMPLE = ROOT / "examples" / "grpo_from_scratch.py"
+
+
+@pytest.fixture(autouse=True)
+def _same_path_afterwards(monkeypatch):
+    """Loading the example puts examples/ on the path, where a folder has the name of trl."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def test_it_trains(capsys):
