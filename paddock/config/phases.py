@@ -92,7 +92,7 @@ _ALL = (
     _computes("reward", "reward", "reward_model", "reward_model", _REWARD, prefetches="reference"),
     _computes("old_log_prob", "old log-probs", "actor", _RO, _LOG_PROBS, prefetches="reference"),
     _computes("ref", "reference", "reference", _REF, _LOG_PROBS, by_tokens="all"),
-    _computes("teacher", "teachers", "teacher", _REF, _LOG_PROBS),
+    _computes("teacher", "teachers", "teachers", _REF, _LOG_PROBS),
     _computes("values", "values", "critic", "critic", _VALUES, by_tokens="all"),
     Phase("adv", "advantages", by_tokens="all"),
     _computes("update_critic", "critic update", "critic", "critic", _PPO, updates=True,

@@ -1,13 +1,15 @@
-"""How many devices a run has, and how each role shares them."""
+"""The roles of a run in one table, how many devices it has, and how each role shares them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
-from paddock.config import rollout_correction
+from paddock.config import rollout_correction, tree
+from paddock.config.distillation import teachers_of
 from paddock.config.recipes import needs_of
 from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
 from paddock.config.rollout_engines import engine_kind
@@ -42,32 +44,81 @@ class Pool:
         return self.beside or self.name
 
 
-def pools(config: Config) -> list[Pool]:
-    """Actor, reference and teachers share devices; so do rollout, critic and reward model, unless on their own."""
-    trainer, critic, reward, rollout = (
-        config.trainer,
-        config.critic,
-        config.reward_model,
-        config.actor_rollout_ref.rollout,
+@dataclass(frozen=True)
+class RoleKind:
+    """Describes a role of a run. The phases in which it works are in phases.py."""
+
+    name: str
+    """Name of the role in pools, in processes and in the memory model."""
+    wanted: Callable[[Config], bool]
+    """True if the run has it."""
+    section: str
+    """Section of its keys: those of its training engine, if it has one."""
+    fsdp: str = ""
+    """Section of its FSDP keys."""
+    whole: bool = False
+    """True if its model lies whole on each device, without a training engine's backend."""
+    apart: Callable[[Config], bool] = lambda config: False
+    """True if it has a pool of its own, with nodes and devices by keys of its section."""
+    frozen: bool = False
+    """True for a policy beside the actor that is not trained."""
+    several: Callable[[Config], list[str]] | None = None
+    """Names of its models, if there may be several."""
+
+    def models(self, config: Config) -> list[str]:
+        """Returns the names of its models, under which a process has them."""
+        return self.several(config) if self.several else [self.name]
+
+    def keys(self, config: Config) -> Any:
+        return tree.get(config, self.section)
+
+
+_A, _REF, _RO = (f"actor_rollout_ref.{role}" for role in ("actor", "ref", "rollout"))
+_REWARD = "reward_model"
+ROLES = {
+    role.name: role
+    for role in (
+        RoleKind("actor", lambda config: True, _A, f"{_A}.fsdp_config"),
+        RoleKind("rollout", lambda config: True, _RO, apart=lambda config: rolls_out_apart(config)),
+        RoleKind("reference", lambda config: needs_reference(config), _REF, f"{_REF}.fsdp_config", frozen=True),
+        RoleKind(
+            "teachers", lambda config: config.distillation.enabled, _REF, f"{_REF}.fsdp_config", frozen=True,
+            several=lambda config: [one.role for one in teachers_of(config.distillation)],
+        ),
+        RoleKind(
+            "critic", lambda config: bool(config.critic.enable), "critic", "critic.model.fsdp_config",
+            apart=lambda config: config.critic.enable_resource_pool,
+        ),
+        RoleKind(
+            _REWARD, lambda config: scores_by_model(config), _REWARD, f"{_REWARD}.model.fsdp_config", whole=True,
+            apart=lambda config: config.reward_model.enable_resource_pool,
+        ),
     )
-    apart = bool(critic.enable and critic.enable_resource_pool)
-    scores = scores_by_model(config)
-    together = ["actor"] if rolls_out_apart(config) else ["actor", "rollout"]
-    together += ["reference"] if needs_reference(config) else []
-    together += ["teachers"] if config.distillation.enabled else []
-    together += ["critic"] if critic.enable and not apart else []
-    together += ["reward_model"] if scores and not reward.enable_resource_pool else []
-    found = [Pool("main", trainer.nnodes, trainer.n_gpus_per_node or 1, tuple(together), "trainer")]
-    if rolls_out_beside(config):
-        found.append(replace(found[0], name="rollout", roles=("rollout",), beside=found[0].name))
-    elif rolls_out_apart(config):
-        found.append(
-            Pool("rollout", rollout.nnodes, rollout.n_gpus_per_node, ("rollout",), "actor_rollout_ref.rollout")
-        )
-    if apart:
-        found.append(Pool("critic", critic.nnodes, critic.n_gpus_per_node, ("critic",), "critic"))
-    if scores and reward.enable_resource_pool:
-        found.append(Pool("reward_model", reward.nnodes, reward.n_gpus_per_node, ("reward_model",), "reward_model"))
+}  # fmt: skip
+"""Roles by name, in the order in which a process makes them."""
+
+
+def roles_of(config: Config) -> list[RoleKind]:
+    """Returns the roles that the run has."""
+    return [role for role in ROLES.values() if role.wanted(config)]
+
+
+def engine_roles(config: Config) -> list[RoleKind]:
+    """Returns the roles with a training engine, one for each section of keys."""
+    return list({role.section: role for role in roles_of(config) if role.fsdp and not role.whole}.values())
+
+
+def pools(config: Config) -> list[Pool]:
+    """Roles share the trainer's devices, but for those that have a pool of their own."""
+    trainer, together = config.trainer, [role.name for role in roles_of(config) if not role.apart(config)]
+    main = Pool("main", trainer.nnodes, trainer.n_gpus_per_node or 1, tuple(together), "trainer")
+    found = [main]
+    for role in roles_of(config):
+        if role.apart(config):
+            keys = role.keys(config)
+            own = Pool(role.name, keys.nnodes, keys.n_gpus_per_node, (role.name,), role.section)
+            beside = role.name == "rollout" and rolls_out_beside(config)
+            found.append(replace(main, name=own.name, roles=own.roles, beside=main.name) if beside else own)
     return [replace(pool, ranks_per_device=trainer.ranks_per_device) for pool in found]
 
 
@@ -196,7 +247,7 @@ def needs_reference(config: Config) -> bool:
 
 def runs_frozen_policies(config: Config) -> bool:
     """True if a reference or a teacher runs, by the keys of actor_rollout_ref.ref."""
-    return needs_reference(config) or config.distillation.enabled
+    return any(role.frozen for role in roles_of(config))
 
 
 def learns_from_rewards(config: Config) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +20,8 @@ from paddock.config.topology import (
     data_parallel_size,
     engine_size,
     merges_adapters,
-    needs_reference,
     pool_size,
+    roles_of,
     rollout_devices,
     rolls_out_apart,
     rolls_out_beside,
@@ -28,7 +29,7 @@ from paddock.config.topology import (
     world_size,
 )
 from paddock.errors import UserError
-from paddock.estimate.memory import Hardware, Job, Role, Rollout
+from paddock.estimate.memory import Hardware, Job, Role, Rollout, scalar
 from paddock.estimate.splits import Fsdp, Megatron
 from paddock.facts.machine import GIB, GPU_MEMORY_GIB, Machine, this_machine
 from paddock.facts.models import ModelShape, shape_of
@@ -42,16 +43,14 @@ def job(config: Config, gpu: str | None = None, machine: Machine | None = None) 
     shape = shape_of(group.model.path or "")
     if shape is None:
         return None
-    critic_shape = shape_of(config.critic.model.path or "") or shape
-    reward_shape = shape_of(config.reward_model.model.path or "") if config.reward_model.enable else None
     return Job(
         hardware=hardware(config, gpu, machine or this_machine()),
-        actor=_trained(config, group.actor, shape),
         rollout=_rollout(config),
-        reference=_reference(config, shape) if needs_reference(config) else None,
-        teacher=_teacher(config),
-        critic=_trained(config, config.critic, critic_shape) if config.critic.enable else None,
-        reward_model=_reward_model(config, reward_shape) if reward_shape else None,
+        roles={
+            role.name: load
+            for role in roles_of(config)
+            if role.name in LOADS and (load := LOADS[role.name](config, shape)) is not None
+        },
         compute_bytes=_bytes(group.actor.fsdp_config.dtype),
         own_log_probs=not copies_rollout_log_probs(config),
     )
@@ -110,7 +109,11 @@ def lora_rank(model: ModelConfig | CriticModelConfig) -> int:
         return 0
 
 
-def _teacher(config: Config) -> Role | None:
+def _critic(config: Config, shape: ModelShape) -> Role:
+    return scalar(_trained(config, config.critic, shape_of(config.critic.model.path or "") or shape))
+
+
+def _teachers(config: Config, student: ModelShape) -> Role | None:
     """Returns the teachers as one role, by the keys of the reference: the largest works, and all rest on the device."""
     shapes = [shape for one in teachers_of(config.distillation) if (shape := shape_of(one.path)) is not None]
     if not shapes:
@@ -133,15 +136,30 @@ def _reference(config: Config, shape: ModelShape) -> Role:
     )
 
 
-def _reward_model(config: Config, shape: ModelShape) -> Role:
+def _reward_model(config: Config, policy: ModelShape) -> Role | None:
     reward = config.reward_model
-    return Role(
-        shape=shape,
-        split=Fsdp(degree=world_size(config)),
-        forward_tokens=CUTS["reward"].most_tokens(config),
-        dtype_bytes=2,
-        param_offload=reward.model.fsdp_config.param_offload,
+    shape = shape_of(reward.model.path or "")
+    if shape is None:
+        return None
+    return scalar(
+        Role(
+            shape=shape,
+            split=Fsdp(degree=world_size(config)),
+            forward_tokens=CUTS["reward"].most_tokens(config),
+            dtype_bytes=2,
+            param_offload=reward.model.fsdp_config.param_offload,
+        )
     )
+
+
+LOADS: dict[str, Callable[[Config, ModelShape], Role | None]] = {
+    "actor": lambda config, shape: _trained(config, config.actor_rollout_ref.actor, shape),
+    "reference": _reference,
+    "teachers": _teachers,
+    "critic": _critic,
+    "reward_model": _reward_model,
+}
+"""What makes of each role of topology.ROLES its part of the memory model; None: the shape of its model is not known."""
 
 
 def _rows_of_a_step(config: Config, role: ActorConfig | RefConfig | CriticConfig) -> int:

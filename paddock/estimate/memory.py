@@ -138,12 +138,9 @@ class Rollout:
 @dataclass(frozen=True)
 class Job:
     hardware: Hardware
-    actor: Role
     rollout: Rollout
-    reference: Role | None = None
-    teacher: Role | None = None
-    critic: Role | None = None
-    reward_model: Role | None = None
+    roles: Mapping[str, Role]
+    """The actor, and the other roles that hold a model, by the names of topology.ROLES."""
     compute_bytes: int = 2
     logits_chunk: int = LOGITS_CHUNK
     own_log_probs: bool = True
@@ -156,20 +153,17 @@ class Job:
         wanted = [phase for phase in WITHOUT_GRADIENTS if phase.name not in left_out]
         return {phase.name: self.roles[phase.role] for phase in wanted if phase.role in self.roles}
 
-    @cached_property
-    def roles(self) -> dict[str, Role]:
-        """Critic and reward model answer with one number a token, whatever head their shape was read with."""
-        named = {
-            "actor": self.actor,
-            "reference": self.reference,
-            "teacher": self.teacher,
-            "critic": self.critic and scalar(self.critic),
-            "reward_model": self.reward_model and scalar(self.reward_model),
-        }
-        return {name: role for name, role in named.items() if role is not None}
+    @property
+    def actor(self) -> Role:
+        return self.roles["actor"]
+
+    def with_roles(self, **roles: Role) -> Job:
+        """Returns this job with other roles of these names."""
+        return replace(self, roles={**self.roles, **roles})
 
 
 def scalar(role: Role) -> Role:
+    """Returns a critic or reward model, which answers with one number a token, whatever head its shape has."""
     return replace(role, shape=replace(role.shape, scalar_head=True))
 
 

@@ -67,7 +67,7 @@ def decide(
         work = replace(work, rollout=replace(work.rollout, max_sequences=choice.value))
     if in_one_process(config) and trains:
         for phase in (PHASES["update_actor"], PHASES["update_critic"]):
-            role = getattr(work, phase.role)
+            role = work.roles.get(phase.role)
             if role is not None:
                 found += _Update(config, origins, work, phase.name, role).choices(phase.checkpointing, memory)
         found += _prefill(origins, work, config.actor_rollout_ref.rollout.max_num_batched_tokens, memory)
@@ -135,13 +135,13 @@ class _Update:
 
     def fits(self, tokens: int, recompute: bool, takers: list[MicroBatches]) -> bool:
         """True if no phase of `takers`, which are cut by this budget, is overfull."""
-        roles: dict[str, Any] = {PHASES[self.phase].role: replace(self.role, checkpointing=recompute)}
+        roles = {**self.work.roles, PHASES[self.phase].role: replace(self.role, checkpointing=recompute)}
         for cut in takers:
-            role = roles.get(cut.role) or getattr(self.work, cut.role)
             field: dict[str, Any] = {cut.field: tokens}
-            roles[cut.role] = role and replace(role, **field)
+            if cut.role in roles:
+                roles[cut.role] = replace(roles[cut.role], **field)
         phases = {phase for phase, cut in CUTS.items() if cut in takers}
-        return fits(replace(self.work, **roles), phases)
+        return fits(self.work.with_roles(**roles), phases)
 
 
 def _sequences(work: Job, memory: str, trains: bool) -> list[Choice]:

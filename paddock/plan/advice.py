@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from paddock.config.phases import CUTS
-from paddock.estimate.memory import GIB, TRAINED, Job, MemoryPlan, Role, estimate
+from paddock.config.topology import ROLES
+from paddock.estimate.memory import GIB, TRAINED, Job, MemoryPlan, estimate
 from paddock.estimate.splits import Fsdp, Megatron
 
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -34,19 +35,6 @@ LORA_RANK = 64
 MERGE_KEY = "actor_rollout_ref.model.lora.merge"
 MERGING_SAVES = "4 to 12 %"
 """Merged rows of docs/curves/speed.jsonl beside those of the same adapters beside the weights."""
-FSDP_SECTIONS = {
-    "actor": f"{ACTOR}.fsdp_config",
-    "reference": f"{REF}.fsdp_config",
-    "teacher": f"{REF}.fsdp_config",
-    "critic": "critic.model.fsdp_config",
-    "reward_model": "reward_model.model.fsdp_config",
-}
-MEGATRON_SECTIONS = {
-    "actor": f"{ACTOR}.megatron",
-    "reference": f"{REF}.megatron",
-    "teacher": f"{REF}.megatron",
-    "critic": "critic.megatron",
-}
 TUNED = {"instruct", "chat", "it", "sft", "dpo", "rlhf", "thinking", "distill"}
 RAW = {"base", "pt"}
 RAW_UNLESS_TUNED = re.compile(r"(qwen1\.5|qwen2|qwen2\.5|meta|llama|mistral|gemma|smollm2|glm|moonlight)-")
@@ -261,11 +249,11 @@ def adapters_that_fit(job: Job, cut_by_rows: frozenset[str]) -> list[Change]:
     """LoRA, and the steps with which it fits these devices; empty if it does not."""
     if job.actor.lora_rank:
         return []
-    reference = job.reference and replace(job.reference, borrowed=True)
-    critic = job.critic and replace(job.critic, lora_rank=LORA_RANK)
-    changed = replace(job, actor=replace(job.actor, lora_rank=LORA_RANK), reference=reference, critic=critic)
+    adapted = {name: replace(role, lora_rank=LORA_RANK) for name, role in job.roles.items() if name in TRAINED}
+    borrowed = {name: replace(role, borrowed=True) for name, role in job.roles.items() if name == "reference"}
+    changed = job.with_roles(**adapted, **borrowed)
     what = "with LoRA, whose adapters alone have gradients and moments"
-    keys = [LORA_KEY, *(["critic.model.lora_rank"] if critic else [])]
+    keys = [LORA_KEY, *(["critic.model.lora_rank"] if "critic" in adapted else [])]
     lora = Change(changed, LORA_KEY, what, " ".join(f"{key}={LORA_RANK}" for key in keys))
     found = [lora, *changes(changed, needed_steps(changed, cut_by_rows))]
     return found if estimate(found[-1].job).fits else []
@@ -346,27 +334,23 @@ def offload(name: str, job: Job) -> Change | None:
     flags = [flag for flag, useful in wanted.items() if useful and not getattr(role, flag)]
     if not flags or job.hardware.gpus == 0:
         return None
-    section = FSDP_SECTIONS[name] if isinstance(role.split, Fsdp) else MEGATRON_SECTIONS[name]
+    kind = ROLES[name]
+    section = kind.fsdp if isinstance(role.split, Fsdp) else f"{kind.section}.megatron"
     changed = replace(role, param_offload=True, optimizer_offload=trained or role.optimizer_offload)
     overrides = " ".join(f"{section}.{flag}=True" for flag in flags)
     return Change(
-        with_roles(job, {name: changed}),
+        job.with_roles(**{name: changed}),
         f"{section}.{flags[0]}",
         f"with the idle {name.replace('_', ' ')} on the host",
         overrides,
     )
 
 
-def with_roles(job: Job, roles: dict[str, Role]) -> Job:
-    fields: dict[str, Any] = dict(roles)
-    return replace(job, **fields)
-
-
 def checkpointing(job: Job) -> Change | None:
     if job.actor.checkpointing:
         return None
     key = "actor_rollout_ref.model.enable_gradient_checkpointing"
-    changed = replace(job, actor=replace(job.actor, checkpointing=True))
+    changed = job.with_roles(actor=replace(job.actor, checkpointing=True))
     return Change(changed, key, "with activations recomputed, not kept", f"{key}=True")
 
 
@@ -382,7 +366,7 @@ def micro_batch(phase: str, cut_by_rows: bool, job: Job) -> Change | None:
     while size * unit >= 2 * row and phase in estimate(changed).overfull:
         size //= 2
         tokens: dict[str, Any] = {cut.field: size * unit}
-        changed = with_roles(job, {cut.role: replace(job.roles[cut.role], **tokens)})
+        changed = job.with_roles(**{cut.role: replace(job.roles[cut.role], **tokens)})
     counted = f"rows of {row} tokens" if cut_by_rows else "tokens"
     return Change(changed, key, f"with {size} {counted} a micro-batch, not {before}", f"{key}={size}")
 
@@ -422,7 +406,7 @@ def nodes_that_fit(job: Job) -> int | None:
         return None
     while job.hardware.gpus // job.hardware.gpus_per_node < MOST_NODES:
         roles = {name: replace(role, split=doubled(role.split, job.hardware.gpus)) for name, role in job.roles.items()}
-        job = replace(with_roles(job, roles), hardware=replace(job.hardware, gpus=2 * job.hardware.gpus))
+        job = replace(job.with_roles(**roles), hardware=replace(job.hardware, gpus=2 * job.hardware.gpus))
         if estimate(job).fits:
             return job.hardware.gpus // job.hardware.gpus_per_node
     return None

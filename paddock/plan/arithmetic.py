@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.config.distillation import teachers_of
+from paddock.config import tree
 from paddock.config.paths import BUILTIN, files_of, missing_file
 from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
 from paddock.config.schema import Config, row_tokens
@@ -15,10 +15,8 @@ from paddock.config.topology import (
     data_parallel_size,
     engine_size,
     model_parallel_size,
-    needs_reference,
-    pool_size,
-    rollout_devices,
-    world_size,
+    pools,
+    roles_of,
 )
 from paddock.data.builtin import builtin_rows
 from paddock.errors import UserError
@@ -149,31 +147,23 @@ def _micro_batches(config: Config, rows: int) -> str:
 
 def roles(config: Config) -> list[dict[str, Any]]:
     """Returns the devices of each role: roles share those of one pool, but for those that have one of their own."""
-    group, world = config.actor_rollout_ref, world_size(config)
-    spans, engines = engine_size(config), rollout_devices(config)
-    table = [
-        _held("actor", group.actor, group.actor.fsdp_config.fsdp_size, world),
-        {
-            "role": "rollout",
-            "engine": group.rollout.name,
-            "devices": engines,
-            "rows_split": engines // spans,
-            "weights_split": spans,
-        },
-    ]
-    if needs_reference(config):
-        table.append(_held("reference", group.ref, group.ref.fsdp_config.fsdp_size, world))
-    for teacher in teachers_of(config.distillation):
-        table.append(_held(teacher.role, group.ref, group.ref.fsdp_config.fsdp_size, world))
-    if config.critic.enable:
-        devices = pool_size(config, config.critic)
-        table.append(_held("critic", config.critic, config.critic.model.fsdp_config.fsdp_size, devices))
-    if config.reward_model.enable and config.reward_model.judge.source != "endpoint":
-        own = config.reward_model
-        devices = own.n_gpus_per_node * own.nnodes if own.enable_resource_pool else world
-        split = {"rows_split": devices, "weights_split": devices}
-        table.append({"role": "reward model", "engine": own.strategy, "devices": devices, **split})
+    table = list[dict[str, Any]]()
+    devices = {name: pool.size for pool in pools(config) for name in pool.roles}
+    for role in roles_of(config):
+        keys, size = role.keys(config), devices[role.name]
+        if role.name == "rollout":
+            spans = engine_size(config)
+            table.append(_row(role.name, keys.name, size, size // spans, spans))
+        elif role.whole:
+            table.append(_row(role.name.replace("_", " "), keys.strategy, size, size, size))
+        else:
+            fsdp_size = tree.get(config, role.fsdp).fsdp_size
+            table += [_held(name, keys, fsdp_size, size) for name in role.models(config)]
     return table
+
+
+def _row(role: str, engine: str | None, devices: int, rows: int, weights: int) -> dict[str, Any]:
+    return {"role": role, "engine": engine, "devices": devices, "rows_split": rows, "weights_split": weights}
 
 
 def _held(name: str, role: ActorConfig | RefConfig | CriticConfig, fsdp_size: int, world: int) -> dict[str, Any]:
@@ -181,10 +171,5 @@ def _held(name: str, role: ActorConfig | RefConfig | CriticConfig, fsdp_size: in
         weights = role.megatron.tensor_model_parallel_size * role.megatron.pipeline_model_parallel_size
     else:
         weights = world if fsdp_size < 1 else min(fsdp_size, world)
-    return {
-        "role": name,
-        "engine": "single" if world == 1 and role.strategy != "megatron" else role.strategy,
-        "devices": world,
-        "rows_split": max(1, world // model_parallel_size(role)),
-        "weights_split": weights,
-    }
+    engine = "single" if world == 1 and role.strategy != "megatron" else role.strategy
+    return _row(name, engine, world, max(1, world // model_parallel_size(role)), weights)

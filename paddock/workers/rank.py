@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,6 @@ class Rank:
         actor_steps = max(1, total_steps - max(0, config.trainer.critic_warmup - 1))  # the actor begins with that step
         self.actor = Policy(actor_engine(config, actor_steps, backend), config) if "actor" in names else None
         self.rollout: Rollout | None = None
-        self.reference: Policy | None = None
         self.critic: Critic | None = None
         self.server: RolloutServer | None = None
         self.sender: WeightSender | None = None
@@ -53,34 +52,38 @@ class Rank:
             self.sender = WeightSender(self.actor, config)
         elif "rollout" in names:
             self.server = RolloutServer(copy_engine(config), self.device)
-        if "reference" in names:
-            self.reference = Policy(self.reference_engine(backend), config, "reference")
-        named = teachers_of(config.distillation) if "teachers" in names else []
-        self.teachers = {one.role: Policy(teacher_engine(config, one, backend), config, one.role) for one in named}
+        frozen = [engines for name, engines in FROZEN.items() if name in names]
+        self.frozen = {
+            name: Policy(engine, config, name) for engines in frozen for name, engine in engines(self, backend).items()
+        }
+        """Policies that are not trained, by name."""
         if "critic" in names:
             self.critic = Critic(critic_engine(config, total_steps, backend), config)
         if ANSWERS in names:
             self.learner = AnswerLearner(actor_engine(config, total_steps, backend))
         if PAIRS in names:
             self.learner = PairLearner(pairs_engine(config, total_steps, backend))
-        for role in (self.actor, self.reference, *self.teachers.values(), self.critic, self.learner):
+        for role in (self.actor, *self.frozen.values(), self.critic, self.learner):
             if role:
                 role.engine.move("host")  # until it is asked for
 
-    def reference_engine(self, backend: type[Backend]) -> TrainEngine:
-        """Returns the reference's engine; under LoRA it is the actor's with its adapters off, in the actor's pool."""
+    def reference_engines(self, backend: type[Backend]) -> dict[str, TrainEngine]:
+        """Makes the reference's engine; under LoRA it is the actor's with its adapters off, in the actor's pool."""
         if not trains_adapters(self.config):
-            return reference_engine(self.config, backend)
+            return {"reference": reference_engine(self.config, backend)}
         assert self.actor is not None
-        return self.actor.engine.without_adapters(reference_budget(self.config))
+        return {"reference": self.actor.engine.without_adapters(reference_budget(self.config))}
+
+    def teacher_engines(self, backend: type[Backend]) -> dict[str, TrainEngine]:
+        return {one.role: teacher_engine(self.config, one, backend) for one in teachers_of(self.config.distillation)}
 
     def role(self, name: str) -> Any:
         """Returns a role that lives here by its name; "": the rank itself."""
-        return self.teachers[name] if name in self.teachers else getattr(self, name) if name else self
+        return self.frozen[name] if name in self.frozen else getattr(self, name) if name else self
 
     def engines(self) -> dict[str, str]:
         """Returns the engine of each role here: a backend's name, or the class that rolls out."""
-        roles = {"actor": self.actor, "reference": self.reference, **self.teachers, "critic": self.critic}
+        roles = {"actor": self.actor, **self.frozen, "critic": self.critic}
         found = {name: role.engine.name for name, role in roles.items() if role}
         rollout = self.rollout or self.server
         return found | ({"rollout": type(rollout.engine).__name__} if rollout else {})
@@ -114,6 +117,13 @@ class Rank:
         """Scores this process's share of the rows, which may be none."""
         assert self.scorer is not None
         return self.scorer.scores(batch, texts) if texts else ModelScores(torch.zeros(0))
+
+
+FROZEN: dict[str, Callable[[Rank, type[Backend]], dict[str, TrainEngine]]] = {
+    "reference": Rank.reference_engines,
+    "teachers": Rank.teacher_engines,
+}
+"""What makes the engines of each role that is not trained, by the names of topology.ROLES."""
 
 
 def end_tokens(engine: TrainEngine) -> frozenset[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from paddock.config.topology import (
     engine_size,
     in_one_process,
     pools,
+    roles_of,
     rolls_out_apart,
     supervised_pools,
 )
@@ -37,7 +38,8 @@ class Roles:
 
     actor: Policy | ShardedPolicy
     rollout: Rollout | ShardedRollout
-    reference: Policy | ShardedPolicy | None
+    frozen: Mapping[str, Policy | ShardedPolicy]
+    """Policies that are not trained, by name."""
     critic: Critic | ShardedCritic | None
     teachers: Teachers | None
     stop_tokens: frozenset[int]
@@ -47,6 +49,10 @@ class Roles:
     """The pools of processes, else."""
     scoring: Ranks | None = None
     """The processes that have the reward model; None: there is none, or it is in this one."""
+
+    @property
+    def reference(self) -> Policy | ShardedPolicy | None:
+        return self.frozen.get("reference")
 
     @contextmanager
     def generating(self, time: Timer) -> Iterator[None]:
@@ -111,8 +117,9 @@ def build_learner(config: Config, role: str, total_steps: int) -> tuple[Learner 
 def local_roles(rank: Rank, tokenizer: Any) -> Roles:
     assert rank.actor is not None and rank.rollout is not None
     ends = with_end_of_text(rank.end_tokens(), tokenizer)
-    teachers = Teachers(rank.config, rank.teachers) if rank.teachers else None
-    return Roles(rank.actor, rank.rollout, rank.reference, rank.critic, teachers, ends, rank)
+    return Roles(
+        rank.actor, rank.rollout, rank.frozen, rank.critic, teachers_among(rank.frozen, rank.config), ends, rank
+    )
 
 
 def sharded_roles(config: Config, tokenizer: Any, started: dict[str, Ranks]) -> Roles:
@@ -122,21 +129,27 @@ def sharded_roles(config: Config, tokenizer: Any, started: dict[str, Ranks]) -> 
     rollout = ShardedRollout(ranks_of["rollout"], engine_size(config))
     if rolls_out_apart(config):
         rollout = RolloutServers(ranks_of["rollout"], engine_size(config), actor)
+    frozen = {
+        name: ShardedPolicy(ranks_of[kind.name], name, config)
+        for kind in roles_of(config)
+        if kind.frozen
+        for name in kind.models(config)
+    }
     return Roles(
         actor=actor,
         rollout=rollout,
-        reference=ShardedPolicy(ranks_of["reference"], "reference", config) if "reference" in ranks_of else None,
+        frozen=frozen,
         critic=ShardedCritic(ranks_of["critic"], "critic", config) if "critic" in ranks_of else None,
-        teachers=sharded_teachers(config, ranks_of["teachers"]) if "teachers" in ranks_of else None,
+        teachers=teachers_among(frozen, config),
         stop_tokens=with_end_of_text(actor.ranks.broadcast("", Rank.end_tokens)[0], tokenizer),
         ranks=tuple(started.values()),
         scoring=ranks_of.get("reward_model"),
     )
 
 
-def sharded_teachers(config: Config, ranks: Ranks) -> Teachers:
-    names = [one.role for one in teachers_of(config.distillation)]
-    return Teachers(config, {name: ShardedPolicy(ranks, name, config) for name in names})
+def teachers_among(frozen: Mapping[str, Policy | ShardedPolicy], config: Config) -> Teachers | None:
+    named = {one.role: frozen[one.role] for one in teachers_of(config.distillation)}
+    return Teachers(config, named) if named else None
 
 
 def stop_tokens(engine: TrainEngine, tokenizer: Any) -> frozenset[int]:

@@ -330,7 +330,7 @@ def test_peaks_of_processes_that_share_a_device_add_up_and_the_device_counts_onc
         wanted = pools(config_of(*APART, "trainer.n_gpus_per_node=2", *keys))
         ranks: Any = tuple(map(Measured, wanted, peaks))
         nothing: Any = None
-        return Roles(nothing, nothing, None, None, None, frozenset(), ranks=ranks)
+        return Roles(nothing, nothing, {}, None, None, frozenset(), ranks=ranks)
 
     peaks = [[(10, 20), (30, 35)], [(5, 6), (1, 40)]]
     beside, apart = found(BESIDE, peaks=peaks), found("actor_rollout_ref.rollout.n_gpus_per_node=2", peaks=peaks)

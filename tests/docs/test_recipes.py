@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -43,7 +44,7 @@ def blocks(recipe: str, kind: str) -> list[str]:
 def test_every_kind_of_addition_has_a_recipe():
     assert list(RECIPES) == [
         "advantage estimator", "policy loss", "scorer", "logger", "rollout engine", "environment adapter",
-        "tool-call format", "model family", "key", "rule",
+        "tool-call format", "model family", "key", "role", "rule",
     ]  # fmt: skip
 
 
@@ -109,6 +110,39 @@ def test_a_key_without_a_reader_is_found_and_one_with_a_reader_is_none(tmp_path)
     opening = "    tokenizer = open_tokenizer(config)\n"
     loop.write_text(loop.read_text().replace(opening, f"    print(config.trainer.greeting)\n{opening}"))
     assert unread_keys(tmp_path / "paddock", ["trainer.greeting"]) == set()
+
+
+OPENINGS = {
+    "TrainerConfig": "class TrainerConfig:\n",
+    "ROLES": "    for role in (\n",
+    "_ALL": "_ALL = (\n",
+    "LOADS": "LOADS: dict[str, Callable[[Config, ModelShape], Role | None]] = {\n",
+    "FROZEN": "FROZEN: dict[str, Callable[[Rank, type[Backend]], dict[str, TrainEngine]]] = {\n",
+    "Trainer.with_advantages": "        with roles.forwarding():\n",
+}
+"""The line of each place that a recipe names, behind which its lines are written."""
+
+
+def test_a_frozen_role_is_an_entry_in_each_table_and_a_line_of_the_step(tmp_path):
+    shutil.copytree(ROOT / "paddock", tmp_path / "paddock")
+    (tmp_path / "compat").symlink_to(ROOT / "compat")
+    for block in blocks("role", "python"):
+        file, place = re.match(r"# (\S+), in (\S+)\n", block).groups()
+        text = (tmp_path / file).read_text()
+        assert text.count(OPENINGS[place]) == 1
+        (tmp_path / file).write_text(text.replace(OPENINGS[place], OPENINGS[place] + block.partition("\n")[2]))
+    ranks = tmp_path / "paddock" / "workers" / "rank.py"
+    ranks.write_text(ranks.read_text().replace("import teachers_of", "import Teacher, teachers_of"))
+    assert len(blocks("role", "python")) <= 8
+    words = ["algorithm.adv_estimator=grpo", "trainer.fluency=builtin:tiny", *SMALL]
+    run = [sys.executable, "-m", "paddock.cli"]
+    planned = subprocess.run([*run, "plan", "--json", *words], cwd=tmp_path, capture_output=True, text=True)
+    plan = json.loads(planned.stdout)
+    assert "fluency" in [role["role"] for role in plan["roles"]] and "fluency" in plan["memory"]["phases"]
+    trained = subprocess.run([*run, "train", *words], cwd=tmp_path, capture_output=True, text=True)
+    assert trained.returncode == 0, trained.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 and all(line["timing_s/fluency"] > 0 for line in lines)
 
 
 def test_a_function_with_a_decorator_is_a_rule_of_every_command(monkeypatch):

@@ -204,9 +204,11 @@ def job(
     engine = {"engine": "vllm", "tensor": 2, "memory_fraction": 0.6} | rollout
     return Job(
         hardware=Hardware(gpus, min(gpus, 8), memory * GIB),
-        actor=Role(shape, split, update_tokens=tokens, forward_tokens=tokens),
         rollout=Rollout(rows=1280, row_tokens=1536, **engine),
-        reference=Role(shape, split, forward_tokens=tokens, dtype_bytes=2),
+        roles={
+            "actor": Role(shape, split, update_tokens=tokens, forward_tokens=tokens),
+            "reference": Role(shape, split, forward_tokens=tokens, dtype_bytes=2),
+        },
     )
 
 
@@ -266,8 +268,7 @@ def test_offload_of_a_megatron_role_has_its_own_keys() -> None:
     work = replace(
         work,
         hardware=replace(work.hardware, gpus=16),
-        actor=replace(work.actor, split=split),
-        reference=work.reference and replace(work.reference, split=split),
+        roles={name: replace(role, split=split) for name, role in work.roles.items()},
     )
     section = "actor_rollout_ref.actor.megatron"
     assert told(work) == [f"{section}.param_offload=True {section}.optimizer_offload=True"]
@@ -275,7 +276,7 @@ def test_offload_of_a_megatron_role_has_its_own_keys() -> None:
 
 def test_recomputing_activations_comes_before_smaller_micro_batches() -> None:
     work = job(tokens=32768)
-    work = replace(work, actor=replace(work.actor, checkpointing=False))
+    work = work.with_roles(actor=replace(work.actor, checkpointing=False))
     assert told(work) == ["actor_rollout_ref.model.enable_gradient_checkpointing=True"]
 
 
@@ -301,11 +302,8 @@ def test_a_cpu_is_not_told_to_offload_or_to_add_nodes() -> None:
 
 def test_a_host_too_small_for_what_is_offloaded_is_told() -> None:
     work = job()
-    work = replace(
-        work,
-        hardware=replace(work.hardware, host_bytes=50 * GIB),
-        actor=replace(work.actor, param_offload=True, optimizer_offload=True),
-    )
+    work = work.with_roles(actor=replace(work.actor, param_offload=True, optimizer_offload=True))
+    work = replace(work, hardware=replace(work.hardware, host_bytes=50 * GIB))
     assert told(work) == ["more nodes, or less offload"]
 
 

@@ -45,7 +45,7 @@ def shape(name: str) -> ModelShape:
 def one_gpu(model: ModelShape, work: Work, **role: bool | int) -> Job:
     return Job(
         hardware=Hardware(1, 1, 141 * GIB),
-        actor=Role(model, **{"update_tokens": 65536, "forward_tokens": 65536, **role}),  # type: ignore[arg-type]
+        roles={"actor": Role(model, **{"update_tokens": 65536, "forward_tokens": 65536, **role})},  # type: ignore[arg-type]
         rollout=Rollout("embedded", rows=work.rows, row_tokens=work.prompt_tokens + work.response_tokens),
     )
 

@@ -98,8 +98,8 @@ def shape(name: str) -> ModelShape:
 def job(case: Measured) -> Job:
     return Job(
         hardware=Hardware(1, 1, 141 * GIB),
-        actor=Role(shape(case.model), update_tokens=case.budget, forward_tokens=case.budget,
-                   checkpointing=case.checkpointing, lora_rank=case.rank),
+        roles={"actor": Role(shape(case.model), update_tokens=case.budget, forward_tokens=case.budget,
+                             checkpointing=case.checkpointing, lora_rank=case.rank)},
         rollout=Rollout("embedded", case.work.rows, case.work.prompt_tokens + case.work.response_tokens),
     )  # fmt: skip
 

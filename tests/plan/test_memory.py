@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddock.estimate.memory import GIB, Hardware, Job, Role, Rollout, estimate, layer_elements
+from paddock.estimate.memory import GIB, Hardware, Job, Role, Rollout, estimate, layer_elements, scalar
 from paddock.estimate.splits import Fsdp, Megatron
 from paddock.facts.models import ModelShape, shape_of
 
@@ -27,22 +27,28 @@ P = 7_615_616_512
 def job(gpus: int = 8, tokens: int = 16384, memory: int = 80 * GIB, model: ModelShape = QWEN, **changes: Any) -> Job:
     """The guide's run: Qwen2-7B on eight GPUs with vLLM over two, a reference, and no critic."""
     split = Fsdp(max(1, gpus))
-    frozen = Role(model, split, forward_tokens=tokens, dtype_bytes=2)
     made = Job(
         hardware=Hardware(gpus, min(gpus, 8), memory),
-        actor=Role(model, split, update_tokens=tokens, forward_tokens=tokens),
         rollout=Rollout("vllm", rows=1280, row_tokens=1536, tensor=2, memory_fraction=0.6),
-        reference=frozen,
+        roles={
+            "actor": Role(model, split, update_tokens=tokens, forward_tokens=tokens),
+            "reference": Role(model, split, forward_tokens=tokens, dtype_bytes=2),
+        },
     )
     return replace(made, **changes)
 
 
 def with_critic(made: Job) -> Job:
-    return replace(made, critic=made.actor, reward_model=made.reference)
+    return made.with_roles(critic=scalar(made.actor), reward_model=scalar(made.roles["reference"]))
+
+
+def alone(made: Job) -> Job:
+    """Leaves the reference out."""
+    return replace(made, roles={"actor": made.actor})
 
 
 def actor(made: Job, **changes: Any) -> Job:
-    return replace(made, actor=replace(made.actor, **changes))
+    return made.with_roles(actor=replace(made.actor, **changes))
 
 
 def rollout(made: Job, **changes: Any) -> Job:
@@ -110,7 +116,7 @@ MEASURED = [
 
 @pytest.mark.parametrize(("tokens", "chunk", "checkpointing", "forward", "update"), MEASURED)
 def test_peaks_agree_with_a_gpu(tokens: int, chunk: int, checkpointing: bool, forward: float, update: float) -> None:
-    made = job(gpus=1, tokens=tokens, model=shape("Qwen/Qwen2-1.5B"), reference=None, logits_chunk=chunk)
+    made = alone(job(gpus=1, tokens=tokens, model=shape("Qwen/Qwen2-1.5B"), logits_chunk=chunk))
     plan = estimate(actor(made, checkpointing=checkpointing))
     assert plan.total("old_log_prob") == pytest.approx(forward, rel=0.01)
     assert plan.total("update_actor") == pytest.approx(update, rel=0.01)
@@ -123,11 +129,11 @@ STEPS = [((), 11_563, 13.2), (("critic",), 11_563, 21.0), (("reference",), 23_12
 
 @pytest.mark.parametrize(("beside", "tokens", "gib"), STEPS)
 def test_one_rank_alone_agrees_with_steps_on_a_gpu(beside: tuple[str, ...], tokens: int, gib: float) -> None:
-    made = job(gpus=1, tokens=tokens, model=shape("Qwen/Qwen3-0.6B"), reference=None)
+    made = alone(job(gpus=1, tokens=tokens, model=shape("Qwen/Qwen3-0.6B")))
     trained = replace(made.actor, split=Fsdp(alone=True))
     frozen = replace(trained, dtype_bytes=2)
-    roles = {"critic": trained, "reference": frozen}
-    plan = estimate(replace(made, actor=trained, **{name: roles[name] for name in beside}))
+    roles = {"critic": scalar(trained), "reference": frozen}
+    plan = estimate(made.with_roles(actor=trained, **{name: roles[name] for name in beside}))
     assert plan.total("update_actor") / GIB == pytest.approx(gib, rel=0.08)
 
 
@@ -151,7 +157,7 @@ def test_a_layers_activations_agree_with_a_gpu(name: str, kilobytes: float) -> N
 
 
 def test_phases_follow_the_step_and_the_roles_it_needs() -> None:
-    assert list(estimate(job(reference=None)).phases) == ["gen", "old_log_prob", "update_actor"]
+    assert list(estimate(alone(job())).phases) == ["gen", "old_log_prob", "update_actor"]
     assert list(estimate(with_critic(job())).phases) == [
         "gen",
         "reward",
@@ -183,7 +189,7 @@ def test_idle_optimizer_states_rest_on_the_gpu_unless_offloaded() -> None:
 
 def test_offload_moves_bytes_from_every_idle_phase_to_the_host() -> None:
     made = with_critic(job())
-    moved = replace(made, critic=replace(made.actor, param_offload=True, optimizer_offload=True))
+    moved = made.with_roles(critic=scalar(replace(made.actor, param_offload=True, optimizer_offload=True)))
     before, after = estimate(made), estimate(moved)
     for phase in ("gen", "reward", "old_log_prob", "ref", "update_actor"):
         assert after.total(phase) < before.total(phase)
@@ -337,7 +343,7 @@ def test_lora_needs_gradients_and_moments_for_the_adapters_only() -> None:
 def test_a_reference_that_is_the_actor_without_adapters_costs_its_activations_alone() -> None:
     made = actor(job(), lora_rank=32, param_offload=True)
     borrowed = replace(made.actor, borrowed=True, forward_tokens=2 * made.actor.forward_tokens)
-    plan, without = estimate(replace(made, reference=borrowed)), estimate(replace(made, reference=None))
+    plan, without = estimate(made.with_roles(reference=borrowed)), estimate(alone(made))
     assert {phase: plan.total(phase) for phase in without.phases} == {p: without.total(p) for p in without.phases}
     parts = plan.phases["ref"]
     assert parts["parameters"] == made.actor.states.parameters  # they are back on the device for it

@@ -107,7 +107,7 @@ def test_a_run_ends_with_a_changed_adapter_and_no_second_copy_of_the_weights(ove
 def test_the_reference_of_a_rank_is_the_model_that_was_loaded(tmp_path):
     config = load([*SMALL, *GRPO, *FP32]).config
     rank = Rank(config, 2, ("actor", "rollout", "reference"))
-    actor, reference = rank.actor.engine, rank.reference.engine
+    actor, reference = rank.actor.engine, rank.frozen["reference"].engine
     assert isinstance(reference, Engine) and reference.model is actor.model
     with torch.no_grad():
         for name, param in actor.model.named_parameters():

@@ -251,11 +251,11 @@ def test_a_plan_counts_the_teachers(tmp_path):
     assert names == ["actor", "rollout", "teacher teacher_model"]
     assert "teacher" not in estimate(job(alone)).phases
     memory = estimate(job(taught)).phases
-    assert memory["update_actor"]["teacher"] == pytest.approx(2 * 32.76e9 / 8, rel=0.01)
+    assert memory["update_actor"]["teachers"] == pytest.approx(2 * 32.76e9 / 8, rel=0.01)
     offloaded = planned("distillation.enabled=True", one(Path("Qwen/Qwen3-32B")),
                         "actor_rollout_ref.ref.fsdp_config.param_offload=True")  # fmt: skip
     memory = estimate(job(offloaded)).phases
-    assert "teacher" not in memory["update_actor"] and memory["teacher"]["teacher"] > 0
+    assert "teachers" not in memory["update_actor"] and memory["teacher"]["teachers"] > 0
 
 
 def test_adapters_learn_from_a_teacher_beside_their_reference(teachers, tmp_path):

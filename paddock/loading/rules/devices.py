@@ -12,6 +12,7 @@ from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import (
     computes_merged,
     data_parallel_size,
+    engine_roles,
     engine_size,
     merges_adapters,
     model_parallel_size,
@@ -29,6 +30,29 @@ _A = "actor_rollout_ref.actor"
 _REF = "actor_rollout_ref.ref"
 _M = "actor_rollout_ref.model"
 _RO = "actor_rollout_ref.rollout"
+
+
+@rule
+def devices_divide_into_groups(config: Config) -> None:
+    for kind in engine_roles(config):
+        role = kind.keys(config)
+        size, devices = model_parallel_size(role), pool_size(config, role)
+        if devices % size:
+            key = "megatron.tensor x pipeline x context" if role.strategy == "megatron" else "ulysses_sequence"
+            raise UserError(
+                f"{devices} devices do not divide into groups of {size}",
+                key=f"{kind.section}.{key}_parallel_size",
+                value=size,
+                fix=f"a divisor of n_gpus_per_node x nnodes = {devices}",
+            )
+    size, pool = engine_size(config), rollout_pool(config)
+    if pool.size % size:
+        raise UserError(
+            f"{pool.size} devices do not divide into engines of {size}",
+            key=f"{_RO}.tensor_model_parallel_size",
+            value=config.actor_rollout_ref.rollout.tensor_model_parallel_size,
+            fix=f"a divisor of {pool.key}.n_gpus_per_node x {pool.key}.nnodes = {pool.size}",
+        )
 
 
 @rule(Scope.UPDATES)
@@ -71,28 +95,6 @@ def rows_divide_over_devices(config: Config) -> None:
                 value=prompts,
                 fix=f"use a multiple of {step}",
             )
-
-
-@rule
-def devices_divide_into_groups(config: Config) -> None:
-    for section, role in trained(config):
-        size, devices = model_parallel_size(role), pool_size(config, role)
-        if devices % size:
-            key = "megatron.tensor x pipeline x context" if role.strategy == "megatron" else "ulysses_sequence"
-            raise UserError(
-                f"{devices} devices do not divide into groups of {size}",
-                key=f"{section}.{key}_parallel_size",
-                value=size,
-                fix=f"a divisor of n_gpus_per_node x nnodes = {devices}",
-            )
-    size, pool = engine_size(config), rollout_pool(config)
-    if pool.size % size:
-        raise UserError(
-            f"{pool.size} devices do not divide into engines of {size}",
-            key=f"{_RO}.tensor_model_parallel_size",
-            value=config.actor_rollout_ref.rollout.tensor_model_parallel_size,
-            fix=f"a divisor of {pool.key}.n_gpus_per_node x {pool.key}.nnodes = {pool.size}",
-        )
 
 
 def length_of_a_row(config: Config) -> str:
@@ -191,21 +193,11 @@ def offloaded_activations_are_few(config: Config) -> None:
             raise UserError("offloads what gradient checkpointing keeps, and that is off", key=key, value=True, fix=fix)
 
 
-def trained(config: Config) -> list[tuple[str, Any]]:
-    """The roles that a training engine runs, with their sections."""
-    group = config.actor_rollout_ref
-    roles: list[tuple[str, Any]] = [(_A, group.actor)]
-    roles += [(_REF, group.ref)] if runs_frozen_policies(config) else []
-    return roles + ([("critic", config.critic)] if config.critic.enable else [])
-
-
 @rule(Scope.TRAINING)
 def roles_do_not_train_in_float16(config: Config) -> None:
-    for section, role in trained(config):
-        keys = "megatron" if role.strategy == "megatron" else "fsdp_config"
-        holder = role.model if section == "critic" and keys == "fsdp_config" else role
-        name = f"{section}.model" if holder is not role else section
-        no_float16(getattr(holder, keys).dtype, f"{name}.{keys}.dtype")
+    for role in engine_roles(config):
+        section = f"{role.section}.megatron" if role.keys(config).strategy == "megatron" else role.fsdp
+        no_float16(tree.get(config, section).dtype, f"{section}.dtype")
 
 
 def no_float16(dtype: str, key: str) -> None:
@@ -217,11 +209,12 @@ def no_float16(dtype: str, key: str) -> None:
 @rule(Scope.TRAINING)
 def one_device_does_not_shard(config: Config) -> None:
     """FSDP2's offload needs FSDP2, which several devices run; and `single` runs on one."""
-    for section, role in trained(config):
-        if section == _REF:
+    for kind in engine_roles(config):
+        if kind.section == _REF:
             continue
-        size, keys = pool_size(config, role), f"{'critic.model' if section == 'critic' else section}.fsdp_config"
-        if size == 1 and tree.get(config, f"{keys}.offload_policy"):
+        role, keys = kind.keys(config), kind.fsdp
+        size = pool_size(config, role)
+        if size == 1 and tree.get(config, keys).offload_policy:
             raise UserError(
                 "is FSDP2's, and one device runs `single`",
                 key=f"{keys}.offload_policy",
@@ -229,7 +222,7 @@ def one_device_does_not_shard(config: Config) -> None:
                 fix=f"{keys}.param_offload=True {keys}.optimizer_offload=True",
             )
         if size > 1 and role.strategy == "single":
-            key = f"{section}.strategy"
+            key = f"{kind.section}.strategy"
             raise UserError(f"trains on one device, and there are {size}", key=key, value="single", fix=f"{key}=fsdp")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from paddock.config.schema import Config
+from paddock.config.topology import engine_roles
 from paddock.errors import UserError
-from paddock.loading.rules.devices import trained
 from paddock.loading.rules.form import Scope, rule
 
 _A = "actor_rollout_ref.actor"
@@ -17,13 +17,14 @@ _M = "actor_rollout_ref.model"
 def megatron_trains_all_or_none(config: Config) -> None:
     """Roles of one process share Megatron's process groups, or know nothing of them."""
     actor = config.actor_rollout_ref.actor.strategy
-    for section, role in trained(config):
-        if (role.strategy == "megatron") != (actor == "megatron"):
+    for role in engine_roles(config):
+        strategy = role.keys(config).strategy
+        if (strategy == "megatron") != (actor == "megatron"):
             raise UserError(
                 f"the actor's engine is {actor}, and Megatron trains all roles or none",
-                key=f"{section}.strategy",
-                value=role.strategy,
-                fix=f"{section}.strategy={actor}",
+                key=f"{role.section}.strategy",
+                value=strategy,
+                fix=f"{role.section}.strategy={actor}",
             )
 
 
