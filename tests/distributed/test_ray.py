@@ -29,7 +29,7 @@ from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.plan.arithmetic import roles as planned_roles
 from paddock.rollouts.collect import Collector, Drawn
-from paddock.trainer import run as runs
+from paddock.trainer import reinforcement as runs
 from paddock.workers.policy import Policy
 from paddock.workers.rank import Rank
 from paddock.workers.sharded import FORWARD, UPDATE, Rows, WorkerLost

@@ -16,7 +16,7 @@ from paddock.config.topology import pools
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.models.load import ASSETS, load_tokenizer
-from paddock.trainer import run as runs
+from paddock.trainer import reinforcement as runs
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
 cluster = pytest.importorskip("paddock.workers.ray")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tiny_models import moved_copy
 
 from paddock.loading.load import load
-from paddock.trainer import run as runs
+from paddock.trainer import reinforcement as runs
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
 cluster = pytest.importorskip("paddock.workers.ray")

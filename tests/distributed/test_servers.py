@@ -31,7 +31,7 @@ from paddock.loading.load import load
 from paddock.models.load import load_tokenizer
 from paddock.plan.arithmetic import roles as planned_roles
 from paddock.rollouts.episode import Episode
-from paddock.trainer import run as runs
+from paddock.trainer import reinforcement as runs
 from paddock.workers.rank import Rank
 from paddock.workers.roles import Roles, build
 from paddock.workers.sharded import RolloutServers

@@ -17,7 +17,7 @@ pytest.importorskip("PIL", reason="needs the extra `vision`")
 from tiny_vision import encoded, painted, prompt_of, reader_of, save_tiny_vision, vision_batch
 
 from paddock.loading.load import load
-from paddock.trainer import run as runs
+from paddock.trainer import reinforcement as runs
 from paddock.workers.sharded import FORWARD, Rows
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")

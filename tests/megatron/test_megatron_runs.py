@@ -25,7 +25,7 @@ from paddock.engines.train.open import actor_engine, backend_of
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.loading.rules import Scope, require
-from paddock.trainer import run as runs
+from paddock.trainer import reinforcement as runs
 
 MEGATRON = "--config-name=ppo_megatron_trainer"
 SMALL = [

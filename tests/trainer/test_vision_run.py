@@ -31,7 +31,7 @@ from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.models.image_reader import ImageReader
 from paddock.models.load import load_causal_lm
-from paddock.trainer import run as runs
+from paddock.trainer import reinforcement as runs
 
 COLOURS = {"r": (220, 30, 30), "g": (30, 200, 40), "b": (30, 40, 220), "y": (220, 210, 30)}
 SIZES = ((8, 8), (16, 8), (16, 16), (8, 16))
