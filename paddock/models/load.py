@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from logging import LogRecord
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,17 @@ ASSETS = Path(__file__).resolve().parent.parent / "assets"
 MODEL_KEY = "actor_rollout_ref.model.path"
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
 
+STYLES = re.compile(r"\x1b\[[0-9;]*m")
 logging.disable_progress_bar()  # local weights are mapped at once; a bar for each of five roles says nothing
+
+
+def without_styles(record: LogRecord) -> bool:
+    """Takes terminal styles out of a message: transformers' report of loaded weights has some, also in a file."""
+    record.msg, record.args = STYLES.sub("", record.getMessage()), None
+    return True
+
+
+logging.get_logger("transformers.modeling_utils").addFilter(without_styles)
 
 
 def model_folder(path: str, key: str = MODEL_KEY) -> Path:
