@@ -17,6 +17,7 @@ from paddock.commands.preflight import (
     require_writable_file,
 )
 from paddock.errors import UserError
+from paddock.loading import rules
 
 if TYPE_CHECKING:
     from paddock.commands.evaluation import Evaluation
@@ -39,6 +40,7 @@ def run(arguments: list[str]) -> int:
     for warning in loaded.warnings:
         print(f"paddock: {warning}", file=sys.stderr)
     choose_threads(loaded.config)
+    rules.require(loaded.config, rules.Scope.SCORING)
     check_paths(loaded.config, ("val",), ("trainer.validation_data_dir",))
     require_prompts(loaded.config, ("val",))
     if file:

@@ -30,7 +30,7 @@ OUTPUT_FOLDERS = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trai
 
 def check(config: Config, machine: Machine | None = None, alone: bool = False) -> None:
     """Raises the first reason why this run would not start here. `alone`: of a command beside `train`."""
-    rules.require(config, Scope.TRAINING, *[Scope.ALONE] if alone else [])
+    rules.require(config, Scope.TRAINING, Scope.SCORING, *[Scope.ALONE] if alone else [])
     check_paths(config)
     if config.reward_model.enable:
         _folder("reward_model.model.path", config.reward_model.model.path)

@@ -38,7 +38,7 @@ class Plan:
         missing = [file.note for file in [*self.train_files, *self.val_files] if file.note]
         path = self.loaded.config.actor_rollout_ref.model.path
         unknown = [] if self.memory else [f"the shape of {path} is not known: give a folder with a config.json"]
-        refused = refusals(self.loaded.config, Scope.TRAINING, Scope.MACHINE)
+        refused = refusals(self.loaded.config, Scope.TRAINING, Scope.SCORING, Scope.MACHINE)
         return [*refused, *self.loaded.warnings, *missing, *unknown]
 
 

@@ -204,25 +204,14 @@ def open_judge(config: Config) -> EngineJudge:
     model = load_causal_lm(**source(config), dtype=compute_dtype(reward.rollout.dtype, device), device=device)
     engine = frozen_engine(model, Settings(offload_params=reward.model.fsdp_config.param_offload))
     limits = reward.rollout
-    for key in ("tensor_model_parallel_size", "data_parallel_size", "expert_parallel_size"):
-        if getattr(limits, key) != 1:
-            raise UserError(
-                "the judge shares the one device of a run",
-                key=f"reward_model.rollout.{key}",
-                value=getattr(limits, key),
-                fix="leave it at 1, or serve the judge and use reward_model.judge.source=endpoint",
-            )
     rollout: RolloutEngine
     if limits.name == "embedded":
         rollout = EmbeddedEngine(
             model, max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens
         )
-    elif limits.name == "hf":
-        rollout = HFEngine(model, max_num_seqs=limits.max_num_seqs)
     else:
-        key = "reward_model.rollout.name"
-        fix = f"{key}=embedded, or serve it and use reward_model.judge.source=endpoint"
-        raise UserError("does not serve a judge in this process", key=key, value=limits.name, fix=fix)
+        assert limits.name == "hf"
+        rollout = HFEngine(model, max_num_seqs=limits.max_num_seqs)
     engine.move("host")
     return EngineJudge(engine, rollout, own_tokenizer(config), config)
 

@@ -115,9 +115,15 @@ def test_what_training_refuses_a_plan_says(arguments, named, capsys):
     assert any(first in note for note in said)
 
 
+def test_eval_refuses_a_reward_model_that_training_refuses(capsys):
+    judge = (*REWARD[:1], "reward_model.model.path=builtin:tiny", "reward_model.judge.source=engine")
+    assert main(["eval", "builtin:tiny", "data=builtin:addition/test", *judge, "reward_model.rollout.name=vllm"]) == 2
+    assert "reward_model.rollout.name=vllm: does not serve a judge" in capsys.readouterr().err
+
+
 def test_every_refusal_of_training_is_in_the_table():
     """A rule of training that is added needs a case above."""
-    for_training = [rule.check for rule in RULES if rule.scope is Scope.TRAINING]
+    for_training = [rule.check for rule in RULES if rule.scope in (Scope.TRAINING, Scope.SCORING)]
     raised = {preflight.tool_files_can_be_read}  # tests/environments has its files
     for arguments, _ in UNTRAINED:
         config = load(arguments).config

@@ -20,6 +20,7 @@ from paddock.data.loader import prompt_batch
 from paddock.engines.rollout.base import Completion, Prompt
 from paddock.errors import UserError
 from paddock.loading.load import load
+from paddock.loading.rules import Scope, require
 from paddock.models.load import load_tokenizer
 from paddock.rollouts.batch import with_responses
 from paddock.trainer.model_rewards import ModelRewards, training_styles
@@ -433,7 +434,7 @@ def test_a_question_that_is_too_long_for_our_judge_is_counted(tmp_path):
 def test_an_engine_that_cannot_serve_a_judge_here_is_named(setting):
     judge = ("reward_model.judge.source=engine", "reward_model.model.path=builtin:tiny")
     with pytest.raises(UserError, match=rf"reward_model.rollout.{setting}(.|\n)*judge.source=endpoint"):
-        open_reward_model(loaded(*judge, f"reward_model.rollout.{setting}"), load_tokenizer("builtin:tiny"), STOPS)
+        require(loaded(*judge, f"reward_model.rollout.{setting}"), Scope.SCORING)
 
 
 def test_settings_of_an_engine_that_nobody_starts_are_reported():

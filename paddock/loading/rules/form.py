@@ -24,6 +24,8 @@ class Scope(Enum):
     """The same, but for commands that only answer."""
     TRAINING = auto()
     """Training refuses it and a plan shows it, so that a launch script is planned before every part of it is built."""
+    SCORING = auto()
+    """As TRAINING, and asked by `eval`, too."""
     MACHINE = auto()
     """As TRAINING, by what this machine has: a plan may be for another."""
     ALONE = auto()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from paddock.config.rewards import PYTHON, reward_parts
-from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.loading.rules.devices import no_float16
@@ -98,7 +97,7 @@ def limited_calls_are_a_functions(config: Config) -> None:
         )
 
 
-@rule(Scope.TRAINING)
+@rule(Scope.SCORING)
 def reward_model_has_devices_and_an_engine(config: Config) -> None:
     reward = config.reward_model
     if not reward.enable or reward.judge.source == "endpoint":
@@ -112,7 +111,7 @@ def reward_model_has_devices_and_an_engine(config: Config) -> None:
         no_float16(reward.model.fsdp_config.dtype, "reward_model.model.fsdp_config.dtype")
 
 
-@rule(Scope.TRAINING)
+@rule(Scope.SCORING)
 def judge_runs_in_this_process(config: Config) -> None:
     """A judge of the run's own is loaded beside the other roles, and generates by their engines."""
     reward, limits = config.reward_model, config.reward_model.rollout
@@ -124,7 +123,7 @@ def judge_runs_in_this_process(config: Config) -> None:
             key = f"reward_model.rollout.{name}"
             reason = "the judge shares the one device of a run"
             raise UserError(reason, key=key, value=size, fix=f"leave it at 1, or {elsewhere}")
-    if engine_kind(limits.name).copies_weights:
+    if limits.name not in ("embedded", "hf"):
         key = "reward_model.rollout.name"
         reason = "does not serve a judge in this process"
         raise UserError(reason, key=key, value=limits.name, fix=f"{key}=embedded, or {elsewhere}")
