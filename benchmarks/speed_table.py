@@ -47,12 +47,11 @@ from gpu_step import SHAPES, config_of
 
 import paddock
 from paddock.core.device import peak_memory, reset_peak_memory
-from paddock.engines.rollout.base import Completion, Prompt
+from paddock.engines.rollout.base import Completion, Prompt, RolloutEngine
 from paddock.estimate.counts import Work
 from paddock.estimate.duration import duration
 from paddock.estimate.job import job
 from paddock.trainer.reinforcement import train
-from paddock.workers.rollout import Rollout
 
 RANK = 32
 COLUMNS = ("shape", "work", "trained", "rollout, tok/s", "rollout, s", "bound", "update, s", "bound", "step, s",
@@ -129,17 +128,17 @@ def does(peer: str, row: Row) -> bool:
 @contextmanager
 def limited(limits: list[int]) -> Iterator[None]:
     """Responses to the i-th prompt of a step end at `limits[i]` tokens."""
-    generate = Rollout.generate
+    generate = RolloutEngine.generate
 
-    def shortened(self: Rollout, prompts: list[Prompt], *args: Any, **kwargs: Any) -> list[Completion]:
+    def shortened(self: RolloutEngine, prompts: list[Prompt], *args: Any, **kwargs: Any) -> list[Completion]:
         own = [replace(prompt, max_tokens=limit) for prompt, limit in zip(prompts, limits, strict=True)]
         return generate(self, own, *args, **kwargs)
 
-    Rollout.generate = shortened  # type: ignore[method-assign]
+    RolloutEngine.generate = shortened  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Rollout.generate = generate  # type: ignore[method-assign]
+        RolloutEngine.generate = generate  # type: ignore[method-assign]
 
 
 def measure(row: Row, model: Path, folder: Path, args: argparse.Namespace) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
+from paddock.commands.preflight import check
 from paddock.config.engine import OptimConfig
 from paddock.core.batch import Batch
 from paddock.engines.train.base import EXPERT_COLUMNS
@@ -195,4 +196,4 @@ def test_the_weight_of_the_balancing_loss_is_a_field_of_the_models_config():
     assert router_settings(load([f"+{weight}"]).config).balance == 0.02
     assert router_settings(load([]).config) == RouterSettings()
     with pytest.raises(UserError, match="router_aux_loss_coef"):
-        router_settings(load(["+actor_rollout_ref.model.override_config.output_router_logits=True"]).config)
+        check(load(["+actor_rollout_ref.model.override_config.output_router_logits=True"]).config)
