@@ -23,7 +23,7 @@ from paddock.facts.models import ModelShape
 
 @dataclass(frozen=True)
 class Work:
-    """A step's rows."""
+    """Describes the rows of a step: how many prompts and responses, and how many tokens they have."""
 
     prompts: int
     responses: int

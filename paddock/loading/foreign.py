@@ -18,7 +18,7 @@ from paddock.facts.compat import CHECKOUT
 
 @dataclass(frozen=True)
 class Mapped:
-    """The same thing under another name; a `*` at the end of both is the same rest of the key."""
+    """Names the key of ours that means the same; a `*` at the end of both is the same rest of the key."""
 
     to: str
     value: Callable[[Any], Any] = lambda value: value
@@ -26,7 +26,7 @@ class Mapped:
 
 @dataclass(frozen=True)
 class Converted:
-    """The same thing in another unit: its value here follows from other settings of the run too."""
+    """Names the key of ours that means the same in another unit; its value depends on other settings of the run."""
 
     to: str
     value: Callable[[str, Any, Mapping[str, Any]], Any]
@@ -36,7 +36,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class Several:
-    """One key of theirs is other keys here, none or several, by its value."""
+    """Turns one foreign key into keys of ours, none or several, by its value."""
 
     to: Callable[[str, Any, Mapping[str, Any]], dict[str, Any]]
     """Takes the key, its value and every setting by name; returns values by keys of the schema."""
@@ -45,14 +45,14 @@ class Several:
 
 @dataclass(frozen=True)
 class Ignored:
-    """Has no effect here, and needs none."""
+    """Says why a foreign key has no effect here, and needs none."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Cannot be honoured, but for the values that ask for nothing."""
+    """Says why a foreign key cannot be honoured, but for the values that ask for nothing."""
 
     why: str
     fix: str
@@ -61,7 +61,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class RefusedInTraining(Refused):
-    """The same; but the plan of a launch script says so, and goes on without the key."""
+    """Says the same of a key without which a launch script is planned all the same."""
 
 
 Rule = Mapped | Converted | Several | Ignored | Refused
@@ -136,7 +136,7 @@ def is_section(key: str) -> bool:
 
 
 def _refers(value: Any) -> bool:
-    """A reference to another key, as whole config files hold them, asks for nothing by itself."""
+    """True for a reference to another key, as whole config files hold them: it asks for nothing by itself."""
     return isinstance(value, str) and value.startswith("${")
 
 

@@ -301,5 +301,10 @@ def open_tokenizer(config: Config) -> Any:
     model = config.actor_rollout_ref.model
     if model.external_lib:
         import_plugin(model.external_lib, "actor_rollout_ref.model.external_lib")
-    path = config.data.tokenizer or model.tokenizer_path or model.path or ""
-    return load_tokenizer(path, config.data.trust_remote_code, model.custom_chat_template)
+    return load_tokenizer(tokenizer_path(config), config.data.trust_remote_code, model.custom_chat_template)
+
+
+def tokenizer_path(config: Config) -> str:
+    """Returns the folder or the hub name of the policy's tokenizer."""
+    model = config.actor_rollout_ref.model
+    return config.data.tokenizer or model.tokenizer_path or model.path or ""

@@ -49,11 +49,11 @@ def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Signature:
-    """The names of a function's arguments."""
+    """Holds the names of a function's arguments."""
 
     named: frozenset[str]
     needed: tuple[str, ...]
-    """Those without a default."""
+    """Names of the arguments without a default."""
     takes_all: bool
     """True if it has ``**kwargs``, or says nothing of its arguments, as what is written in C may."""
     placed: str | None = None

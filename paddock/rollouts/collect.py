@@ -59,12 +59,12 @@ class ModelScoring(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Responses whose scores are not all there yet."""
+    """Holds responses whose scores are not all there yet."""
 
     batch: Batch
     scoring: Scoring | JointScoring
     left: Mapping[int, Episode]
-    """Those whose scoring has not begun, by their index in the batch."""
+    """Responses whose scoring has not begun, by their index in the batch."""
     greedy: Drawn | None = None
     """One greedy response per prompt, for ReMax."""
 

@@ -20,7 +20,7 @@ SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 HOST = "DefaultCPUAllocator: "
 """Begins what torch says of a processor's memory, in a `RuntimeError` of no class of its own."""
 SENTENCES = 3
-"""Of torch's message: what was asked for, and what the device has."""
+"""Sentences of torch's message that are shown: how much was asked for, and how much the device has."""
 PLAN = "`paddock plan` with the same keys shows what every phase needs"
 
 

@@ -33,18 +33,18 @@ class PackedEpisodes:
     lengths: np.ndarray
     """Number of tokens of each span of all episodes, one after the other."""
     versions: np.ndarray
-    """Of each span, as are `rewards`."""
+    """Version of the weights that drew each span; `rewards` has what was paid for it."""
     rewards: np.ndarray
     tokens: np.ndarray
-    """Of all spans, one after the other."""
+    """Tokens of all spans, one after the other."""
     log_probs: np.ndarray
-    """Of all spans of the policy."""
+    """Log-probs of all spans of the policy, one after the other."""
     prompts: list[Prompt | None]
-    """None: the row's own."""
+    """Prompt of each episode; None for the row's own."""
     experts: list[tuple[np.ndarray, np.ndarray]] | None
     """Experts of prompt and response, if the engine records them."""
     extras: list[Mapping[str, Any]] | None
-    """None: there are none."""
+    """Extras of each episode; None if no episode has any."""
 
     @classmethod
     def of(cls, episodes: Sequence[Episode]) -> PackedEpisodes:

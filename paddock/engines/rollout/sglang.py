@@ -31,7 +31,7 @@ from paddock.core.processes import from_everyone, subgroups
 from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling, joined
 from paddock.engines.rollout.copies import load_in_buckets, require_no_images, row_seeds
 from paddock.engines.rollout.served import Server, arguments_of_this_server
-from paddock.engines.rollout.stops import StopTable, StopTables, tokenizer_path
+from paddock.engines.rollout.stops import StopTable, StopTables
 from paddock.errors import UserError
 
 if TYPE_CHECKING:
@@ -363,7 +363,7 @@ if __name__ == "__main__":
 def open_engine(config: Config, trainer: TrainEngine | None) -> SGLangEngine:
     """Opens the engine. Its log-probs are after temperature and before filters, as training needs them."""
     model, rollout, device = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer.device
-    from paddock.models.load import model_folder  # the server's own process does without transformers
+    from paddock.models.load import model_folder, tokenizer_path  # the server's own process does without transformers
 
     arguments: dict[str, Any] = {
         "trust_remote_code": model.trust_remote_code,

@@ -19,7 +19,6 @@ from paddock.config.schema import Config
 from paddock.data.spelling import Spelling, spelling_of
 from paddock.engines.rollout.base import Request
 from paddock.errors import UserError
-from paddock.models.load import load_tokenizer
 
 KEY = "actor_rollout_ref.rollout.stop"
 MOST_BYTES = 512
@@ -96,7 +95,9 @@ class StopTables:
         strings = tuple(config.actor_rollout_ref.rollout.stop)
         if not strings:
             return cls()
-        tables = cls(load_tokenizer(tokenizer_path(config), config.data.trust_remote_code))
+        from paddock.models.load import open_tokenizer  # a server's own process does without transformers
+
+        tables = cls(open_tokenizer(config))
         tables.make(strings)
         return tables
 
@@ -113,12 +114,6 @@ class StopTables:
         if (strings, device) not in self.found:
             self.found[strings, device] = StopTable(*self.make(strings), device)
         return self.found[strings, device]
-
-
-def tokenizer_path(config: Config) -> str:
-    """Returns where the policy's tokenizer is."""
-    model = config.actor_rollout_ref.model
-    return config.data.tokenizer or model.tokenizer_path or model.path or ""
 
 
 def table_of(spelling: Spelling, strings: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int]:

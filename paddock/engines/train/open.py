@@ -25,7 +25,7 @@ from paddock.engines.train.settings import (
 )
 from paddock.engines.train.single import SingleBackend
 from paddock.models.adapters import Lora, attach
-from paddock.models.load import load_backbone, load_causal_lm, load_config, load_tokenizer, model_folder
+from paddock.models.load import load_backbone, load_causal_lm, load_config, load_tokenizer, model_folder, tokenizer_path
 from paddock.models.reward_head import load_reward_model
 from paddock.models.value_head import ValueModel
 from paddock.models.vision import freeze_tower
@@ -108,9 +108,7 @@ def pairs_engine(config: Config, total_steps: int | None = None, backend: Kind =
     source = model_source(model, POLICY) | {"fresh_head": True}
     reward_model = loaded(load_reward_model, source, settings, device, backend, lora)
     attach(reward_model.backbone, lora, settings.wide)
-    tokenizer = load_tokenizer(
-        config.data.tokenizer or model.tokenizer_path or model.path or "", model.trust_remote_code
-    )
+    tokenizer = load_tokenizer(tokenizer_path(config), model.trust_remote_code)
     return Engine(backend.place(reward_model.for_pairs(tokenizer.pad_token_id), settings, config, "actor"))
 
 

@@ -39,6 +39,8 @@ C = TypeVar("C", OfConfig, OfMachine)
 
 @dataclass(frozen=True)
 class Rule:
+    """Holds a function that checks a config, and who asks it."""
+
     check: Callable[..., None]
     scope: Scope
 
