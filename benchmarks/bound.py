@@ -16,7 +16,7 @@ import torch
 
 from paddock.estimate.counts import Work, cache_reads, forward_operations, prompt_operations, response_operations
 from paddock.estimate.counts import update_forwards as forwards_of
-from paddock.estimate.memory import Role
+from paddock.estimate.memory import RoleLoad
 from paddock.facts.machine import GPU_SPEED, Speed
 from paddock.facts.processor import processor_speed
 
@@ -41,7 +41,7 @@ class Bound:
         return self.rollout + self.update
 
 
-def bound(role: Role, work: Work, speed: Speed) -> Bound:
+def bound(role: RoleLoad, work: Work, speed: Speed) -> Bound:
     """Returns the bound of one device that has all rows in flight at once. A prompt's forward draws the first token of
     its responses; decode steps draw the others."""
     others = replace(work, response_tokens=work.response_tokens - 1, lengths=tuple(n - 1 for n in work.lengths))

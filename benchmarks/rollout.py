@@ -19,7 +19,7 @@ from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
 from paddock.estimate.counts import Work
-from paddock.estimate.memory import Role
+from paddock.estimate.memory import RoleLoad
 from paddock.facts.models import from_config
 from paddock.models.attention import NAME
 from paddock.models.fused import fuse
@@ -106,7 +106,7 @@ def least(args: argparse.Namespace) -> float:
     """Returns the bound of full-length responses by bytes and arithmetic, in seconds."""
     shape = from_config(SHAPES[args.shape].to_dict())
     work = Work(args.prompts, args.n, args.prompt_length, args.new_tokens)
-    return bound(Role(shape), work, speed_of(torch.device(args.device), args.threads)).rollout
+    return bound(RoleLoad(shape), work, speed_of(torch.device(args.device), args.threads)).rollout
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from paddock.config import tree
 from paddock.data.prepare import NAMES
-from paddock.help.entry import COMMANDS, Entry, entries
+from paddock.help.entry import COMMANDS, KeyEntry, entries
 from paddock.help.known import FILE
 from paddock.models.get import CATALOGUE
 
@@ -160,15 +160,15 @@ def page(language: Language, meanings: dict[str, str]) -> str:
     return "\n".join(parts)
 
 
-def groups() -> Iterator[tuple[str, list[Entry]]]:
+def groups() -> Iterator[tuple[str, list[KeyEntry]]]:
     """Keys by the section that they stand in directly, in the order of the schema."""
-    found: dict[str, list[Entry]] = {}
+    found: dict[str, list[KeyEntry]] = {}
     for key, entry in entries().items():
         found.setdefault(key.rpartition(".")[0] or key, []).append(entry)
     yield from found.items()
 
 
-def row(language: Language, entry: Entry, section: str, meanings: dict[str, str]) -> str:
+def row(language: Language, entry: KeyEntry, section: str, meanings: dict[str, str]) -> str:
     name = f"`{entry.key.removeprefix(f'{section}.')}`"
     kind = entry.type
     for english, other in language.types.items():

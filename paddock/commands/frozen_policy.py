@@ -34,14 +34,14 @@ RESPONSES_AT_A_TIME = 512
 
 
 @dataclass(frozen=True)
-class Policy:
+class FrozenPolicy:
     tokenizer: Any
     engine: RolloutEngine
     stop_tokens: frozenset[int]
     reader: ImageReader | None = None
 
 
-def open_policy(config: Config) -> Policy:
+def open_policy(config: Config) -> FrozenPolicy:
     require_one_device(config)
     model, dtype = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.dtype
     tokenizer = open_tokenizer(config)
@@ -54,7 +54,7 @@ def open_policy(config: Config) -> Policy:
     engine = frozen_engine(weights, Settings())
     rollout = rollout_engine(config, engine)
     sync(engine, rollout, config.actor_rollout_ref.rollout)
-    return Policy(tokenizer, rollout, stop_tokens(engine, tokenizer), reader)
+    return FrozenPolicy(tokenizer, rollout, stop_tokens(engine, tokenizer), reader)
 
 
 def require_one_device(config: Config) -> None:

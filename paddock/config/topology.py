@@ -20,7 +20,7 @@ ONE_THREAD_BELOW = 20_000_000  # parameters
 
 
 @dataclass(frozen=True)
-class Pool:
+class DevicePool:
     """Devices, a process each, and the roles that live together in every one of those processes."""
 
     name: str
@@ -108,15 +108,15 @@ def engine_roles(config: Config) -> list[RoleKind]:
     return list({role.section: role for role in roles_of(config) if role.fsdp and not role.whole}.values())
 
 
-def pools(config: Config) -> list[Pool]:
+def pools(config: Config) -> list[DevicePool]:
     """Roles share the trainer's devices, but for those that have a pool of their own."""
     trainer, together = config.trainer, [role.name for role in roles_of(config) if not role.apart(config)]
-    main = Pool("main", trainer.nnodes, trainer.n_gpus_per_node or 1, tuple(together), "trainer")
+    main = DevicePool("main", trainer.nnodes, trainer.n_gpus_per_node or 1, tuple(together), "trainer")
     found = [main]
     for role in roles_of(config):
         if role.apart(config):
             keys = role.keys(config)
-            own = Pool(role.name, keys.nnodes, keys.n_gpus_per_node, (role.name,), role.section)
+            own = DevicePool(role.name, keys.nnodes, keys.n_gpus_per_node, (role.name,), role.section)
             beside = role.name == "rollout" and rolls_out_beside(config)
             found.append(replace(main, name=own.name, roles=own.roles, beside=main.name) if beside else own)
     return [replace(pool, ranks_per_device=trainer.ranks_per_device) for pool in found]
@@ -126,11 +126,13 @@ ANSWERS, PAIRS = "answers", "pairs"
 """Roles of supervised runs: a policy that learns given answers, a reward model that learns from preference pairs."""
 
 
-def supervised_pools(config: Config, role: str) -> list[Pool]:
+def supervised_pools(config: Config, role: str) -> list[DevicePool]:
     """Returns the one pool of a run that trains one model on given answers."""
     trainer = config.trainer
     shared = trainer.ranks_per_device
-    return [Pool("main", trainer.nnodes, trainer.n_gpus_per_node or 1, (role,), "trainer", ranks_per_device=shared)]
+    return [
+        DevicePool("main", trainer.nnodes, trainer.n_gpus_per_node or 1, (role,), "trainer", ranks_per_device=shared)
+    ]
 
 
 def rolls_out_apart(config: Config) -> bool:
@@ -143,7 +145,7 @@ def rolls_out_beside(config: Config) -> bool:
     return rolls_out_apart(config) and config.actor_rollout_ref.rollout.nnodes == 0
 
 
-def rollout_pool(config: Config) -> Pool:
+def rollout_pool(config: Config) -> DevicePool:
     return next(pool for pool in pools(config) if "rollout" in pool.roles)
 
 
@@ -151,7 +153,7 @@ def rollout_devices(config: Config) -> int:
     return rollout_pool(config).size
 
 
-def device_count(wanted: Iterable[Pool]) -> int:
+def device_count(wanted: Iterable[DevicePool]) -> int:
     """Returns the number of devices of these pools: a device that pools or ranks share counts once."""
     return math.ceil(sum(Fraction(pool.size, pool.ranks_per_device) for pool in wanted if not pool.beside))
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from paddock.data.tables import bad_row
-from paddock.data.templates import TOO_LONG, TimeLimit, Watch, try_template
+from paddock.data.templates import TOO_LONG, TemplateTimeLimit, Watch, try_template
 from paddock.errors import UserError
 from paddock.facts.files import as_messages
 
@@ -89,7 +89,7 @@ class PromptEncoder:
             return whole_text(prompt, location, column)
         try:
             text = self.tokenizer.apply_chat_template(prompt, tokenize=False, **self._arguments(prompt, continued))
-        except TimeLimit:
+        except TemplateTimeLimit:
             raise
         except Exception as error:  # a template is a program of its own: it raises what it likes
             reason = f"the chat template refuses it: {type(error).__name__}: {error}"
@@ -126,7 +126,7 @@ def limited(location: str, column: str) -> Iterator[Callable[[str], None]]:
                 watch.next()
 
             yield begin
-    except TimeLimit as error:
+    except TemplateTimeLimit as error:
         raise bad_row(here, column, TOO_LONG, REMEDY) from error
 
 

@@ -17,7 +17,7 @@ from paddock.core.images import Images
 from paddock.core.rng import permutation
 from paddock.data.chat import Messages, PromptEncoder, truncated
 from paddock.data.columns import AGENT, ENVIRONMENT, WRITTEN, scored, wanted_columns
-from paddock.data.images import Asked, ImagePrompts, ImageReader
+from paddock.data.images import Asked, ImagePrompts, ReadsImages
 from paddock.data.kept import Arrays, kept_arrays
 from paddock.data.labels import Labels
 from paddock.data.lengths import prompt_lengths
@@ -69,7 +69,7 @@ class PromptDataset:
 
     def __init__(
         self, files: Any, tokenizer: Any, config: DataConfig, *, key: str, most: int = -1, shuffle: bool = False,
-        reader: ImageReader | None = None,
+        reader: ReadsImages | None = None,
     ):  # fmt: skip
         """`most` rows are used, if positive: the first ones, or with `shuffle` any, by `data.seed`."""
         self.config, self.key = config, key
@@ -111,7 +111,7 @@ class PromptDataset:
         """Index of the first row of each entry, and of the end of the last one."""
 
     @classmethod
-    def train(cls, config: DataConfig, tokenizer: Any, reader: ImageReader | None = None) -> PromptDataset:
+    def train(cls, config: DataConfig, tokenizer: Any, reader: ReadsImages | None = None) -> PromptDataset:
         most, shuffle = config.train_max_samples, config.shuffle
         found = cls(config.train_files, tokenizer, config, key="data.train_files", most=most, shuffle=shuffle,
                     reader=reader)  # fmt: skip
@@ -119,7 +119,7 @@ class PromptDataset:
         return found
 
     @classmethod
-    def validation(cls, config: DataConfig, tokenizer: Any, reader: ImageReader | None = None) -> PromptDataset:
+    def validation(cls, config: DataConfig, tokenizer: Any, reader: ReadsImages | None = None) -> PromptDataset:
         most, shuffle = config.val_max_samples, config.validation_shuffle
         return cls(config.val_files, tokenizer, config, key="data.val_files", most=most, shuffle=shuffle,
                    reader=reader)  # fmt: skip

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from paddock.errors import UserError
-from paddock.facts.files import HELD_OUT, Source
+from paddock.facts.files import HELD_OUT, FileSource
 
 HUB_TIMEOUT = 10.0  # seconds
 
 
-def hub_sources(path: str, key: str) -> list[Source]:
+def hub_sources(path: str, key: str) -> list[FileSource]:
     """Returns the files of `org/name` or `org/name:config`: its training split, or the held-out one for
     data.val_files."""
     name, _, config = path.partition(":")
@@ -27,7 +27,7 @@ def hub_sources(path: str, key: str) -> list[Source]:
     if split is None:
         reason = f"has the splits {', '.join(sorted(loaded))}, and none is called {wanted[0]}"
         raise UserError(reason, key=key, value=path, fix="save the split that you want: save_to_disk")
-    return [Source(f"{path} {split}", Path(part["filename"]), "arrow") for part in loaded[split].cache_files]
+    return [FileSource(f"{path} {split}", Path(part["filename"]), "arrow") for part in loaded[split].cache_files]
 
 
 def load_from_hub(name: str, config: str | None) -> Any:

@@ -19,7 +19,7 @@ IMAGE = "<image>"
 WHITE = (255, 255, 255)
 
 
-class ImageReader(Protocol):
+class ReadsImages(Protocol):
     """Turns pictures into the arrays that a model reads."""
 
     token: int
@@ -51,7 +51,7 @@ class Asked:
 class ImagePrompts:
     """Prompts whose rows may have images. Without a reader there are none, and texts stay as they are."""
 
-    def __init__(self, encoder: PromptEncoder, reader: ImageReader | None, prompt: str, images: str):
+    def __init__(self, encoder: PromptEncoder, reader: ReadsImages | None, prompt: str, images: str):
         """`prompt` and `images` are the names of columns."""
         self.encoder, self.reader = encoder, reader
         self.prompt, self.images = prompt, images

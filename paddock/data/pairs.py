@@ -17,7 +17,7 @@ CHOSEN, REJECTED = "chosen", "rejected"
 
 
 @dataclass(frozen=True)
-class Pair:
+class AnswerPair:
     """Two answers in tokens, each as its conversation ends with it."""
 
     chosen: list[int]
@@ -29,7 +29,7 @@ class Pair:
 
 
 class PairDataset(AnswerDataset):
-    """A row's `ground_truth` is a `Pair`.
+    """A row's `ground_truth` is a `AnswerPair`.
 
     Columns `chosen` and `rejected` are texts, or messages that end with the assistant's. Where those hold the whole
     conversation, it is what was asked, and a prompt column is not needed.
@@ -74,7 +74,7 @@ class PairDataset(AnswerDataset):
             locations,
             prompts,
             self.encoder.encode(prompts, locations, self.config.prompt_key),
-            [Pair(*p) for p in pairs],
+            [AnswerPair(*p) for p in pairs],
         )
 
     def _answers(self, texts: list[str], prompts: list[Messages]) -> list[list[int]]:
@@ -86,7 +86,7 @@ class PairDataset(AnswerDataset):
                 for ids, prompt in zip(encoded, prompts, strict=True)]  # fmt: skip
 
     def _cut(self, answer: Any, location: str) -> Any:
-        return Pair(super()._cut(answer.chosen, location), super()._cut(answer.rejected, location))
+        return AnswerPair(super()._cut(answer.chosen, location), super()._cut(answer.rejected, location))
 
     def _within(self, prompt: list[int], answer: Any, location: str) -> tuple[list[int], Any]:
         if self.config.max_length is not None:

@@ -21,7 +21,7 @@ from paddock.data.kept import file_digest, kept_arrays
 from paddock.data.processes import MANY, over_ranges
 from paddock.errors import UserError
 from paddock.facts import files
-from paddock.facts.files import Source
+from paddock.facts.files import FileSource
 
 Record = dict[str, Any]
 SMALL = 16 * 2**20
@@ -79,7 +79,7 @@ def _builtin(name: str) -> Lines:
     return Lines(name, b"".join(json.dumps(row).encode() + b"\n" for row in builtin_rows(name)))
 
 
-def _open(source: Source, key: str, wanted: Callable[[list[str]], Sequence[str]]) -> Table:
+def _open(source: FileSource, key: str, wanted: Callable[[list[str]], Sequence[str]]) -> Table:
     with files.readable(source, key):
         if source.kind not in ("parquet", "arrow"):
             return _text_table(lines_of(source))
@@ -100,7 +100,7 @@ class ArrowRows:
     mapped into memory; so are files of `datasets`.
     """
 
-    def __init__(self, source: Source, columns: list[str]):
+    def __init__(self, source: FileSource, columns: list[str]):
         self.source, self.columns = source, columns
 
     def __getstate__(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _blocks(count: int) -> Iterator[range]:
     return (range(start, min(start + ROWS, count)) for start in range(0, count, ROWS))
 
 
-def lines_of(source: Source) -> Lines:
+def lines_of(source: FileSource) -> Lines:
     """Opens a text file as lines. A large packed one, or a list of JSON, is unpacked into the cache, once."""
     if source.kind != "json" and not source.zipped:
         small = source.file.stat().st_size <= SMALL
@@ -180,7 +180,7 @@ def lines_of(source: Source) -> Lines:
         return Lines(source.path, b"".join(_unpacked(source)), source)
 
 
-def _unpacked(source: Source) -> Iterator[bytes]:
+def _unpacked(source: FileSource) -> Iterator[bytes]:
     """The content, a record of JSON on each line."""
     if source.kind == "json":
         yield from (json.dumps(record).encode() + b"\n" for record in files.json_list(source))
@@ -196,7 +196,7 @@ class Lines:
     Arrow's own JSON reader is not used: it takes texts for dates, and wants one type in a column.
     """
 
-    def __init__(self, path: str, content: Path | bytes, source: Source | None = None):
+    def __init__(self, path: str, content: Path | bytes, source: FileSource | None = None):
         self.path, self.content = path, content
         self.header: tuple[list[str], str] | None = None
         """Names and delimiter, of csv."""
@@ -263,7 +263,7 @@ class Lines:
             return files.csv_record(self.header[0], files.one_csv_row(line.decode(), self.header[1]), location)
         return files.json_row(line, location)
 
-    def _read_header(self, source: Source) -> int:
+    def _read_header(self, source: FileSource) -> int:
         with self._stream() as stream:
             self.header = files.csv_header(stream, source)
             return int(stream.tell())

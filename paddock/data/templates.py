@@ -48,7 +48,7 @@ except Exception:
 """
 
 
-class TimeLimit(Exception):
+class TemplateTimeLimit(Exception):
     """Raised inside a template whose time is up."""
 
 
@@ -83,7 +83,7 @@ class Watch:
                 ):  # and has not arrived yet. To take back nothing would leave a mark: profilers hang on it
                     raise_in(self.thread, None)
                 self.over.set()
-            except TimeLimit as limit:  # it arrived here; there is no second one
+            except TemplateTimeLimit as limit:  # it arrived here; there is no second one
                 late = limit
         if late and error is None:
             raise late
@@ -96,7 +96,7 @@ class Watch:
                     return
                 if time.monotonic() >= self.deadline:
                     self.raised = True
-                    raise_in(self.thread, TimeLimit)
+                    raise_in(self.thread, TemplateTimeLimit)
                     return
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from paddock.doctor.environment import Environment, look
+from paddock.doctor.environment import MachineReport, look
 from paddock.errors import UserError
 
 FLAGS = ("--json", "--network")
@@ -24,12 +24,12 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def text_of(found: Environment) -> str:
+def text_of(found: MachineReport) -> str:
     parts = (machine, accelerators, packages, extras, sandbox, hub)
     return "\n".join(line for part in parts for line in part(found))
 
 
-def machine(found: Environment) -> list[str]:
+def machine(found: MachineReport) -> list[str]:
     memory = f"{found.memory_gib:.1f} GiB"
     if found.memory_free_gib is not None:
         memory += f", {found.memory_free_gib:.1f} GiB free"
@@ -50,7 +50,7 @@ def machine(found: Environment) -> list[str]:
     ]  # fmt: skip
 
 
-def accelerators(found: Environment) -> list[str]:
+def accelerators(found: MachineReport) -> list[str]:
     there = found.accelerators
     lines = ["Accelerators"]
     lines += [item(f"{there.kind}:{place}", name) for place, name in enumerate(there.devices)]
@@ -61,12 +61,12 @@ def accelerators(found: Environment) -> list[str]:
     return lines
 
 
-def packages(found: Environment) -> list[str]:
+def packages(found: MachineReport) -> list[str]:
     there = found.packages.items()
     return ["Packages", *(item(name, version or "missing", version is not None) for name, version in there)]
 
 
-def extras(found: Environment) -> list[str]:
+def extras(found: MachineReport) -> list[str]:
     lines = ["Extras"]
     for extra in found.extras:
         versions = ", ".join(f"{package} {version}" for package, version in extra.versions.items())
@@ -78,7 +78,7 @@ def extras(found: Environment) -> list[str]:
     return lines
 
 
-def sandbox(found: Environment) -> list[str]:
+def sandbox(found: MachineReport) -> list[str]:
     box = found.sandbox
     lines = ["Sandbox for programs that a model wrote"]
     if box.works:
@@ -90,7 +90,7 @@ def sandbox(found: Environment) -> list[str]:
     return lines
 
 
-def hub(found: Environment) -> list[str]:
+def hub(found: MachineReport) -> list[str]:
     there = found.hub
     asked = "not asked: --network does" if there.answers is None else "answers" if there.answers else "does not answer"
     said = f" ({there.said})" if there.said else ""

@@ -62,7 +62,7 @@ class Hub:
 
 
 @dataclass(frozen=True)
-class Environment:
+class MachineReport:
     paddock: str
     python: str
     system: str
@@ -84,11 +84,11 @@ class Environment:
     cache: str
 
 
-def look(network: bool = False) -> Environment:
+def look(network: bool = False) -> MachineReport:
     """All of it, in some seconds: torch is imported, and a sandbox is started once."""
     machine = this_machine()
     cache = cache_folder("")
-    return Environment(
+    return MachineReport(
         paddock=__version__,
         python=f"{platform.python_version()} ({sys.executable})",
         system=f"{platform.system()} {platform.release()} {platform.machine()}",

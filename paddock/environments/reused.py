@@ -1,8 +1,9 @@
 """What environments of Gym's kind share: objects that are reset and used again, and global random numbers.
 
 Their games draw from the generators of `random` and numpy that the whole process shares, and episodes run side by side.
-`Draws` gives each episode a state of its own, so that a seed decides a game whatever else plays. A thread that draws
-from them without `Draws` in that moment takes numbers of a game; nothing of ours does, our randomness is counted.
+`GameDraws` gives each episode a state of its own, so that a seed decides a game whatever else plays. A thread that
+draws from them without `GameDraws` in that moment takes numbers of a game; nothing of ours does: our randomness is
+counted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TURN = threading.RLock()
 """Held while an episode draws from the global generators."""
 
 
-class Draws:
+class GameDraws:
     """Keeps the state that the global generators have for one episode."""
 
     def __init__(self, seed: int):
@@ -45,7 +46,7 @@ class Draws:
                 np.random.set_state(others[1])
 
 
-class Pool(Generic[T]):
+class FreeGames(Generic[T]):
     """Holds games that no episode plays: making one may read a dictionary, resetting one does not."""
 
     def __init__(self, make: Callable[[], T]):
@@ -65,7 +66,7 @@ class Pool(Generic[T]):
 class Reused(Environment, ABC):
     """Plays one episode on a game of a pool."""
 
-    def __init__(self, pool: Pool[Any]):
+    def __init__(self, pool: FreeGames[Any]):
         self.pool = pool
         self.game: Any = None
 
@@ -79,7 +80,7 @@ class Reused(Environment, ABC):
         self.game = game
 
     def reset(self, row: Mapping[str, Any], seed: int) -> list[Message]:
-        self.draws = Draws(seed)
+        self.draws = GameDraws(seed)
         with self.playing() as game:
             return asked(row, self.begin(game, seed))
 

@@ -19,7 +19,7 @@ from paddock.errors import UserError
 from paddock.facts.modules import MODULE, module_at
 
 if TYPE_CHECKING:
-    from paddock.sandbox.program import Settings
+    from paddock.sandbox.program import SandboxSettings
     from paddock.sandbox.runner import Runner
 
 KEY = "actor_rollout_ref.rollout.multi_turn.function_tool_path"
@@ -156,7 +156,7 @@ def interpreter(sandbox: Mapping[str, Any]) -> Tool:
 
 
 @cache
-def programs_of(settings: Settings, process: int) -> Runner:
+def programs_of(settings: SandboxSettings, process: int) -> Runner:
     """Returns what runs the programs of tools in this process, several at a time; it ends with the process."""
     from paddock.sandbox.fusion import FusionClient
     from paddock.sandbox.local import LocalSandbox

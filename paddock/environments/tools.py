@@ -44,7 +44,7 @@ class ToolError(Exception):
 
 
 @dataclass(frozen=True)
-class Failure:
+class ToolFailure:
     """Says why a call has no result."""
 
     reason: str
@@ -261,7 +261,7 @@ def converted(value: Any, schema: Schema, name: str) -> Any:
 
 def written(result: Any) -> str:
     """Returns what a tool returned as the text that the policy reads."""
-    if isinstance(result, str | Failure):
+    if isinstance(result, str | ToolFailure):
         return str(result)
     try:
         return json.dumps(result, ensure_ascii=False)

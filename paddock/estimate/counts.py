@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paddock.estimate.memory import Role
+from paddock.estimate.memory import RoleLoad
 from paddock.estimate.splits import Megatron
 from paddock.facts.models import ModelShape
 
@@ -53,7 +53,7 @@ class Work:
         return self.written * self.prompt_tokens + squares / 2
 
 
-def multiplied_weights(role: Role) -> float:
+def multiplied_weights(role: RoleLoad) -> float:
     """Weights that one token is multiplied with; a tower's for each patch of the tokens that are images."""
     tower = role.shape.vision_params * (role.image_share * role.shape.vision_patches_per_token - 1)
     return role.shape.multiplied_parameters + tower
@@ -69,37 +69,37 @@ def attention_width(shape: ModelShape) -> float:
     return shape.heads * shape.head_dim
 
 
-def prompt_copies(role: Role, work: Work, devices: int = 1) -> int:
+def prompt_copies(role: RoleLoad, work: Work, devices: int = 1) -> int:
     """Times that each prompt is computed: once for each device that may have rows of its group. Ranks that share the
     tokens of a row, and Megatron's, compute every row alone."""
     alone = isinstance(role.split, Megatron) or role.split.sequence > 1
     return work.responses if alone or not work.shares_prompts else min(work.responses, devices)
 
 
-def prompt_operations(role: Role, work: Work) -> float:
+def prompt_operations(role: RoleLoad, work: Work) -> float:
     """Operations of every prompt's forward pass, once each."""
     products = 2 * (multiplied_weights(role) - head_weights(role.shape))
     attention = 4 * role.shape.layers * attention_width(role.shape) * work.prompt_tokens / 2
     return work.prompts * work.prompt_tokens * (products + attention)
 
 
-def response_operations(role: Role, work: Work) -> float:
+def response_operations(role: RoleLoad, work: Work) -> float:
     """Operations of a forward pass of all responses, at once or token by token."""
     attention = 4 * role.shape.layers * attention_width(role.shape) * work.keys
     return work.written * 2 * multiplied_weights(role) + attention
 
 
-def forward_operations(role: Role, work: Work, devices: int = 1) -> float:
+def forward_operations(role: RoleLoad, work: Work, devices: int = 1) -> float:
     copies = prompt_copies(role, work, devices)
     return copies * prompt_operations(role, work) + response_operations(role, work)
 
 
-def forward_tokens(role: Role, work: Work, devices: int = 1) -> int:
+def forward_tokens(role: RoleLoad, work: Work, devices: int = 1) -> int:
     """Tokens that go through the model in one pass over the rows."""
     return prompt_copies(role, work, devices) * work.prompts * work.prompt_tokens + work.written
 
 
-def update_forwards(role: Role) -> int:
+def update_forwards(role: RoleLoad) -> int:
     """Forward passes whose operations an update has."""
     return 2 + role.checkpointing + (role.lora_rank == 0)
 

@@ -32,8 +32,8 @@ from paddock.estimate.counts import (
 )
 from paddock.estimate.memory import (
     UPDATES,
-    Job,
-    Role,
+    RoleLoad,
+    StepLoad,
     estimate,
     kv_bytes_per_token,
     layer_elements,
@@ -72,7 +72,7 @@ class Duration:
         return sum(self.phases.values())
 
 
-def duration(job: Job, work: Work, speed: Speed) -> Duration:
+def duration(job: StepLoad, work: Work, speed: Speed) -> Duration:
     phases = {"gen": rollout_seconds(job, work, speed)}
     for phase, role in job.forward_phases.items():
         each = [replace(role, shape=shape) for shape in (role.shape, *role.others)]  # with like shares of the rows
@@ -83,18 +83,20 @@ def duration(job: Job, work: Work, speed: Speed) -> Duration:
     return Duration(phases)
 
 
-def forward_seconds(job: Job, role: Role, work: Work, speed: Speed) -> float:
+def forward_seconds(job: StepLoad, role: RoleLoad, work: Work, speed: Speed) -> float:
     """Seconds of a pass over all rows without gradients."""
     return _passes(job, role, work, speed, forwards=1, passes=1, micro_tokens=role.forward_tokens)
 
 
-def update_seconds(job: Job, role: Role, work: Work, speed: Speed) -> float:
+def update_seconds(job: StepLoad, role: RoleLoad, work: Work, speed: Speed) -> float:
     """Seconds of one epoch over all rows: forward and backward, the latter two passes."""
     passes = 3 + role.checkpointing
     return _passes(job, role, work, speed, update_forwards(role), passes, role.update_tokens)
 
 
-def _passes(job: Job, role: Role, work: Work, speed: Speed, forwards: int, passes: int, micro_tokens: int) -> float:
+def _passes(
+    job: StepLoad, role: RoleLoad, work: Work, speed: Speed, forwards: int, passes: int, micro_tokens: int
+) -> float:
     devices = max(1, job.hardware.gpus)
     tokens = forward_tokens(role, work, devices)
     products = forwards * forward_operations(role, work, devices) / (devices * compute_rate(role.shape, speed))
@@ -111,7 +113,7 @@ def compute_rate(shape: ModelShape, speed: Speed) -> float:
     return speed.flops * (EXPERTS_COMPUTE_SHARE if shape.experts else COMPUTE_SHARE)
 
 
-def layer_traffic(role: Role, compute_bytes: int) -> float:
+def layer_traffic(role: RoleLoad, compute_bytes: int) -> float:
     """Bytes that one token moves in a pass over all layers."""
     adapters = ADAPTER_TRAFFIC if role.lora_rank and not role.merges else 1
     return LAYER_TRAFFIC * adapters * role.shape.layers * compute_bytes * layer_elements(role.shape)
@@ -121,7 +123,7 @@ def logit_traffic(shape: ModelShape) -> int:
     return 0 if shape.scalar_head else LOGIT_TRAFFIC * shape.vocab
 
 
-def rollout_seconds(job: Job, work: Work, speed: Speed) -> float:
+def rollout_seconds(job: StepLoad, work: Work, speed: Speed) -> float:
     """Seconds of the fullest engine: its prompts, then its decode steps, as many as the cache's room asks for."""
     rollout = job.rollout
     actor = replace(job.actor, lora_rank=0) if rollout.merges or job.actor.merges else job.actor

@@ -29,7 +29,7 @@ from paddock.config.topology import (
     world_size,
 )
 from paddock.errors import UserError
-from paddock.estimate.memory import Hardware, Job, Role, Rollout, scalar
+from paddock.estimate.memory import Hardware, RoleLoad, RolloutLoad, StepLoad, scalar
 from paddock.estimate.splits import Fsdp, Megatron
 from paddock.facts.machine import GIB, GPU_MEMORY_GIB, Machine, this_machine
 from paddock.facts.models import ModelShape, shape_of
@@ -37,13 +37,13 @@ from paddock.facts.models import ModelShape, shape_of
 GUIDE_GPU = {"cuda": "h100", "npu": "910b"}  # planned for where no such device is here and none is named
 
 
-def job(config: Config, gpu: str | None = None, machine: Machine | None = None) -> Job | None:
+def job(config: Config, gpu: str | None = None, machine: Machine | None = None) -> StepLoad | None:
     """Returns the job; None if the actor's shape is not known."""
     group = config.actor_rollout_ref
     shape = shape_of(group.model.path or "")
     if shape is None:
         return None
-    return Job(
+    return StepLoad(
         hardware=hardware(config, gpu, machine or this_machine()),
         rollout=_rollout(config),
         roles={
@@ -74,14 +74,14 @@ def planned_device(config: Config, gpu: str | None, machine: Machine) -> str | N
     return None if here else GUIDE_GPU[config.trainer.device or "cuda"]
 
 
-def _trained(config: Config, role: ActorConfig | CriticConfig, shape: ModelShape) -> Role:
+def _trained(config: Config, role: ActorConfig | CriticConfig, shape: ModelShape) -> RoleLoad:
     update, forward = ("update_actor", "old_log_prob") if isinstance(role, ActorConfig) else ("update_critic", "values")
     model = config.actor_rollout_ref.model if isinstance(role, ActorConfig) else role.model
     fsdp = role.fsdp_config if isinstance(role, ActorConfig) else role.model.fsdp_config
     offload: FSDPConfig | MegatronConfig = role.megatron if role.strategy == "megatron" else fsdp
     most = _rows_of_a_step(config, role) * row_tokens(config.data)
     rank = model.lora.rank if role.strategy == "megatron" else lora_rank(model)
-    return Role(
+    return RoleLoad(
         shape=shape,
         split=_split(config, role, fsdp),
         update_tokens=min(CUTS[update].most_tokens(config), most),
@@ -109,11 +109,11 @@ def lora_rank(model: ModelConfig | CriticModelConfig) -> int:
         return 0
 
 
-def _critic(config: Config, shape: ModelShape) -> Role:
+def _critic(config: Config, shape: ModelShape) -> RoleLoad:
     return scalar(_trained(config, config.critic, shape_of(config.critic.model.path or "") or shape))
 
 
-def _teachers(config: Config, student: ModelShape) -> Role | None:
+def _teachers(config: Config, student: ModelShape) -> RoleLoad | None:
     """Returns the teachers as one role, by the keys of the reference: the largest works, and all rest on the device."""
     shapes = [shape for one in teachers_of(config.distillation) if (shape := shape_of(one.path)) is not None]
     if not shapes:
@@ -122,11 +122,11 @@ def _teachers(config: Config, student: ModelShape) -> Role | None:
     return replace(_reference(config, largest), borrowed=False, others=tuple(others))
 
 
-def _reference(config: Config, shape: ModelShape) -> Role:
+def _reference(config: Config, shape: ModelShape) -> RoleLoad:
     ref = config.actor_rollout_ref.ref
     offload: FrozenConfig | FrozenMegatronConfig = ref.megatron if ref.strategy == "megatron" else ref.fsdp_config
     most = _rows_of_a_step(config, ref) * row_tokens(config.data)
-    return Role(
+    return RoleLoad(
         borrowed=trains_adapters(config),
         shape=shape,
         split=_split(config, ref, ref.fsdp_config),
@@ -136,13 +136,13 @@ def _reference(config: Config, shape: ModelShape) -> Role:
     )
 
 
-def _reward_model(config: Config, policy: ModelShape) -> Role | None:
+def _reward_model(config: Config, policy: ModelShape) -> RoleLoad | None:
     reward = config.reward_model
     shape = shape_of(reward.model.path or "")
     if shape is None:
         return None
     return scalar(
-        Role(
+        RoleLoad(
             shape=shape,
             split=Fsdp(degree=world_size(config)),
             forward_tokens=CUTS["reward"].most_tokens(config),
@@ -152,7 +152,7 @@ def _reward_model(config: Config, policy: ModelShape) -> Role | None:
     )
 
 
-LOADS: dict[str, Callable[[Config, ModelShape], Role | None]] = {
+LOADS: dict[str, Callable[[Config, ModelShape], RoleLoad | None]] = {
     "actor": lambda config, shape: _trained(config, config.actor_rollout_ref.actor, shape),
     "reference": _reference,
     "teachers": _teachers,
@@ -204,12 +204,12 @@ def _host_optimizer(role: ActorConfig | RefConfig | CriticConfig) -> float:
     return float(fraction) if options.get("optimizer_cpu_offload") else 0.0
 
 
-def _rollout(config: Config) -> Rollout:
+def _rollout(config: Config) -> RolloutLoad:
     rollout, size, data = config.actor_rollout_ref.rollout, engine_size(config), config.data
     shares_prompts = engine_kind(rollout.name).trainer_log_probs and config.trainer.device != "cpu"
     # a later turn of an agent loop may have another prompt, which is cached behind the first
     later_prompt = data.max_prompt_length if shares_prompts and has_agent_loops(config) else 0
-    return Rollout(
+    return RolloutLoad(
         engine=rollout.name or "embedded",
         rows=-(-config.data.train_batch_size * rollout.n * size // rollout_devices(config)),
         row_tokens=row_tokens(data) + later_prompt,

@@ -60,7 +60,7 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Role:
+class RoleLoad:
     """A model in the step and how it is held. Tokens are those one GPU takes in a micro-batch."""
 
     shape: ModelShape
@@ -105,7 +105,7 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Rollout:
+class RolloutLoad:
     """The engine that writes responses: `rows` of them a step, prompt + response tokens each at most."""
 
     engine: str
@@ -136,10 +136,10 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Job:
+class StepLoad:
     hardware: Hardware
-    rollout: Rollout
-    roles: Mapping[str, Role]
+    rollout: RolloutLoad
+    roles: Mapping[str, RoleLoad]
     """The actor, and the other roles that hold a model, by the names of topology.ROLES."""
     compute_bytes: int = 2
     logits_chunk: int = LOGITS_CHUNK
@@ -147,22 +147,22 @@ class Job:
     """True if the actor computes `old_log_probs` before the update."""
 
     @cached_property
-    def forward_phases(self) -> dict[str, Role]:
+    def forward_phases(self) -> dict[str, RoleLoad]:
         """Returns the phases without gradients, and the role that works in each."""
         left_out = () if self.own_log_probs else ("old_log_prob",)
         wanted = [phase for phase in WITHOUT_GRADIENTS if phase.name not in left_out]
         return {phase.name: self.roles[phase.role] for phase in wanted if phase.role in self.roles}
 
     @property
-    def actor(self) -> Role:
+    def actor(self) -> RoleLoad:
         return self.roles["actor"]
 
-    def with_roles(self, **roles: Role) -> Job:
+    def with_roles(self, **roles: RoleLoad) -> StepLoad:
         """Returns this job with other roles of these names."""
         return replace(self, roles={**self.roles, **roles})
 
 
-def scalar(role: Role) -> Role:
+def scalar(role: RoleLoad) -> RoleLoad:
     """Returns a critic or reward model, which answers with one number a token, whatever head its shape has."""
     return replace(role, shape=replace(role.shape, scalar_head=True))
 
@@ -211,7 +211,7 @@ class MemoryPlan:
         return not self.overfull and self.host_fits
 
 
-def estimate(job: Job) -> MemoryPlan:
+def estimate(job: StepLoad) -> MemoryPlan:
     """Every phase of the step in the loop's order: what rests on the GPU plus what the phase works with."""
     engine, kv_tokens = rollout_parts(job)
     beside = {} if job.rollout.apart else rest(job, "actor" if shares_weights(job) else None)
@@ -234,7 +234,7 @@ def estimate(job: Job) -> MemoryPlan:
     )
 
 
-def rest(job: Job, active: str | None, updating: bool = False, prefetched: str | None = None) -> dict[str, int]:
+def rest(job: StepLoad, active: str | None, updating: bool = False, prefetched: str | None = None) -> dict[str, int]:
     """Returns what every role keeps on the GPU while `active` works. Offloaded states come back for their own phase
     only."""
     parts: dict[str, int] = {}
@@ -247,7 +247,7 @@ def rest(job: Job, active: str | None, updating: bool = False, prefetched: str |
     return parts
 
 
-def resident(job: Job, name: str, active: bool, updating: bool) -> States:
+def resident(job: StepLoad, name: str, active: bool, updating: bool) -> States:
     role, states = job.roles[name], job.roles[name].states
     trained = name in TRAINED
     offloads = job.hardware.gpus > 0  # a CPU run has nowhere to offload to
@@ -260,7 +260,7 @@ def resident(job: Job, name: str, active: bool, updating: bool) -> States:
     )
 
 
-def offloaded(job: Job) -> int:
+def offloaded(job: StepLoad) -> int:
     """Host bytes of one node: the offloaded states of each of its GPUs."""
     if job.hardware.gpus == 0:
         return 0
@@ -273,12 +273,12 @@ def offloaded(job: Job) -> int:
     return each * min(job.hardware.gpus, job.hardware.gpus_per_node)
 
 
-def shares_weights(job: Job) -> bool:
+def shares_weights(job: StepLoad) -> bool:
     """The embedded engine runs the actor's own modules; weights split over ranks it must gather first."""
     return engine_kind(job.rollout.engine).trainer_log_probs and job.actor.split.whole
 
 
-def rollout_parts(job: Job) -> tuple[dict[str, int], int]:
+def rollout_parts(job: StepLoad) -> tuple[dict[str, int], int]:
     """The engine's parts, and the tokens its KV cache holds.
 
     weights    c P / tp; none when the embedded engine shares the actor's
@@ -310,18 +310,18 @@ def rollout_parts(job: Job) -> tuple[dict[str, int], int]:
     return parts | work, sequences * rollout.row_tokens
 
 
-def answers_fit(job: Job) -> bool:
+def answers_fit(job: StepLoad) -> bool:
     """True if a rollout fits beside the actor's weights alone, as in a command that does not train."""
     own = job.compute_bytes * job.actor.shape.parameters if shares_weights(job) else 0
     return own + sum(rollout_parts(job)[0].values()) <= job.hardware.memory_bytes - job.hardware.margin
 
 
-def cached_tokens(rollout: Rollout, sharing: int) -> int:
+def cached_tokens(rollout: RolloutLoad, sharing: int) -> int:
     """Returns tokens of the KV cache for each full-length response, if `sharing` of them have one prompt."""
     return rollout.row_tokens - rollout.shared_tokens + share(rollout.shared_tokens, sharing)
 
 
-def kv_bytes_per_token(job: Job) -> int:
+def kv_bytes_per_token(job: StepLoad) -> int:
     """Returns bytes on one GPU: tensor-parallel ranks share the key heads; each holds a latent cache (no heads)
     whole."""
     rollout, shape = job.rollout, job.actor.shape
@@ -329,7 +329,7 @@ def kv_bytes_per_token(job: Job) -> int:
     return whole if shape.kv_lora_rank else share(whole, min(rollout.tensor, shape.kv_heads))
 
 
-def forward_work(job: Job, role: Role) -> dict[str, int]:
+def forward_work(job: StepLoad, role: RoleLoad) -> dict[str, int]:
     """Log-probs, values or scores: the larger of one layer's live tensors and the head's logits."""
     c, shape, split = job.compute_bytes, role.shape, role.split
     tokens = share(role.forward_tokens, split.tensor)
@@ -345,7 +345,7 @@ def forward_bytes(shape: ModelShape, compute_bytes: int) -> int:
     return compute_bytes * (3 * mlp_width(shape) + 4 * shape.hidden)
 
 
-def update_work(job: Job, role: Role) -> dict[str, int]:
+def update_work(job: StepLoad, role: RoleLoad) -> dict[str, int]:
     """Forward and backward of one micro-batch: `kept` for all layers, then the larger of the head and one layer."""
     c, shape, split = job.compute_bytes, role.shape, role.split
     tokens = share(role.update_tokens, split.tensor)
@@ -359,18 +359,18 @@ def update_work(job: Job, role: Role) -> dict[str, int]:
     return {"gathered": gathered, "images": images} | larger(kept + backward, kept + head, logits)
 
 
-def input_bytes(role: Role, compute_bytes: int) -> int:
+def input_bytes(role: RoleLoad, compute_bytes: int) -> int:
     """Returns the bytes of one token's input to a layer, as checkpointing keeps it; the fused forward's is float32."""
     return (4 if role.split.alone else compute_bytes) * role.shape.hidden
 
 
-def kept_layers(role: Role) -> int:
+def kept_layers(role: RoleLoad) -> int:
     """Returns how many layers keep their input on the device; if offloaded, one in use and two that are being
     copied."""
     return min(3, role.shape.layers) if role.activation_offload else role.shape.layers
 
 
-def image_bytes(role: Role, compute_bytes: int) -> int:
+def image_bytes(role: RoleLoad, compute_bytes: int) -> int:
     """Returns what a trained image tower keeps until its turn in the backward pass; not split by tensor parallel
     ranks."""
     shape = role.shape
@@ -388,7 +388,7 @@ def larger(layer: int, head: int, logits: int) -> dict[str, int]:
     return {"activations": head, "logits": logits}
 
 
-def logits_bytes(job: Job, role: Role, tokens: int, each: int) -> int:
+def logits_bytes(job: StepLoad, role: RoleLoad, tokens: int, each: int) -> int:
     if role.shape.scalar_head:
         return 0
     return each * min(job.logits_chunk, tokens) * share(role.shape.vocab, role.split.tensor)

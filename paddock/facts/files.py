@@ -48,7 +48,7 @@ csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
 
 
 @dataclass(frozen=True)
-class Source:
+class FileSource:
     """One file of rows."""
 
     path: str
@@ -70,7 +70,7 @@ def hub_name(path: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Sample:
+class FileSample:
     """How many rows there are, and how long prompts and answers are among the first of them, in bytes."""
 
     count: int | None
@@ -81,14 +81,14 @@ class Sample:
     """The longest; 0 if no row has an answer."""
 
 
-def sample(paths: list[str], key: str, prompt: str | None = None, answer: str | None = None) -> Sample:
+def sample(paths: list[str], key: str, prompt: str | None = None, answer: str | None = None) -> FileSample:
     """Looks at the first rows of each file, at the named columns or those that are found by themselves.
 
     Rows of the hub, which are not here yet, are not counted.
     """
     questions, known = [prompt] if prompt else QUESTIONS, [answer] if answer else ANSWERS
     if any(hub_name(path) for path in paths):
-        return Sample(None, (0, 0), 0)
+        return FileSample(None, (0, 0), 0)
     prompts, answers, count = [], [0], 0
     for path in paths:
         count += count_rows(path, key=key)
@@ -99,7 +99,7 @@ def sample(paths: list[str], key: str, prompt: str | None = None, answer: str | 
                     truth = record.get(TRUTH)
                     truths = [truth.get("ground_truth")] if isinstance(truth, dict) else map(record.get, known)
                     answers.append(_bytes(next((text for text in truths if text is not None), "")))
-    return Sample(count, (min(prompts, default=0), max(prompts, default=0)), max(answers))
+    return FileSample(count, (min(prompts, default=0), max(prompts, default=0)), max(answers))
 
 
 def prompt_column(columns: Sequence[str], named: str) -> str | None:
@@ -140,7 +140,7 @@ def is_here(path: str) -> bool:
     return path.startswith(BUILTIN) or os.path.exists(os.path.expanduser(path))
 
 
-def sources(path: str | Path, key: str | None = None) -> list[Source]:
+def sources(path: str | Path, key: str | None = None) -> list[FileSource]:
     """Returns the files that a path stands for: itself; of a folder its data files, or what `datasets` saved there.
 
     Where a folder names splits, `key` decides: data.val_files takes the held-out one, any other key the training one.
@@ -167,7 +167,7 @@ def columns(path: str | Path, *, key: str | None = None) -> list[str]:
     return list(dict.fromkeys(name for source in sources(path, key) for name in columns_of(source, key)))
 
 
-def columns_of(source: Source, key: str | None = None) -> list[str]:
+def columns_of(source: FileSource, key: str | None = None) -> list[str]:
     with readable(source, key):
         if source.kind == "parquet":
             return list(_metadata(source.file).schema.to_arrow_schema().names)
@@ -180,7 +180,7 @@ def columns_of(source: Source, key: str | None = None) -> list[str]:
         return list(next(records(source), {}))
 
 
-def records(source: Source) -> Iterator[Record]:
+def records(source: FileSource) -> Iterator[Record]:
     """Rows from the first on, one at a time."""
     if source.kind in ("parquet", "arrow"):
         yield from _arrow_records(source)
@@ -208,7 +208,7 @@ def json_row(line: bytes, location: str) -> Record:
     return record
 
 
-def json_list(source: Source) -> list[Record]:
+def json_list(source: FileSource) -> list[Record]:
     with opened(source) as file:
         found = json.loads(file.read().decode("utf-8-sig"))
     if not isinstance(found, list):
@@ -233,13 +233,13 @@ def _record(row: Any) -> Any:
 
 
 @contextmanager
-def opened(source: Source) -> Iterator[BinaryIO]:
+def opened(source: FileSource) -> Iterator[BinaryIO]:
     """The bytes of a text file, unpacked."""
     with cast(BinaryIO, gzip.open(source.file)) if source.zipped else source.file.open("rb") as file:
         yield file
 
 
-def csv_header(lines: BinaryIO, source: Source) -> tuple[list[str], str]:
+def csv_header(lines: BinaryIO, source: FileSource) -> tuple[list[str], str]:
     """Returns the names of the columns, and what separates them; `lines` then stands at the first row."""
     first = lines.readline()
     while first.strip() == b"" and first:
@@ -290,7 +290,7 @@ def arrow_stream(file: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def readable(source: Source, key: str | None) -> Iterator[None]:
+def readable(source: FileSource, key: str | None) -> Iterator[None]:
     """Turns what the libraries of the formats raise into an error about the file."""
     try:
         yield
@@ -306,7 +306,7 @@ def readable(source: Source, key: str | None) -> Iterator[None]:
         raise UserError(reason, key=key or "file", value=source.path, fix=fix) from error
 
 
-def _count(source: Source, key: str | None) -> int:
+def _count(source: FileSource, key: str | None) -> int:
     with readable(source, key):
         if source.kind == "parquet":
             return int(_metadata(source.file).num_rows)
@@ -319,7 +319,7 @@ def _count(source: Source, key: str | None) -> int:
         return sum(1 for _ in records(source))
 
 
-def _arrow_records(source: Source) -> Iterator[Record]:
+def _arrow_records(source: FileSource) -> Iterator[Record]:
     if source.kind == "arrow":
         with arrow_stream(source.file) as stream:
             for batch in stream:
@@ -338,16 +338,16 @@ def _metadata(file: Path) -> Any:
     return parquet.read_metadata(file)
 
 
-def _source(path: str, file: Path) -> Source | None:
+def _source(path: str, file: Path) -> FileSource | None:
     zipped = file.name.endswith(".gz")
     suffix = Path(file.stem).suffix if zipped else file.suffix
     if suffix not in SUFFIXES or (zipped and suffix not in TEXTS):
         return None
     kinds = {".ndjson": "jsonl", ".tsv": "csv"}
-    return Source(path, file, kinds.get(suffix, suffix[1:]), zipped, suffix == ".tsv")
+    return FileSource(path, file, kinds.get(suffix, suffix[1:]), zipped, suffix == ".tsv")
 
 
-def _in_folder(path: str, folder: Path, key: str) -> list[Source]:
+def _in_folder(path: str, folder: Path, key: str) -> list[FileSource]:
     if (folder / "dataset_dict.json").is_file():
         split = _split(_saved_splits(path, folder, key), path, key)
         return _saved(f"{path}/{split}", folder / split, key)
@@ -363,7 +363,7 @@ def _in_folder(path: str, folder: Path, key: str) -> list[Source]:
     if splits:
         chosen = _split(splits, path, key)
         files = [file for file in files if (found := named[file]) and found[1] == chosen]
-    return [cast(Source, _source(f"{path.rstrip('/')}/{file.relative_to(folder)}", file)) for file in files]
+    return [cast(FileSource, _source(f"{path.rstrip('/')}/{file.relative_to(folder)}", file)) for file in files]
 
 
 def held_out_split(path: str) -> bool:
@@ -395,11 +395,11 @@ def _saved_splits(path: str, folder: Path, key: str) -> dict[str, str]:
         return {name: name for name in json.loads((folder / "dataset_dict.json").read_text())["splits"]}
 
 
-def _saved(path: str, folder: Path, key: str) -> list[Source]:
+def _saved(path: str, folder: Path, key: str) -> list[FileSource]:
     """Lists the files that `datasets.Dataset.save_to_disk` wrote: state.json lists its Arrow files."""
     with _written_by_datasets(path, "state.json", key):
         listed = json.loads((folder / "state.json").read_text())["_data_files"]
-        return [Source(f"{path}/{entry['filename']}", folder / entry["filename"], "arrow") for entry in listed]
+        return [FileSource(f"{path}/{entry['filename']}", folder / entry["filename"], "arrow") for entry in listed]
 
 
 @contextmanager

@@ -248,7 +248,7 @@ def section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-class Config:
+class ModelFile:
     """A config.json, flat or with a nested text_config, read with types checked."""
 
     def __init__(self, values: Mapping[str, Any], name: str = ""):
@@ -293,7 +293,7 @@ class Config:
 def from_config(values: Mapping[str, Any], name: str = "") -> ModelShape:
     """Returns the shape a Hugging Face config.json describes. A family that is not in FAMILIES is counted as a
     Llama."""
-    config = Config(values, name)
+    config = ModelFile(values, name)
     family = FAMILIES.get(config.family, Family())
     number, flag = config.number, config.flag
     hidden, layers, heads = number("hidden_size"), number("num_hidden_layers"), number("num_attention_heads")
@@ -335,7 +335,7 @@ def from_config(values: Mapping[str, Any], name: str = "") -> ModelShape:
     )
 
 
-def dense_layers(config: Config, layers: int) -> int:
+def dense_layers(config: ModelFile, layers: int) -> int:
     """Counts the layers of a mixture of experts that keep an ordinary MLP: the first k, listed ones, or all but each
     n-th."""
     first, every = config.number("first_k_dense_replace", default=0), config.number("decoder_sparse_step", default=1)
@@ -344,8 +344,8 @@ def dense_layers(config: Config, layers: int) -> int:
     return layers - sum(1 for _ in sparse)
 
 
-def vision_facts(config: Config, hidden: int) -> dict[str, int]:
-    number = Config(config.vision).number
+def vision_facts(config: ModelFile, hidden: int) -> dict[str, int]:
+    number = ModelFile(config.vision).number
     width = number("embed_dim", "hidden_size")
     return {
         "vision_params": vision_parameters(config, hidden),
@@ -356,11 +356,11 @@ def vision_facts(config: Config, hidden: int) -> dict[str, int]:
     }
 
 
-def vision_parameters(config: Config, hidden: int) -> int:
+def vision_parameters(config: ModelFile, hidden: int) -> int:
     """Counts the parameters of the image tower and its projection into the language model, by family.
 
     blocks + patch embedding + positions + merger; a tower of another family is counted as a plain ViT."""
-    tower = Config(config.vision)
+    tower = ModelFile(config.vision)
     number = tower.number
     width = number("embed_dim", "hidden_size")
     inner = number("intermediate_size", default=4 * width)

@@ -98,14 +98,14 @@ class Residue:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Option:
     """The letter of an option, and what it says, if that is given too."""
 
     letter: str
     content: Form | None
 
 
-Form = Words | Numeral | Scalar | Group | Many | Equation | Inequality | Sets | Ratio | Residue | Choice
+Form = Words | Numeral | Scalar | Group | Many | Equation | Inequality | Sets | Ratio | Residue | Option
 
 NOTHING, EVERYTHING = Many((), braces=True), Words("ℝ")
 MEANINGS: dict[str, Form] = {
@@ -164,7 +164,7 @@ def form(text: str) -> Form:
         raise Unread("nothing")
     if found := LABEL.fullmatch(text):
         letter, content = found[1] or found[3], (found[2] or found[4] or "").strip(" }")
-        return Choice(letter, form(content) if content and not _is_option(content, letter) else None)
+        return Option(letter, form(content) if content and not _is_option(content, letter) else None)
     if found := CLOCK.fullmatch(plain(text)):
         return Words(f"{int(found[1])}:{found[2] or '00'} {found[3].lower()}m")
     for reading in READINGS:
@@ -198,7 +198,7 @@ def options(text: str) -> set[str]:
 def names_option(read: Form) -> bool:
     """True for an option's letter, with or without what it says. A small letter without brackets is a variable."""
     tree = read.tree if isinstance(read, Scalar) else None
-    return isinstance(read, Choice) or (tree is not None and not tree.parts and like_option(tree.name, "A"))
+    return isinstance(read, Option) or (tree is not None and not tree.parts and like_option(tree.name, "A"))
 
 
 def scalar(text: str) -> Scalar:

@@ -7,7 +7,7 @@ from typing import Any
 
 from paddock.grading.forms import Equation, Form, Group, Inequality, Many, Scalar, Sets, Words, is_name
 from paddock.grading.limits import Unread
-from paddock.grading.values import MP, Sample, real, same, valued
+from paddock.grading.values import MP, SampledValue, real, same, valued
 
 End = tuple[Any, bool]
 """A bound and whether the set contains it."""
@@ -69,7 +69,7 @@ def _region(read: Form) -> Region:
 def _bound(read: Form) -> Any:
     if not isinstance(read, Scalar) or read.tree is None:
         raise Unread("not a bound")
-    return real(valued(read.tree, Sample(None)))
+    return real(valued(read.tree, SampledValue(None)))
 
 
 def _point(read: Form) -> Piece:

@@ -30,7 +30,7 @@ Value = Any
 """A Fraction, a number of mpmath, or a matrix: a tuple of rows."""
 
 
-class Sample:
+class SampledValue:
     """One point: the value of each letter there, and the base of a bare `log`."""
 
     def __init__(self, number: int | None, natural: bool = False):
@@ -69,7 +69,7 @@ def equal(one: Node, other: Node) -> bool:
 
 def _equal(one: Node, other: Node, natural: bool) -> bool:
     if not letters_of(one) and not letters_of(other):
-        sample = Sample(None, natural)
+        sample = SampledValue(None, natural)
         return same(valued(one, sample), valued(other, sample))
     pairs = sampled(one, other, natural)
     return bool(pairs) and all(same(*pair) for pair in pairs)
@@ -81,7 +81,7 @@ def proportional(one: Node, other: Node, positive: bool) -> bool:
     for first, second in sampled(one, other, False):
         if is_matrix(first) or is_matrix(second) or is_zero(first) or is_zero(second):
             return False
-        ratios.append(divided(first, second, Sample(None)))
+        ratios.append(divided(first, second, SampledValue(None)))
     return bool(ratios) and all(same(ratio, ratios[0]) for ratio in ratios) and (not positive or sign(ratios[0]) == 1)
 
 
@@ -89,7 +89,7 @@ def sampled(one: Node, other: Node, natural: bool) -> list[tuple[Value, Value]]:
     """Values at points in the real domain of both; if there are too few, at any point."""
     inside, anywhere = [], []
     for number in range(POINTS):
-        here, there = Sample(number, natural), Sample(number, natural)
+        here, there = SampledValue(number, natural), SampledValue(number, natural)
         try:
             pair = valued(one, here), valued(other, there)
         except ZeroDivisionError:
@@ -132,7 +132,7 @@ def rounds_to(written: Node, exact: Node, significant: int) -> bool:
     scaled = written.value * 10**written.digits
     if len(str(int(scaled))) < significant:
         return False
-    value = valued(exact, Sample(None))
+    value = valued(exact, SampledValue(None))
     if is_matrix(value) or (isinstance(value, Fraction) and _terminates(value)):
         return False
     difference = inexact(value) - inexact(written.value)
@@ -182,7 +182,7 @@ def sign(value: Value) -> int:
     return 1 if MP.re(value) > 0 else -1
 
 
-def valued(tree: Node, sample: Sample) -> Value:
+def valued(tree: Node, sample: SampledValue) -> Value:
     """Returns the value of the tree at this point."""
     if tree.value is not None:
         return tree.value
@@ -207,7 +207,7 @@ def _listed(tree: Node) -> tuple[Node, ...]:
     return tree.parts if tree.kind == "list" else (tree,)
 
 
-def added(one: Value, other: Value, _: Sample) -> Value:
+def added(one: Value, other: Value, _: SampledValue) -> Value:
     if is_matrix(one) or is_matrix(other):
         if not (is_matrix(one) and is_matrix(other) and shape(one) == shape(other)):
             raise Unread("a sum of different shapes")
@@ -217,7 +217,7 @@ def added(one: Value, other: Value, _: Sample) -> Value:
     return inexact(one) + inexact(other)
 
 
-def multiplied(one: Value, other: Value, _: Sample) -> Value:
+def multiplied(one: Value, other: Value, _: SampledValue) -> Value:
     if is_matrix(one) and is_matrix(other):
         raise Unread("a product of matrices")
     if is_matrix(other):
@@ -229,7 +229,7 @@ def multiplied(one: Value, other: Value, _: Sample) -> Value:
     return inexact(one) * inexact(other)
 
 
-def divided(one: Value, other: Value, sample: Sample) -> Value:
+def divided(one: Value, other: Value, sample: SampledValue) -> Value:
     if is_matrix(other):
         raise Unread("a matrix below a fraction")
     if is_matrix(one):
@@ -241,7 +241,7 @@ def divided(one: Value, other: Value, sample: Sample) -> Value:
     return inexact(one) / inexact(other)
 
 
-def raised(base: Value, exponent: Value, sample: Sample) -> Value:
+def raised(base: Value, exponent: Value, sample: SampledValue) -> Value:
     if is_matrix(base) or is_matrix(exponent):
         raise Unread("a power of a matrix")
     if isinstance(base, Fraction) and isinstance(exponent, Fraction):
@@ -273,7 +273,7 @@ def exponential(argument: Any) -> Any:
     return MP.exp(argument)
 
 
-def rooted(inside: Value, degree: Value, sample: Sample) -> Value:
+def rooted(inside: Value, degree: Value, sample: SampledValue) -> Value:
     """The real root of a negative number if the degree is odd, as `\\sqrt[3]{-8} = -2`."""
     if is_matrix(inside) or not isinstance(degree, Fraction) or degree.denominator != 1 or not 0 < degree < 10_000:
         return raised(inside, divided(Fraction(1), degree, sample), sample)
@@ -303,7 +303,7 @@ def _root(number: int, power: int) -> int | None:
     return root if root.bit_length() * power <= 2 * MOST_BITS and root**power == number else None
 
 
-def factorial(value: Value, sample: Sample) -> Value:
+def factorial(value: Value, sample: SampledValue) -> Value:
     if isinstance(value, Fraction) and value.denominator == 1:
         if value < 0:
             raise ZeroDivisionError
@@ -315,7 +315,7 @@ def factorial(value: Value, sample: Sample) -> Value:
     return MP.factorial(inexact(value))
 
 
-def binomial(above: Value, below: Value, sample: Sample) -> Value:
+def binomial(above: Value, below: Value, sample: SampledValue) -> Value:
     whole = isinstance(above, Fraction) and isinstance(below, Fraction) and above.denominator == below.denominator == 1
     if whole and 0 <= above <= LARGEST_FACTORIAL and below >= 0:
         return Fraction(math.comb(int(above), int(below)))
@@ -324,7 +324,7 @@ def binomial(above: Value, below: Value, sample: Sample) -> Value:
     return MP.binomial(inexact(above), inexact(below))
 
 
-def logarithm(value: Value, base: Value, sample: Sample) -> Value:
+def logarithm(value: Value, base: Value, sample: SampledValue) -> Value:
     value, base = inexact(value), inexact(base)
     if is_zero(value) or is_zero(base) or is_zero(base - 1):
         raise ZeroDivisionError
@@ -333,19 +333,19 @@ def logarithm(value: Value, base: Value, sample: Sample) -> Value:
     return MP.log(value) / MP.log(base)
 
 
-def absolute(value: Value, _: Sample) -> Value:
+def absolute(value: Value, _: SampledValue) -> Value:
     return abs(value) if isinstance(value, Fraction) else abs(inexact(value))
 
 
-def rounded_down(value: Value, _: Sample) -> Value:
+def rounded_down(value: Value, _: SampledValue) -> Value:
     return Fraction(math.floor(value)) if isinstance(value, Fraction) else MP.floor(real(value))
 
 
-def rounded_up(value: Value, _: Sample) -> Value:
+def rounded_up(value: Value, _: SampledValue) -> Value:
     return Fraction(math.ceil(value)) if isinstance(value, Fraction) else MP.ceil(real(value))
 
 
-def transposed(value: Value, _: Sample) -> Value:
+def transposed(value: Value, _: SampledValue) -> Value:
     return tuple(zip(*value, strict=True))
 
 
@@ -380,7 +380,7 @@ CHOICES: dict[str, Callable[..., Any]] = {"max": max, "min": min}
 DIVISORS: dict[str, Callable[..., int]] = {"gcd": math.gcd, "lcm": math.lcm}
 
 
-def called(tree: Node, sample: Sample) -> Value:
+def called(tree: Node, sample: SampledValue) -> Value:
     name = tree.name
     values = [valued(part, sample) for part in _listed(tree.parts[0])]
     if name in DIVISORS or name in CHOICES:

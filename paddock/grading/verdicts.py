@@ -11,13 +11,13 @@ from functools import lru_cache
 from paddock.grading import library, regions
 from paddock.grading.forms import (
     THOUSANDS,
-    Choice,
     Equation,
     Form,
     Group,
     Inequality,
     Many,
     Numeral,
+    Option,
     Ratio,
     Residue,
     Scalar,
@@ -33,7 +33,7 @@ from paddock.grading.forms import (
 from paddock.grading.limits import LONGEST, SECONDS, TooLarge, TooLong, Unread, cpu_seconds
 from paddock.grading.notation import canonical
 from paddock.grading.reader import Node
-from paddock.grading.values import Sample, equal, letters_of, proportional, rounds_to, valued
+from paddock.grading.values import SampledValue, equal, letters_of, proportional, rounds_to, valued
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def _as_list(text: str, read: Form) -> Form:
 
 def same(truth: Form, answer: Form) -> bool:
     """Compares two forms; each pair of kinds has its rule."""
-    if isinstance(truth, Choice) or isinstance(answer, Choice):
+    if isinstance(truth, Option) or isinstance(answer, Option):
         return _same_choice(truth, answer)
     if isinstance(truth, Equation) or isinstance(answer, Equation):
         return _same_equation(truth, answer)
@@ -111,12 +111,12 @@ def same(truth: Form, answer: Form) -> bool:
 def _same_choice(truth: Form, answer: Form) -> bool:
     """`(B)`, `B` and `(B) 12` are one option. The content counts if one side has no letter, and an answer's content
     never says the letter."""
-    if isinstance(truth, Choice) and isinstance(answer, Choice):
+    if isinstance(truth, Option) and isinstance(answer, Option):
         if truth.letter.upper() != answer.letter.upper():
             return False
         return truth.content is None or answer.content is None or same(truth.content, answer.content)
-    choice, other = (truth, answer) if isinstance(truth, Choice) else (answer, truth)
-    assert isinstance(choice, Choice)
+    choice, other = (truth, answer) if isinstance(truth, Option) else (answer, truth)
+    assert isinstance(choice, Option)
     if same(Scalar(choice.letter), other):
         return True
     if choice is answer and isinstance(other, Scalar) and like_option(other.text.strip("{} "), choice.letter):
@@ -363,7 +363,7 @@ def _same_residue(truth: Form, answer: Form) -> bool:
     if isinstance(truth, Residue) and isinstance(answer, Residue):
         if not same(truth.modulus, answer.modulus):
             return False
-        values = [valued(_tree(each), Sample(None)) for each in (truth.value, answer.value, truth.modulus)]
+        values = [valued(_tree(each), SampledValue(None)) for each in (truth.value, answer.value, truth.modulus)]
         if not all(isinstance(value, Fraction) for value in values) or not values[2]:
             return same(truth.value, answer.value)
         return (values[0] - values[1]) % values[2] == 0

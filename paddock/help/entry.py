@@ -36,7 +36,7 @@ OPEN_CHOICES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class KeyEntry:
     """A key, described."""
 
     key: str
@@ -49,11 +49,11 @@ class Entry:
 
 
 @cache
-def entries() -> dict[str, Entry]:
+def entries() -> dict[str, KeyEntry]:
     """Returns every key of the schema, in its order."""
     defaults = Config()
     return {
-        key: Entry(
+        key: KeyEntry(
             key=key,
             type=type_of(leaf),
             default=text_of(tree.get(defaults, key)),
@@ -121,7 +121,7 @@ def takes(command: Command, key: str) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in command.reads)
 
 
-def default_in(command: Command | None, entry: Entry) -> str:
+def default_in(command: Command | None, entry: KeyEntry) -> str:
     """A command may have another default than the schema; that of a run with a model or data of its own is shown."""
     if command is not None:
         for source in (command.defaults, command.real):

@@ -9,7 +9,7 @@ from collections import Counter
 
 from paddock.config import tree
 from paddock.errors import UserError
-from paddock.help.entry import Entry, commands_reading, entries, followers, set_elsewhere
+from paddock.help.entry import KeyEntry, commands_reading, entries, followers, set_elsewhere
 from paddock.help.pages import PAGES
 from paddock.help.show import width
 from paddock.loading import foreign, trl
@@ -72,7 +72,7 @@ def answer(words: list[str]) -> str:
     return "\n\n".join(parts)
 
 
-def listing(found: list[Entry], every: bool, words: list[str]) -> list[str]:
+def listing(found: list[KeyEntry], every: bool, words: list[str]) -> list[str]:
     if len(found) <= WHOLE and every:
         return [whole(entry) for entry in found]
     note = "" if every else f" (no key has all of: {' '.join(words)})"
@@ -82,7 +82,7 @@ def listing(found: list[Entry], every: bool, words: list[str]) -> list[str]:
     return ["\n".join([*lines, "paddock keys KEY says all about one."])]
 
 
-def search(words: list[str]) -> tuple[list[Entry], bool]:
+def search(words: list[str]) -> tuple[list[KeyEntry], bool]:
     """Keys by how well they fit, best first, and whether each fits every word; else those that fit some."""
     wanted = [word for text in words for word in WORD.findall(text.lower())]
     scores = {key: [fit(word, entry) for word in wanted] for key, entry in entries().items()}
@@ -98,7 +98,7 @@ def order(key: str) -> tuple[int, int, str]:
     return COMMON.index(key) if key in COMMON else len(COMMON), key.count("."), key
 
 
-def fit(word: str, entry: Entry) -> float:
+def fit(word: str, entry: KeyEntry) -> float:
     """Returns how well a word fits a key: its last name most, then its path, then its meaning; a misspelt word a
     little."""
     last, path = WORD.findall(entry.key.rpartition(".")[2].lower()), WORD.findall(entry.key.lower())
@@ -118,12 +118,12 @@ def fit(word: str, entry: Entry) -> float:
     return 0.0
 
 
-def search_foreign(words: list[str]) -> list[tuple[str, foreign.Rule]]:
+def search_foreign(words: list[str]) -> list[tuple[str, foreign.KeyRule]]:
     """Keys of other systems whose name holds every word."""
     return [(key, rule) for key, rule in foreign.rules().items() if all(word.lower() in key.lower() for word in words)]
 
 
-def becomes(key: str, rule: foreign.Rule) -> str:
+def becomes(key: str, rule: foreign.KeyRule) -> str:
     match rule:
         case foreign.Mapped(to=to):
             return f"  {key}: is called {to} here"
@@ -137,12 +137,12 @@ def becomes(key: str, rule: foreign.Rule) -> str:
     raise AssertionError(rule)
 
 
-def line(entry: Entry) -> str:
+def line(entry: KeyEntry) -> str:
     head = f"  {entry.key} = {entry.default.removeprefix('= ')}"
     return f"{head:<70} {entry.meaning}"
 
 
-def whole(entry: Entry) -> str:
+def whole(entry: KeyEntry) -> str:
     """All that is known about one key."""
     default = f"the value of {entry.default[2:]}" if entry.default.startswith("= ") else entry.default
     rows = [

@@ -31,7 +31,7 @@ from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import in_one_process
 from paddock.estimate.job import job, planned_device
-from paddock.estimate.memory import GIB, Job, Role, answers_fit, estimate
+from paddock.estimate.memory import GIB, RoleLoad, StepLoad, answers_fit, estimate
 from paddock.facts.machine import Machine
 from paddock.loading.own_data import Choice
 from paddock.loading.rules.unread import set_by_user
@@ -106,9 +106,9 @@ class _Update:
 
     config: Config
     origins: dict[str, str]
-    work: Job
+    work: StepLoad
     phase: str
-    role: Role
+    role: RoleLoad
 
     def choices(self, checkpointing: str, memory: str) -> list[Choice]:
         cut = CUTS[self.phase]
@@ -144,7 +144,7 @@ class _Update:
         return fits(self.work.with_roles(**roles), phases)
 
 
-def _sequences(work: Job, memory: str, trains: bool) -> list[Choice]:
+def _sequences(work: StepLoad, memory: str, trains: bool) -> list[Choice]:
     """Returns no choice if all that are asked for have room, or none has: then the plan says that it does not fit."""
 
     def room(count: int) -> bool:
@@ -158,7 +158,7 @@ def _sequences(work: Job, memory: str, trains: bool) -> list[Choice]:
     return [Choice(SEQUENCES, most // FEW_SEQUENCES * FEW_SEQUENCES or most, f"from {memory}")]
 
 
-def _prefill(origins: dict[str, str], work: Job, default: int, memory: str) -> list[Choice]:
+def _prefill(origins: dict[str, str], work: StepLoad, default: int, memory: str) -> list[Choice]:
     def room(tokens: int) -> bool:
         return fits(replace(work, rollout=replace(work.rollout, prefill_tokens=tokens)), {"gen"})
 
@@ -166,7 +166,7 @@ def _prefill(origins: dict[str, str], work: Job, default: int, memory: str) -> l
     return [] if most is None else [Choice(PREFILL, most, f"from {memory}")]
 
 
-def fits(work: Job, phases: set[str]) -> bool:
+def fits(work: StepLoad, phases: set[str]) -> bool:
     """True if these phases leave the memory model's margin free."""
     plan = estimate(work)
     return all(plan.total(phase) <= plan.limit for phase in phases & plan.phases.keys())

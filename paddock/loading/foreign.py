@@ -64,15 +64,15 @@ class RefusedInTraining(Refused):
     """Says the same of a key without which a launch script is planned all the same."""
 
 
-Rule = Mapped | Converted | Several | Ignored | Refused
+KeyRule = Mapped | Converted | Several | Ignored | Refused
 
 
-def each(sections: Iterable[str], rules: Mapping[str, Rule]) -> dict[str, Rule]:
+def each(sections: Iterable[str], rules: Mapping[str, KeyRule]) -> dict[str, KeyRule]:
     """Returns the rules for the same names in several sections."""
     return {f"{section}.{name}": rule for section in sections for name, rule in rules.items()}
 
 
-def moved(pairs: Mapping[str, str]) -> dict[str, Rule]:
+def moved(pairs: Mapping[str, str]) -> dict[str, KeyRule]:
     return {old: Mapped(new) for old, new in pairs.items()}
 
 
@@ -112,13 +112,13 @@ def number_of(value: Any) -> float | None:
 
 
 @cache
-def rules() -> Mapping[str, Rule]:
+def rules() -> Mapping[str, KeyRule]:
     """Returns the rules by key; a pattern with `*` is for several. The one foreign surface is verl's."""
-    found: Mapping[str, Rule] = import_module("paddock.verl.keys").RULES
+    found: Mapping[str, KeyRule] = import_module("paddock.verl.keys").RULES
     return found
 
 
-def rule_for(key: str) -> Rule | None:
+def rule_for(key: str) -> KeyRule | None:
     """Returns the exact entry, else the first pattern that matches and hides no key of the schema."""
     if key in rules() or key in tree.leaves():
         return rules().get(key)

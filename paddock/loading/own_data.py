@@ -14,7 +14,7 @@ from typing import Any
 from paddock.config import recipes
 from paddock.config.paths import expand, files_of
 from paddock.errors import UserError
-from paddock.facts.files import SAMPLED, Sample, hub_name, is_here, sample
+from paddock.facts.files import SAMPLED, FileSample, hub_name, is_here, sample
 from paddock.facts.machine import GIB, Machine
 from paddock.facts.models import BUILTIN, ModelShape, local_models, shape_of
 
@@ -145,7 +145,7 @@ def _fits(shape: ModelShape, machine: Machine, device: str) -> bool:
     return size * 16 < (machine.device_memory or 16 * GIB) * 2 / 3
 
 
-def _lengths(rows: Sample, tiny: bool, shape: ModelShape | None) -> list[Choice]:
+def _lengths(rows: FileSample, tiny: bool, shape: ModelShape | None) -> list[Choice]:
     """Room for the longest prompt and answer among the first rows, in tokens: the built-in model's are bytes."""
     if rows.prompts == (0, 0):
         return [Choice("data.max_response_length", REAL_ANSWER, "the rows are not here yet", said=False)]
@@ -175,7 +175,7 @@ def _lengths(rows: Sample, tiny: bool, shape: ModelShape | None) -> list[Choice]
     ]
 
 
-def _batch(rows: Sample, tiny: bool, device: str) -> list[Choice]:
+def _batch(rows: FileSample, tiny: bool, device: str) -> list[Choice]:
     """A batch that leaves a few steps to an epoch, and steps that take minutes, not hours, on this device."""
     most, steps = (32, 150) if tiny else (16, 30) if device == "cpu" else (64, 100)
     batch = most

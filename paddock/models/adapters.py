@@ -185,7 +185,7 @@ class Adapters:
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class AdapterPair:
     """The two matrices beside one linear layer, for who computes y = W x + s B A x without the module."""
 
     module: Any
@@ -194,7 +194,7 @@ class Pair:
     scale: float
 
     @classmethod
-    def beside(cls, module: Any) -> Pair:
+    def beside(cls, module: Any) -> AdapterPair:
         """Raises ValueError for a module that computes anything else; the text says what."""
         if type(module) is not library().tuners.lora.Linear:
             raise ValueError(f"a {type(module).__name__}")

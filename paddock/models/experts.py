@@ -141,7 +141,7 @@ def chosen_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return type(module).forward(module, *args, **kwargs)
     scored = getattr(module, block.router).register_forward_hook(lambda _, __, found: routing.scored(block, found))
     try:
-        with Watched(routing, block) as watched:
+        with WatchedRouter(routing, block) as watched:
             found = type(module).forward(module, *args, **kwargs)
     finally:
         scored.remove()
@@ -154,7 +154,7 @@ def chosen_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return found
 
 
-class Watched(TorchFunctionMode):
+class WatchedRouter(TorchFunctionMode):
     """Hears of every top-k inside of a block of experts."""
 
     def __init__(self, routing: Routing, block: ExpertBlock):

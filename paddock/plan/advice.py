@@ -10,7 +10,7 @@ from typing import Any
 
 from paddock.config.phases import CUTS
 from paddock.config.topology import ROLES
-from paddock.estimate.memory import GIB, TRAINED, Job, MemoryPlan, estimate
+from paddock.estimate.memory import GIB, TRAINED, MemoryPlan, StepLoad, estimate
 from paddock.estimate.splits import Fsdp, Megatron
 
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -71,9 +71,9 @@ class Facts:
     train_batch_size: int
     cut_by_rows: frozenset[str]
     """Phases whose micro-batches are a number of rows; a token budget cuts the others."""
-    job: Job | None
+    job: StepLoad | None
     """None where the model's shape is not known."""
-    merged: Job | None
+    merged: StepLoad | None
     """The job with `lora.merge`, as it would be; None if it merges already, or if rollouts would not gain by it."""
 
 
@@ -201,13 +201,13 @@ def validation(facts: Facts) -> Iterator[Advice]:
 class Change:
     """A setting that takes less memory."""
 
-    job: Job
+    job: StepLoad
     key: str
     what: str
     overrides: str
 
 
-Step = Callable[[Job], Change | None]
+Step = Callable[[StepLoad], Change | None]
 
 
 def memory(facts: Facts) -> Iterator[Advice]:
@@ -245,7 +245,7 @@ def merged_adapters(facts: Facts) -> Iterator[Advice]:
     yield Advice(MERGE_KEY, message, f"{MERGE_KEY}=True")
 
 
-def adapters_that_fit(job: Job, cut_by_rows: frozenset[str]) -> list[Change]:
+def adapters_that_fit(job: StepLoad, cut_by_rows: frozenset[str]) -> list[Change]:
     """LoRA, and the steps with which it fits these devices; empty if it does not."""
     if job.actor.lora_rank:
         return []
@@ -259,7 +259,7 @@ def adapters_that_fit(job: Job, cut_by_rows: frozenset[str]) -> list[Change]:
     return found if estimate(found[-1].job).fits else []
 
 
-def needed_steps(job: Job, cut_by_rows: frozenset[str]) -> list[Step]:
+def needed_steps(job: StepLoad, cut_by_rows: frozenset[str]) -> list[Step]:
     """The steps, less the slow ones (host transfers, tensor parallel) that the others make unnecessary."""
     offloads = [partial(offload, name) for name in job.roles]
     micro_batches = [partial(micro_batch, phase, phase in cut_by_rows) for phase in CUTS]
@@ -271,7 +271,7 @@ def needed_steps(job: Job, cut_by_rows: frozenset[str]) -> list[Step]:
     return steps
 
 
-def changes(job: Job, steps: list[Step]) -> Iterator[Change]:
+def changes(job: StepLoad, steps: list[Step]) -> Iterator[Change]:
     """Yields what each step that lowers the excess changes, on top of those before it."""
     for step in steps:
         change = step(job)
@@ -297,7 +297,7 @@ def effect(before: MemoryPlan, after: MemoryPlan) -> str:
     )
 
 
-def fraction(job: Job) -> Change | None:
+def fraction(job: StepLoad) -> Change | None:
     """The largest share of memory, in steps of 0.05, with which the rollout fits beside what rests on the GPU. An
     engine that takes no share gets fewer sequences."""
     if "gen" not in estimate(job).overfull:
@@ -316,7 +316,7 @@ def fraction(job: Job) -> Change | None:
     return None
 
 
-def sequences(job: Job) -> Change | None:
+def sequences(job: StepLoad) -> Change | None:
     """Half the sequences at a time until the rollout fits, or one is left."""
     before = count = min(job.rollout.rows, job.rollout.max_sequences)
     changed = job
@@ -327,7 +327,7 @@ def sequences(job: Job) -> Change | None:
     return None if count == before else Change(changed, SEQUENCES_KEY, what, f"{SEQUENCES_KEY}={count}")
 
 
-def offload(name: str, job: Job) -> Change | None:
+def offload(name: str, job: StepLoad) -> Change | None:
     """Keep a role's states in host memory while it is idle."""
     role, trained = job.roles[name], name in TRAINED
     wanted = {"param_offload": True, "optimizer_offload": trained}
@@ -346,7 +346,7 @@ def offload(name: str, job: Job) -> Change | None:
     )
 
 
-def checkpointing(job: Job) -> Change | None:
+def checkpointing(job: StepLoad) -> Change | None:
     if job.actor.checkpointing:
         return None
     key = "actor_rollout_ref.model.enable_gradient_checkpointing"
@@ -354,7 +354,7 @@ def checkpointing(job: Job) -> Change | None:
     return Change(changed, key, "with activations recomputed, not kept", f"{key}=True")
 
 
-def micro_batch(phase: str, cut_by_rows: bool, job: Job) -> Change | None:
+def micro_batch(phase: str, cut_by_rows: bool, job: StepLoad) -> Change | None:
     """Half the rows or tokens until the phase fits or one row is left: halves go on dividing the mini-batch."""
     cut = CUTS[phase]
     if phase not in estimate(job).overfull:
@@ -371,7 +371,7 @@ def micro_batch(phase: str, cut_by_rows: bool, job: Job) -> Change | None:
     return Change(changed, key, f"with {size} {counted} a micro-batch, not {before}", f"{key}={size}")
 
 
-def tensor_parallel(job: Job) -> Change | None:
+def tensor_parallel(job: StepLoad) -> Change | None:
     """Twice the GPUs to hold one copy of the engine's weights."""
     ways = 2 * job.rollout.tensor
     if not job.rollout.external or ways > job.hardware.gpus_per_node or job.actor.shape.heads % ways:
@@ -380,7 +380,7 @@ def tensor_parallel(job: Job) -> Change | None:
     return Change(changed, TENSOR_KEY, f"with the engine's weights over {ways} GPUs", f"{TENSOR_KEY}={ways}")
 
 
-def last_resorts(job: Job) -> Iterator[Advice]:
+def last_resorts(job: StepLoad) -> Iterator[Advice]:
     """Yields advice for a run that none of the settings makes fit."""
     plan = estimate(job)
     if not plan.host_fits:
@@ -397,7 +397,7 @@ def last_resorts(job: Job) -> Iterator[Advice]:
     yield Advice("actor_rollout_ref.model.path", message, "a smaller model, or devices with more memory")
 
 
-def nodes_that_fit(job: Job) -> int | None:
+def nodes_that_fit(job: StepLoad) -> int | None:
     """Twice the nodes until all phases fit, as far as states shared by all ranks shrink with their number.
 
     None on a machine with one GPU: who has one card has no cluster of such machines.

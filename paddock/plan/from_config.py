@@ -18,7 +18,7 @@ from paddock.config.topology import (
 from paddock.estimate.counts import Work
 from paddock.estimate.duration import Duration, duration
 from paddock.estimate.job import job, planned_device
-from paddock.estimate.memory import Job
+from paddock.estimate.memory import StepLoad
 from paddock.facts.machine import GPU_SPEED, Machine, Speed, this_machine
 from paddock.facts.models import shape_of
 from paddock.facts.processor import processor_speed
@@ -28,7 +28,7 @@ from paddock.plan.advice import Facts
 from paddock.plan.arithmetic import BatchPlan
 
 
-def seconds(config: Config, work: Job, gpu: str | None = None, machine: Machine | None = None) -> Duration | None:
+def seconds(config: Config, work: StepLoad, gpu: str | None = None, machine: Machine | None = None) -> Duration | None:
     """Returns the seconds of a step; None if the device's speed is not known."""
     speed = speed_of(config, work, gpu, machine or this_machine())
     if speed is None:
@@ -51,7 +51,7 @@ def _shares_prompts(config: Config) -> bool:
     return packed and not exact and group.actor.use_prefix_grouper is not False
 
 
-def speed_of(config: Config, work: Job, gpu: str | None, machine: Machine) -> Speed | None:
+def speed_of(config: Config, work: StepLoad, gpu: str | None, machine: Machine) -> Speed | None:
     """Returns a GPU's speed by its data sheet; None if only its memory is known. A processor's as measured, of the
     threads that the run's processes have together; None for the processors of other nodes."""
     if work.hardware.gpus:
@@ -70,7 +70,7 @@ def threads(config: Config, machine: Machine) -> int:
     return 1 if wants_one_thread(config) else machine.cores
 
 
-def merged_job(loaded: Loaded, gpu: str | None = None) -> Job | None:
+def merged_job(loaded: Loaded, gpu: str | None = None) -> StepLoad | None:
     """Returns the job with `lora.merge` and what is chosen then; None if it is set, where it would not make one GPU's
     rollouts and updates read merged weights, and where the model's shape is not known."""
     config: Config = deepcopy(loaded.config)
@@ -83,7 +83,7 @@ def merged_job(loaded: Loaded, gpu: str | None = None) -> Job | None:
     return job(config, gpu)
 
 
-def advice_facts(config: Config, batch: BatchPlan, work: Job | None, merged: Job | None = None) -> Facts:
+def advice_facts(config: Config, batch: BatchPlan, work: StepLoad | None, merged: StepLoad | None = None) -> Facts:
     group, algorithm, trainer = config.actor_rollout_ref, config.algorithm, config.trainer
     actor, optim = group.actor, group.actor.optim
     shape = shape_of(group.model.path or "")

@@ -14,7 +14,7 @@ from paddock.config.topology import learns_from_rewards, needs_reference
 from paddock.errors import UserError
 from paddock.estimate.duration import Duration
 from paddock.estimate.job import job
-from paddock.estimate.memory import Job, MemoryPlan, estimate
+from paddock.estimate.memory import MemoryPlan, StepLoad, estimate
 from paddock.facts.machine import GPU_MEMORY_GIB, gpu_named
 from paddock.loading.load import Loaded
 from paddock.loading.rules import Scope
@@ -63,7 +63,7 @@ def make(loaded: Loaded, gpu: str | None = None, assumed_rows: int | None = None
     return Plan(loaded, train_files, val_files, batch, memory, time, advice)
 
 
-def _advice(config: Config, batch: BatchPlan, work: Job | None, merged: Job | None) -> list[Advice]:
+def _advice(config: Config, batch: BatchPlan, work: StepLoad | None, merged: StepLoad | None) -> list[Advice]:
     """The embedded default is tuned as it is: the guide's rules are for language models."""
     builtin = (config.actor_rollout_ref.model.path or "").startswith(BUILTIN)
     return [] if builtin else advise(advice_facts(config, batch, work, merged))

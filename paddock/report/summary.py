@@ -16,7 +16,7 @@ OTHER = "other"
 
 
 @dataclass(frozen=True)
-class Change:
+class Trend:
     """A number at the beginning and at the end of a run."""
 
     label: str
@@ -41,7 +41,7 @@ def amount(value: float, percent: bool = False) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
-def held_out(run: RecordedRun) -> list[Change]:
+def held_out(run: RecordedRun) -> list[Trend]:
     """Returns the change of each held-out result: the mean of each data source, or loss and accuracy of `sft` and `rm`.
 
     A mean is a share, and shown in percent, if every score was 0 or 1: validation then logs pass@1 beside it.
@@ -58,7 +58,7 @@ def held_out(run: RecordedRun) -> list[Change]:
     return changes
 
 
-def change(run: RecordedRun, metric: str, label: str, percent: bool = False, better: int = 0) -> list[Change]:
+def change(run: RecordedRun, metric: str, label: str, percent: bool = False, better: int = 0) -> list[Trend]:
     steps, values = run.metrics.get(metric, ([], []))
     points = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
     if not points:
@@ -68,10 +68,10 @@ def change(run: RecordedRun, metric: str, label: str, percent: bool = False, bet
     if better and len(points) > 2:
         best = max(points, key=lambda point: better * point[1])
         note = f"best {amount(best[1], percent)} at step {best[0]:,}"
-    return [Change(label, first[1] if len(points) > 1 else None, last[1], metric, percent, better, note)]
+    return [Trend(label, first[1] if len(points) > 1 else None, last[1], metric, percent, better, note)]
 
 
-def averaged(run: RecordedRun, metric: str, label: str, better: int = 0, percent: bool = False) -> list[Change]:
+def averaged(run: RecordedRun, metric: str, label: str, better: int = 0, percent: bool = False) -> list[Trend]:
     """Returns the change of a training metric between the means of its first and last tenth, at most 10 steps each."""
     values = run.values(metric)
     if not values:
@@ -79,10 +79,10 @@ def averaged(run: RecordedRun, metric: str, label: str, better: int = 0, percent
     width = max(1, min(10, len(values) // 10))
     note = f"mean of the first and last {width} steps" if width > 1 else "first and last step"
     first, last = sum(values[:width]) / width, sum(values[-width:]) / width
-    return [Change(label, first if len(values) > 1 else None, last, metric, percent, better, note)]
+    return [Trend(label, first if len(values) > 1 else None, last, metric, percent, better, note)]
 
 
-def training(run: RecordedRun) -> list[Change]:
+def training(run: RecordedRun) -> list[Trend]:
     return [
         *averaged(run, "critic/score/mean", "Reward", better=1),
         *averaged(run, "train/accuracy", "Training accuracy", better=1, percent=True),
@@ -139,6 +139,6 @@ def summary_lines(run: RecordedRun) -> list[str]:
     return [f"{label:<{width}}  {text}" + (f"  ({note})" if note else "") for label, text, note in rows]
 
 
-def shown(changes: Sequence[Change]) -> list[Change]:
+def shown(changes: Sequence[Trend]) -> list[Trend]:
     """Returns the changes that have a better and a worse direction: the page has all of them."""
     return [change for change in changes if change.better]

@@ -1,6 +1,6 @@
 """Answers that are programs: taken out of the text, run in the sandbox, scored by the tests they pass.
 
-Each scorer takes `sandbox`, the settings as `Settings.as_argument()` writes them; without it the config's defaults.
+Each scorer takes `sandbox`, the settings as `SandboxSettings.as_argument()` writes them, or else the config's defaults.
 Each returns, beside the score, `acc` and for every cause `sandbox/<cause>`, 1 for how this answer ended and else 0.
 """
 
@@ -15,7 +15,7 @@ from itertools import zip_longest
 from math import isclose, isfinite
 from typing import Any
 
-from paddock.sandbox.program import CAUSES, Program, Settings, settings_from
+from paddock.sandbox.program import CAUSES, Program, SandboxSettings, settings_from
 from paddock.sandbox.runner import runner_of
 
 FENCE = "```"
@@ -162,7 +162,7 @@ def _close(word: str, expected: str) -> bool:
 
 
 def _read_and_written(
-    code: str, inputs: Sequence[str], outputs: Sequence[str], settings: Settings, continuous: bool
+    code: str, inputs: Sequence[str], outputs: Sequence[str], settings: SandboxSettings, continuous: bool
 ) -> list[str]:
     """The cause of each test, as many as were run and a last one for those that were not."""
     runner = runner_of(settings)
@@ -181,7 +181,7 @@ def _read_and_written(
     return causes + [rest] * (len(inputs) - len(causes))
 
 
-def _checked(program: Program, settings: Settings) -> tuple[str, ...]:
+def _checked(program: Program, settings: SandboxSettings) -> tuple[str, ...]:
     (result,) = runner_of(settings).run_all([program])
     return result.checks
 

@@ -1,6 +1,6 @@
 """Judges: a language model reads what was asked and answered, and writes a number.
 
-It is asked in the words of a template, and its number is found by a pattern. `Endpoint` asks any server that speaks
+It is asked in the words of a template, and its number is found by a pattern. `JudgeEndpoint` asks any server of
 OpenAI's chat protocol; an engine of our own is asked in workers/reward_model.py. A reply that does not come in time, or
 holds no number, counts as failed, by its cause; if all of a batch fail, the run stops.
 """
@@ -172,7 +172,7 @@ class Judge:
         )
 
 
-class Endpoint:
+class JudgeEndpoint:
     """A server that speaks OpenAI's chat protocol, asked by several threads at a time."""
 
     def __init__(self, config: JudgeConfig, max_tokens: int):

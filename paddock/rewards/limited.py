@@ -8,8 +8,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from paddock.rewards.pool import GRACE, Job, JobFailed, Pool, Worker
-from paddock.rewards.worker import FAILED, READY, SCORED, TIMED_OUT, Failure
+from paddock.rewards.pool import GRACE, JobFailed, ProcessPool, ScoringJob, Worker
+from paddock.rewards.worker import FAILED, READY, SCORED, TIMED_OUT, ScoringFailure
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a call is tried again; each pause is twice the one before
 
@@ -25,7 +25,7 @@ class Rate:
         self.due = max(now, self.due) + count * self.interval
 
 
-class LimitedPool(Pool):
+class LimitedPool(ProcessPool):
     """A pool whose workers hold several calls at a time, as many in all as the limits allow.
 
     A coroutine that takes too long is cancelled; a thread cannot be, so its process is killed, and the calls beside it
@@ -83,7 +83,7 @@ class LimitedPool(Pool):
                 other.shared = True
             self._send(worker, [job])
 
-    def _worker_for(self, job: Job) -> Worker | None:
+    def _worker_for(self, job: ScoringJob) -> Worker | None:
         """Returns the least busy worker; None while a job that must be alone finds no process without jobs, or holds
         the only one."""
         if len(self.workers) < self.size and all(worker.jobs for worker in self.workers):
@@ -104,7 +104,7 @@ class LimitedPool(Pool):
         elif kind == FAILED:
             self._again(job, value)
 
-    def _again(self, job: Job, failure: Failure | None) -> None:
+    def _again(self, job: ScoringJob, failure: ScoringFailure | None) -> None:
         """Retries the call after a pause, if tries are left; without `failure` it was cut off."""
         if job.retries < self.retries and not (failure and failure.lasting):
             job.not_before = time.monotonic() + min(LONGEST_PAUSE, FIRST_PAUSE * 2**job.retries)
@@ -116,7 +116,7 @@ class LimitedPool(Pool):
             tries = f" (the last of {job.retries + 1} tries)" if job.retries else ""
             job.future.set_exception(JobFailed(failure._replace(reason=failure.reason + tries)))
 
-    def _late(self, job: Job) -> None:
+    def _late(self, job: ScoringJob) -> None:
         """If a process with several calls hangs, the guilty call is unknown: each is repeated alone before it counts as
         late."""
         if job.started and job.shared:

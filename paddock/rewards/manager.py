@@ -26,13 +26,13 @@ from paddock.rewards.custom import Target, function_of
 from paddock.rewards.joint import Component, JointScoring, combined
 from paddock.rewards.limited import LimitedPool
 from paddock.rewards.named import NAMED, prepared
-from paddock.rewards.pool import Job, JobFailed, Pool
+from paddock.rewards.pool import JobFailed, ProcessPool, ScoringJob
 from paddock.rewards.rules import NOTHING, SCORERS, Scorer, has_rule, scorer_of
 from paddock.rewards.score import Score, ScoreRequest
 from paddock.rewards.scoring import BatchScoring, Known, Scoring, where
 from paddock.rewards.sending import Sender
 from paddock.rewards.threads import ThreadPool
-from paddock.rewards.worker import Failure
+from paddock.rewards.worker import ScoringFailure
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class RewardManager:
         self.names: dict[str, None] = {}
         """What scorers returned so far beside the score. Every batch gets all these columns: batches can be joined."""
         self.known = Known()
-        self.rule_pool = Pool(self.config.num_workers or 1, self.config.timeout, self.prints)
+        self.rule_pool = ProcessPool(self.config.num_workers or 1, self.config.timeout, self.prints)
         self.pool = self._pool()
         """The pool of user functions: that of rules, unless their calls are limited."""
         self.threads = ThreadPool(self.config.timeout)
@@ -137,7 +137,7 @@ class RewardManager:
             for request, score in zip(requests, columns[-1], strict=True):
                 if score.timed_out:
                     reason = f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"
-                    raise scoring.blame(request, Failure(reason))
+                    raise scoring.blame(request, ScoringFailure(reason))
         self._remember_names(combined(self.components, columns) if self.components else columns[0])
         self.tell_of_prints()
 
@@ -169,7 +169,7 @@ class RewardManager:
             scorings[-1].reads_prompts = self.shapes.get(part.name) == FIELDS
         return scorings
 
-    def _pool_of(self, part: Component) -> Pool | ThreadPool:
+    def _pool_of(self, part: Component) -> ProcessPool | ThreadPool:
         if part.name in self.sender.kept or self.shapes.get(part.name) == ENVIRONMENTS:
             return self.threads
         return self.rule_pool if part.rule else self.pool
@@ -204,7 +204,7 @@ class RewardManager:
         functions = [part for part in self.parts if not part.rule and part.name not in found]
         if not functions:
             return found
-        jobs = [Job(part.scorer.target, ()) for part in functions]
+        jobs = [ScoringJob(part.scorer.target, ()) for part in functions]
         self.rule_pool.submit(jobs)
         try:
             told = self.rule_pool.results([job.future for job in jobs])
@@ -311,7 +311,7 @@ class RewardManager:
     def _remember_names(self, scores: Sequence[Score]) -> None:
         self.names.update(dict.fromkeys(name for score in scores for name in score.extras))
 
-    def _pool(self) -> Pool:
+    def _pool(self) -> ProcessPool:
         config = self.config
         if config.reward_manager != "rate_limited":
             return self.rule_pool
@@ -338,7 +338,7 @@ class RewardManager:
             self.scorers[source] = replace(scorer, target=replace(scorer.target, kwargs=kwargs))
         return self.scorers[source]
 
-    def _error(self, request: ScoreRequest, failure: Failure) -> UserError:
+    def _error(self, request: ScoreRequest, failure: ScoringFailure) -> UserError:
         """Returns the error of the one scorer of this row."""
         if self.parts:
             return self._part_error(self.parts[0], request, failure)
@@ -346,7 +346,7 @@ class RewardManager:
         fix = "mend the row, or score with a function of your own: custom_reward_function.path=my_reward.py"
         return UserError(f"{target.name} {failure.reason}, {where(request)}", key="reward", value=target.path, fix=fix)
 
-    def _part_error(self, part: Component, request: ScoreRequest, failure: Failure) -> UserError:
+    def _part_error(self, part: Component, request: ScoreRequest, failure: ScoringFailure) -> UserError:
         target, reason = part.scorer.target, failure.reason
         if part.rule:
             fix = f"mend the row, or choose another rule: {', '.join(NAMED)}"

@@ -32,7 +32,7 @@ from paddock.core.supervisor import PATIENCE
 from paddock.rewards.channel import Channel
 from paddock.rewards.custom import Target
 from paddock.rewards.score import ScoreRequest
-from paddock.rewards.worker import READY, RECALL, RETURNED, SCORED, TOOK, Failure
+from paddock.rewards.worker import READY, RECALL, RETURNED, SCORED, TOOK, ScoringFailure
 
 LOADING = 300.0  # seconds a scorer may take to be imported
 SENDING = 5  # seconds in which a worker must take what it is sent
@@ -54,7 +54,7 @@ main(*map(int, sys.argv[1:4]), "paddock.rewards.worker")"""
 class JobFailed(Exception):
     """A job that gave no score: its position among those waited for, and in a batch the row."""
 
-    def __init__(self, failure: Failure, job: int = 0):
+    def __init__(self, failure: ScoringFailure, job: int = 0):
         super().__init__(failure.reason)
         self.failure, self.job = failure, job
 
@@ -68,7 +68,7 @@ def answers_of(futures: Sequence[Future[Any]]) -> list[Any]:
 
 
 @dataclass(eq=False)
-class Job:
+class ScoringJob:
     target: Target
     request: ScoreRequest | tuple[ScoreRequest, ...]
     """A tuple: all that a batch function is called with."""
@@ -90,7 +90,7 @@ class Job:
         return isinstance(self.request, tuple)
 
 
-class Pool:
+class ProcessPool:
     """Runs jobs in at most `size` processes; doubles their number while all are busy and jobs wait. `submit` is
     thread-safe.
 
@@ -111,8 +111,8 @@ class Pool:
         self.told = False
         """Whoever collects scores has told of a call that took too long."""
         self.workers: list[Worker] = []
-        self.waiting: deque[Job] = deque()
-        self._submitted: list[Job] = []
+        self.waiting: deque[ScoringJob] = deque()
+        self._submitted: list[ScoringJob] = []
         self._quick: dict[Target, int] = {}
         """The chunk size that a scorer's speed allows; 0 once a call of it was cut off, and then for good."""
         self._numbers = itertools.count()
@@ -125,7 +125,7 @@ class Pool:
             end.setblocking(False)
         self._at_exit = weakref.finalize(self, stop, self.workers)
 
-    def submit(self, jobs: Sequence[Job]) -> None:
+    def submit(self, jobs: Sequence[ScoringJob]) -> None:
         """Begins at once. A job's future gives a score (a list of them for a batch), None if it was cut off, or
         JobFailed."""
         if not jobs:
@@ -251,7 +251,7 @@ class Pool:
         self.workers.append(Worker(self.room, self.prints))
         return self.workers[-1]
 
-    def _chunk(self) -> list[Job]:
+    def _chunk(self) -> list[ScoringJob]:
         """Takes neighbouring jobs with one target, few enough that every worker gets several chunks; of a quick scorer
         more than that, up to an equal share of what waits for each worker that there is; half a share of few jobs, so
         that one that hangs has fewer behind it."""
@@ -264,7 +264,7 @@ class Pool:
             chunk.append(self.waiting.popleft())
         return chunk
 
-    def _send(self, worker: Worker, jobs: list[Job]) -> None:
+    def _send(self, worker: Worker, jobs: list[ScoringJob]) -> None:
         numbered = {next(self._numbers): job for job in jobs}
         for job in jobs:
             job.started, job.deadline = False, inf
@@ -335,18 +335,18 @@ class Pool:
                 self._quick[job.target] = 0
                 self._late(job)
 
-    def _late(self, job: Job) -> None:
+    def _late(self, job: ScoringJob) -> None:
         if job.started:
             job.future.set_result(None)
         else:
-            job.future.set_exception(JobFailed(Failure(f"was not imported within {LOADING:g} s")))
+            job.future.set_exception(JobFailed(ScoringFailure(f"was not imported within {LOADING:g} s")))
 
     def _ended(self, worker: Worker) -> None:
         first, *rest = worker.jobs.values()
         reason = f"ended its process, which {worker.how_it_ended()}"
         self._remove(worker)
         self.waiting.extendleft(reversed(rest))
-        first.future.set_exception(JobFailed(Failure(reason)))
+        first.future.set_exception(JobFailed(ScoringFailure(reason)))
 
     def _remove(self, worker: Worker) -> None:
         self.workers.remove(worker)
@@ -383,7 +383,7 @@ class Worker:
             )
         self.channel = Channel(data)
         self.owner = os.getpid()
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, ScoringJob] = {}
         self.chunk, self.sent, self.took = 0, 0.0, inf
         """How many jobs it was sent last, when, and how many seconds their calls took."""
         self.slow_at, self.recalled = inf, False

@@ -13,18 +13,18 @@ from typing import Any
 
 from paddock.errors import UserError
 from paddock.rewards.custom import Target, load
-from paddock.rewards.pool import Job, JobFailed, Pool
+from paddock.rewards.pool import JobFailed, ProcessPool, ScoringJob
 from paddock.rewards.rules import Scorer
 from paddock.rewards.score import Failed, Score, ScoreRequest
 from paddock.rewards.threads import ThreadPool
-from paddock.rewards.worker import Failure, failure
+from paddock.rewards.worker import ScoringFailure, failure
 
 log = logging.getLogger(__name__)
 
 MOST_KNOWN = 65_536  # scores, some 300 bytes each
 NO_RULE = Score(0.0)
 
-Blame = Callable[[ScoreRequest, Failure], UserError]
+Blame = Callable[[ScoreRequest, ScoringFailure], UserError]
 
 
 def where(request: ScoreRequest) -> str:
@@ -71,7 +71,7 @@ class Scoring:
     """The responses of one batch. `add` returns while they are being scored; `collect` waits for all of them."""
 
     def __init__(
-        self, scorer_of: Callable[[ScoreRequest], Scorer], pool: Pool | ThreadPool, known: Known, blame: Blame
+        self, scorer_of: Callable[[ScoreRequest], Scorer], pool: ProcessPool | ThreadPool, known: Known, blame: Blame
     ):
         self.scorer_of, self.pool, self.known, self.blame = scorer_of, pool, known, blame
         self.requests: dict[int, ScoreRequest] = {}
@@ -89,7 +89,7 @@ class Scoring:
     def add(self, requests: Mapping[int, ScoreRequest | None]) -> None:
         """Starts scoring requests, by index in the batch; None: no rule scores the row. Raises if a request of this
         or an earlier call is known to have failed."""
-        jobs: list[Job] = []
+        jobs: list[ScoringJob] = []
         try:
             self._prepare(requests, jobs)
         except BaseException:
@@ -101,7 +101,7 @@ class Scoring:
         if self.broken:
             self._wait()
 
-    def _prepare(self, requests: Mapping[int, ScoreRequest | None], jobs: list[Job]) -> None:
+    def _prepare(self, requests: Mapping[int, ScoreRequest | None], jobs: list[ScoringJob]) -> None:
         """Scores what is scored here, and appends a job for each request that is not."""
         for index, request in requests.items():
             if request is None:
@@ -114,7 +114,7 @@ class Scoring:
             if not scorer.pooled:
                 self.here[index] = self._score_here(scorer, request)
             elif not self._is_known(index, scorer):
-                jobs.append(Job(scorer.target, request, scorer.limit))
+                jobs.append(ScoringJob(scorer.target, request, scorer.limit))
                 self.away[index] = jobs[-1].future
                 jobs[-1].future.add_done_callback(self._look)
                 if index in self.keys:
@@ -182,7 +182,7 @@ class Scoring:
 class BatchScoring(Scoring):
     """Scores with one call that gets lists, when all responses are there."""
 
-    job: Job | None = None
+    job: ScoringJob | None = None
 
     def add(self, requests: Mapping[int, ScoreRequest | None]) -> None:
         for index, request in requests.items():
@@ -194,7 +194,7 @@ class BatchScoring(Scoring):
     def start(self) -> None:
         if self.job is None and self.requests:
             requests = tuple(self.requests[index] for index in sorted(self.requests))
-            self.job = Job(self.scorer_of(requests[0]).target, requests)
+            self.job = ScoringJob(self.scorer_of(requests[0]).target, requests)
             self.pool.submit([self.job])
 
     def _wait(self) -> dict[int, Any]:
@@ -210,5 +210,5 @@ class BatchScoring(Scoring):
             row = error.failure.row
             raise self.blame(whole if row is None else requests[row], error.failure) from None
         if scores is None:
-            raise self.blame(whole, Failure(f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"))
+            raise self.blame(whole, ScoringFailure(f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"))
         return dict(zip(indices, scores, strict=True))

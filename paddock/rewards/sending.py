@@ -20,7 +20,7 @@ from typing import Any
 
 from paddock.rewards.columns import ENVIRONMENTS, shape_of
 from paddock.rewards.custom import Target, function_of
-from paddock.rewards.pool import Job, JobFailed, Pool
+from paddock.rewards.pool import JobFailed, ProcessPool, ScoringJob
 from paddock.rewards.rules import Scorer
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class NotSent(Exception):
 class Sender:
     """Writes functions of this program to files of its own, from which processes read them."""
 
-    def __init__(self, targets: Mapping[str, Target], pool: Pool):
+    def __init__(self, targets: Mapping[str, Target], pool: ProcessPool):
         """`targets`: the functions of this program, by the names that the log has for them."""
         self.targets, self.pool = targets, pool
         self.last: dict[str, Target] = {}
@@ -70,7 +70,7 @@ class Sender:
         if shape_of(function_of(self.targets[name])) == ENVIRONMENTS:
             return "it reads `environments`, which live here"
         try:
-            job = Job(self.send(name), ())
+            job = ScoringJob(self.send(name), ())
             self.pool.submit([job])
             self.pool.results([job.future])
         except NotSent as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 from paddock.rewards.columns import whole_scorer
 from paddock.rewards.custom import Target, row_scorer
-from paddock.rewards.pool import Job, JobFailed, answers_of
+from paddock.rewards.pool import JobFailed, ScoringJob, answers_of
 from paddock.rewards.score import Failed
 from paddock.rewards.worker import failure
 
@@ -30,15 +30,15 @@ class ThreadPool:
 
     def __init__(self, timeout: float):
         self.timeout = timeout
-        self.waiting: deque[Job] = deque()
+        self.waiting: deque[ScoringJob] = deque()
         self.scorers: dict[tuple[Target, bool], Callable[[Any], Any]] = {}
-        self.running: tuple[Job, float] | None = None
+        self.running: tuple[ScoringJob, float] | None = None
         """The job that the thread is at, and when it began."""
         self.thread: threading.Thread | None = None
         self.lock = threading.Condition()
         self.told = False
 
-    def submit(self, jobs: Sequence[Job]) -> None:
+    def submit(self, jobs: Sequence[ScoringJob]) -> None:
         if not jobs:
             return
         with self.lock:
@@ -76,7 +76,7 @@ class ThreadPool:
             else:
                 job.future.set_result(found)
 
-    def score(self, job: Job) -> Any:
+    def score(self, job: ScoringJob) -> Any:
         key = job.target, job.batch
         if key not in self.scorers:
             self.scorers[key] = (whole_scorer if job.batch else row_scorer)(job.target)

@@ -32,7 +32,7 @@ RECALL = "recall"
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
-class Failure(NamedTuple):
+class ScoringFailure(NamedTuple):
     """`Failed`, on its way to another process."""
 
     reason: str
@@ -87,8 +87,8 @@ def answer(channel: Channel, target: Target, calls: list[tuple[int, Any]]) -> No
         channel.send(said)
 
 
-def failure(error: Failed) -> Failure:
-    return Failure(str(error), error.row, error.lasting, error.fix)
+def failure(error: Failed) -> ScoringFailure:
+    return ScoringFailure(str(error), error.row, error.lasting, error.fix)
 
 
 def serve_concurrently(channel: Channel, room: int) -> None:

@@ -42,7 +42,7 @@ from paddock.environments.environment import (
     turn_of,
     with_text,
 )
-from paddock.environments.tools import Failure, Schema, Tool, ToolError, written
+from paddock.environments.tools import Schema, Tool, ToolError, ToolFailure, written
 from paddock.errors import UserError
 from paddock.rollouts.counts import Counts
 from paddock.rollouts.episode import Episode, Span
@@ -81,7 +81,7 @@ class TimeLimit(Exception):
 
 
 @dataclass(frozen=True)
-class Setting:
+class ConversationSetting:
     """Holds what all conversations of a run share."""
 
     limits: MultiTurnConfig
@@ -111,7 +111,7 @@ class Conversation:
     id: int
     """Id of the response."""
     factory: Factory
-    setting: Setting
+    setting: ConversationSetting
     sampling: Sampling
     version: int
     spans: list[Span] = field(default_factory=list)
@@ -298,7 +298,7 @@ class Conversation:
         found: list[Any] = []
         for call in answer.calls[:most]:
             started = self.started(known.get(call.name), call)
-            if not isinstance(started, Failure) and inspect.ismethod(known[call.name].function):
+            if not isinstance(started, ToolFailure) and inspect.ismethod(known[call.name].function):
                 started = yield from self.outcome(*started)
             found.append(started)
         results = []
@@ -307,7 +307,9 @@ class Conversation:
         if found:
             self.counts.tool_seconds += time.monotonic() - begun
         if left := answer.calls[len(results) :]:  # one message, however many they are
-            results.append(Failure(f"not run: at most {most} calls of a turn are run, and here are {len(left)} more"))
+            results.append(
+                ToolFailure(f"not run: at most {most} calls of a turn are run, and here are {len(left)} more")
+            )
         told = [self.answering(call, result) for call, result in zip(answer.calls, results, strict=False)]
         return [*told, *({"role": "tool", "content": f"error: {bad.reason}"} for bad in answer.malformed)]
 
@@ -316,20 +318,20 @@ class Conversation:
         text = written(result)
         message = tool_message(call, self.cut(text))
         if message["content"] is text:
-            told = {"error": result.reason} if isinstance(result, Failure) else result
+            told = {"error": result.reason} if isinstance(result, ToolFailure) else result
             self.results_told[id(message)] = {**message, "content": told if isinstance(told, list) else str(told)}
         return message
 
-    def started(self, tool: Tool | None, call: Call) -> Started | Failure:
+    def started(self, tool: Tool | None, call: Call) -> Started | ToolFailure:
         """Begins a tool call; a Failure says why it cannot be run."""
         if tool is None:
             self.counts.failed_calls += 1
-            return Failure(f"there is no tool {call.name!r}; there are {', '.join(one.name for one in self.tools)}")
+            return ToolFailure(f"there is no tool {call.name!r}; there are {', '.join(one.name for one in self.tools)}")
         try:
             arguments = tool.arguments(call.arguments)
         except ToolError as error:
             self.counts.failed_calls += 1
-            return Failure(str(error))
+            return ToolFailure(str(error))
         own, workers = partial(tool.function, **arguments), self.setting.workers
         awaited = inspect.iscoroutinefunction(inspect.unwrap(tool.function))
         if awaited or not (tool.inline or workers.belongs_here(tool.function)):
@@ -360,12 +362,12 @@ class Conversation:
         except TimeLimit:
             self.counts.timeouts += 1
             self.counts.failed_calls += 1
-            return Failure(TIMED_OUT.format(self.setting.limits.tool_timeout))
+            return ToolFailure(TIMED_OUT.format(self.setting.limits.tool_timeout))
         except (UserError, GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # a tool that runs a program may meet its SystemExit
             self.counts.failed_calls += 1
-            return Failure(str(error), "" if isinstance(error, ToolError) else type(error).__name__)
+            return ToolFailure(str(error), "" if isinstance(error, ToolError) else type(error).__name__)
 
     def cut(self, text: str) -> str:
         """Returns at most `max_tool_response_length` characters of a result."""

@@ -30,7 +30,7 @@ from paddock.environments.tools import Tool
 from paddock.errors import UserError
 from paddock.models.load import model_folder
 from paddock.models.untrained import untrained
-from paddock.rollouts.conversation import Conversation, Setting, prompts_are_texts
+from paddock.rollouts.conversation import Conversation, ConversationSetting, prompts_are_texts
 from paddock.rollouts.conversations import Clock, Conversations, OnEpisodes
 from paddock.rollouts.episode import Episode
 from paddock.sandbox.program import settings_of
@@ -203,7 +203,7 @@ class Environments:
         self.told: set[str] = set()
         rollout, kwargs = config.actor_rollout_ref.rollout, dict(config.data.apply_chat_template_kwargs)
         prompted = kwargs.pop("tools", [])
-        self.setting = Setting(
+        self.setting = ConversationSetting(
             limits=rollout.multi_turn,
             prompt_length=config.data.max_prompt_length,
             truncation=config.data.truncation,

@@ -17,11 +17,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paddock.sandbox.cgroup import Group, made_group
+from paddock.sandbox.cgroup import ControlGroup, made_group
 from paddock.sandbox.inside import seccomp
 from paddock.sandbox.inside.program import OUT_OF_MEMORY, OUT_OF_PROCESSES
 from paddock.sandbox.oracle import guarded, with_modules
-from paddock.sandbox.program import CAUSES, Program, Result, Settings
+from paddock.sandbox.program import CAUSES, Program, Result, SandboxSettings
 
 INSIDE = Path(__file__).parent / "inside"
 PACKAGES = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ class CellLost(CellFailed):
 class Cell:
     """Runs programs; started when made. Not for two threads at a time."""
 
-    def __init__(self, isolation: str, settings: Settings):
+    def __init__(self, isolation: str, settings: SandboxSettings):
         self.isolation, self.settings = isolation, settings
         plan = plan_of(isolation, settings)
         self.group = None if isolation == "unsafe" else made_group()
@@ -124,7 +124,7 @@ class Cell:
         self.close()
         raise CellFailed(reason)
 
-    def _bounded(self, group: Group | None) -> Group | None:
+    def _bounded(self, group: ControlGroup | None) -> ControlGroup | None:
         """The group with its limit, once the cell itself is in it; None if the kernel did not let it in."""
         if group is None:
             return None
@@ -150,7 +150,7 @@ class Cell:
         raise ConnectionResetError("an answer that cannot be read")
 
 
-def plan_of(isolation: str, settings: Settings) -> dict[str, Any]:
+def plan_of(isolation: str, settings: SandboxSettings) -> dict[str, Any]:
     """Returns the plan of a cell for launch.py: which of this machine's paths are seen, and under which names."""
     if platform.system() != "Linux" or platform.machine() not in seccomp.NUMBERS:
         raise CellFailed(f"needs Linux on {' or '.join(seccomp.NUMBERS)}, not {platform.system()} {platform.machine()}")
@@ -290,7 +290,7 @@ def _content(descriptor: int) -> bytes:
     return os.pread(descriptor, OUTPUT_MB << 20, 0)
 
 
-def _end(control: socket.socket, process: subprocess.Popen[bytes], group: Group | None, owner: int) -> None:
+def _end(control: socket.socket, process: subprocess.Popen[bytes], group: ControlGroup | None, owner: int) -> None:
     control.close()
     if os.getpid() != owner:  # in a fork of the trainer
         return

@@ -35,7 +35,7 @@ VERSIONS = {
 }  # fmt: skip
 
 
-class Group:
+class ControlGroup:
     """Made empty and without a limit; `remove` when all its processes have ended."""
 
     def __init__(self, folder: Path, version: int):
@@ -77,13 +77,13 @@ class Group:
                 time.sleep(0.01)
 
 
-def made_group(proc: Path = Path("/proc/self")) -> Group | None:
+def made_group(proc: Path = Path("/proc/self")) -> ControlGroup | None:
     """Returns a new group; None where this process may make none. Groups that were left behind are removed."""
     for parent, version in _parents(proc):
         if not os.access(parent, os.W_OK) or not os.access(parent / "cgroup.procs", os.W_OK):
             continue
         _remove_abandoned(parent)
-        group = Group(parent / f"{NAME}{os.getpid()}-{secrets.token_hex(4)}", version)
+        group = ControlGroup(parent / f"{NAME}{os.getpid()}-{secrets.token_hex(4)}", version)
         try:
             group.folder.mkdir()
         except OSError:

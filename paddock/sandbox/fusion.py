@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from paddock.errors import UserError
 from paddock.sandbox.inside import checks, wire
-from paddock.sandbox.program import Program, Result, SandboxBroken, Settings
+from paddock.sandbox.program import Program, Result, SandboxBroken, SandboxSettings
 
 PATH = "/run_code"
 TRIES, PAUSE = 4, 0.5  # the pause doubles
@@ -50,7 +50,7 @@ imitate the mark. The local sandbox keeps them apart."""
 class FusionClient:
     """Any thread may use it."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: SandboxSettings):
         assert settings.url
         if settings.command:
             raise UserError(

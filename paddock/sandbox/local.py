@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paddock.errors import UserError
 from paddock.sandbox.cell import Cell, CellFailed
-from paddock.sandbox.program import Program, Result, SandboxBroken, Settings
+from paddock.sandbox.program import Program, Result, SandboxBroken, SandboxSettings
 
 KEY = "reward_model.sandbox.isolation"
 CANDIDATES = {"auto": ("bubblewrap", "unshare")}
@@ -34,7 +34,7 @@ class LocalSandbox:
     '42\\n'
     """
 
-    def __init__(self, settings: Settings, size: int = 1):
+    def __init__(self, settings: SandboxSettings, size: int = 1):
         self.settings, self.at_once = settings, size
         self.isolation, first = _first_cell(settings)
         self.guard = _guard(first)
@@ -104,7 +104,7 @@ class LocalSandbox:
             return list(threads.map(lambda program: self.run(program, seconds), programs))
 
 
-def _first_cell(settings: Settings) -> tuple[str, Cell]:
+def _first_cell(settings: SandboxSettings) -> tuple[str, Cell]:
     reasons = []
     for isolation in CANDIDATES.get(settings.isolation, (settings.isolation,)):
         try:

@@ -52,7 +52,7 @@ class SandboxBroken(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class SandboxSettings:
     """The keys of `reward_model.sandbox` and `reward_model.sandbox_fusion`, complete: a scorer's argument `sandbox`."""
 
     isolation: str
@@ -71,7 +71,7 @@ class Settings:
         return asdict(self) | {"command": list(self.command), "readable": list(self.readable)}
 
 
-def settings_of(config: RewardModelConfig) -> Settings:
+def settings_of(config: RewardModelConfig) -> SandboxSettings:
     local, service = config.sandbox, config.sandbox_fusion
     total = config.timeout - AROUND
     if local.timeout > total:
@@ -81,7 +81,7 @@ def settings_of(config: RewardModelConfig) -> Settings:
             value=local.timeout,
             fix=f"reward_model.timeout={local.timeout + AROUND:g}",
         )
-    return Settings(
+    return SandboxSettings(
         isolation=local.isolation,
         timeout=local.timeout,
         total_timeout=total,
@@ -94,11 +94,11 @@ def settings_of(config: RewardModelConfig) -> Settings:
     )
 
 
-def settings_from(argument: Mapping[str, Any] | None) -> Settings:
+def settings_from(argument: Mapping[str, Any] | None) -> SandboxSettings:
     """Reads the settings from `as_argument`; without one, the config's defaults."""
     if argument is not None:
         given: dict[str, Any] = {**argument}
-        return Settings(**given | {name: tuple(given[name]) for name in ("command", "readable")})
+        return SandboxSettings(**given | {name: tuple(given[name]) for name in ("command", "readable")})
     from paddock.config.schema import RewardModelConfig  # a fifth of a second that a scorer with settings is spared
 
     return settings_of(RewardModelConfig())

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from paddock.sandbox.fusion import FusionClient
 from paddock.sandbox.local import LocalSandbox
-from paddock.sandbox.program import Program, Result, Settings
+from paddock.sandbox.program import Program, Result, SandboxSettings
 
 log = logging.getLogger(__name__)
 
@@ -24,17 +24,17 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
-def runner_of(settings: Settings) -> Runner:
+def runner_of(settings: SandboxSettings) -> Runner:
     """Returns the runner of this process, kept until its end."""
     return _runner(settings, os.getpid())
 
 
 @cache
-def _runner(settings: Settings, process: int) -> Runner:
+def _runner(settings: SandboxSettings, process: int) -> Runner:
     return FusionClient(settings) if settings.url else LocalSandbox(settings)
 
 
-def check(settings: Settings) -> None:
+def check(settings: SandboxSettings) -> None:
     """A UserError, before training, where programs could not be run as the config wants it."""
     if settings.url:
         FusionClient(settings).close()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from paddock.config.schema import Config
-from paddock.config.topology import THREADS, Pool, wants_one_thread
+from paddock.config.topology import THREADS, DevicePool, wants_one_thread
 from paddock.core.device import seed_all, torch_settings_restored
 from paddock.errors import UserError
 from paddock.runs.checkpoint import CheckpointStore, checkpoint_store, resume_point
@@ -36,7 +36,7 @@ class RunKind:
     """Says what training by reinforcement, on answers and on pairs differ in."""
 
     command: str
-    pools: Callable[[Config], Sequence[Pool]]
+    pools: Callable[[Config], Sequence[DevicePool]]
     """The processes that a run needs."""
     open: Callable[[Config, CheckpointStore, FolderLock, ExitStack], TrainingRun]
     """Makes the run at its beginning; what is to be closed with it goes on the stack."""

@@ -55,7 +55,7 @@ class TokenOutput(list[int]):
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedTurn:
     """Holds a turn that a loop waits for."""
 
     tokens: list[int]
@@ -64,7 +64,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnTurn:
     """Holds a turn that was drawn: the tokens before it, and the completion."""
 
     before: list[int]
@@ -131,7 +131,7 @@ class LoopConversation(Conversation):
     factory: LoopFactory
     extends = False
     mail: Mailbox = field(default_factory=Mailbox)
-    drawn: list[Drawn] = field(default_factory=list)
+    drawn: list[DrawnTurn] = field(default_factory=list)
     position: int = 0
     """Numbers that were used of the episode's randomness: two turns behind equal tokens are two draws."""
     num_turns: int = 0
@@ -164,11 +164,11 @@ class LoopConversation(Conversation):
             wanted = self.wanted_of(letter)
             completion: Completion = yield wanted
             self.position = wanted.start + len(completion.tokens)
-            self.drawn.append(Drawn(wanted.tokens, completion))
+            self.drawn.append(DrawnTurn(wanted.tokens, completion))
             output = TokenOutput(completion.tokens, completion.log_probs, "completed")
             letter.answer.get_loop().call_soon_threadsafe(answered, letter.answer, output)
 
-    def wanted_of(self, asked: Asked) -> Wanted:
+    def wanted_of(self, asked: AskedTurn) -> Wanted:
         """Returns the turn; keys and values of the last one stay if its tokens are those before this one."""
         first = len(self.drawn[0].before) if self.drawn else len(asked.tokens)
         last = [*self.drawn[-1].before, *self.drawn[-1].completion.tokens] if self.drawn else []
@@ -205,7 +205,7 @@ class LoopConversation(Conversation):
 
     def request(
         self, tokens: Sequence[int], parameters: Mapping[str, Any], more: Mapping[str, Any], answer: asyncio.Future[Any]
-    ) -> Asked:
+    ) -> AskedTurn:
         """Returns a turn that is asked for, once it is one that can be drawn."""
         if seen := [name for name, value in more.items() if name != "priority" and value]:
             raise self.refused(f"generate is given {seen[0]}, and agent loops run on texts", f"leave {seen[0]} out")
@@ -222,7 +222,7 @@ class LoopConversation(Conversation):
             reason = f"generate is given a prompt of {len(found)} tokens, which leaves no room for a turn"
             raise self.refused(reason, f"data.max_prompt_length={len(found)}")
         limits = [int(parameters[name]) for name in LENGTHS if parameters.get(name) is not None]
-        return Asked(found, min(room, self.sampling.max_tokens, *limits), answer)
+        return AskedTurn(found, min(room, self.sampling.max_tokens, *limits), answer)
 
     # What the loop returned
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from paddock.commands.keys_of import GENERATE, NO_ESTIMATOR, SFT, Command
 from paddock.errors import UserError
-from paddock.loading.foreign import Ignored, Mapped, Refused, Rule, moved
+from paddock.loading.foreign import Ignored, KeyRule, Mapped, Refused, moved
 from paddock.loading.load import Loaded
 from paddock.loading.overrides import parse
 
@@ -25,7 +25,7 @@ class Surface:
 
     name: str
     command: Command
-    rules: Mapping[str, Rule]
+    rules: Mapping[str, KeyRule]
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self, arguments: Sequence[str], here: bool = True) -> Loaded:
@@ -57,7 +57,7 @@ class Surface:
         return kept, notes
 
 
-def rule_for(key: str, rules: Mapping[str, Rule]) -> Rule | None:
+def rule_for(key: str, rules: Mapping[str, KeyRule]) -> KeyRule | None:
     """Returns the exact entry, else the first pattern that matches, with the rest of the key in its target."""
     if key in rules:
         return rules[key]
@@ -67,7 +67,7 @@ def rule_for(key: str, rules: Mapping[str, Rule]) -> Rule | None:
     return None
 
 
-def without_effect(key: str, argument: str, rule: Rule) -> str:
+def without_effect(key: str, argument: str, rule: KeyRule) -> str:
     (setting,) = parse([argument]).settings
     if isinstance(rule, Refused) and setting.value not in rule.harmless:
         raise UserError(rule.why, key=key, value=setting.value, fix=rule.fix)
@@ -75,7 +75,7 @@ def without_effect(key: str, argument: str, rule: Rule) -> str:
     return f"{key}={setting.value} is ignored: {rule.why}"
 
 
-SUPERVISED: dict[str, Rule] = {
+SUPERVISED: dict[str, KeyRule] = {
     **moved(
         {
             "model.partial_pretrain": f"{_M}.path",
@@ -128,7 +128,7 @@ SUPERVISED: dict[str, Rule] = {
 }
 
 _FSDP_HERE = Ignored("supervised training runs FSDP2 here, whose result is the same")
-ENGINES: dict[str, dict[str, Rule]] = {
+ENGINES: dict[str, dict[str, KeyRule]] = {
     "fsdp": {"engine.*": Mapped(f"{_A}.fsdp_config.*")},
     "megatron": {
         **moved(

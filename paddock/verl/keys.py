@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from paddock.errors import UserError
-from paddock.loading.foreign import Ignored, Mapped, Refused, RefusedInTraining, Rule, each, moved
+from paddock.loading.foreign import Ignored, KeyRule, Mapped, Refused, RefusedInTraining, each, moved
 from paddock.loading.rules.distillation import NO_TEACHER_SERVER
 from paddock.verl.keys_forks import FORKS
 from paddock.verl.keys_later import LATER
@@ -52,7 +52,7 @@ _NO_FILE_OF_EXPERTS = RefusedInTraining(
 )
 _WHOLE_ROLE = Ignored("follows the role's strategy")
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, KeyRule] = {
     # one meaning, another name
     **moved(
         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from paddock.loading.foreign import Converted, Ignored, Refused, Rule, Several, each, moved
+from paddock.loading.foreign import Converted, Ignored, KeyRule, Refused, Several, each, moved
 
 _A, _REF, _RO, _M = (f"actor_rollout_ref.{role}" for role in ("actor", "ref", "rollout", "model"))
 _FSDP = (f"{_A}.fsdp_config", f"{_REF}.fsdp_config", "critic.model.fsdp_config", "reward_model.model.fsdp_config")
@@ -17,7 +17,7 @@ _RECOMPUTES_LAYERS = Ignored("enable_gradient_checkpointing recomputes layer by 
 _OFF = Ignored("only beside a key that is refused")
 
 
-def _refused(names: Iterable[str], why: str, fix: str, *harmless: Any) -> dict[str, Rule]:
+def _refused(names: Iterable[str], why: str, fix: str, *harmless: Any) -> dict[str, KeyRule]:
     return dict.fromkeys(names, Refused(why, fix, (None, False, *harmless)))
 
 
@@ -38,7 +38,7 @@ def _of_the_function(key: str, value: Any, given: Mapping[str, Any]) -> dict[str
 
 ADVICE = "reward loops and batches of your own are written with the library: docs/en/library.md"
 
-FORKS: dict[str, Rule] = {
+FORKS: dict[str, KeyRule] = {
     **moved(
         {
             f"{_RO}.n_val": f"{_RO}.val_kwargs.n",

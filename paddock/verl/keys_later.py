@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paddock.loading.foreign import Converted, Ignored, Refused, Rule, each, moved, per_device, share_of_lr, times_lr
+from paddock.loading.foreign import Converted, Ignored, KeyRule, Refused, each, moved, per_device, share_of_lr, times_lr
 
 _A, _REF, _RO, _M = (f"actor_rollout_ref.{role}" for role in ("actor", "ref", "rollout", "model"))
 _C, _CM = "critic", "critic.model"
@@ -21,7 +21,7 @@ _FLOAT32 = Refused("gradients and moments are float32", "leave it out", (None, F
 _NOT_MUON = Ignored("the optimizer is AdamW, Adam or SGD")
 _FROM_FILE = Refused("rollouts are not read from a file", "leave it out", (None, False))
 
-ROWS_OVER_ALL: dict[str, Rule] = {
+ROWS_OVER_ALL: dict[str, KeyRule] = {
     key: Converted(f"{key}_per_gpu", per_device, "rows over all devices; here rows of one")
     for key in (
         *(f"{_A}.ppo_micro_batch_size", f"{_REF}.log_prob_micro_batch_size", f"{_RO}.log_prob_micro_batch_size"),
@@ -30,7 +30,7 @@ ROWS_OVER_ALL: dict[str, Rule] = {
 }
 """How a batch is cut into micro-batches changes no result."""
 
-OPTIM: dict[str, Rule] = {
+OPTIM: dict[str, KeyRule] = {
     "min_lr": Converted("min_lr_ratio", share_of_lr, "an absolute rate; here a share of lr"),
     "init_lr_ratio": Converted("lr_warmup_init", times_lr, "a share of lr; here an absolute rate"),
     "lr_scheduler": Refused("is called lr_scheduler_type", "write lr_scheduler_type=constant, linear or cosine"),
@@ -47,7 +47,7 @@ OPTIM: dict[str, Rule] = {
     "muon_*": _NOT_MUON,
 }
 
-LATER: dict[str, Rule] = {
+LATER: dict[str, KeyRule] = {
     **ROWS_OVER_ALL,
     **{
         f"{section}.{name}": Converted(f"{section}.{rule.to}", rule.value, rule.about)

@@ -28,7 +28,7 @@ from torch.distributed import TCPStore
 from paddock.algorithms.losses import OF_THE_PROGRAM, POLICY_LOSS, PolicyLoss
 from paddock.config.plugins import import_plugin
 from paddock.config.schema import Config
-from paddock.config.topology import Pool
+from paddock.config.topology import DevicePool
 from paddock.core.batch import Batch
 from paddock.core.device import RESOURCE, device_of, seed_all, share_device
 from paddock.core.processes import Rendezvous, join
@@ -37,7 +37,7 @@ from paddock.errors import UserError
 from paddock.models.packing import images_of
 from paddock.workers.heartbeat import Heartbeat, last_status
 from paddock.workers.rank import Rank
-from paddock.workers.sharded import Ranks, Rows, WorkerLost
+from paddock.workers.sharded import Ranks, SharedRows, WorkerLost
 from paddock.workers.transport import from_arrays, to_arrays
 from paddock.workers.weight_sender import Bucket
 
@@ -151,7 +151,9 @@ class RayPending(Generic[T]):
 class RayRanks:
     """See `Ranks`. The processes of one pool."""
 
-    def __init__(self, pool: Pool, config: Config, cores: int, sharing: int = 1, groups: Sequence[PlacementGroup] = ()):
+    def __init__(
+        self, pool: DevicePool, config: Config, cores: int, sharing: int = 1, groups: Sequence[PlacementGroup] = ()
+    ):
         """`sharing` processes have one device together, with `cores` each; `groups`: those of the pool whose devices
         this one shares."""
         self.pool, self.config, self.size = pool, config, pool.size
@@ -227,7 +229,7 @@ class RayRanks:
     ) -> RayPending[T]:
         stage = self.size // stages
         each = stage // len(shares)
-        ready = [[self.refs(item) if isinstance(item, Rows) else item for item in share] for share in shares]
+        ready = [[self.refs(item) if isinstance(item, SharedRows) else item for item in share] for share in shares]
         calls = [(*ready[rank % stage // each], *args) for rank in range(self.size)]
         return RayPending(self, *self.send(role, method.__name__, calls), slice(None, stage, each))
 
@@ -248,7 +250,7 @@ class RayRanks:
         pairs = zip(self.ranks, calls, strict=True)
         return [process.call.remote(phase, role, method, *args) for process, args in pairs], phase
 
-    def refs(self, rows: Rows) -> BatchRefs:
+    def refs(self, rows: SharedRows) -> BatchRefs:
         """Sends the columns of which these rows were not sent yet: batches share what a phase did not change."""
         if rows.batch.row is not self.batch_sent:
             self.sent, self.batch_sent = {}, rows.batch.row
@@ -334,7 +336,7 @@ class RayRanks:
         self.ranks, self.placement_groups, self.sent = [], [], {}
 
 
-def start_ranks(config: Config, total_steps: int, wanted: Sequence[Pool]) -> dict[str, Ranks]:
+def start_ranks(config: Config, total_steps: int, wanted: Sequence[DevicePool]) -> dict[str, Ranks]:
     """Starts the processes of every pool, by its name, and loads their roles."""
     groups: dict[str, RayRanks] = {}
     try:
@@ -362,7 +364,7 @@ def late(what: str, limit: int) -> UserError:
 
 
 @contextmanager
-def cluster(config: Config, wanted: Sequence[Pool]) -> Iterator[None]:
+def cluster(config: Config, wanted: Sequence[DevicePool]) -> Iterator[None]:
     """A Ray cluster with room for the run: the one that RAY_ADDRESS or ray_kwargs.ray_init names, or one of its own."""
     if ray.is_initialized():
         require_room(config, wanted)
@@ -427,7 +429,7 @@ def nodes_with(resource: str) -> list[int]:
     return sorted((int(node["Resources"].get(resource, 0)) for node in ray.nodes() if node["Alive"]), reverse=True)
 
 
-def require_room(config: Config, wanted: Sequence[Pool]) -> None:
+def require_room(config: Config, wanted: Sequence[DevicePool]) -> None:
     """What the cluster has against what the pools ask for, before anything is placed."""
     resource = RESOURCE[config.trainer.device or "cpu"]
     has = nodes_with(resource)
@@ -449,7 +451,7 @@ def require_room(config: Config, wanted: Sequence[Pool]) -> None:
             free.sort(reverse=True)
 
 
-def cores_per_rank(config: Config, wanted: Sequence[Pool]) -> int:
+def cores_per_rank(config: Config, wanted: Sequence[DevicePool]) -> int:
     """On a CPU the ranks share the cores of a node; beside an accelerator one is enough."""
     if config.trainer.device != "cpu":
         return 1

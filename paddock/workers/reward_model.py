@@ -23,7 +23,7 @@ from paddock.engines.train.settings import Budget, Settings, engine_settings
 from paddock.errors import UserError
 from paddock.models.load import load_causal_lm, load_tokenizer, model_folder
 from paddock.models.reward_head import KEY, RewardModel, load_reward_model, scored_batch, sequence_scores
-from paddock.rewards.judge import Conversation, Endpoint, Judge, Reply
+from paddock.rewards.judge import Conversation, Judge, JudgeEndpoint, Reply
 from paddock.workers.role import Role
 from paddock.workers.updates import Metrics
 
@@ -174,7 +174,7 @@ def open_reward_model(config: Config, tokenizer: Any, stops: frozenset[int]) -> 
     if reward.model.external_lib:
         import_plugin(reward.model.external_lib, "reward_model.model.external_lib")
     if reward.judge.source == "endpoint":
-        return JudgeScorer(Judge(reward.judge, Endpoint(reward.judge, reward.rollout.response_length)))
+        return JudgeScorer(Judge(reward.judge, JudgeEndpoint(reward.judge, reward.rollout.response_length)))
     if reward.judge.source == "engine":
         return JudgeScorer(Judge(reward.judge, open_judge(config)))
     device = device_of(config.trainer.device)

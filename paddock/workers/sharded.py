@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
 from paddock.config.schema import Config
-from paddock.config.topology import Pool, model_parallel_size, pipeline_stages
+from paddock.config.topology import DevicePool, model_parallel_size, pipeline_stages
 from paddock.core.balance import balanced_order
 from paddock.core.batch import NOBODY, Batch, PerToken
 from paddock.core.timing import Timer
@@ -64,7 +64,7 @@ class WorkerLost(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class SharedRows:
     """Some rows of a batch on their way to a process."""
 
     batch: Batch
@@ -88,7 +88,7 @@ class Ranks(Protocol):
     """The processes of one pool. A call names the role (an attribute of `Rank`; "" for the rank itself) and gives the
     method as a function of its class, so that readers and type checkers can follow it."""
 
-    pool: Pool
+    pool: DevicePool
     size: int
 
     def broadcast(
@@ -175,7 +175,7 @@ class ShardedRole(ABC):
 
     def forward(self, batch: Batch, want: Want) -> Outputs:
         shares = [torch.tensor(share, dtype=torch.long) for share in self.shares_of(batch)]
-        rows = [[Rows(batch, share, self.sent(FORWARD))] for share in shares]
+        rows = [[SharedRows(batch, share, self.sent(FORWARD))] for share in shares]
         answers = self.ranks.map(self.name, self.kind.forward, rows, want, stages=pipeline_stages(self.keys()))
         order = torch.cat(shares).argsort()
         columns: dict[str, Any] = {
@@ -419,10 +419,10 @@ def cut(
 
 def share_of(
     batch: Batch, plan: UpdatePlan, part: list[Tensor], columns: frozenset[str] = UPDATE
-) -> tuple[Rows, UpdatePlan]:
+) -> tuple[SharedRows, UpdatePlan]:
     """Returns the rows that a share ever needs, once each, and the plan in terms of them."""
     needed = torch.cat(part).unique()
     minis = [
         Mini(torch.searchsorted(needed, rows), mini.denominators) for mini, rows in zip(plan.minis, part, strict=True)
     ]
-    return Rows(batch, needed, columns), replace(plan, minis=minis)
+    return SharedRows(batch, needed, columns), replace(plan, minis=minis)

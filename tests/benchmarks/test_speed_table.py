@@ -22,7 +22,7 @@ from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.estimate.counts import Work
 from paddock.estimate.duration import duration
 from paddock.estimate.job import job
-from paddock.estimate.memory import Role, estimate
+from paddock.estimate.memory import RoleLoad, estimate
 from paddock.facts.machine import GPU_SPEED
 from paddock.facts.models import shape_of
 from paddock.workers.policy import Policy
@@ -46,7 +46,7 @@ KEY = 2 * 30 * 3 * 64 * 2  # bytes of a token's keys and values
 def of_smollm2(work: Work, **role: bool | int):
     shape = shape_of("HuggingFaceTB/SmolLM2-135M")
     assert shape is not None
-    return bound(Role(shape, **role), work, GPU_SPEED["h200"])  # type: ignore[arg-type]
+    return bound(RoleLoad(shape, **role), work, GPU_SPEED["h200"])  # type: ignore[arg-type]
 
 
 def test_many_sequences_are_bound_by_the_bytes_of_their_keys_and_values() -> None:
@@ -65,7 +65,7 @@ def test_a_large_model_is_bound_by_its_operations() -> None:
     """Qwen2.5-7B with 1,024 sequences: 7.07 billion weights are multiplied, for 15 GB that are read."""
     shape = shape_of("Qwen/Qwen2.5-7B")
     assert shape is not None
-    found = bound(Role(shape), Work(128, 8, 120, 256), GPU_SPEED["h200"])
+    found = bound(RoleLoad(shape), Work(128, 8, 120, 256), GPU_SPEED["h200"])
     weights, attention = 7_615_616_512 - 152_064 * 3584, 4 * 28 * 28 * 128
     assert found.decode == pytest.approx(1024 * 255 * (2 * weights + attention * 247.5) / FLOPS)
     assert found.decode > 255 * 2 * 7_615_616_512 / BANDWIDTH

@@ -13,7 +13,7 @@ from conftest import ROOT
 
 from paddock.data import templates
 from paddock.data.chat import PromptEncoder
-from paddock.data.templates import TimeLimit, Watch, try_template
+from paddock.data.templates import TemplateTimeLimit, Watch, try_template
 from paddock.errors import UserError
 
 ASKED = [{"role": "user", "content": "2+2?"}]
@@ -28,7 +28,7 @@ def busy(seconds: float) -> None:
 
 def test_a_watch_stops_this_thread_once_its_time_is_up():
     start = time.monotonic()
-    with pytest.raises(TimeLimit), Watch(0.1):
+    with pytest.raises(TemplateTimeLimit), Watch(0.1):
         busy(10)
     assert time.monotonic() - start < 5
 
@@ -47,7 +47,7 @@ def test_a_watch_works_in_any_thread_and_touches_no_other():
         try:
             with Watch(0.1):
                 busy(10)
-        except TimeLimit:
+        except TemplateTimeLimit:
             found.append("stopped")
 
     thread = threading.Thread(target=render)
@@ -64,7 +64,7 @@ def test_a_watch_that_ends_in_time_leaves_nothing_behind():
         try:
             with Watch(0.005):
                 busy(turn % 25 / 1000)
-        except TimeLimit:
+        except TemplateTimeLimit:
             stopped += 1
         busy(0.001)
     assert 0 < stopped < 100  # both ends of the race were seen

@@ -24,7 +24,7 @@ from tiny_models import tiny_batch
 from tiny_zoo import save
 
 from paddock.config.schema import Config
-from paddock.config.topology import Pool, pools
+from paddock.config.topology import DevicePool, pools
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.plan.arithmetic import roles as planned_roles
@@ -32,7 +32,7 @@ from paddock.rollouts.collect import Collector, Drawn
 from paddock.trainer import reinforcement as runs
 from paddock.workers.policy import Policy
 from paddock.workers.rank import Rank
-from paddock.workers.sharded import FORWARD, UPDATE, Rows, WorkerLost
+from paddock.workers.sharded import FORWARD, UPDATE, SharedRows, WorkerLost
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
 cluster = pytest.importorskip("paddock.workers.ray")
@@ -70,7 +70,7 @@ class Kept:
     def __init__(self) -> None:
         self.group: Any = None
 
-    def start(self, config: Config, total_steps: int, wanted: Sequence[Pool] = ()) -> dict[str, Any]:
+    def start(self, config: Config, total_steps: int, wanted: Sequence[DevicePool] = ()) -> dict[str, Any]:
         (pool,) = wanted or pools(config)
         if self.group is None:
             self.group = cluster.RayRanks(pool, config, 1)
@@ -228,9 +228,9 @@ def test_the_plan_names_the_placement_that_runs(kept, tmp_path):
 def test_a_column_travels_once_for_the_same_rows(kept, tmp_path):
     group = kept.start(config_of(tmp_path, 2, "algorithm.adv_estimator=grpo"), 1)["main"]
     batch, some = tiny_batch(), torch.tensor([0, 2])
-    first = group.refs(Rows(batch, some, FORWARD))
+    first = group.refs(SharedRows(batch, some, FORWARD))
     later = batch.with_(advantages=torch.ones_like(batch.mask))
-    again = group.refs(Rows(later, some, FORWARD | {"advantages"}))
+    again = group.refs(SharedRows(later, some, FORWARD | {"advantages"}))
     assert {name: again.columns[name] for name in first.columns} == first.columns
     assert set(again.columns) == set(first.columns) | {"advantages"}
     assert torch.equal(again.open().need("responses"), batch.need("responses")[some])
@@ -248,7 +248,7 @@ def test_versions_reach_the_workers_that_train_and_come_from_those_that_sample(k
     train(tmp_path, 2, *keys)
     assert [set(batch.versions[batch.mask != 0].tolist()) for batch in drawn] == [{0}, {1}]
     group, some = kept.start(config_of(tmp_path, 2, *keys), 1)["main"], torch.tensor([0, 2])
-    arrived = group.refs(Rows(drawn[1], some, UPDATE)).open()
+    arrived = group.refs(SharedRows(drawn[1], some, UPDATE)).open()
     assert torch.equal(arrived.versions, drawn[1].versions[some])
 
 
@@ -258,7 +258,7 @@ def test_calls_that_were_begun_are_answered_in_their_order_and_awaited_later(kep
     small = drawn.with_(
         prompts=drawn.prompts % 10, responses=drawn.responses % 10
     )  # the built-in model knows few tokens
-    batch = Rows(small, torch.tensor([0, 2]), FORWARD)
+    batch = SharedRows(small, torch.tensor([0, 2]), FORWARD)
     calls = [group.begin("actor", Policy.log_probs, [[batch]]), group.begin("", Rank.end_tokens, [[]])]
     assert not calls[0].ready(), "the driver goes on while ranks compute"
     assert calls[1].wait() == group.broadcast("", Rank.end_tokens)[:1]
@@ -267,7 +267,7 @@ def test_calls_that_were_begun_are_answered_in_their_order_and_awaited_later(kep
 
 def test_a_rank_that_dies_in_a_call_that_was_begun_is_named(kept_processes, tmp_path):
     group = kept_processes.start(config_of(tmp_path, 2, "algorithm.adv_estimator=grpo"), 1)["main"]
-    batch = Rows(tiny_batch(), torch.tensor([0, 2]), FORWARD)
+    batch = SharedRows(tiny_batch(), torch.tensor([0, 2]), FORWARD)
     pending = group.begin("actor", Policy.log_probs, [[batch]])
     os.kill(group.pids[1], signal.SIGKILL)
     with pytest.raises(WorkerLost, match=r"rank 1 of 2 .* died in actor.log_probs"):

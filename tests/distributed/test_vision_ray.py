@@ -18,7 +18,7 @@ from tiny_vision import encoded, painted, prompt_of, reader_of, save_tiny_vision
 
 from paddock.loading.load import load
 from paddock.trainer import reinforcement as runs
-from paddock.workers.sharded import FORWARD, Rows
+from paddock.workers.sharded import FORWARD, SharedRows
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
 cluster = pytest.importorskip("paddock.workers.ray")
@@ -42,14 +42,14 @@ def test_rows_of_a_prompt_share_its_images_there_as_here(folder):
     group = cluster.RayRanks.__new__(cluster.RayRanks)  # no processes: only what is sent to them
     group.sent, group.batch_sent = {}, None
     some = torch.tensor([0, 2, 4])
-    first = group.refs(Rows(batch, some, FORWARD))
-    again = group.refs(Rows(batch.with_(values=torch.zeros_like(batch.mask)), some, FORWARD))
+    first = group.refs(SharedRows(batch, some, FORWARD))
+    again = group.refs(SharedRows(batch.with_(values=torch.zeros_like(batch.mask)), some, FORWARD))
     assert first.images == again.images is not None
     images = first.open().extras["images"]
     assert images[0] is images[1] and images[2] is None
     assert torch.equal(images[0].pixels, batch.extras["images"][0].pixels)
     texts = vision_batch([prompt_of(reader, [])])
-    assert group.refs(Rows(texts, torch.tensor([0]), FORWARD)).images is None
+    assert group.refs(SharedRows(texts, torch.tensor([0]), FORWARD)).images is None
 
 
 def test_two_workers_learn_what_one_process_learns(folder, tmp_path):

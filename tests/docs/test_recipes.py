@@ -116,7 +116,7 @@ OPENINGS = {
     "TrainerConfig": "class TrainerConfig:\n",
     "ROLES": "    for role in (\n",
     "_ALL": "_ALL = (\n",
-    "LOADS": "LOADS: dict[str, Callable[[Config, ModelShape], Role | None]] = {\n",
+    "LOADS": "LOADS: dict[str, Callable[[Config, ModelShape], RoleLoad | None]] = {\n",
     "FROZEN": "FROZEN: dict[str, Callable[[Rank, type[Backend]], dict[str, TrainEngine]]] = {\n",
     "Trainer.with_advantages": "        with roles.forwarding():\n",
 }

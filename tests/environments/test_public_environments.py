@@ -25,7 +25,7 @@ from episodes import Policy, halving, play, script
 
 from paddock.environments.catalogue import environment_of
 from paddock.environments.environment import Answer
-from paddock.environments.reused import Draws, Pool, Reused
+from paddock.environments.reused import FreeGames, GameDraws, Reused
 from paddock.errors import UserError
 
 SEED = 7
@@ -174,7 +174,7 @@ def test_episodes_leave_the_random_numbers_of_the_program_alone():
     random.seed(1), np.random.seed(1)
     expected = random.random(), np.random.rand()
     random.seed(1), np.random.seed(1)
-    one, other = Draws(3), Draws(3)
+    one, other = GameDraws(3), GameDraws(3)
     drawn: dict[int, list[float]] = {0: [], 1: []}
     for number, draws in ((0, one), (1, other), (1, other), (0, one)):
         with draws.drawing():
@@ -188,7 +188,7 @@ def test_a_game_is_used_again_unless_it_raised_or_is_still_played():
         def begin(self, game: Any, seed: int) -> str:
             return "Throw."
 
-    pool: Pool[Any] = Pool(object)
+    pool: FreeGames[Any] = FreeGames(object)
 
     def begun() -> Dice:
         dice = Dice(pool)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paddock.estimate.memory import GIB, Hardware, Job, Role, Rollout, estimate
+from paddock.estimate.memory import GIB, Hardware, RoleLoad, RolloutLoad, StepLoad, estimate
 from paddock.estimate.splits import Fsdp, Megatron
 from paddock.facts.models import shape_of
 from paddock.loading.load import load
@@ -197,22 +197,22 @@ def test_a_validation_frequency_beyond_the_run_is_told() -> None:
 
 def job(
     memory: int = 80, name: str = "Qwen/Qwen2-7B-Instruct", gpus: int = 8, tokens: int = 16384, **rollout: Any
-) -> Job:
+) -> StepLoad:
     shape = shape_of(name)
     assert shape is not None
     split = Fsdp(max(1, gpus))
     engine = {"engine": "vllm", "tensor": 2, "memory_fraction": 0.6} | rollout
-    return Job(
+    return StepLoad(
         hardware=Hardware(gpus, min(gpus, 8), memory * GIB),
-        rollout=Rollout(rows=1280, row_tokens=1536, **engine),
+        rollout=RolloutLoad(rows=1280, row_tokens=1536, **engine),
         roles={
-            "actor": Role(shape, split, update_tokens=tokens, forward_tokens=tokens),
-            "reference": Role(shape, split, forward_tokens=tokens, dtype_bytes=2),
+            "actor": RoleLoad(shape, split, update_tokens=tokens, forward_tokens=tokens),
+            "reference": RoleLoad(shape, split, forward_tokens=tokens, dtype_bytes=2),
         },
     )
 
 
-def told(work: Job, cut_by_rows: frozenset[str] = frozenset()) -> list[str]:
+def told(work: StepLoad, cut_by_rows: frozenset[str] = frozenset()) -> list[str]:
     """The suggestions on memory, less the closing note on the batch size."""
     suggestions = [advice.suggestion for advice in advise(replace(RIGHT, job=work, cut_by_rows=cut_by_rows))]
     if suggestions:

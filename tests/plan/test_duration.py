@@ -24,7 +24,7 @@ from paddock.estimate.counts import (
 )
 from paddock.estimate.duration import duration, rollout_seconds
 from paddock.estimate.job import job as job_of
-from paddock.estimate.memory import GIB, Hardware, Job, Role, Rollout, estimate
+from paddock.estimate.memory import GIB, Hardware, RoleLoad, RolloutLoad, StepLoad, estimate
 from paddock.estimate.splits import Fsdp, Megatron
 from paddock.facts import processor
 from paddock.facts.machine import GPU_MEMORY_GIB, GPU_SPEED, Machine, Speed
@@ -42,18 +42,18 @@ def shape(name: str) -> ModelShape:
     return found
 
 
-def one_gpu(model: ModelShape, work: Work, **role: bool | int) -> Job:
-    return Job(
+def one_gpu(model: ModelShape, work: Work, **role: bool | int) -> StepLoad:
+    return StepLoad(
         hardware=Hardware(1, 1, 141 * GIB),
-        roles={"actor": Role(model, **{"update_tokens": 65536, "forward_tokens": 65536, **role})},  # type: ignore[arg-type]
-        rollout=Rollout("embedded", rows=work.rows, row_tokens=work.prompt_tokens + work.response_tokens),
+        roles={"actor": RoleLoad(model, **{"update_tokens": 65536, "forward_tokens": 65536, **role})},  # type: ignore[arg-type]
+        rollout=RolloutLoad("embedded", rows=work.rows, row_tokens=work.prompt_tokens + work.response_tokens),
     )
 
 
 def test_operations_and_bytes_by_hand() -> None:
     """SmolLM2-135M is tied: all its weights are multiplied, 49,152 x 576 of them in the head; 30 layers of 9 heads of
     64, 3 of them with keys. Two prompts of 100 tokens have three responses of 50 each."""
-    role, work = Role(shape("HuggingFaceTB/SmolLM2-135M")), Work(2, 3, 100, 50)
+    role, work = RoleLoad(shape("HuggingFaceTB/SmolLM2-135M")), Work(2, 3, 100, 50)
     body = 134_515_008 - 49_152 * 576
     assert prompt_operations(role, work) == 200 * (2 * body + 4 * 30 * 576 * 50)
     assert response_operations(role, work) == 300 * (2 * 134_515_008 + 4 * 30 * 576 * 125)
@@ -64,10 +64,10 @@ def test_operations_and_bytes_by_hand() -> None:
 
 def test_a_prompt_is_computed_on_each_device_that_has_rows_of_its_group() -> None:
     model, work = shape("HuggingFaceTB/SmolLM2-135M"), Work(2, 3, 100, 50)
-    assert [forward_tokens(Role(model), work, devices) for devices in (1, 2, 8)] == [500, 700, 900]
+    assert [forward_tokens(RoleLoad(model), work, devices) for devices in (1, 2, 8)] == [500, 700, 900]
     for split in (Fsdp(degree=2, sequence=2), Megatron(world=2)):
-        assert forward_tokens(Role(model, split), work) == 900
-    assert forward_tokens(Role(model), replace(work, shares_prompts=False)) == 900
+        assert forward_tokens(RoleLoad(model, split), work) == 900
+    assert forward_tokens(RoleLoad(model), replace(work, shares_prompts=False)) == 900
 
 
 def test_lengths_of_their_own_are_summed() -> None:
@@ -92,15 +92,15 @@ def test_a_decode_step_by_hand() -> None:
 
 def test_a_table_that_is_looked_up_and_idle_experts_cost_nothing() -> None:
     qwen, moe = shape("Qwen/Qwen3-8B"), shape("Qwen/Qwen3-30B-A3B")
-    assert multiplied_weights(Role(qwen)) == qwen.parameters - 151936 * 4096
-    assert multiplied_weights(Role(moe)) == moe.active_parameters - 151936 * 2048
+    assert multiplied_weights(RoleLoad(qwen)) == qwen.parameters - 151936 * 4096
+    assert multiplied_weights(RoleLoad(moe)) == moe.active_parameters - 151936 * 2048
     critic = replace(qwen, scalar_head=True)
-    assert multiplied_weights(Role(critic)) == qwen.parameters - 2 * 151936 * 4096 + 4096
+    assert multiplied_weights(RoleLoad(critic)) == qwen.parameters - 2 * 151936 * 4096 + 4096
 
 
 def test_a_tower_runs_once_for_every_patch_of_the_tokens_that_are_images() -> None:
     model = shape("Qwen/Qwen2.5-VL-7B-Instruct")
-    text, images = (multiplied_weights(Role(model, image_share=share)) for share in (0.0, 0.5))
+    text, images = (multiplied_weights(RoleLoad(model, image_share=share)) for share in (0.0, 0.5))
     assert images - text == 2 * model.vision_params
 
 
@@ -113,7 +113,7 @@ def test_an_update_is_four_passes_and_fewer_without_recomputing_or_with_adapters
 
     assert update() == pytest.approx(4 * forward)
     assert update(checkpointing=False) == pytest.approx(3 * forward)
-    assert [update_forwards(Role(model, lora_rank=rank, checkpointing=on))
+    assert [update_forwards(RoleLoad(model, lora_rank=rank, checkpointing=on))
             for rank in (0, 8) for on in (True, False)] == [4, 3, 3, 2]  # fmt: skip
     assert update(lora_rank=8) < update()
     twice = replace(work, epochs=2)

@@ -13,7 +13,7 @@ from conftest import ROOT
 from paddock.estimate.counts import Work
 from paddock.estimate.duration import forward_seconds, rollout_seconds, update_seconds
 from paddock.estimate.job import job as job_of
-from paddock.estimate.memory import GIB, Hardware, Job, Role, Rollout, scalar
+from paddock.estimate.memory import GIB, Hardware, RoleLoad, RolloutLoad, StepLoad, scalar
 from paddock.facts.machine import GPU_SPEED
 from paddock.facts.models import ModelShape, shape_of
 from paddock.loading.load import load
@@ -95,12 +95,12 @@ def shape(name: str) -> ModelShape:
     return found
 
 
-def job(case: Measured) -> Job:
-    return Job(
+def job(case: Measured) -> StepLoad:
+    return StepLoad(
         hardware=Hardware(1, 1, 141 * GIB),
-        roles={"actor": Role(shape(case.model), update_tokens=case.budget, forward_tokens=case.budget,
+        roles={"actor": RoleLoad(shape(case.model), update_tokens=case.budget, forward_tokens=case.budget,
                              checkpointing=case.checkpointing, lora_rank=case.rank)},
-        rollout=Rollout("embedded", case.work.rows, case.work.prompt_tokens + case.work.response_tokens),
+        rollout=RolloutLoad("embedded", case.work.rows, case.work.prompt_tokens + case.work.response_tokens),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddock.estimate.memory import GIB, Hardware, Job, Role, Rollout, estimate, layer_elements, scalar
+from paddock.estimate.memory import GIB, Hardware, RoleLoad, RolloutLoad, StepLoad, estimate, layer_elements, scalar
 from paddock.estimate.splits import Fsdp, Megatron
 from paddock.facts.models import ModelShape, shape_of
 
@@ -24,34 +24,36 @@ QWEN = shape("Qwen/Qwen2-7B-Instruct")
 P = 7_615_616_512
 
 
-def job(gpus: int = 8, tokens: int = 16384, memory: int = 80 * GIB, model: ModelShape = QWEN, **changes: Any) -> Job:
+def job(
+    gpus: int = 8, tokens: int = 16384, memory: int = 80 * GIB, model: ModelShape = QWEN, **changes: Any
+) -> StepLoad:
     """The guide's run: Qwen2-7B on eight GPUs with vLLM over two, a reference, and no critic."""
     split = Fsdp(max(1, gpus))
-    made = Job(
+    made = StepLoad(
         hardware=Hardware(gpus, min(gpus, 8), memory),
-        rollout=Rollout("vllm", rows=1280, row_tokens=1536, tensor=2, memory_fraction=0.6),
+        rollout=RolloutLoad("vllm", rows=1280, row_tokens=1536, tensor=2, memory_fraction=0.6),
         roles={
-            "actor": Role(model, split, update_tokens=tokens, forward_tokens=tokens),
-            "reference": Role(model, split, forward_tokens=tokens, dtype_bytes=2),
+            "actor": RoleLoad(model, split, update_tokens=tokens, forward_tokens=tokens),
+            "reference": RoleLoad(model, split, forward_tokens=tokens, dtype_bytes=2),
         },
     )
     return replace(made, **changes)
 
 
-def with_critic(made: Job) -> Job:
+def with_critic(made: StepLoad) -> StepLoad:
     return made.with_roles(critic=scalar(made.actor), reward_model=scalar(made.roles["reference"]))
 
 
-def alone(made: Job) -> Job:
+def alone(made: StepLoad) -> StepLoad:
     """Leaves the reference out."""
     return replace(made, roles={"actor": made.actor})
 
 
-def actor(made: Job, **changes: Any) -> Job:
+def actor(made: StepLoad, **changes: Any) -> StepLoad:
     return made.with_roles(actor=replace(made.actor, **changes))
 
 
-def rollout(made: Job, **changes: Any) -> Job:
+def rollout(made: StepLoad, **changes: Any) -> StepLoad:
     return replace(made, rollout=replace(made.rollout, **changes))
 
 
@@ -140,11 +142,11 @@ def test_one_rank_alone_agrees_with_steps_on_a_gpu(beside: tuple[str, ...], toke
 def test_states_of_one_rank_alone_by_hand() -> None:
     """0.5B in bf16 with float32 masters and moments, and a reference: 7.5 GiB at rest were measured."""
     model = shape("Qwen/Qwen2.5-0.5B")
-    states = Role(model, Fsdp(alone=True)).states
+    states = RoleLoad(model, Fsdp(alone=True)).states
     weights = 494_032_768
     assert (states.parameters, states.gradients, states.optimizer) == (2 * weights, 4 * weights, 12 * weights)
     assert (states.parameters + states.optimizer + 2 * weights) / GIB == pytest.approx(7.5, rel=0.02)
-    narrow = Role(model, Fsdp(alone=True), dtype_bytes=2).states  # no masters where nothing is wider
+    narrow = RoleLoad(model, Fsdp(alone=True), dtype_bytes=2).states  # no masters where nothing is wider
     assert (narrow.parameters, narrow.gradients, narrow.optimizer) == (2 * weights, 2 * weights, 4 * weights)
 
 
@@ -276,17 +278,17 @@ def test_latent_caches_are_not_shared_by_tensor_parallel_ranks() -> None:
 def test_megatron_by_hand() -> None:
     """Tensor 4, pipeline 2 over 16 ranks: bf16 weights, fp32 gradients an eighth each; 12 bytes over all 16."""
     split = Megatron(world=16, tensor=4, pipeline=2)
-    states = Role(QWEN, split).states
+    states = RoleLoad(QWEN, split).states
     assert states.parameters == 2 * P // 8
     assert states.gradients == 4 * P // 8
     assert states.optimizer == 12 * P // 16
-    assert Role(QWEN, replace(split, distributed_optimizer=False)).states.optimizer == 12 * P // 8
+    assert RoleLoad(QWEN, replace(split, distributed_optimizer=False)).states.optimizer == 12 * P // 8
 
 
 def test_expert_parallel_splits_experts_only() -> None:
     model = shape("Qwen/Qwen3-30B-A3B")
     experts = 48 * 128 * 3 * 2048 * 768
-    states = Role(model, Megatron(world=8, tensor=2, expert=4, expert_tensor=1)).states
+    states = RoleLoad(model, Megatron(world=8, tensor=2, expert=4, expert_tensor=1)).states
     assert states.parameters == 2 * ((model.parameters - experts) // 2 + experts // 4)
 
 
@@ -365,7 +367,7 @@ def test_settings_move_memory_the_way_their_names_say(
     made = actor(made, checkpointing=checkpointing)
     base = estimate(made)
 
-    def never_more(changed: Job, phases: list[str]) -> None:
+    def never_more(changed: StepLoad, phases: list[str]) -> None:
         plan = estimate(changed)
         assert all(plan.total(phase) <= base.total(phase) for phase in phases)
 
@@ -389,7 +391,7 @@ def test_the_fullest_pipeline_stage_counts() -> None:
     body = model.parameters - 2 * 129280 * 7168 - experts
     dense = -(-(-(-body * 4 // 61) + 129280 * 7168) // 8)
     sparse = 4 * 256 * expert // 16
-    states = Role(model, split).states
+    states = RoleLoad(model, split).states
     assert states.parameters == 2 * (dense + sparse)
     assert states.gradients == 4 * (dense + sparse)
     # dense weights are alike on 256 / (8 x 16) = 2 ranks, an expert's on 256 / (16 x 16) = 1
@@ -399,7 +401,7 @@ def test_the_fullest_pipeline_stage_counts() -> None:
 def test_a_tied_table_has_a_copy_on_the_last_stage() -> None:
     model = shape("Qwen/Qwen2.5-3B")
     table = 151936 * 2048
-    states = Role(model, Megatron(world=4, pipeline=4)).states
+    states = RoleLoad(model, Megatron(world=4, pipeline=4)).states
     assert states.parameters == 2 * ((model.parameters - table + 3) // 4 + table)
 
 
@@ -437,5 +439,5 @@ def test_an_image_tower_stands_on_the_first_stage() -> None:
     model = shape("Qwen/Qwen3-VL-8B-Instruct")
     table = 151936 * 4096
     body = model.parameters - 2 * table - model.vision_params
-    states = Role(model, Megatron(world=2, pipeline=2)).states
+    states = RoleLoad(model, Megatron(world=2, pipeline=2)).states
     assert states.parameters == 2 * (-(-body // 2) + table + model.vision_params)

@@ -18,13 +18,13 @@ from paddock.grading import library, verdicts
 from paddock.grading.limits import SECONDS, TooLong, Unread, cpu_seconds
 from paddock.grading.notation import canonical
 from paddock.grading.reader import read
-from paddock.grading.values import Sample, valued
+from paddock.grading.values import SampledValue, valued
 from paddock.grading.verdicts import compared
 from paddock.loading.load import load
 from paddock.rewards.custom import Failed, Target
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.maths import boxed
-from paddock.rewards.pool import Job, Pool
+from paddock.rewards.pool import ProcessPool, ScoringJob
 from paddock.rewards.rules import compute_score
 from paddock.rewards.score import ScoreRequest, checked
 
@@ -154,7 +154,7 @@ VALUES = [
 
 @pytest.mark.parametrize(("text", "value"), VALUES)
 def test_an_expression_has_its_exact_value(text, value):
-    assert str(valued(read(canonical(text)), Sample(None))) == value
+    assert str(valued(read(canonical(text)), SampledValue(None))) == value
 
 
 @pytest.mark.parametrize(
@@ -341,8 +341,8 @@ def test_runs_without_mathematics_have_no_such_metric():
 def test_a_job_with_a_limit_of_its_own_is_killed_before_the_pool_would(tmp_path):
     file = tmp_path / "native.py"
     file.write_text("import time\ndef score(data_source, solution_str, ground_truth, extra_info): time.sleep(60)\n")
-    pool = Pool(1, timeout=30.0)
-    job = Job(Target(str(file), "score"), ScoreRequest("", "", ""), limit=0.5)
+    pool = ProcessPool(1, timeout=30.0)
+    job = ScoringJob(Target(str(file), "score"), ScoreRequest("", "", ""), limit=0.5)
     begin = time.monotonic()
     pool.submit([job])
     try:

@@ -13,7 +13,7 @@ import pytest
 
 from paddock.config.schema import JudgeConfig
 from paddock.errors import UserError
-from paddock.rewards.judge import TEMPLATE, Endpoint, Judge, Reply, Rubric, plain_text, text_of
+from paddock.rewards.judge import TEMPLATE, Judge, JudgeEndpoint, Reply, Rubric, plain_text, text_of
 
 
 class Server:
@@ -78,7 +78,7 @@ def settings(server, **keys) -> JudgeConfig:
 
 def judge(server, **keys) -> Judge:
     config = settings(server, **keys)
-    return Judge(config, Endpoint(config, max_tokens=64))
+    return Judge(config, JudgeEndpoint(config, max_tokens=64))
 
 
 def score(one: Judge, *responses: str) -> list[float]:

@@ -16,7 +16,7 @@ from paddock.rewards import pool as pools
 from paddock.rewards.channel import LENGTH, Channel
 from paddock.rewards.custom import Target
 from paddock.rewards.manager import mean_of
-from paddock.rewards.pool import Job, JobFailed, Pool
+from paddock.rewards.pool import JobFailed, ProcessPool, ScoringJob
 from paddock.rewards.score import Score, ScoreRequest, checked
 from paddock.rewards.worker import READY, RECALL, RETURNED, SCORED, TOOK, serve
 
@@ -103,26 +103,26 @@ def target(tmp_path) -> Target:
 def sizes(monkeypatch) -> list[int]:
     """The sizes of all chunks that are sent."""
     found: list[int] = []
-    send = Pool._send
+    send = ProcessPool._send
 
     def counted(self, worker, jobs):
         found.append(len(jobs))
         send(self, worker, jobs)
 
-    monkeypatch.setattr(Pool, "_send", counted)
+    monkeypatch.setattr(ProcessPool, "_send", counted)
     monkeypatch.setattr(pools, "QUICK", 5.0)  # on a busy machine, too, a call is quick
     monkeypatch.setattr(pools, "BUSY", 1000.0)  # and one process does it all
     return found
 
 
-def score(pool: Pool, target: Target, texts: list[str]) -> list[Score | None]:
-    jobs = [Job(target, ScoreRequest("mine", text, None)) for text in texts]
+def score(pool: ProcessPool, target: Target, texts: list[str]) -> list[Score | None]:
+    jobs = [ScoringJob(target, ScoreRequest("mine", text, None)) for text in texts]
     pool.submit(jobs)
     return pool.results([job.future for job in jobs])
 
 
 def test_chunks_of_a_quick_scorer_grow_and_its_calls_keep_their_order(target, sizes):
-    pool = Pool(size=16, timeout=60.0)
+    pool = ProcessPool(size=16, timeout=60.0)
     try:
         texts = [str(number) for number in range(1024)]
         for step in range(2):
@@ -136,7 +136,7 @@ def test_chunks_of_a_quick_scorer_grow_and_its_calls_keep_their_order(target, si
 
 def test_chunks_of_a_slow_scorer_do_not_grow(target, sizes, monkeypatch):
     monkeypatch.setattr(pools, "QUICK", 0.0)
-    pool = Pool(size=16, timeout=60.0)
+    pool = ProcessPool(size=16, timeout=60.0)
     try:
         assert all(score(pool, target, ["a"] * 1024))
     finally:
@@ -147,7 +147,7 @@ def test_chunks_of_a_slow_scorer_do_not_grow(target, sizes, monkeypatch):
 def test_chunks_of_a_scorer_that_becomes_slow_shrink_to_what_it_does_in_the_time_of_a_quick_one(
     target, sizes, monkeypatch
 ):
-    pool = Pool(size=16, timeout=60.0)
+    pool = ProcessPool(size=16, timeout=60.0)
     try:
         score(pool, target, ["a"] * 1024)
         monkeypatch.setattr(pools, "QUICK", 0.05)  # no more than ten calls of at least 5 ms
@@ -161,7 +161,7 @@ def test_chunks_of_a_scorer_that_becomes_slow_shrink_to_what_it_does_in_the_time
 
 
 def test_a_call_that_hangs_in_a_large_chunk_is_cut_off_alone_and_chunks_stay_small_from_then_on(target, sizes):
-    pool = Pool(size=16, timeout=1.0)
+    pool = ProcessPool(size=16, timeout=1.0)
     try:
         score(pool, target, ["a"] * 1024)
         texts = ["a"] * 300 + ["hang"] + ["a"] * 723
@@ -179,7 +179,7 @@ def test_a_call_that_hangs_in_a_large_chunk_is_cut_off_alone_and_chunks_stay_sma
 
 
 def test_a_call_that_fails_in_a_large_chunk_is_named(target, sizes):
-    pool = Pool(size=16, timeout=60.0)
+    pool = ProcessPool(size=16, timeout=60.0)
     try:
         score(pool, target, ["a"] * 1024)
         with pytest.raises(JobFailed, match="raised KeyError: 'broken'") as error:
@@ -212,11 +212,11 @@ def test_calls_behind_a_slow_one_go_to_other_processes_and_are_made_once(tmp_pat
     (tmp_path / "pids").mkdir()
     target = Target(str(tmp_path / "waiting.py"), "score")
     monkeypatch.setattr(pools, "BUSY", 0.0)
-    pool = Pool(size=4, timeout=100.0)
+    pool = ProcessPool(size=4, timeout=100.0)
     try:
         assert score(pool, target, [""])
         pool._quick[target] = 64
-        jobs = [Job(target, ScoreRequest("mine", "together" if n else "slow", str(n))) for n in range(64)]
+        jobs = [ScoringJob(target, ScoreRequest("mine", "together" if n else "slow", str(n))) for n in range(64)]
         pool.submit(jobs)
         assert all(pool.results([job.future for job in jobs]))
     finally:
@@ -263,7 +263,7 @@ def test_calls_of_some_hundredths_of_a_second_get_more_processes(tmp_path, monke
     """A process is idle for a moment after each of them, which is no reason not to start others."""
     (tmp_path / "waiting.py").write_text("import time\ndef score(*_, **__):\n    time.sleep(0.05)\n    return 1.0")
     target = Target(str(tmp_path / "waiting.py"), "score")
-    pool = Pool(size=4, timeout=60.0)
+    pool = ProcessPool(size=4, timeout=60.0)
     try:
         assert score(pool, target, ["a"])
         for _ in range(2):

@@ -18,7 +18,7 @@ from paddock.loading.load import load
 from paddock.rewards.custom import Target
 from paddock.rewards.limited import LimitedPool, Rate
 from paddock.rewards.manager import RewardManager
-from paddock.rewards.pool import Job
+from paddock.rewards.pool import ScoringJob
 from paddock.rewards.score import ScoreRequest
 
 SYNC = """
@@ -250,7 +250,7 @@ def test_calls_that_wait_to_be_alone_in_the_only_process_do_not_keep_a_core_busy
     turns, turn = [], pool._turn
     pool._turn = lambda: turns.append(None) or turn()
     try:
-        jobs = [Job(target, ScoreRequest("mine", seconds, None)) for seconds in ("100", "100", "0.1")]
+        jobs = [ScoringJob(target, ScoreRequest("mine", seconds, None)) for seconds in ("100", "100", "0.1")]
         pool.submit(jobs)
         scores = pool.results([job.future for job in jobs])
     finally:

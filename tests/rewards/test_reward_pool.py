@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from paddock.rewards.custom import Target
-from paddock.rewards.pool import Job, JobFailed, Pool
+from paddock.rewards.pool import JobFailed, ProcessPool, ScoringJob
 from paddock.rewards.score import ScoreRequest
 
 SCORER = """
@@ -87,18 +87,18 @@ def target(tmp_path) -> Target:
 
 @pytest.fixture
 def pool():
-    pool = Pool(size=2, timeout=1.0)
+    pool = ProcessPool(size=2, timeout=1.0)
     yield pool
     pool.close()
 
 
-def submit(pool: Pool, target: Target, *solutions: str) -> list[Future]:
-    jobs = [Job(target, ScoreRequest("mine", solution, None)) for solution in solutions]
+def submit(pool: ProcessPool, target: Target, *solutions: str) -> list[Future]:
+    jobs = [ScoringJob(target, ScoreRequest("mine", solution, None)) for solution in solutions]
     pool.submit(jobs)
     return [job.future for job in jobs]
 
 
-def run(pool: Pool, target: Target, *solutions: str) -> list[float | None]:
+def run(pool: ProcessPool, target: Target, *solutions: str) -> list[float | None]:
     scores = pool.results(submit(pool, target, *solutions))
     return [score and score.value for score in scores]
 
@@ -108,7 +108,7 @@ def calls(target: Target) -> list[str]:
 
 
 def test_a_second_process_starts_when_work_waits_and_not_before(target):
-    pool = Pool(size=2, timeout=5.0)
+    pool = ProcessPool(size=2, timeout=5.0)
     try:
         quick = run(pool, target, *["pid"] * 64)
         assert len(set(quick)) == 1 and len(pool.workers) == 1
@@ -179,7 +179,7 @@ def test_a_long_run_of_short_scorings_outlasts_the_limit_of_one(target):
     """The clock is each response's own, however many share a chunk."""
     slow = Path(target.path).read_text().replace("return float", "time.sleep(0.1); return float")
     Path(target.path).write_text(slow)
-    pool = Pool(size=1, timeout=1.0)
+    pool = ProcessPool(size=1, timeout=1.0)
     assert run(pool, target, *["give 1"] * 15) == [1] * 15
     pool.close()
 
@@ -202,7 +202,7 @@ def test_a_scorer_that_crashes_leaves_no_daemon(pool, target, tmp_path):
 
 def test_what_a_scorer_keeps_running_lives_until_the_pool_is_closed(target, tmp_path):
     """It may be a server that the scorer asks again and again."""
-    pool = Pool(size=1, timeout=5.0)
+    pool = ProcessPool(size=1, timeout=5.0)
     assert run(pool, target, f"daemon-and-return {tmp_path / 'pid'}", "give 2") == [1, 2]
     pid = int((tmp_path / "pid").read_text())
     assert not gone(pid, within=0.2)
@@ -241,14 +241,14 @@ def test_a_worker_killed_between_runs_is_replaced(pool, target):
 
 
 def test_a_closed_pool_leaves_no_process(target):
-    pool = Pool(size=2, timeout=1.0)
+    pool = ProcessPool(size=2, timeout=1.0)
     pids = {int(pid) for pid in run(pool, target, *["pid"] * 8)}
     pool.close()
     assert all(gone(pid, within=0.5) for pid in pids)
 
 
 def test_a_forgotten_pool_leaves_no_process(target):
-    pool = Pool(size=1, timeout=1.0)
+    pool = ProcessPool(size=1, timeout=1.0)
     (pid,) = map(int, run(pool, target, "pid"))
     del pool
     assert gone(pid, within=0.5)
@@ -320,7 +320,7 @@ def test_daemons_of_scorers_end_when_the_trainer_is_killed(trainer, tmp_path):
 
 
 def test_work_submitted_later_is_taken_up_while_other_work_hangs(target):
-    pool = Pool(size=2, timeout=3.0)
+    pool = ProcessPool(size=2, timeout=3.0)
     (slow,) = submit(pool, target, "sleep")
     assert run(pool, target, *(f"give {n}" for n in range(5))) == [0, 1, 2, 3, 4]
     assert not slow.done() and slow.result(10) is None
@@ -334,7 +334,7 @@ def test_many_small_submissions_while_the_pool_works_block_nobody(pool, target):
 
 
 def test_closing_a_pool_at_work_drops_its_work(target):
-    pool = Pool(size=2, timeout=100.0)
+    pool = ProcessPool(size=2, timeout=100.0)
     futures = submit(pool, target, *["sleep"] * 5)
     time.sleep(0.5)
     pool.close()
@@ -342,7 +342,7 @@ def test_closing_a_pool_at_work_drops_its_work(target):
 
 
 def test_a_file_of_prints_whose_folder_is_gone_keeps_nobody_from_scoring(target, tmp_path):
-    pool = Pool(size=1, timeout=60.0, prints=tmp_path / "moved/reward.log")
+    pool = ProcessPool(size=1, timeout=60.0, prints=tmp_path / "moved/reward.log")
     try:
         assert run(pool, target, "plain 2") == [2.0] and not (tmp_path / "moved").exists()
     finally:

@@ -18,7 +18,7 @@ from paddock.errors import UserError
 from paddock.rewards.code import contest, humaneval, mbpp
 from paddock.sandbox import fusion
 from paddock.sandbox.fusion import FusionClient
-from paddock.sandbox.program import CAUSES, Program, SandboxBroken, Settings, settings_from
+from paddock.sandbox.program import CAUSES, Program, SandboxBroken, SandboxSettings, settings_from
 from paddock.sandbox.runner import check
 
 
@@ -35,7 +35,7 @@ class Service(ThreadingHTTPServer):
         self.lock = threading.Lock()
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> SandboxSettings:
         return replace(settings_from(None), url=f"http://127.0.0.1:{self.server_port}/run_code", memory_limit_mb=512)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from paddock.environments.environment import Answer, Environment, Turn
 from paddock.environments.packages import imported, unknown
-from paddock.environments.reused import Draws, Pool, Reused
+from paddock.environments.reused import FreeGames, GameDraws, Reused
 
 PACKAGE = "reasoning-gym nltk && pip install --no-deps gem-llm"
 """Without its dependencies: its pins of antlr4 and reasoning-gym do not go with omegaconf's and each other's."""
@@ -46,10 +46,10 @@ def source(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
         raise unknown(full, name, known, "GEM")
 
     def make() -> Any:
-        with Draws(0).drawing():  # constructors reset
+        with GameDraws(0).drawing():  # constructors reset
             return gem.make(name, **kwargs)
 
-    pool: Pool[Any] = Pool(make)
+    pool: FreeGames[Any] = FreeGames(make)
     pool.give(make())  # what does not suit is told now
     return lambda: Gem(pool)
 

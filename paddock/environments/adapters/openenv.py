@@ -44,7 +44,7 @@ class ServerError(Exception):
         self.code = data.get("code")
 
 
-class Session:
+class GameSession:
     """Holds one session of a server; several threads may ask."""
 
     def __init__(self, url: str):
@@ -78,7 +78,7 @@ class OpenEnv(Environment):
     ):
         """`field` of an action has the policy's turn; `text`: the fields of an observation that it reads, else all."""
         self.url, self.field, self.text, self.listed = url, field, text, listed
-        self.session: Session | None = None
+        self.session: GameSession | None = None
         self.paid, self.over = 0.0, False
         """What calls have earned since the last turn, and whether one of them ended the episode."""
 
@@ -141,11 +141,11 @@ class ServerTool:
         return written(result["data"] if isinstance(result, dict) and "data" in result else result)
 
 
-def opened(url: str, data: Mapping[str, Any]) -> tuple[Session, dict[str, Any]]:
+def opened(url: str, data: Mapping[str, Any]) -> tuple[GameSession, dict[str, Any]]:
     """Returns a session and its first observation; waits a moment if all sessions are taken."""
     until = time.monotonic() + PATIENCE
     while True:
-        session = Session(url)
+        session = GameSession(url)
         try:
             return session, session.ask("reset", data)
         except ServerError as error:

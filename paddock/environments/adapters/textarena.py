@@ -15,7 +15,7 @@ from typing import Any
 
 from paddock.environments.environment import Answer, Environment, Turn
 from paddock.environments.packages import imported, refused, unknown
-from paddock.environments.reused import Draws, Pool, Reused
+from paddock.environments.reused import FreeGames, GameDraws, Reused
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def source(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
             fix = "python -m nltk.downloader words averaged_perceptron_tagger_eng, on a machine with a network"
             raise refused(full, "needs word lists of NLTK, which are not on this machine", fix) from error
 
-    pool: Pool[Any] = Pool(make)
+    pool: FreeGames[Any] = FreeGames(make)
     pool.give(of_one_player(make(), full))
     return lambda: TextArena(pool)
 
@@ -111,7 +111,7 @@ def of_one_player(game: Any, name: str) -> Any:
     """Returns the game; one that takes more players is refused."""
     arena = imported("textarena", "textarena", name)
     try:
-        with Draws(0).drawing():
+        with GameDraws(0).drawing():
             game.reset(num_players=1, seed=0)
     except (AssertionError, ValueError) as error:
         if "player" not in str(error).lower():

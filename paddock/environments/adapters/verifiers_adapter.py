@@ -64,7 +64,7 @@ def client_class() -> type[Any]:
     """Returns a client of verifiers that asks the policy."""
     verifiers = imported("verifiers", OLD, "verifiers")
 
-    class Policy(verifiers.Client):  # type: ignore[name-defined]
+    class ClientPolicy(verifiers.Client):  # type: ignore[name-defined]
         def __init__(self, policy: Callable[[list[Message]], Awaitable[Answer | None]]):
             super().__init__(None)
             self.policy = policy
@@ -83,7 +83,7 @@ def client_class() -> type[Any]:
         async def from_native_response(self, response: Any) -> Any: ...
         async def close(self) -> None: ...
 
-    return Policy
+    return ClientPolicy
 
 
 def plain(message: Any) -> Message:

@@ -26,7 +26,7 @@ FULL = "this model's maximum context length is reached"
 """What the policy says when it may write no more. The rollout then ends without an error, and is scored as it is."""
 
 
-class Endpoint:
+class PolicyEndpoint:
     """Serves chat completions on the loopback address: `episodes` has who answers for each model name."""
 
     def __init__(self) -> None:
@@ -58,9 +58,9 @@ class Endpoint:
 
 
 @cache
-def endpoint() -> Endpoint:
+def endpoint() -> PolicyEndpoint:
     """Returns the endpoint of this process; call it in the loop beside."""
-    return Endpoint()
+    return PolicyEndpoint()
 
 
 def completion(said: Answer, model: str) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Stage:
     """The tools of the first request; None before it."""
 
 
-class Episode(Driven):
+class TaskEpisode(Driven):
     """Plays one task."""
 
     def __init__(self, stage: Stage):
@@ -68,7 +68,7 @@ class Episode(Driven):
     def tools(self) -> Sequence[Tool]:
         """Returns the tools of the first task's first request. This opens its runtime and its tool servers once."""
         if self.stage.tools is None:
-            first = Episode(self.stage)
+            first = TaskEpisode(self.stage)
             try:
                 first.reset({"example_id": 0}, 0)
             finally:
@@ -158,7 +158,7 @@ def tasks_source(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environme
     tasks = list(itertools.islice(found, ENOUGH) if found.INFINITE else found)
     if not tasks:
         raise refused(full, "has no tasks", "a taskset whose load() yields some")
-    return partial(Episode, Stage(full, environment, tasks, agents[0], awaited(serve(environment))))
+    return partial(TaskEpisode, Stage(full, environment, tasks, agents[0], awaited(serve(environment))))
 
 
 def agents_of(stack: Any, kind: Any) -> list[str]:

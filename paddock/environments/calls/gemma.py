@@ -13,7 +13,7 @@ from paddock.environments.environment import Call, Malformed
 BARE = re.compile(r"[^,\[\]{}]+")
 
 
-class Unreadable(Exception):
+class UnreadableCall(Exception):
     """Raised inside of the reader where values cannot be read; says why."""
 
 
@@ -38,12 +38,12 @@ class Quoted:
             name = text[begun:brace].strip()
             try:
                 if brace < 0 or not name.startswith("call:") or not name.removeprefix("call:").strip():
-                    raise Unreadable("it has no call:NAME{...}")
+                    raise UnreadableCall("it has no call:NAME{...}")
                 arguments, end = self._value(text, brace)
                 if not text[end:].lstrip().startswith(self.closing):
-                    raise Unreadable(f"there is no {self.closing} behind it")
+                    raise UnreadableCall(f"there is no {self.closing} behind it")
                 yield Call(name.removeprefix("call:").strip(), arguments)
-            except (Unreadable, RecursionError) as error:
+            except (UnreadableCall, RecursionError) as error:
                 end = text.find(self.closing, begun)
                 end = end if end >= 0 else len(text)
                 why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
@@ -61,7 +61,7 @@ class Quoted:
             return self._list(text, at)
         bare = BARE.match(text, at)
         if not bare:
-            raise Unreadable("a value is missing")
+            raise UnreadableCall("a value is missing")
         written = bare[0].strip()
         value, wrong = json_value("null" if written == "None" else written)
         return written if wrong else value, bare.end()
@@ -70,7 +70,7 @@ class Quoted:
         begun = at + len(self.quote)
         end = text.find(self.quote, begun)
         if end < 0:
-            raise Unreadable(f"a text is not closed by {self.quote}")
+            raise UnreadableCall(f"a text is not closed by {self.quote}")
         return text[begun:end], end + len(self.quote)
 
     def _list(self, text: str, at: int) -> tuple[list[Any], int]:
@@ -92,7 +92,7 @@ class Quoted:
                 colon = text.find(":", at)
                 key = text[at:colon].strip()
             if not text.startswith(":", colon) or not key:
-                raise Unreadable("an argument has no KEY:")
+                raise UnreadableCall("an argument has no KEY:")
             found[key], at = self._value(text, colon + 1)
             at = behind_comma(text, at, "}")
         return found, at + 1
@@ -122,7 +122,7 @@ def behind_comma(text: str, at: int, closing: str) -> int:
     if text.startswith(",", at):
         return behind_spaces(text, at + 1)
     if not text.startswith(closing, at):
-        raise Unreadable(f"a comma or {closing} is missing")
+        raise UnreadableCall(f"a comma or {closing} is missing")
     return at
 
 

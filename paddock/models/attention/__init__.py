@@ -22,14 +22,14 @@ The package imports nothing else of models/.
 
 from paddock.models.attention.choice import cache_layout, choose
 from paddock.models.attention.hook import NAME, no_mask
-from paddock.models.attention.interface import Attention, Call, Scores, StoredAttention
+from paddock.models.attention.interface import Attention, AttentionCall, Scores, StoredAttention
 from paddock.models.attention.packed import Packed
 from paddock.models.attention.shared_prompts import SharedPrompts
 
 __all__ = [
     "NAME",
     "Attention",
-    "Call",
+    "AttentionCall",
     "Packed",
     "Scores",
     "SharedPrompts",

@@ -30,7 +30,7 @@ ROUND = 8
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptBlock:
     """Tokens of the stream that some neighbouring rows of a block see before their own sequence."""
 
     rows: slice
@@ -51,7 +51,7 @@ class Block:
     length: int
     slots: Tensor | None
     """Index of each token of the stream in the flattened block; None: it fills the block in order."""
-    prompts: tuple[Prompt, ...] = ()
+    prompts: tuple[PromptBlock, ...] = ()
     before: int = 0
     """Keys of the longest prompt, at least. A sequence's own follow those of its prompt, as in a rollout's cache, so
     that sums are rounded alike; zeros that no query sees come last."""
@@ -147,7 +147,7 @@ def block_of(start: int, lengths: Sequence[int], device: torch.device, prompts: 
         return Block(start, end, rows, longest, slots)
     changes = [row for row in range(rows) if row == 0 or prompts[row] != prompts[row - 1]]
     spans = zip(changes, [*changes[1:], rows], strict=True)
-    found = tuple(Prompt(slice(first, last), prompts[first]) for first, last in spans)
+    found = tuple(PromptBlock(slice(first, last), prompts[first]) for first, last in spans)
     return Block(start, end, rows, longest, slots, found, rounded(max(prompt.length for prompt in found)))
 
 

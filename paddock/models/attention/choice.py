@@ -13,7 +13,7 @@ from paddock.core.device import has_flash
 from paddock.kernels import native
 from paddock.kernels.arguments import VECTOR
 from paddock.kernels.choice import kernels_for
-from paddock.models.attention.interface import Call
+from paddock.models.attention.interface import AttentionCall
 
 MAX_FLASH_HEAD_DIM = 256
 FLASH_HEAD_STEP = 8  # torch's kernel refuses other widths
@@ -24,28 +24,28 @@ Layout = Literal["packed", "padded", "slots", "pool"]
 Way = Literal["sinks", "flash", "short", "blocks", "capped", "sdpa", "kernel"]
 
 
-def has_sinks(call: Call) -> bool:
+def has_sinks(call: AttentionCall) -> bool:
     return call.scores.sinks is not None
 
 
-def has_softcap(call: Call) -> bool:
+def has_softcap(call: AttentionCall) -> bool:
     return call.scores.softcap is not None
 
 
-def flash_can(call: Call) -> bool:
+def flash_can(call: AttentionCall) -> bool:
     dim = call.q.shape[-1]
     fits = dim == call.v.shape[-1] <= MAX_FLASH_HEAD_DIM and dim % FLASH_HEAD_STEP == 0
     return has_flash(call.q, call.scores.window) and fits and call.scores.softcap is None
 
 
-def is_short(call: Call) -> bool:
+def is_short(call: AttentionCall) -> bool:
     dim, scores = call.q.shape[-1], call.scores
     fits = call.most_keys <= MOST_KEYS and dim == call.v.shape[-1] and dim % VECTOR == 0 and len(call.q) > 0
     plain = scores.window is None and scores.softcap is None
     return plain and fits and native.can_run(call.q, call.k, call.v)
 
 
-def always(call: Call) -> bool:
+def always(call: AttentionCall) -> bool:
     return True
 
 
@@ -54,7 +54,7 @@ class Row:
     """One row of the table: `way` serves a call if no row above it does and `serves` is true."""
 
     way: Way
-    serves: Callable[[Call], bool]
+    serves: Callable[[AttentionCall], bool]
     when: str
 
 
@@ -84,7 +84,7 @@ TABLE: dict[Layout, tuple[Row, ...]] = {
 """The first row of a layout that serves a call computes it. Rows are in the order in which they are asked."""
 
 
-def choose(layout: Layout, call: Call) -> Way:
+def choose(layout: Layout, call: AttentionCall) -> Way:
     """Returns the implementation that serves one layer's call."""
     return next(row.way for row in TABLE[layout] if row.serves(call))
 

@@ -21,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from paddock.errors import UserError
 from paddock.models.attention.capped import capped_attention
 from paddock.models.attention.choice import choose
-from paddock.models.attention.interface import Attention, Call, Scores
+from paddock.models.attention.interface import Attention, AttentionCall, Scores
 from paddock.models.attention.sinks import padded_sinks
 
 NAME = "paddock"
@@ -59,7 +59,7 @@ def attention_forward(
         return attend.attend(module, query, key, value, Scores(scale, sliding_window, softcap, s_aux)), None
     if attention_mask is not None and attention_mask.shape[-1] == 0:
         raise unsupported(module, "layers that keep arguments from their attention")
-    way = choose("padded", Call(query, key, value, Scores(scale, None, softcap, s_aux), key.shape[2]))
+    way = choose("padded", AttentionCall(query, key, value, Scores(scale, None, softcap, s_aux), key.shape[2]))
     if way == "sinks":
         assert s_aux is not None
         return padded_sinks(query, key, value, attention_mask, scale, s_aux), None

@@ -49,7 +49,7 @@ class StoredAttention(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class AttentionCall:
     """What one layer asks for. Packed: ``q [T, H, D]``, ``k, v [T, K, D]``; in rows: ``[N, heads, L, D]``."""
 
     q: Tensor

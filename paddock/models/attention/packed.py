@@ -15,7 +15,7 @@ from paddock.core.device import flash_attention, to_device
 from paddock.kernels.arguments import PromptGroups
 from paddock.models.attention.blocks import Block, BlockAttention, blocks_of
 from paddock.models.attention.choice import choose
-from paddock.models.attention.interface import Call, Scores
+from paddock.models.attention.interface import AttentionCall, Scores
 from paddock.models.attention.short_attention import ShortAttention
 from paddock.models.attention.sinks import packed_sinks
 
@@ -58,7 +58,7 @@ class Packed:
         ends = accumulate(self.lengths)
         return PromptGroups([[slice(end - length, end)] for end, length in zip(ends, self.lengths, strict=True)])
 
-    def flash(self, call: Call) -> Tensor:
+    def flash(self, call: AttentionCall) -> Tensor:
         """Computes one layer's call with the device's own kernel."""
         scores = call.scores
         return flash_attention(call.q, call.k, call.v, self.cu_seqlens, self.lengths, scores.scaling, scores.window)
@@ -67,7 +67,7 @@ class Packed:
         q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # [T, H or K, D]
         if scores.window is not None and scores.window >= self.max_len:
             scores = replace(scores, window=None)
-        call = Call(q, k, v, scores, self.max_len)
+        call = AttentionCall(q, k, v, scores, self.max_len)
         way = choose("packed", call)
         if way == "flash":
             packed: Any = self.flash(call)

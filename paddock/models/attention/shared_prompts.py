@@ -15,7 +15,7 @@ from paddock.core.device import flash_attention, to_device
 from paddock.kernels.arguments import PromptGroups
 from paddock.kernels.launch import can_launch, has_triton
 from paddock.models.attention.blocks import Block, blocks_of
-from paddock.models.attention.interface import Call
+from paddock.models.attention.interface import AttentionCall
 from paddock.models.attention.packed import Packed
 
 if has_triton():
@@ -101,7 +101,7 @@ class SharedPrompts(Packed):
             *blocks_of(responses, self.device, sum(self.prompts), behind),
         ]
 
-    def flash(self, call: Call) -> Tensor:
+    def flash(self, call: AttentionCall) -> Tensor:
         """Computes one layer's call with the device's own kernel; it gets the prompt's keys again for each response."""
         keys, values = Repeated.apply(call.k, call.v, self)
         ends, key_ends = (self.cu_seqlens, self.lengths), (self.key_ends, self.key_lengths)

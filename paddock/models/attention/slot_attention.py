@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from paddock.models.attention.capped import capped_attention
 from paddock.models.attention.choice import choose
-from paddock.models.attention.interface import Call, Scores, layer_of
+from paddock.models.attention.interface import AttentionCall, Scores, layer_of
 from paddock.models.attention.packed import Packed
 from paddock.models.attention.sinks import padded_sinks
 
@@ -62,7 +62,7 @@ class SlotDecode:
         self.beside = beside
         self.spans = spans_of(lengths.tolist())
         self.indices: dict[int, Tensor] = {}
-        self.masks: dict[tuple[Span, int | None], Tensor] = {}
+        self.masks: dict[tuple[SlotRange, int | None], Tensor] = {}
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         """Takes ``[queries, heads, 1, dim]``, returns ``[queries, 1, heads, dim]``."""
@@ -70,7 +70,7 @@ class SlotDecode:
         self.write(keys, key)
         self.write(values, value)
         query = query.to(keys.dtype)
-        way = choose("slots", Call(query, keys, values, scores, keys.shape[2]))
+        way = choose("slots", AttentionCall(query, keys, values, scores, keys.shape[2]))
         parts = []
         for span in self.spans:
             rows, seen = slice(span.start, span.stop), slice(span.first(scores.window), span.longest + 1)
@@ -101,7 +101,7 @@ class SlotDecode:
         for (row, held, count), part in self.behind():
             buffer[row, :, held : held + count] = new[part, :, 0].transpose(0, 1)
 
-    def mask(self, span: Span, window: int | None) -> Tensor:
+    def mask(self, span: SlotRange, window: int | None) -> Tensor:
         """[rows, 1, 1, positions] True where a key is seen; the same in all layers of a kind."""
         if (span, window) not in self.masks:
             position = torch.arange(span.first(window), span.longest + 1, device=self.lengths.device)
@@ -149,7 +149,7 @@ WAYS = {"sinks": with_sinks, "capped": with_cap}
 
 
 @dataclass(frozen=True)
-class Span:
+class SlotRange:
     """Neighbouring slots that are read together, up to the longest of them."""
 
     start: int
@@ -165,16 +165,16 @@ class Span:
         """Returns the first position that a query of these slots sees."""
         return 0 if window is None else max(0, self.shortest - window + 1)
 
-    def joined(self, other: Span) -> Span:
-        return Span(self.start, other.stop, min(self.shortest, other.shortest), max(self.longest, other.longest))
+    def joined(self, other: SlotRange) -> SlotRange:
+        return SlotRange(self.start, other.stop, min(self.shortest, other.shortest), max(self.longest, other.longest))
 
 
-def spans_of(lengths: list[int]) -> list[Span]:
+def spans_of(lengths: list[int]) -> list[SlotRange]:
     """Joins neighbours as long as reading them together costs less than another call."""
-    spans: list[Span] = []
+    spans: list[SlotRange] = []
     for start in range(0, len(lengths), STEP):
         part = lengths[start : start + STEP]
-        span = Span(start, start + len(part), min(part), max(part))
+        span = SlotRange(start, start + len(part), min(part), max(part))
         while spans and (joined := spans[-1].joined(span)).cost <= spans[-1].cost + span.cost:
             span = joined
             spans.pop()

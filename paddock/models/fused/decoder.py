@@ -21,7 +21,7 @@ from paddock.kernels.launch import can_launch
 from paddock.models.attention import NAME, Attention, Packed
 from paddock.models.forward import FUSED
 from paddock.models.fused.joined import Joined, Unfit
-from paddock.models.fused.layer import Layer, Norm, Shared
+from paddock.models.fused.layer import Layer, Norm, SharedInput
 from paddock.models.fused.probe import TOLERANCE, apart, compare_layer, watch
 
 PROBE = 24  # tokens of the forward that is compared
@@ -129,11 +129,11 @@ class FusedDecoder:
         assert branch is not None, "it has no layers"
         return self.norm.last(residual, branch, embedded.dtype).view(*tokens.shape, -1)
 
-    def shared(self, embedded: Tensor, positions: Tensor, how: Attention) -> dict[str | None, Shared]:
+    def shared(self, embedded: Tensor, positions: Tensor, how: Attention) -> dict[str | None, SharedInput]:
         adapted = not (self.pairs and self.pairs[0].is_off)  # they are on or off together
         shape = embedded.shape[0], embedded.shape[1]
         turns = {kind: self.rope(embedded, positions, kind) for kind in set(self.rope_types)}
-        return {kind: Shared(*turn, how, shape, adapted) for kind, turn in turns.items()}
+        return {kind: SharedInput(*turn, how, shape, adapted) for kind, turn in turns.items()}
 
     def rope(self, like: Tensor, positions: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
         found = self.backbone.rotary_emb(like, positions, *([] if kind is None else [kind]))

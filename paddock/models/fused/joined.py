@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from paddock.kernels.launch import can_launch, has_triton
-from paddock.models.adapters import SUM, Pair, merged_weight
+from paddock.models.adapters import SUM, AdapterPair, merged_weight
 from paddock.models.fused.passes import gated
 
 if has_triton():
@@ -98,15 +98,15 @@ class Joined:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters in the order in which `Step.gradients` has their gradients."""
+        """The parameters in the order in which `JoinedStep.gradients` has their gradients."""
         return self.weights + self.biases + (self.adapters.parameters if self.adapters else [])
 
     def __call__(self, x: Tensor, adapted: bool) -> Tensor:
         return self.forward(x, adapted, keeps=False)[0]
 
     def forward(self, x: Tensor, adapted: bool, keeps: bool) -> tuple[Tensor, Tensor | None]:
-        """Returns y ``[T, rows]``, between whose rows there may be other numbers, and A x for `Step.gradients`, where
-        adapters are on and if `keeps`."""
+        """Returns y ``[T, rows]``, between whose rows there may be other numbers, and A x for `JoinedStep.gradients`,
+        where adapters are on and if `keeps`."""
         adapters = self.adapters if adapted and self.merged is None else None
         product = exact_linear if self.exact else linear
         if adapters and self.whole is not None:
@@ -140,21 +140,21 @@ class Joined:
         """Returns how many columns more `backward` wants behind dy, for the gradient of A x."""
         return len(self.whole) - self.rows if adapted and self.whole is not None else 0
 
-    def backward(self, dy: Tensor, adapted: bool) -> Step:
+    def backward(self, dy: Tensor, adapted: bool) -> JoinedStep:
         """`dy` may have as many columns more as `room` says. One without them is copied to where they are: an output
         projection's is no wider than the gradient of x, which would be read and written once more instead."""
         if not self.adapters or not adapted:
-            return Step(self, dy, dy @ self.weight)
+            return JoinedStep(self, dy, dy @ self.weight)
         if self.whole is None:
             dlow = self.adapters.backward(dy, dy.new_empty(len(dy), len(self.adapters.a)))
             dx = dy @ self.read(adapted)
-            return Step(self, dy, dx.addmm_(dlow, self.adapters.a) if self.merged is None else dx, dlow)
+            return JoinedStep(self, dy, dx.addmm_(dlow, self.adapters.a) if self.merged is None else dx, dlow)
         if dy.shape[1] == self.rows:
             given, dy = dy, dy.new_empty(len(dy), len(self.whole))
             dy[:, : self.rows] = given
         end = self.rows + len(self.adapters.a)
         dlow = self.adapters.backward(dy[:, : self.rows], dy[:, self.rows : end])
-        return Step(self, dy[:, : self.rows], dy[:, :end] @ self.whole[:end], dlow)
+        return JoinedStep(self, dy[:, : self.rows], dy[:, :end] @ self.whole[:end], dlow)
 
     def reads_input(self, adapted: bool) -> bool:
         """True if a backward reads x."""
@@ -162,7 +162,7 @@ class Joined:
 
 
 @dataclass(eq=False)
-class Step:
+class JoinedStep:
     """The backward of a `Joined`: the gradient of its input first, those of its parameters when x is known."""
 
     joined: Joined
@@ -196,7 +196,7 @@ class Beside:
     Every B stays a matrix without gaps: optimizers write into the gaps of others.
     """
 
-    def __init__(self, pairs: Sequence[Pair | None], sizes: Sequence[int], exact: bool):
+    def __init__(self, pairs: Sequence[AdapterPair | None], sizes: Sequence[int], exact: bool):
         self.exact = exact
         spans = [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
         found = [(pair, span) for pair, span in zip(pairs, spans, strict=True) if pair]
@@ -211,7 +211,7 @@ class Beside:
     def parameters(self) -> list[nn.Parameter]:
         return [pair.a for pair in self.pairs] + [pair.b for pair in self.pairs]
 
-    def each(self, low: Tensor, wide: Tensor) -> Iterator[tuple[Pair, Tensor, Tensor]]:
+    def each(self, low: Tensor, wide: Tensor) -> Iterator[tuple[AdapterPair, Tensor, Tensor]]:
         """Every pair with its columns of ``low [T, ranks]`` and of ``wide [T, sizes]``."""
         for pair, part, columns in zip(self.pairs, low.split(self.ranks, 1), self.columns, strict=True):
             yield pair, part, wide[:, columns]
@@ -251,13 +251,13 @@ class Beside:
         return [*by_a, *by_b]
 
 
-def apart(module: nn.Module) -> tuple[nn.Linear, Pair | None]:
+def apart(module: nn.Module) -> tuple[nn.Linear, AdapterPair | None]:
     """A projection's own layer, and its adapter if it has one."""
     layer, pair = module, None
     if hasattr(module, "base_layer"):
         layer = module.base_layer  # type: ignore[assignment]
         try:
-            pair = Pair.beside(module)
+            pair = AdapterPair.beside(module)
         except ValueError as reason:
             raise Unfit(f"a projection has {reason}") from None
     if type(layer) is not nn.Linear or type(layer.weight.data) is not Tensor:

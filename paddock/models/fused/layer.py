@@ -88,7 +88,7 @@ class LastNorm(torch.autograd.Function):
 
 
 @dataclass(frozen=True, eq=False)
-class Shared:
+class SharedInput:
     """What the layers of one forward have in common."""
 
     cos: Tensor
@@ -163,7 +163,7 @@ class Layer:
         return [*norms, *heads, *joined]
 
     def __call__(
-        self, residual: Tensor, branch: Tensor | None, shared: Shared, recompute: bool
+        self, residual: Tensor, branch: Tensor | None, shared: SharedInput, recompute: bool
     ) -> tuple[Tensor, Tensor]:
         """The stream ``[T, hidden]`` and what is yet to be added to it: the next norm adds it on the way."""
         if hasattr(shared.how, "attend_stored"):
@@ -173,7 +173,7 @@ class Layer:
         return LayerPass.apply(self, shared, recompute, residual, branch, *self.parameters)
 
     def forward(
-        self, residual: Tensor, branch: Tensor | None, shared: Shared, tape: Tape | None
+        self, residual: Tensor, branch: Tensor | None, shared: SharedInput, tape: Tape | None
     ) -> tuple[Tensor, Tensor]:
         dtype, turn, adapted = self.qkv.weight.dtype, (shared.cos, shared.sin), shared.adapted
         keeps = tape is not None
@@ -194,7 +194,7 @@ class Layer:
             tape.low = low_qkv, low_out, low_both, low_down
         return second[1], end[0]
 
-    def decode(self, residual: Tensor, branch: Tensor | None, shared: Shared) -> tuple[Tensor, Tensor]:
+    def decode(self, residual: Tensor, branch: Tensor | None, shared: SharedInput) -> tuple[Tensor, Tensor]:
         """Runs the layer for one token per sequence, and stores its key and value on the way: with so few rows the
         number of kernel launches counts."""
         dtype, adapted = self.qkv.weight.dtype, shared.adapted
@@ -214,7 +214,7 @@ class Layer:
             return residual, self.after_mlp(self.down(inner, adapted), None, dtype)[0]
         return residual, self.down.in_parts(inner, adapted)
 
-    def attend(self, qkv: tuple[Tensor, ...], shared: Shared, track: bool) -> tuple[Tensor, ...]:
+    def attend(self, qkv: tuple[Tensor, ...], shared: SharedInput, track: bool) -> tuple[Tensor, ...]:
         """The output ``[T, heads x dim]``, with a graph of its own if its backward will be asked for, and q, k, v."""
         how, scores = shared.how, self.scores
         with torch.set_grad_enabled(track):
@@ -231,7 +231,7 @@ class Layer:
             return value + (out - out.detach()) if track else value, q, k, v
 
     def backward(
-        self, tape: Tape, shared: Shared, dresidual: Tensor, dbranch: Tensor
+        self, tape: Tape, shared: SharedInput, dresidual: Tensor, dbranch: Tensor
     ) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
         """Gradients of the stream, of the branch and of the parameters."""
         norms: list[Tensor | None] = []
@@ -281,7 +281,7 @@ class LayerPass(torch.autograd.Function):
     def forward(
         ctx: Any,
         layer: Layer,
-        shared: Shared,
+        shared: SharedInput,
         recompute: bool,
         residual: Tensor,
         branch: Tensor | None,

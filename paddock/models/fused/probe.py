@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from paddock.models.attention import Packed, Scores
 from paddock.models.forward import module_states
 from paddock.models.fused.joined import Unfit
-from paddock.models.fused.layer import Layer, Shared
+from paddock.models.fused.layer import Layer, SharedInput
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Between two ways to the same numbers, with no layer between them."""
@@ -41,7 +41,7 @@ class Recorder(Packed):
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class ModuleCall:
     """What a layer was given, and what it made of it: ``[1, T, hidden]``."""
 
     layer: nn.Module
@@ -52,20 +52,20 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class Watched:
-    calls: list[Call]
+class WatchedModule:
+    calls: list[ModuleCall]
     scores: dict[int, Scores]
     end: Tensor
     """The last hidden states."""
 
 
-def watch(model: PreTrainedModel, layers: nn.ModuleList, tokens: Tensor, positions: Tensor) -> Watched:
-    calls: list[Call] = []
+def watch(model: PreTrainedModel, layers: nn.ModuleList, tokens: Tensor, positions: Tensor) -> WatchedModule:
+    calls: list[ModuleCall] = []
 
     def note(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], gave: Any) -> None:
         first, others = (given[0], given[1:]) if given else (named["hidden_states"], ())
         named = {name: value for name, value in named.items() if name != "hidden_states"}
-        calls.append(Call(layer, first, others, named, gave[0] if isinstance(gave, tuple) else gave))
+        calls.append(ModuleCall(layer, first, others, named, gave[0] if isinstance(gave, tuple) else gave))
 
     recorder = Recorder([tokens.shape[1]], tokens.device)
     hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
@@ -78,16 +78,16 @@ def watch(model: PreTrainedModel, layers: nn.ModuleList, tokens: Tensor, positio
         raise Unfit("not all of its layers attend")
     if not all(torch.equal(one.gave, other.given) for one, other in pairwise(calls)):
         raise Unfit("something happens between its layers")
-    return Watched(calls, recorder.seen, end)
+    return WatchedModule(calls, recorder.seen, end)
 
 
-def compare_layer(call: Call, scores: Scores, shared: Shared, exact: bool) -> None:
+def compare_layer(call: ModuleCall, scores: Scores, shared: SharedInput, exact: bool) -> None:
     """Compares what the layer adds to the stream with its module, in float32."""
     module = copy.deepcopy(call.layer).float()
     given, others, named = tree_map(wide, (call.given, call.others, call.named))
     wanted = module(given, *others, **named)
     wanted = wanted[0] if isinstance(wanted, tuple) else wanted
-    turned = Shared(shared.cos.float(), shared.sin.float(), shared.how, shared.shape, shared.adapted)
+    turned = SharedInput(shared.cos.float(), shared.sin.float(), shared.how, shared.shape, shared.adapted)
     found = sum(Layer(module, scores, exact).forward(given.flatten(0, 1), None, turned, None))
     gap = apart(found.view_as(wanted) - given, wanted - given)  # type: ignore[union-attr]
     if gap > TOLERANCE[torch.float32]:

@@ -94,10 +94,10 @@ def drop_capabilities() -> None:
 def install_filter(program: bytes) -> None:
     """Installs a seccomp filter, given as its assembled instructions of 8 bytes."""
 
-    class Program(ctypes.Structure):
+    class FilterProgram(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
-    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(Program(len(program) // 8, program)))
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(FilterProgram(len(program) // 8, program)))
 
 
 def write(path: str, text: str) -> None:

@@ -29,7 +29,7 @@ PREFIX, PROGRAMS, SAID, OTHERS = "paddock-run-", "programs", "said", "others"
 
 
 @dataclass(frozen=True)
-class Program:
+class StandIn:
     """What stands in for a program. A real run has no stand-in for those that are only passed over in a plan."""
 
     launches: bool = False
@@ -40,17 +40,17 @@ class Program:
     """What it prints while planning, for scripts that count on it."""
 
 
-LAUNCHES_HERE, LAUNCHES_ELSEWHERE, PASSED_OVER = Program(launches=True, real=True), Program(launches=True), Program()
+LAUNCHES_HERE, LAUNCHES_ELSEWHERE, PASSED_OVER = StandIn(launches=True, real=True), StandIn(launches=True), StandIn()
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(9, 16)))
 FLAGS = re.compile(r"-[uOBqvds]+|-[WX].*")
 RANKS = ("torchrun", "accelerate", "deepspeed")
-EIGHT_DEVICES = Program(answer="".join(f"GPU {n}: assumed while planning\n" for n in range(8)))
+EIGHT_DEVICES = StandIn(answer="".join(f"GPU {n}: assumed while planning\n" for n in range(8)))
 TABLE = {
     **dict.fromkeys((*PYTHONS, *RANKS, "uv", "srun", "ray"), LAUNCHES_HERE),
     **dict.fromkeys(("sbatch", "apptainer", "singularity", "docker", "podman", "ssh", "mpirun"), LAUNCHES_ELSEWHERE),
     **dict.fromkeys(("nsys", "numactl"), LAUNCHES_ELSEWHERE),
     **dict.fromkeys(DEVICE_PROGRAMS, EIGHT_DEVICES),
-    "scontrol": Program(answer="localhost\n"),
+    "scontrol": StandIn(answer="localhost\n"),
     **dict.fromkeys(("pip", "pip3", "conda", "mamba", "git", "apt", "apt-get", "sudo", "make"), PASSED_OVER),
     **dict.fromkeys(("hf", "huggingface-cli", "modelscope", "wget", "curl", "aws", "gsutil", "hdfs"), PASSED_OVER),
     **dict.fromkeys(("rsync", "scp", "rm", "pkill", "killall", "wandb"), PASSED_OVER),

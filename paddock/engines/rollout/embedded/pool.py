@@ -22,7 +22,7 @@ ALIGNED = 512  # bytes, of torch's own allocations
 
 
 @dataclass(eq=False)
-class Span:
+class SlotSpan:
     """Neighbouring rows that hold a prompt, and how many answers still read them."""
 
     start: int
@@ -36,14 +36,14 @@ class Spans:
     def __init__(self, size: int):
         self.gaps = [(0, size)]
 
-    def take(self, length: int) -> Span | None:
+    def take(self, length: int) -> SlotSpan | None:
         for number, (start, stop) in enumerate(self.gaps):
             if stop - start >= length:
                 self.gaps[number : number + 1] = [(start + length, stop)] if stop - start > length else []
-                return Span(start, start + length)
+                return SlotSpan(start, start + length)
         return None
 
-    def give(self, span: Span) -> None:
+    def give(self, span: SlotSpan) -> None:
         joined: list[tuple[int, int]] = []
         for start, stop in sorted([*self.gaps, (span.start, span.stop)]):
             if joined and joined[-1][1] == start:
@@ -100,7 +100,7 @@ class TokenPool:
         """Forgets all sequences; every row of the columns stands for nothing."""
         self.spans = Spans(self.prompt_tokens)
         self.free = list(range(self.count))
-        self.held: list[tuple[Span, int]] = []
+        self.held: list[tuple[SlotSpan, int]] = []
         self.blank(0, self.count)
 
     def blank(self, start: int, stop: int) -> None:
@@ -152,7 +152,7 @@ class TokenPool:
             for column, values in zip((self.prompt, self.prompt_length, self.answer), found, strict=True):
                 column[start : len(self.held)] = values
 
-    def where(self, span: Span, slot: int) -> tuple[int, int, int]:
+    def where(self, span: SlotSpan, slot: int) -> tuple[int, int, int]:
         """Returns a sequence's prompt, its length, and its answer, as the columns have them."""
         return span.start, span.stop - span.start, self.prompt_tokens + slot * self.answer_tokens
 
@@ -160,17 +160,17 @@ class TokenPool:
         for row in rows:
             self.give(self.held[row])
 
-    def give(self, held: tuple[Span, int]) -> None:
+    def give(self, held: tuple[SlotSpan, int]) -> None:
         span, slot = held
         self.free.append(slot)
         span.readers -= 1
         if span.readers == 0:
             self.spans.give(span)
 
-    def park(self, row: int, tokens: int) -> tuple[Span, int]:
+    def park(self, row: int, tokens: int) -> tuple[SlotSpan, int]:
         return self.held[row]
 
-    def unpark(self, rows: range, held: Sequence[tuple[Span, int]]) -> None:
+    def unpark(self, rows: range, held: Sequence[tuple[SlotSpan, int]]) -> None:
         self.held += held
         self.tell(rows.start)
 

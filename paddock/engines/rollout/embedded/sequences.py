@@ -101,7 +101,7 @@ class Extension:
         return len(self.tokens)
 
 
-class Source(NamedTuple):
+class PrefillSource(NamedTuple):
     """What a live slot continues."""
 
     key: int
@@ -157,7 +157,7 @@ class Sequences:
         """`strings`: the table of the sampling's stop strings, if it has any."""
         self.sampling, self.strings = sampling, strings
         self.live = 0
-        self.sources: list[Source] = []  # of each live slot
+        self.sources: list[PrefillSource] = []  # of each live slot
         self.parked: dict[int, Parked] = {}  # by key
         self.parks = False  # some are to be parked: then others wait for what the host does with them
         self.left: list[int] = []  # of each live slot: tokens it may still draw, were it not finished
@@ -211,7 +211,9 @@ class Sequences:
         for request in requests:
             targets.append(range(self.live, self.live + len(request.rows)))
             parked = request.tokens if request.keep else None
-            self.sources += [Source(key, row, parked) for key, row in zip(request.keys, request.rows, strict=True)]
+            self.sources += [
+                PrefillSource(key, row, parked) for key, row in zip(request.keys, request.rows, strict=True)
+            ]
             lengths += [len(request.tokens)] * len(request.rows)
             limits += [request.limit] * len(request.rows)
             self.live = targets[-1].stop

@@ -27,7 +27,7 @@ from paddock.engines.train import forwards
 from paddock.engines.train.base import Outputs, RoleKey, Want
 from paddock.engines.train.megatron.decoder import Decoder
 from paddock.engines.train.megatron.layout import Layout
-from paddock.engines.train.megatron.lora import Adapters, attach
+from paddock.engines.train.megatron.lora import MegatronAdapters, attach
 from paddock.engines.train.megatron.mapping import Mapping
 from paddock.engines.train.megatron.optimizer import TIED, SharedUpdater
 from paddock.engines.train.megatron.pipeline import Pipeline, Run
@@ -36,7 +36,7 @@ from paddock.engines.train.routers import Routers
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.shards import BACKBONE, HEAD, save_gathered
 from paddock.errors import UserError
-from paddock.models.adapters import Adapters as PeftAdapters
+from paddock.models.adapters import Adapters
 from paddock.models.attention import Packed
 from paddock.models.gathered import GatheredModel
 from paddock.models.packing import Inputs
@@ -52,7 +52,7 @@ class MegatronBackend:
 
     name: ClassVar = "megatron"
     spans_ranks: ClassVar = True
-    adapters: PeftAdapters | None = None
+    adapters: Adapters | None = None
     """None: Megatron's own are in `beside`."""
 
     def __init__(
@@ -77,7 +77,7 @@ class MegatronBackend:
             self.decoder.value_head.load_state_dict(model.value_head.state_dict())
         self.gathered_model = GatheredModel.of(theirs, self.device)
         self.model = self.decoder.eval()
-        self.beside: Adapters | None = None
+        self.beside: MegatronAdapters | None = None
         if lora is not None and adapts:
             section = "critic.model.lora" if self.critic else "actor_rollout_ref.model.lora"
             self.beside = attach(self.mapping, lora, section, self.layout, settings.wide, self.layout.seed)

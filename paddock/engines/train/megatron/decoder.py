@@ -23,8 +23,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from paddock.core.registry import suggest
 from paddock.engines.train.megatron.latent import LatentAttention
-from paddock.engines.train.megatron.layers import How, Norm, PackedAttention, traits
-from paddock.engines.train.megatron.layout import Layout, Ranks
+from paddock.engines.train.megatron.layers import How, MegatronNorm, PackedAttention, traits
+from paddock.engines.train.megatron.layout import Layout, ParallelRanks
 from paddock.engines.train.settings import Settings
 from paddock.errors import UserError
 from paddock.models.packing import Inputs
@@ -67,7 +67,7 @@ class Decoder(nn.Module):
         critic: bool,
     ):
         super().__init__()
-        self.ranks = Ranks.here()
+        self.ranks = ParallelRanks.here()
         self.config = transformer_config(theirs, layout, settings, dtype, device)
         text = theirs.config.get_text_config()
         self.vocabulary, tensor = text.vocab_size, layout.tensor
@@ -136,7 +136,7 @@ def layer_spec(config: TransformerConfig, theirs: PreTrainedModel) -> Any:
     attention = [traits(layer.self_attn) for layer in theirs.base_model.layers]
     for layer in block.layer_specs:
         parts = layer.submodules
-        parts.input_layernorm = parts.pre_mlp_layernorm = Norm
+        parts.input_layernorm = parts.pre_mlp_layernorm = MegatronNorm
         if hasattr(attention[0], "kv_lora_rank"):
             parts.self_attention = ModuleSpec(LatentAttention, {"layers": attention, "modelling": modelling})
             continue
@@ -144,8 +144,8 @@ def layer_spec(config: TransformerConfig, theirs: PreTrainedModel) -> Any:
         inner.core_attention = partial(PackedAttention, attention, modelling.apply_rotary_pos_emb)
         for name in ("q_layernorm", "k_layernorm"):
             if getattr(inner, name) is not IdentityOp:
-                setattr(inner, name, Norm)
-    block.layer_norm = Norm
+                setattr(inner, name, MegatronNorm)
+    block.layer_norm = MegatronNorm
     return block
 
 

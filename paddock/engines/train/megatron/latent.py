@@ -17,7 +17,7 @@ from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from paddock.engines.train.megatron.layers import How, Norm
+from paddock.engines.train.megatron.layers import How, MegatronNorm
 from paddock.models.attention import Scores
 
 
@@ -55,10 +55,10 @@ class LatentAttention(nn.Module):
         rank = theirs.q_lora_rank
         if rank is not None:
             self.linear_q_down = Shared(config, hidden, rank)
-            self.q_latent_norm = Norm(config, rank, theirs.epsilon)
+            self.q_latent_norm = MegatronNorm(config, rank, theirs.epsilon)
         self.linear_q_up = to_heads(hidden if rank is None else rank, self.plain + self.turned)
         self.linear_kv_down = Shared(config, hidden, self.latent + self.turned)
-        self.kv_latent_norm = Norm(config, self.latent, theirs.epsilon)
+        self.kv_latent_norm = MegatronNorm(config, self.latent, theirs.epsilon)
         self.linear_kv_up = to_heads(self.latent, self.plain + self.out)
         self.linear_proj = RowParallelLinear(
             heads * self.out, hidden, input_is_parallel=True, skip_bias_add=True, **given

@@ -64,7 +64,7 @@ def layer_types(config: PreTrainedConfig) -> Any:
     return getattr(config, "layer_types", None)
 
 
-class Norm(nn.Module):
+class MegatronNorm(nn.Module):
     """RMSNorm. Ranks that share tokens have a part of its gradient each."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **unused: Any):

@@ -113,7 +113,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class ParallelRanks:
     """Holds the process groups of this rank; read once `Layout.start` has made them."""
 
     tensor: dist.ProcessGroup
@@ -128,7 +128,7 @@ class Ranks:
     """First and last stage, which both have a tied embedding."""
 
     @classmethod
-    def here(cls) -> Ranks:
+    def here(cls) -> ParallelRanks:
         ends = mpu.is_pipeline_first_stage() or mpu.is_pipeline_last_stage()
         return cls(
             tensor=mpu.get_tensor_model_parallel_group(),

@@ -40,7 +40,7 @@ INITS: dict[str, Callable[..., Tensor]] = {
 
 
 @dataclass
-class Adapters:
+class MegatronAdapters:
     """Holds the adapters of one model."""
 
     layers: dict[str, Adapter]
@@ -67,7 +67,7 @@ class Adapters:
 class Adapter:
     """Holds the two matrices beside one layer. They are the layer's parameters, so they move and are named with it."""
 
-    def __init__(self, layer: Any, adapters: Adapters, config: LoraConfig, dtype: torch.dtype, expert: bool):
+    def __init__(self, layer: Any, adapters: MegatronAdapters, config: LoraConfig, dtype: torch.dtype, expert: bool):
         self.columns, self.expert, self.adapters = isinstance(layer, ColumnParallelLinear), expert, adapters
         self.ranks, self.sequence = layer.tp_group, layer.sequence_parallel and not expert
         self.scale = config.alpha / config.rank
@@ -110,12 +110,12 @@ class Adapter:
 
 def attach(
     mapping: Mapping, config: LoraConfig, section: str, layout: Layout, dtype: torch.dtype, seed: int
-) -> Adapters:
+) -> MegatronAdapters:
     """Freezes all that the model has, and puts adapters beside the layers that are named."""
     refuse_unsupported(config, section)
     gpt, ranks = mapping.decoder.gpt, mapping.ranks
     gpt.requires_grad_(False)
-    adapters = Adapters({})
+    adapters = MegatronAdapters({})
     numbers = [layer.layer_number - 1 for layer in gpt.decoder.layers]
     for name, layer in list(gpt.named_modules()):
         leaf = LATENT.get(name.rpartition(".")[2], name.rpartition(".")[2])

@@ -68,7 +68,7 @@ class Gated:
 
 
 @dataclass(frozen=True)
-class Rule:
+class WeightRule:
     ours: str
     theirs: tuple[str, ...]
     how: Same | QueryKeyValue | Gated = SAME
@@ -80,19 +80,19 @@ class Rule:
     """A row for each token; rows of zeros make shares equal."""
 
 
-def norm(ours: str, theirs: str) -> Rule:
-    return Rule(f"{ours}.weight", (f"{theirs}.weight",))
+def norm(ours: str, theirs: str) -> WeightRule:
+    return WeightRule(f"{ours}.weight", (f"{theirs}.weight",))
 
 
-def attention(kind: str) -> Rule:
+def attention(kind: str) -> WeightRule:
     parts = tuple(f"self_attn.{name}_proj.{kind}" for name in "qkv")
-    return Rule(f"self_attention.linear_qkv.{kind}", parts, QueryKeyValue(), 0)
+    return WeightRule(f"self_attention.linear_qkv.{kind}", parts, QueryKeyValue(), 0)
 
 
-def mlp(ours: str, theirs: str) -> tuple[Rule, Rule]:
+def mlp(ours: str, theirs: str) -> tuple[WeightRule, WeightRule]:
     return (
-        Rule(f"{ours}.linear_fc1.weight", (f"{theirs}.gate_proj.weight", f"{theirs}.up_proj.weight"), Gated(), 0),
-        Rule(f"{ours}.linear_fc2.weight", (f"{theirs}.down_proj.weight",), dim=1),
+        WeightRule(f"{ours}.linear_fc1.weight", (f"{theirs}.gate_proj.weight", f"{theirs}.up_proj.weight"), Gated(), 0),
+        WeightRule(f"{ours}.linear_fc2.weight", (f"{theirs}.down_proj.weight",), dim=1),
     )
 
 
@@ -102,32 +102,34 @@ LAYER = (
     attention("bias"),
     norm("self_attention.q_layernorm", "self_attn.q_norm"),
     norm("self_attention.k_layernorm", "self_attn.k_norm"),
-    Rule("self_attention.linear_proj.weight", ("self_attn.o_proj.weight",), dim=1),
-    Rule("self_attention.linear_q_down.weight", ("self_attn.q_a_proj.weight",)),
+    WeightRule("self_attention.linear_proj.weight", ("self_attn.o_proj.weight",), dim=1),
+    WeightRule("self_attention.linear_q_down.weight", ("self_attn.q_a_proj.weight",)),
     norm("self_attention.q_latent_norm", "self_attn.q_a_layernorm"),
-    Rule("self_attention.linear_q_up.weight", ("self_attn.q_b_proj.weight",), dim=0),
-    Rule("self_attention.linear_q_up.weight", ("self_attn.q_proj.weight",), dim=0),
-    Rule("self_attention.linear_kv_down.weight", ("self_attn.kv_a_proj_with_mqa.weight",)),
+    WeightRule("self_attention.linear_q_up.weight", ("self_attn.q_b_proj.weight",), dim=0),
+    WeightRule("self_attention.linear_q_up.weight", ("self_attn.q_proj.weight",), dim=0),
+    WeightRule("self_attention.linear_kv_down.weight", ("self_attn.kv_a_proj_with_mqa.weight",)),
     norm("self_attention.kv_latent_norm", "self_attn.kv_a_layernorm"),
-    Rule("self_attention.linear_kv_up.weight", ("self_attn.kv_b_proj.weight",), dim=0),
+    WeightRule("self_attention.linear_kv_up.weight", ("self_attn.kv_b_proj.weight",), dim=0),
     norm("pre_mlp_layernorm", "post_attention_layernorm"),
     *mlp("mlp", "mlp"),
-    Rule("mlp.router.weight", ("mlp.gate.weight",)),
-    Rule("mlp.router.expert_bias", ("mlp.gate.e_score_correction_bias",)),
-    Rule("mlp.experts.local_experts.{}.linear_fc1.weight", ("mlp.experts.gate_up_proj",), Gated(), 0, experts=True),
-    Rule("mlp.experts.local_experts.{}.linear_fc2.weight", ("mlp.experts.down_proj",), dim=1, experts=True),
+    WeightRule("mlp.router.weight", ("mlp.gate.weight",)),
+    WeightRule("mlp.router.expert_bias", ("mlp.gate.e_score_correction_bias",)),
+    WeightRule(
+        "mlp.experts.local_experts.{}.linear_fc1.weight", ("mlp.experts.gate_up_proj",), Gated(), 0, experts=True
+    ),
+    WeightRule("mlp.experts.local_experts.{}.linear_fc2.weight", ("mlp.experts.down_proj",), dim=1, experts=True),
     *mlp("mlp.shared_experts", "mlp.shared_expert"),
     *mlp("mlp.shared_experts", "mlp.shared_experts"),
-    Rule("mlp.shared_experts.gate_weight", ("mlp.shared_expert_gate.weight",)),
+    WeightRule("mlp.shared_experts.gate_weight", ("mlp.shared_expert_gate.weight",)),
 )
-EMBEDDING = Rule("embedding.word_embeddings.weight", ("embed_tokens.weight",), dim=0, words=True)
-FINAL = Rule("decoder.final_layernorm.weight", ("norm.weight",))
-OUTPUT = Rule("output_layer.weight", ("lm_head.weight",), dim=0, words=True)
+EMBEDDING = WeightRule("embedding.word_embeddings.weight", ("embed_tokens.weight",), dim=0, words=True)
+FINAL = WeightRule("decoder.final_layernorm.weight", ("norm.weight",))
+OUTPUT = WeightRule("output_layer.weight", ("lm_head.weight",), dim=0, words=True)
 
 
 @dataclass(frozen=True)
-class Entry:
-    rule: Rule
+class MappedWeight:
+    rule: WeightRule
     ours: str
     """Prefix of this stage's names, where the stage has it."""
     theirs: str
@@ -168,10 +170,10 @@ class Mapping:
                 fix="actor_rollout_ref.actor.strategy=fsdp",
             )
 
-    def all_entries(self, prefix: str) -> Iterator[Entry]:
+    def all_entries(self, prefix: str) -> Iterator[MappedWeight]:
         """Yields the entries in the order of the model, the same on every rank."""
         last = self.ranks.stages - 1
-        yield Entry(EMBEDDING, "", prefix, 0)
+        yield MappedWeight(EMBEDDING, "", prefix, 0)
         for stage, numbers in enumerate(self.layers_by_stage()):
             for place, number in enumerate(numbers):
                 theirs, left = f"{prefix}layers.{number}.", set(self.shapes)
@@ -179,10 +181,10 @@ class Mapping:
                     names = {theirs + name for name in rule.theirs}
                     if names <= left:
                         left -= names
-                        yield Entry(rule, f"decoder.layers.{place}.", theirs, stage)
-        yield Entry(FINAL, "", prefix, last)
+                        yield MappedWeight(rule, f"decoder.layers.{place}.", theirs, stage)
+        yield MappedWeight(FINAL, "", prefix, last)
         if OUTPUT.theirs[0] in self.shapes and not self.tied:
-            yield Entry(OUTPUT, "", "", last)
+            yield MappedWeight(OUTPUT, "", "", last)
 
     def layers_by_stage(self) -> list[list[int]]:
         own = [layer.layer_number - 1 for layer in self.decoder.gpt.decoder.layers]
@@ -195,10 +197,10 @@ class Mapping:
     def own(self) -> dict[str, Tensor]:
         return dict(self.decoder.gpt.named_parameters()) | dict(self.decoder.gpt.named_buffers())
 
-    def sharing(self, rule: Rule) -> dist.ProcessGroup:
+    def sharing(self, rule: WeightRule) -> dist.ProcessGroup:
         return self.ranks.expert_tensor if rule.experts else self.ranks.tensor
 
-    def shares(self, rule: Rule) -> Shares:
+    def shares(self, rule: WeightRule) -> Shares:
         return Shares(self.sharing(rule).size(), self.groups)
 
     @torch.no_grad()
@@ -210,7 +212,7 @@ class Mapping:
         if self.tied and self.ranks.last and not self.ranks.first and hasattr(self.decoder.gpt, "output_layer"):
             self.put(self.own["output_layer.weight"], EMBEDDING, [state[self.entries[0].names[0]]])
 
-    def take_entry(self, entry: Entry, parts: list[Tensor]) -> None:
+    def take_entry(self, entry: MappedWeight, parts: list[Tensor]) -> None:
         rule, place = entry.rule, entry.ours + entry.rule.ours
         if not rule.experts:
             self.put(self.own[place], rule, parts)
@@ -220,7 +222,7 @@ class Mapping:
             expert = parts[0][self.ranks.expert.rank() * count + number]
             self.put(self.own[place.format(number)], rule, [expert])
 
-    def put(self, target: Tensor, rule: Rule, parts: list[Tensor]) -> None:
+    def put(self, target: Tensor, rule: WeightRule, parts: list[Tensor]) -> None:
         whole, group = rule.how.join(parts, self.shares(rule)), self.sharing(rule)
         mark(target, expert=rule.experts, split=rule.dim is not None)
         if rule.dim is None:
@@ -245,7 +247,7 @@ class Mapping:
                     yield name, tensor
         yield from late
 
-    def gather(self, entry: Entry) -> list[Tensor]:
+    def gather(self, entry: MappedWeight) -> list[Tensor]:
         rule, place = entry.rule, entry.ours + entry.rule.ours
         shapes, shares, group = [self.shapes[name] for name in entry.names], self.shares(rule), self.sharing(rule)
         if not rule.experts:

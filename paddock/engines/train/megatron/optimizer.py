@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paddock.config.engine import OptimConfig
-from paddock.engines.train.megatron.layout import Ranks
+from paddock.engines.train.megatron.layout import ParallelRanks
 from paddock.engines.train.optim import Updater, make_optimizer
 
 TIED = "output_layer.weight"
@@ -37,7 +37,7 @@ class Kind:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, name: str, param: nn.Parameter, ranks: Ranks, tied: bool, dtype: torch.dtype) -> Kind:
+    def of(cls, name: str, param: nn.Parameter, ranks: ParallelRanks, tied: bool, dtype: torch.dtype) -> Kind:
         expert, split = getattr(param, "expert", False), getattr(param, "split_over_ranks", False)
         own = split or (ranks.expert_tensor if expert else ranks.tensor).rank() == 0
         partial = getattr(param, "sequence_parallel", False) or any(part in name for part in PER_HEAD)
@@ -47,7 +47,7 @@ class Kind:
 class Buffer:
     """Holds parameters of one kind end to end, their gradients in float32, and the masters of a share of them."""
 
-    def __init__(self, kind: Kind, params: list[nn.Parameter], ranks: Ranks, spread: bool):
+    def __init__(self, kind: Kind, params: list[nn.Parameter], ranks: ParallelRanks, spread: bool):
         self.kind, self.params, self.ranks = kind, params, ranks
         self.replicas = ranks.expert_replicas if kind.expert else ranks.replicas
         self.shares = self.replicas.size() if spread else 1
@@ -128,7 +128,7 @@ class SharedUpdater(Updater):
         params: Iterable[tuple[str, nn.Parameter]],
         config: OptimConfig,
         compute: Mapping[str, torch.dtype],
-        ranks: Ranks,
+        ranks: ParallelRanks,
         spread: bool,
         tied: frozenset[str] = frozenset(),
         total_steps: int | None = None,
