@@ -314,7 +314,7 @@ def test_the_runner_trains_on_our_programs_and_validates_on_humaneval(tmp_path):
     tasks = [next(tasks_of(name, FAMILIES[name], seed=1)) for name in ("chunks", "tank", "trees", "bits")]
     rows = {split: [task.row(split, index) for index, task in enumerate(tasks)] for split in ("train", "test")}
     rows["test"] = [{**row, "data_source": humaneval.SOURCE} for row in rows["test"]]
-    write_splits(tmp_path / "data", rows, humaneval.schema())
+    write_splits(tmp_path / "data", rows, humaneval.COLUMNS)
     (tmp_path / "data" / "programs.json").write_text('{"train": 4}')
     run = run_two_steps("grpo-code-0.5b", tmp_path, "data.max_prompt_length=2048")
     assert run["programs"] == {"train": 4} and len(run["held_out"]["passed"]) == 2

@@ -21,9 +21,10 @@ from paddock.config.schema import DataConfig
 from paddock.data.dataset import PromptDataset
 from paddock.data.images import opaque, with_entries
 from paddock.data.loader import Loader, prompt_batch
+from paddock.data.prepare.geometry3k import COLUMNS
 from paddock.data.prepare.geometry3k import row as geometry_row
-from paddock.data.prepare.geometry3k import schema
 from paddock.data.prepare.records import Record
+from paddock.data.prepare.write import arrow_schema
 from paddock.data.unscored import AnswerDataset, UnscoredDataset
 from paddock.errors import UserError
 
@@ -243,6 +244,6 @@ def test_prepared_geometry_problems_are_read(tmp_path, folder):
     """What `paddock data geo3k` writes."""
     raw = {"problem": "<image>Find x.", "answer": "4", "images": [{"bytes": encoded(painted()), "path": "a.png"}]}
     rows = [geometry_row(Record(raw, "test 0"), "train", 0)]
-    parquet.write_table(pa.Table.from_pylist(rows, schema=schema()), tmp_path / "geo.parquet")
+    parquet.write_table(pa.Table.from_pylist(rows, schema=arrow_schema(COLUMNS)), tmp_path / "geo.parquet")
     row = dataset(str(tmp_path / "geo.parquet"), folder)[0]
     assert (row.data_source, row.ground_truth, row.tokens.count(IMAGE)) == ("hiyouga/geometry3k", "4", 4)

@@ -209,12 +209,13 @@ def expected(config: Config, place: Path) -> list[str]:
 
 
 def test_geometry_problems_are_answered_and_scored_by_their_own_rule(place, tmp_path):
-    from paddock.data.prepare.geometry3k import row, schema
+    from paddock.data.prepare.geometry3k import COLUMNS, row
     from paddock.data.prepare.records import Record
+    from paddock.data.prepare.write import arrow_schema
 
     raw = {"problem": "<image>Find x.", "answer": "4", "images": [{"bytes": encoded(painted()), "path": "a.png"}]}
     rows = [row(Record(raw, f"record {index}"), "train", index) for index in range(8)]
-    parquet.write_table(pa.Table.from_pylist(rows, schema=schema()), tmp_path / "geo.parquet")
+    parquet.write_table(pa.Table.from_pylist(rows, schema=arrow_schema(COLUMNS)), tmp_path / "geo.parquet")
     longer = [
         f"data.train_files={tmp_path}/geo.parquet",
         "data.max_prompt_length=160",

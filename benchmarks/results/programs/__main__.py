@@ -111,7 +111,7 @@ def main() -> int:
     try:
         facts = about(found, options.seed, options.held_out)
         rows = {split: [task.row(split, place) for place, task in enumerate(tasks)] for split, tasks in found.items()}
-        write_splits(options.out, rows, humaneval.schema())
+        write_splits(options.out, rows, humaneval.COLUMNS)
     except UserError as error:
         print(f"programs: {error}", file=sys.stderr)
         return EXIT_CODE

@@ -44,7 +44,7 @@ def main(name: str, argv: Sequence[str]) -> int:
         _check_apart(source, target)
         raw = _raw(preparer, source)
         rows = _rows(preparer, raw)
-        write_splits(target, rows, preparer.schema(), preparer.examples)
+        write_splits(target, rows, preparer.columns, preparer.examples)
         print(_summary(preparer, raw, rows, target))
     except UserError as error:
         print(f"paddock: {error}", file=sys.stderr)

@@ -9,19 +9,17 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paddock.config.paths import missing_file
 from paddock.core.options import Options
-from paddock.data.prepare.preparer import Row, training_schema
+from paddock.data.prepare.preparer import ANSWERED, Row, training_columns
 from paddock.data.prepare.records import SUFFIXES, Record, read_file
 from paddock.data.prepare.write import summary, write_splits
 from paddock.errors import UserError
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 NAME = "from-jsonl"
+COLUMNS = training_columns(ANSWERED)
 RULE, MODEL = "rule", "model"
 
 
@@ -38,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
         for index, row in enumerate(found):
             row["extra_info"] |= {"split": split, "index": index}
     written = {split: found for split, found in splits.items() if found}
-    write_splits(target, written, schema())
+    write_splits(target, written, COLUMNS)
     print(summary(written, target, *next_step(options)))
     return 0
 
@@ -159,7 +157,3 @@ def divided(rows: list[Row], share: float) -> dict[str, list[Row]]:
     if not splits["train"]:
         raise UserError("nothing is left to train on", key="--test-share", value=share, fix="less, or more questions")
     return splits
-
-
-def schema() -> pa.Schema:
-    return training_schema({"split": "string", "index": "int64", "answer": "string", "question": "string"})

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from paddock.data.prepare.preparer import Preparer, Row, maths_row, training_schema
+from paddock.data.prepare.preparer import ANSWERED, Preparer, Row, maths_row, training_columns
 from paddock.data.prepare.records import Record
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SOURCE = "hiyouga/geometry3k"
 INSTRUCTION = r"Reason first, between <think> and </think>. Then give the final answer in \boxed{}."
 IMAGE = "<image>"
 """Marks a drawing in the text."""
+COLUMNS = training_columns(ANSWERED, images=[{"bytes": "binary", "path": "string"}])
 
 
 def row(record: Record, split: str, index: int) -> Row:
@@ -28,14 +26,6 @@ def row(record: Record, split: str, index: int) -> Row:
         )
     extra_info = {"split": split, "index": index, "answer": answer, "question": problem}
     return maths_row(SOURCE, f"{problem} {INSTRUCTION}", answer, extra_info) | {"images": images}
-
-
-def schema() -> pa.Schema:
-    import pyarrow as pa
-
-    columns = training_schema({"split": "string", "index": "int64", "answer": "string", "question": "string"})
-    image = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
-    return columns.append(pa.field("images", pa.list_(image)))
 
 
 def _images(record: Record) -> list[Row]:
@@ -60,4 +50,4 @@ def _image(record: Record, image: Any) -> Row:
     return {"bytes": content, "path": Path(name).name if isinstance(name, str) else None}
 
 
-PREPARER = Preparer(name="geo3k", title="Geometry3K", hub=SOURCE, config=None, row=row, schema=schema)
+PREPARER = Preparer(name="geo3k", title="Geometry3K", hub=SOURCE, config=None, row=row, columns=COLUMNS)

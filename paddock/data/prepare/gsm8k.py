@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from paddock.data.prepare.preparer import Preparer, Row, maths_row, training_schema
+from paddock.data.prepare.preparer import ANSWERED, Preparer, Row, maths_row, training_columns
 from paddock.data.prepare.records import Record
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
-EXTRA_INFO = {"split": "string", "index": "int64", "answer": "string", "question": "string"}
+COLUMNS = training_columns(ANSWERED)
 
 
 def row(record: Record, split: str, index: int) -> Row:
     question, answer = record.text("question"), record.text("answer")
     extra_info = {"split": split, "index": index, "answer": answer, "question": question}
     return maths_row(SOURCE, f"{question} {INSTRUCTION}", _final_answer(record, answer), extra_info)
-
-
-def schema() -> pa.Schema:
-    return training_schema(EXTRA_INFO)
 
 
 def _final_answer(record: Record, answer: str) -> str:
@@ -36,4 +27,4 @@ def _final_answer(record: Record, answer: str) -> str:
     return final
 
 
-PREPARER = Preparer(name="gsm8k", title="GSM8K", hub=SOURCE, config="main", row=row, schema=schema)
+PREPARER = Preparer(name="gsm8k", title="GSM8K", hub=SOURCE, config="main", row=row, columns=COLUMNS)

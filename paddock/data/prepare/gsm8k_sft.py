@@ -10,14 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paddock.data.prepare import gsm8k, gsm8k_tools
 from paddock.data.prepare.preparer import Preparer, Row
 from paddock.data.prepare.records import Record
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 COMPUTATION = re.compile(r"<<([^<>]*)=([^<>=]*)>>")
 CALCULATOR = {
@@ -95,33 +92,27 @@ def number(text: str) -> str:
         return plain
 
 
-def schema(**columns: Any) -> pa.Schema:
-    import pyarrow as pa
-
-    call = pa.struct(
-        [("type", pa.string()), ("function", pa.struct([("name", pa.string()), ("arguments", pa.string())]))]
-    )
-    message = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.list_(call))])
-    return pa.schema(
-        [("messages", pa.list_(message)), *((name, pa.type_for_alias(one)) for name, one in columns.items())]
-    )
-
-
-def calculator_schema() -> pa.Schema:
-    return schema(tools="string")
-
-
+COLUMNS = {
+    "messages": [
+        {
+            "role": "string",
+            "content": "string",
+            "tool_calls": [{"type": "string", "function": {"name": "string", "arguments": "string"}}],
+        }
+    ]
+}
+CALCULATOR_COLUMNS = {**COLUMNS, "tools": "string"}
 PREPARERS = (
     Preparer(
         name="gsm8k_sft", title="GSM8K for supervised training", hub=gsm8k.SOURCE, config="main",
-        row=plain_row, schema=schema, next_command="sft",
+        row=plain_row, columns=COLUMNS, next_command="sft",
     ),
     Preparer(
         name="gsm8k_calculator_sft", title="GSM8K with a calculator, for supervised training", hub=gsm8k.SOURCE,
-        config="main", row=calculator_row, schema=calculator_schema, next_command="sft",
+        config="main", row=calculator_row, columns=CALCULATOR_COLUMNS, next_command="sft",
     ),
     Preparer(
         name="gsm8k_calculator_text_sft", title="GSM8K with a calculator called in plain text, for supervised training",
-        hub=gsm8k.SOURCE, config="main", row=text_row, schema=calculator_schema, next_command="sft",
+        hub=gsm8k.SOURCE, config="main", row=text_row, columns=CALCULATOR_COLUMNS, next_command="sft",
     ),
 )  # fmt: skip

@@ -7,14 +7,10 @@ for `calculator`, which comes with the package and does not know the answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from paddock.data.prepare import gsm8k
-from paddock.data.prepare.preparer import Preparer, Row, training_schema
+from paddock.data.prepare.preparer import ANSWERED, Preparer, Row, training_columns
 from paddock.data.prepare.records import Record
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SCORING_TOOL, TOOL_AGENT = "calc_gsm8k_reward", "tool_agent"
 SCORING = (
@@ -70,25 +66,14 @@ def messages(*said: tuple[str, str]) -> list[Mapping[str, str]]:
     return [{"role": role, "content": content} for role, content in said]
 
 
-def scoring_schema(**columns: str) -> pa.Schema:
-    import pyarrow as pa
-
-    truth = pa.struct([pa.field("ground_truth", pa.string())])
-    return training_schema(
-        {
-            **gsm8k.EXTRA_INFO,
-            "need_tools_kwargs": pa.bool_(),
-            "tools_kwargs": pa.struct([(SCORING_TOOL, pa.struct([("create_kwargs", truth)]))]),
-            "interaction_kwargs": pa.struct([("query", pa.string()), ("ground_truth", pa.string())]),
-        },
-        **columns,
-    )
-
-
-def agent_schema() -> pa.Schema:
-    return scoring_schema(agent_name="string")
-
-
+SCORED_INFO = {
+    **ANSWERED,
+    "need_tools_kwargs": "bool",
+    "tools_kwargs": {SCORING_TOOL: {"create_kwargs": {"ground_truth": "string"}}},
+    "interaction_kwargs": {"query": "string", "ground_truth": "string"},
+}
+SCORING_COLUMNS = training_columns(SCORED_INFO)
+AGENT_COLUMNS = training_columns(SCORED_INFO, agent_name="string")
 SCORED_NEXT = f"plan algorithm.adv_estimator=grpo {TURNS}.enable=True {TURNS}.tool_config_path=TOOLS.yaml"
 CALCULATOR_NEXT = (
     f"plan algorithm.adv_estimator=grpo {TURNS}.enable=True {TURNS}.function_tool_path=calculator "
@@ -97,14 +82,14 @@ CALCULATOR_NEXT = (
 PREPARERS = (
     Preparer(
         name="gsm8k_tool_agent_loop", title="GSM8K with a tool that scores", hub=gsm8k.SOURCE, config="main",
-        row=agent_row, schema=agent_schema, next_command=SCORED_NEXT,
+        row=agent_row, columns=AGENT_COLUMNS, next_command=SCORED_NEXT,
     ),
     Preparer(
         name="gsm8k_multiturn_w_tool", title="GSM8K with a tool that scores", hub=gsm8k.SOURCE, config="main",
-        row=scoring_row, schema=scoring_schema, next_command=SCORED_NEXT,
+        row=scoring_row, columns=SCORING_COLUMNS, next_command=SCORED_NEXT,
     ),
     Preparer(
         name="gsm8k_calculator", title="GSM8K with a calculator", hub=gsm8k.SOURCE, config="main",
-        row=calculator_row, schema=gsm8k.schema, next_command=CALCULATOR_NEXT,
+        row=calculator_row, columns=gsm8k.COLUMNS, next_command=CALCULATOR_NEXT,
     ),
 )  # fmt: skip

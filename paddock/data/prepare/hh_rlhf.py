@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from paddock.data.prepare.preparer import Preparer, Row, message_type, training_schema
+from paddock.data.prepare.preparer import MESSAGES, Preparer, Row, training_columns
 from paddock.data.prepare.records import Record
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SOURCE = "Dahoas/full-hh-rlhf"
 SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):\s?")
@@ -71,24 +68,16 @@ def _answer(record: Record, column: str) -> str:
     return value.strip()
 
 
-def _schema(*columns: str) -> pa.Schema:
-    import pyarrow as pa
-
-    return pa.schema([pa.field("prompt", message_type()), *(pa.field(name, pa.string()) for name in columns)])
-
-
-def _rl_schema() -> pa.Schema:
-    return training_schema({"split": "string", "index": "int64"})
-
-
 _kind: Any = partial(Preparer, name="full_hh_rlhf", title="HH-RLHF", hub=SOURCE, config=None)
 
 PREPARER: Preparer = _kind(
     row=rl_row,
-    schema=_rl_schema,
+    columns=training_columns(),
     kinds={
-        "sft": _kind(row=sft_row, schema=partial(_schema, "response"), next_command="sft"),
-        "rm": _kind(row=rm_row, schema=partial(_schema, "chosen", "rejected"), next_command="rm train"),
-        "rl": _kind(row=rl_row, schema=_rl_schema, next_command="train reward_model.enable=True"),
+        "sft": _kind(row=sft_row, columns={"prompt": MESSAGES, "response": "string"}, next_command="sft"),
+        "rm": _kind(
+            row=rm_row, columns={"prompt": MESSAGES, "chosen": "string", "rejected": "string"}, next_command="rm train"
+        ),
+        "rl": _kind(row=rl_row, columns=training_columns(), next_command="train reward_model.enable=True"),
     },
 )

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
-from paddock.data.prepare.preparer import Preparer, Row, rule_row, training_schema
+from paddock.data.prepare.preparer import ORIGIN, Preparer, Row, rule_row, training_columns
 from paddock.data.prepare.records import Record
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SOURCE = "openai/openai_humaneval"
 INSTRUCTION = "Complete this Python function. Answer with the whole function in one ```python block."
+COLUMNS = training_columns({**ORIGIN, "task_id": "string"})
 
 
 def row(record: Record, split: str, index: int) -> Row:
@@ -23,17 +20,13 @@ def row(record: Record, split: str, index: int) -> Row:
     return rule_row(SOURCE, question, "code", json.dumps(truth), extra_info)
 
 
-def schema() -> pa.Schema:
-    return training_schema({"split": "string", "index": "int64", "task_id": "string"})
-
-
 PREPARER = Preparer(
     name="humaneval",
     title="HumanEval",
     hub=SOURCE,
     config=None,
     row=row,
-    schema=schema,
+    columns=COLUMNS,
     next_command="eval",
     splits=("test",),
     whole="HumanEval",

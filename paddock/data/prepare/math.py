@@ -2,14 +2,9 @@ r"""MATH: competition problems, the answer in the solution's last `\boxed{...}`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from paddock.core.boxed import last_boxed
-from paddock.data.prepare.preparer import Preparer, Row, maths_row, training_schema
+from paddock.data.prepare.preparer import Preparer, Row, maths_row, training_columns
 from paddock.data.prepare.records import Record
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SOURCE = "DigitalLearningGmbH/MATH-lighteval"
 INSTRUCTION = r"Let's think step by step and output the final answer within \boxed{}."
@@ -27,8 +22,12 @@ def row(record: Record, split: str, index: int) -> Row:
     return prepared | {name: None if label is None else str(label) for name, label in labels.items()}
 
 
-def schema() -> pa.Schema:
-    return training_schema({"split": "string", "index": "int64"}, level="string", type="string")
-
-
-PREPARER = Preparer(name="math", title="MATH", hub=SOURCE, config=None, row=row, schema=schema, examples=True)
+PREPARER = Preparer(
+    name="math",
+    title="MATH",
+    hub=SOURCE,
+    config=None,
+    row=row,
+    columns=training_columns(level="string", type="string"),
+    examples=True,
+)

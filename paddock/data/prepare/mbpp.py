@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
-from paddock.data.prepare.preparer import Preparer, Row, rule_row, training_schema
+from paddock.data.prepare.preparer import ORIGIN, Preparer, Row, rule_row, training_columns
 from paddock.data.prepare.records import Record
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SOURCE = "google-research-datasets/mbpp"
 INSTRUCTION = "Answer with the Python code in one ```python block. It must pass these tests:"
@@ -26,10 +22,6 @@ def row(record: Record, split: str, index: int) -> Row:
     question = f"{record.text('text').strip()}\n\n{INSTRUCTION}\n\n```python\n{shown}\n```"
     extra_info = {"split": split, "index": index, "task_id": _number(record)}
     return rule_row(SOURCE, question, "code", json.dumps(truth), extra_info)
-
-
-def schema() -> pa.Schema:
-    return training_schema({"split": "string", "index": "int64", "task_id": "int64"})
 
 
 def split_of(record: Record) -> str | None:
@@ -50,7 +42,7 @@ PREPARER = Preparer(
     hub=SOURCE,
     config="full",
     row=row,
-    schema=schema,
+    columns=training_columns({**ORIGIN, "task_id": "int64"}),
     next_command="plan algorithm.adv_estimator=grpo",
     whole="mbpp",
     split_of=split_of,

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paddock.data.prepare.records import SPLITS, Record
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 Row = dict[str, Any]
+Columns = Mapping[str, Any]
+"""The columns of a file by name: the name of an Arrow type, a list with the type of its items, or a struct as such a
+mapping."""
+MESSAGES = [{"role": "string", "content": "string"}]
+ORIGIN = {"split": "string", "index": "int64"}
+"""Says in the column `extra_info` where a row was in its data set."""
+ANSWERED = {**ORIGIN, "answer": "string", "question": "string"}
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Preparer:
     hub: str  # its name on the hub, and the `data_source` of every row: the scorer is chosen by it
     config: str | None  # the hub's configuration to take
     row: Callable[[Record, str, int], Row | None]  # None leaves the record out
-    schema: Callable[[], pa.Schema]
+    columns: Columns
     examples: bool = False  # also write the first row of each split as JSON
     next_command: str = "plan algorithm.adv_estimator=rloo"  # what the rows are for
     kinds: Mapping[str, Preparer] = field(default_factory=dict)  # what `--split` chooses from, each in a folder
@@ -52,27 +56,13 @@ def rule_row(source: str, question: str, ability: str, truth: str, extra_info: R
     }
 
 
-def message_type() -> pa.DataType:
-    """Returns the Arrow type of a conversation."""
-    import pyarrow as pa
-
-    return pa.list_(pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())]))
-
-
-def training_schema(extra_info: Mapping[str, str | pa.DataType], **columns: str) -> pa.Schema:
-    """Returns the schema of a prepared file; `extra_info` and further `columns` are given as names and Arrow types."""
-    import pyarrow as pa
-
-    def fields(types: Mapping[str, str | pa.DataType]) -> list[pa.Field]:
-        return [pa.field(name, pa.type_for_alias(one) if isinstance(one, str) else one) for name, one in types.items()]
-
-    return pa.schema(
-        [
-            pa.field("data_source", pa.string()),
-            pa.field("prompt", message_type()),
-            pa.field("ability", pa.string()),
-            pa.field("reward_model", pa.struct(fields({"style": "string", "ground_truth": "string"}))),
-            pa.field("extra_info", pa.struct(fields(extra_info))),
-            *fields(columns),
-        ]
-    )
+def training_columns(extra_info: Columns = ORIGIN, **others: Any) -> Columns:
+    """Returns the columns of rows that are trained on; `others` stand behind them."""
+    return {
+        "data_source": "string",
+        "prompt": MESSAGES,
+        "ability": "string",
+        "reward_model": {"style": "string", "ground_truth": "string"},
+        "extra_info": extra_info,
+        **others,
+    }

@@ -6,10 +6,10 @@ import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paddock.core.files import replacing
-from paddock.data.prepare.preparer import Row
+from paddock.data.prepare.preparer import Columns, Row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 FOLDER = "--local_save_dir"
 
 
-def write_splits(target: Path, rows: Mapping[str, list[Row]], schema: pa.Schema, examples: bool = False) -> None:
+def write_splits(target: Path, rows: Mapping[str, list[Row]], columns: Columns, examples: bool = False) -> None:
     """Writes a file for each split; with `examples`, its first row also as JSON."""
     for split, found in rows.items():
-        write_parquet(target / f"{split}.parquet", found, schema)
+        write_parquet(target / f"{split}.parquet", found, columns)
         if examples:
             write_json(target / f"{split}_example.json", found[0])
 
@@ -33,13 +33,26 @@ def summary(rows: Mapping[str, list[Row]], target: Path, next_command: str, last
     return f"Wrote {counts} rows to {target}. Next: paddock {next_command} {overrides}{last and f' {last}'}"
 
 
-def write_parquet(path: Path, rows: list[Row], schema: pa.Schema) -> None:
+def write_parquet(path: Path, rows: list[Row], columns: Columns) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    table = pa.Table.from_pylist(rows, schema=schema)
+    table = pa.Table.from_pylist(rows, schema=arrow_schema(columns))
     with replacing(path, FOLDER) as file:
         parquet.write_table(table, file)
+
+
+def arrow_schema(columns: Columns) -> pa.Schema:
+    import pyarrow as pa
+
+    def typed(kind: Any) -> pa.DataType:
+        if isinstance(kind, str):
+            return pa.type_for_alias(kind)
+        if isinstance(kind, list):
+            return pa.list_(typed(kind[0]))
+        return pa.struct([(name, typed(part)) for name, part in kind.items()])
+
+    return pa.schema([(name, typed(kind)) for name, kind in columns.items()])
 
 
 def write_json(path: Path, row: Row) -> None:
