@@ -17,7 +17,7 @@ MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 28
 FILES_WITH_THE_WHOLE_CONFIG = 78
 PLACES_OF_ERRORS = 495
-WORDS = {"found": 1417, "told": 133, "one": 1764, "said": 257}
+WORDS = {"found": 1401, "told": 133, "one": 1763, "said": 257}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -27,7 +27,7 @@ LINES = {
     "commands": 1598,
     "config": 2321,
     "core": 1867,
-    "data": 5022,
+    "data": 4868,
     "doctor": 387,
     "engines": 7078,
     "environments": 3400,

@@ -45,9 +45,9 @@ def evaluate(config: Config) -> Evaluation:
     config = own.prompting()
     with RewardManager(config) as rewards, ExitStack() as things:
         policy = open_policy(config)
-        dataset = PromptDataset.validation(config.data, policy.tokenizer, policy.reader)
-        dataset.scored_by = validation_styles(config.reward_model)
         tokenizer, stops = policy.tokenizer, policy.stop_tokens
+        styles = validation_styles(config.reward_model)
+        dataset = PromptDataset.validation(config.data, tokenizer, policy.reader, styles)
         try_scorers(config, dataset, tokenizer, rewards)
         models = open_models(config, tokenizer, stops)
         loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -56,11 +55,7 @@ def scored(table: Table, config: DataConfig, templated: bool, key: str) -> Table
         return table  # rows for scorers that lack what they are scored by
     rows = PlainRows(table, config, prompt, answer, templated)
     log.info("%s", rows.described(key))
-    columns = [*table.columns, config.prompt_key, config.reward_fn_key, TRUTH, EXTRA]
-    return replace(
-        table, columns=list(dict.fromkeys(columns)), row=rows.row, records=rows.records, take=rows.take,
-        digest=rows.digest,
-    )  # fmt: skip
+    return rows
 
 
 def top(column: str) -> str:
@@ -80,27 +75,23 @@ def asked(table: Table, config: DataConfig, as_message: bool = False, answered: 
     same = prompt in table.columns and prompt == config.prompt_key and not as_message and not shortened
     if prompt is None or same:
         return table
-    rows = Renamed(table, config.prompt_key, prompt, as_message, shortened)
     log.info("%s: prompts are in column %r (data.prompt_key)", table.path, prompt)
-    columns = list(dict.fromkeys([*table.columns, config.prompt_key]))
-    return replace(table, columns=columns, row=rows.row, records=rows.records, take=rows.take)
+    return Renamed(table, config.prompt_key, prompt, as_message, shortened)
 
 
-@dataclass(frozen=True)
-class Renamed:
+class Renamed(Table):
     """Rows with a prompt column under another name, or a prompt that is asked as a message."""
 
-    table: Table
-    name: str
-    column: str
-    as_message: bool = False
-    shortened: bool = False
+    def __init__(self, table: Table, name: str, column: str, as_message: bool, shortened: bool):
+        super().__init__(table.path, list(dict.fromkeys([*table.columns, name])), table.count)
+        self.table, self.name, self.column = table, name, column
+        self.as_message, self.shortened = as_message, shortened
 
-    def row(self, index: int) -> Record:
-        return self.take([index])[0]
+    def rows(self, indices: Sequence[int], names: Sequence[str] | None = None) -> list[Record]:
+        return [{**record, self.name: self.prompt(record)} for record in self.table.rows(indices)]
 
-    def take(self, rows: Sequence[int], names: Sequence[str] | None = None) -> list[Record]:
-        return [{**record, self.name: self.prompt(record)} for record in self.table.rows(rows)]
+    def digest(self) -> bytes:
+        return self.table.digest()
 
     def prompt(self, record: Record) -> Any:
         text = question(record, self.column)
@@ -108,30 +99,24 @@ class Renamed:
             return text[:-1]
         return [{"role": "user", "content": text}] if self.as_message and isinstance(text, str) and text else text
 
-    def records(self, names: Sequence[str]) -> Iterator[Record]:
-        return ({name: record.get(name) for name in names} for record in map(self.row, range(self.table.count)))
 
-
-@dataclass(frozen=True)
-class PlainRows:
+class PlainRows(Table):
     """A question and an answer become a prompt and the truth that a scorer gets; every column is in `extra_info`."""
 
-    table: Table
-    config: DataConfig
-    prompt: str
-    answer: str | None
-    templated: bool
+    def __init__(self, table: Table, config: DataConfig, prompt: str, answer: str | None, templated: bool):
+        columns = [*table.columns, config.prompt_key, config.reward_fn_key, TRUTH, EXTRA]
+        super().__init__(table.path, list(dict.fromkeys(columns)), table.count)
+        self.table, self.config, self.prompt, self.answer, self.templated = table, config, prompt, answer, templated
+        self.source = PurePath(table.path).name.split(".")[0] or table.path
+        """The file's name up to its first dot: what scorers are told where no column says more."""
 
     def described(self, key: str) -> str:
         """Returns one line for people: which columns were taken for what."""
         answers = f"answers from {self.answer!r} (data.answer_key)" if self.answer else "no column of answers"
         if not self.answer and self.prompt in CONVERSATIONS:
             answers = "answers from the assistant's last messages"
-        source = (
-            f"from {self.config.reward_fn_key!r}"
-            if self.config.reward_fn_key in self.table.columns
-            else (f"{self.source!r}")
-        )
+        column = self.config.reward_fn_key
+        source = f"from {column!r}" if column in self.table.columns else repr(self.source)
         return (
             f"{key}: {self.table.path}: {self.table.count:,} rows; prompts from {self.prompt!r} (data.prompt_key), "
             f"{answers}; data_source {source}{self._asked()}"
@@ -139,23 +124,14 @@ class PlainRows:
 
     def _asked(self) -> str:
         """Says how a text is asked: a base model may want it as it is."""
-        first = next(iter(self.table.records([top(self.prompt)])), {})
-        if not isinstance(question(first, self.prompt), str):
+        if not isinstance(question(self.table.rows([0])[0], self.prompt), str):
             return ""
         way = "as messages of the user's, by the chat template" if self.templated else "as plain texts"
         return f"; prompts are asked {way} (data.apply_chat_template)"
 
-    @property
-    def source(self) -> str:
-        """The file's name up to its first dot: what scorers are told where no column says more."""
-        return PurePath(self.table.path).name.split(".")[0] or self.table.path
-
-    def row(self, index: int) -> Record:
-        return self.take([index])[0]
-
-    def take(self, rows: Sequence[int], names: Sequence[str] | None = None) -> list[Record]:
-        found = self.table.rows(rows, names and self._needed())
-        return [self._row(record, self.table.location(row)) for row, record in zip(rows, found, strict=True)]
+    def rows(self, indices: Sequence[int], names: Sequence[str] | None = None) -> list[Record]:
+        found = self.table.rows(indices, names and self._needed())
+        return [self._row(record, self.table.location(row)) for row, record in zip(indices, found, strict=True)]
 
     def digest(self) -> bytes:
         """Returns a hash of the content and of the columns that are taken from it."""
@@ -163,12 +139,6 @@ class PlainRows:
         if self.prompt in CONVERSATIONS and self.answer:
             taken += " without the answer"  # lengths that are kept from before are those of prompts that held it
         return hashlib.sha256(self.table.digest() + taken.encode()).digest()
-
-    def records(self, names: Sequence[str]) -> Iterator[Record]:
-        """All rows in order, with these columns; of the table only those are read that they are made of."""
-        for index, record in enumerate(self.table.records(self._needed())):
-            row = self._row(record, self.table.location(index))
-            yield {name: row.get(name) for name in names}
 
     def _needed(self) -> list[str]:
         """The columns of the table that a prompt, its truth and its source are made of."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,22 +17,17 @@ from paddock.core.images import Images
 from paddock.core.rng import permutation
 from paddock.data.chat import Messages, PromptEncoder, truncated
 from paddock.data.columns import AGENT, ENVIRONMENT, WRITTEN, scored, wanted_columns
-from paddock.data.images import Asked, ImagePrompts, ReadsImages
+from paddock.data.images import ImagePrompts, ReadsImages
 from paddock.data.kept import Arrays, kept_arrays
-from paddock.data.labels import Labels
-from paddock.data.lengths import prompt_lengths
 from paddock.data.plugins import tables_of
 from paddock.data.processes import MANY, over_ranges, same_processes
 from paddock.data.reading import EXTRA, MODEL, RULE, TRUTH, PromptLengths, Rows, Scorers, source_of, style_of, truth_of
-from paddock.data.tables import Record, Table
+from paddock.data.tables import Table
 from paddock.errors import UserError
 
 log = logging.getLogger(__name__)
 
-STYLES = (RULE, MODEL)
 BOTH = "both"
-FEW = 16
-"""Tables whose checks this process remembers."""
 LOOKED_AT = 1000
 """Rows of each file that are compared with each other."""
 
@@ -64,65 +59,70 @@ class PromptRow:
     """Names its environment, in a column `environment`, if the run has several."""
 
 
+Styles = Callable[[Collection[str]], dict[str, str]]
+"""Is given the styles that rows name, and returns the style that scores them in this run, where it is another."""
+
+
+def without_a_model(styles: Collection[str]) -> dict[str, str]:
+    """Without a reward model, rules score all rows."""
+    return {MODEL: RULE}
+
+
 class PromptDataset:
     """The rows of one or several files, one after the other. Rows stay on disk, or packed in memory."""
 
     def __init__(
         self, files: Any, tokenizer: Any, config: DataConfig, *, key: str, most: int = -1, shuffle: bool = False,
-        reader: ReadsImages | None = None,
+        reader: ReadsImages | None = None, styles: Styles = without_a_model,
     ):  # fmt: skip
         """`most` rows are used, if positive: the first ones, or with `shuffle` any, by `data.seed`."""
         self.config, self.key = config, key
         self.encoder = PromptEncoder(tokenizer, config.apply_chat_template_kwargs)
         self.prompts = ImagePrompts(self.encoder, reader, config.prompt_key, config.image_key)
         with same_processes():
-            self._prepare(files, tokenizer, most, shuffle)
+            self._arrange(tables_of(files, tokenizer, config, key, self._wanted))
+            self._check()
+            self.scorers, self.codes = self._scorers()
+            """The data sources and styles of rows, and for each row the number of its own."""
+            self.scored_by = styles({style for _, style in self.scorers})
+            self._content = b"".join(table.digest() for table in self.tables)
+            self.kept = self._choose(most, shuffle)
+            self.left_out = 0
+            if config.filter_overlong_prompts:
+                self._leave_out_overlong()
 
-    def _prepare(self, files: Any, tokenizer: Any, most: int, shuffle: bool) -> None:
-        """Opens the files, checks every row, and chooses those that are used."""
-        self._open(files, tokenizer)
-        self.row_styles: Labels
-        """The scorer of each row (rule, model or both), as the files have it."""
-        self.scored_by = {MODEL: RULE}
-        """The style that rows of a style get in this run, where it is another: without a model, rules score all."""
-        self.row_sources = self._check()
-        self._content = b"".join(table.digest() for table in self.tables)
-        self.kept = self._choose(most, shuffle)
-        self.left_out = 0
-        if self.config.filter_overlong_prompts:
-            self._leave_out_overlong()
+    def _wanted(self, columns: list[str]) -> Sequence[str]:
+        """Returns the columns of a file that are read."""
+        return wanted_columns(columns, self.config)
 
-    def _open(self, files: Any, tokenizer: Any) -> None:
-        """Opens the tables of `files`, the rows of which are checked afterwards."""
-        config = self.config
-        templated = tokenizer.chat_template is not None and config.apply_chat_template
-        opened = tables_of(files, tokenizer, config, self.key, lambda columns: wanted_columns(columns, config))
-        self._arrange([[self._adapted(table, templated) for table in tables] for tables in opened])
-
-    def _adapted(self, table: Table, templated: bool) -> Table:
+    def _adapted(self, table: Table) -> Table:
+        """Returns the table with the columns that are needed here, made of those that it has."""
+        templated = self.encoder.tokenizer.chat_template is not None and self.config.apply_chat_template
         return table if self.config.custom_cls.path else scored(table, self.config, templated, self.key)
 
     def _arrange(self, opened: list[list[Table]]) -> None:
         """`opened` has the tables of each entry of the key."""
-        self.tables = [table for tables in opened for table in tables]
+        self.tables = [self._adapted(table) for tables in opened for table in tables]
         self.reading = Rows(self.tables, self.config, self.prompts.reader is not None)
         self.starts = self.reading.starts
         self.entries = [0, *itertools.accumulate(sum(table.count for table in tables) for tables in opened)]
         """Index of the first row of each entry, and of the end of the last one."""
 
     @classmethod
-    def train(cls, config: DataConfig, tokenizer: Any, reader: ReadsImages | None = None) -> PromptDataset:
-        most, shuffle = config.train_max_samples, config.shuffle
-        found = cls(config.train_files, tokenizer, config, key="data.train_files", most=most, shuffle=shuffle,
-                    reader=reader)  # fmt: skip
-        found._tell_of_equal_rows()
-        return found
+    def train(
+        cls, config: DataConfig, tokenizer: Any, reader: ReadsImages | None = None, styles: Styles = without_a_model
+    ) -> PromptDataset:
+        dataset = cls(config.train_files, tokenizer, config, key="data.train_files", most=config.train_max_samples,
+                      shuffle=config.shuffle, reader=reader, styles=styles)  # fmt: skip
+        dataset._tell_of_equal_rows()
+        return dataset
 
     @classmethod
-    def validation(cls, config: DataConfig, tokenizer: Any, reader: ReadsImages | None = None) -> PromptDataset:
-        most, shuffle = config.val_max_samples, config.validation_shuffle
-        return cls(config.val_files, tokenizer, config, key="data.val_files", most=most, shuffle=shuffle,
-                   reader=reader)  # fmt: skip
+    def validation(
+        cls, config: DataConfig, tokenizer: Any, reader: ReadsImages | None = None, styles: Styles = without_a_model
+    ) -> PromptDataset:
+        return cls(config.val_files, tokenizer, config, key="data.val_files", most=config.val_max_samples,
+                   shuffle=config.validation_shuffle, reader=reader, styles=styles)  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -147,7 +147,11 @@ class PromptDataset:
     @property
     def sources(self) -> dict[str, int]:
         """Returns how many rows each data source gives."""
-        return self.row_sources.counts(self.kept)
+        counts = np.bincount(self.codes[self.kept], minlength=len(self.scorers)).tolist()
+        found = Counter[str]()
+        for (source, _), count in zip(self.scorers, counts, strict=True):
+            found[source] += count
+        return {source: count for source, count in found.items() if count}
 
     @property
     def names_agents(self) -> bool:
@@ -168,8 +172,7 @@ class PromptDataset:
 
     def one_of_each_source(self) -> list[PromptRow]:
         """Returns the first row of every data source and style, to try a scorer on before training starts."""
-        pairs = self.row_sources.codes[self.kept].astype(np.int64) * len(STYLES) + self.row_styles.codes[self.kept]
-        _, first = np.unique(pairs, return_index=True)
+        _, first = np.unique(self.codes[self.kept], return_index=True)
         return self._rows(self.kept[np.sort(first)].tolist())
 
     @property
@@ -177,22 +180,35 @@ class PromptDataset:
         """Equal for equal files, in the same order, of which the same rows are used."""
         return hashlib.sha256(self._content + self.kept.astype("<i8").tobytes()).hexdigest()
 
-    def _check(self) -> Labels:
-        """Names the first row that no scorer could be called for; returns the source of every row."""
+    def _needed(self) -> Sequence[str]:
+        """Returns the columns without which rows cannot be used."""
+        return self.config.prompt_key, self.config.reward_fn_key, TRUTH
+
+    def _check(self) -> None:
+        """Refuses files without rows, or without a column that is needed."""
         if not self.tables:
             raise UserError("no data file is named", key=self.key, fix=f"{self.key}=train.parquet")
-        source, sources, styles = self.config.reward_fn_key, list[Labels](), list[Labels]()
         for table in self.tables:
             if not table.count:
                 raise UserError("holds no rows", key=self.key, value=table.path, fix="write it again, or leave it out")
-            for column in (self.config.prompt_key, source, TRUTH):
+            for column in self._needed():
                 if column not in table.columns:
                     raise self._missing(table, column)
-            found = _labels(table, source)
-            sources.append(found[0])
-            styles.append(found[1])
-        self.row_styles = Labels.joined(styles)
-        return Labels.joined(sources)
+            self._check_rows(table)
+
+    def _check_rows(self, table: Table) -> None:
+        """Refuses the first row that cannot be used. Rows for scorers are checked as those are looked up."""
+
+    def _scorers(self) -> tuple[list[tuple[str, str]], np.ndarray]:
+        """Returns the pairs of data source and style that rows have, and the number of its own for each row; refuses
+        the first row that no scorer could be called for."""
+        numbers: dict[tuple[str, str], int] = {}
+        codes = []
+        for table in self.tables:
+            found = scorers_of(table, self.config.reward_fn_key)
+            own = [numbers.setdefault((str(source), str(style)), len(numbers)) for source, style in found["pairs"]]
+            codes.append(np.array(own, np.int32)[found["codes"]])
+        return list(numbers), np.concatenate(codes)
 
     def _missing(self, table: Table, column: str) -> UserError:
         setting = {self.config.prompt_key: "data.prompt_key", self.config.reward_fn_key: "data.reward_fn_key"}.get(
@@ -223,27 +239,38 @@ class PromptDataset:
         longest, column = self.config.max_prompt_length, self.config.prompt_key
 
         def measure(positions: range) -> list[int]:
-            return self.prompts.lengths(self._asked([int(self.kept[position]) for position in positions]))
+            return self.prompts.lengths(self.reading.prompts([int(self.kept[position]) for position in positions]))
 
         texts = PromptLengths(self.reading, self.kept, self.encoder)
         work = measure if self.prompts.reader else texts
         known, identity = self.prompts.identity(), None
         if known:
             identity = hashlib.sha256(known + self.identity.encode() + column.encode()).digest()
-        lengths = prompt_lengths(len(self), work, self.config.filter_overlong_prompts_workers, identity)
+        lengths = self._lengths(work, identity)
         fits = lengths <= longest
         if not fits.any():
             reason = f"every prompt of {self.key} is longer: the shortest has {lengths.min()} tokens"
             raise UserError(reason, key="data.max_prompt_length", value=longest, fix="raise it")
+        self._leave_out(fits, f"prompts have more than data.max_prompt_length={longest} tokens")
+
+    def _lengths(self, measure: Callable[[range], list[int]], identity: bytes | None) -> np.ndarray:
+        """Returns a number for each row that is used; `identity` stands for all that decides the numbers."""
+        count, workers = len(self), self.config.filter_overlong_prompts_workers
+
+        def make() -> Arrays:
+            return {"lengths": np.fromiter(over_ranges(count, measure, "measuring prompts", workers), np.int32, count)}
+
+        return kept_arrays("prompts", identity, make)["lengths"]
+
+    def _leave_out(self, fits: np.ndarray, too_long: str) -> None:
         self.left_out = int((~fits).sum())
         if self.left_out:
-            log.warning("%s: %d of %d prompts have more than data.max_prompt_length=%d tokens and are left out",
-                        self.key, self.left_out, len(lengths), longest)  # fmt: skip
+            log.warning("%s: %d of %d %s and are left out", self.key, self.left_out, len(fits), too_long)
         self.kept = self.kept[fits]
 
     def _rows(self, indices: list[int]) -> list[PromptRow]:
         config = self.config
-        rows = self._asked(indices)
+        rows = self.reading.prompts(indices)
         return [
             PromptRow(
                 index=index,
@@ -268,18 +295,6 @@ class PromptDataset:
         how = self.config.truncation if images is None else "error"
         return truncated(tokens, self.config.max_prompt_length, how, location)
 
-    def _asked(self, indices: list[int]) -> list[Asked]:
-        locations, messages, records = self._prompts(indices)
-        folders = [Path(self._find(index)[0].path).expanduser().parent for index in indices]
-        return [Asked(*row) for row in zip(messages, records, locations, folders, strict=True)]
-
-    def _prompts(self, indices: list[int]) -> tuple[list[str], list[Messages], list[Record]]:
-        """Returns each row's location, its prompt, and its record."""
-        return self.reading.prompts(indices)
-
-    def _find(self, index: int) -> tuple[Table, int]:
-        return self.reading.find(index)
-
 
 def _values(table: Table, column: str) -> Iterator[Any]:
     """Yields the values of a column, None where a table has none."""
@@ -288,30 +303,15 @@ def _values(table: Table, column: str) -> Iterator[Any]:
     return (record.get(column) for record in table.records([column]))
 
 
-_checked: dict[bytes, Arrays] = {}
-"""What `_labels` found in the last small tables of this process, by their content: runs often share their data."""
+def scorers_of(table: Table, source: str) -> Arrays:
+    """Returns the pairs of data source and style in a table, and the number of each row's. Those of a large table are
+    kept on disk, by its content."""
 
+    def make() -> Arrays:
+        numbers: dict[tuple[str, str], int] = {}
+        pairs = over_ranges(table.count, Scorers(table, source))
+        codes = np.fromiter((numbers.setdefault(pair, len(numbers)) for pair in pairs), np.int32, table.count)
+        return {"pairs": np.array(list(numbers), dtype=np.str_), "codes": codes}
 
-def _labels(table: Table, source: str) -> tuple[Labels, Labels]:
-    """Returns the data source and the style of each row. Of a large table they are kept on disk, by its content."""
-
-    def make() -> dict[str, np.ndarray]:
-        styles = np.zeros(table.count, np.int8)
-
-        def sources() -> Iterator[str]:
-            for row, (name, style) in enumerate(over_ranges(table.count, work)):
-                styles[row] = STYLES.index(style)
-                yield name
-
-        labels = Labels.of(sources(), table.count)
-        return {"names": np.array(labels.names, dtype=np.str_), "codes": labels.codes, "styles": styles}
-
-    work = Scorers(table, source)
-    identity = hashlib.sha256(b"scorers 1" + table.digest() + source.encode()).digest()
-    if table.count >= MANY:
-        found = kept_arrays("rows", identity, make)
-    else:
-        found = _checked[identity] = _checked.get(identity) or make()
-        while len(_checked) > FEW:
-            del _checked[next(iter(_checked))]
-    return Labels(list(found["names"]), found["codes"]), Labels(STYLES, found["styles"])
+    identity = hashlib.sha256(b"scorers 2" + table.digest() + source.encode()).digest()
+    return kept_arrays("rows", identity if table.count >= MANY else None, make)

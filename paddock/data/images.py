@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
 from paddock.core.images import Images
 from paddock.data.chat import Messages, PromptEncoder
-from paddock.data.tables import Record, bad_row
+from paddock.data.reading import Asked
+from paddock.data.tables import bad_row
 
 IMAGE = "<image>"
 """Marks an image in the text of a message."""
@@ -36,16 +36,6 @@ class ReadsImages(Protocol):
     def identity(self) -> bytes: ...
 
     def save(self, folder: Path) -> None: ...
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A row's prompt, and the folder of its images."""
-
-    messages: Messages
-    record: Record
-    location: str
-    folder: Path
 
 
 class ImagePrompts:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from paddock.data.chat import Messages, messages_of
-from paddock.data.labels import Labels
 from paddock.data.tables import Record, Table, bad_row
 from paddock.data.transcript import closing
 from paddock.data.unscored import AnswerDataset, text_of
@@ -35,19 +35,13 @@ class PairDataset(AnswerDataset):
     conversation, it is what was asked, and a prompt column is not needed.
     """
 
-    def _check(self) -> Labels:
-        if not self.tables:
-            raise UserError("no data file is named", key=self.key, fix=f"{self.key}=pairs.parquet")
-        for table in self.tables:
-            if not table.count:
-                raise UserError("holds no rows", key=self.key, value=table.path, fix="write it again, or leave it out")
-            for column in (CHOSEN, REJECTED):
-                if column not in table.columns:
-                    raise self._missing(table, column)
-            used = [name for name in (self.config.prompt_key, CHOSEN, REJECTED) if name in table.columns]
-            for row, record in enumerate(table.records(used)):
-                self._parts(record, table.location(row))
-        return self._unlabelled()
+    def _needed(self) -> Sequence[str]:
+        return CHOSEN, REJECTED
+
+    def _check_rows(self, table: Table) -> None:
+        used = [name for name in (self.config.prompt_key, CHOSEN, REJECTED) if name in table.columns]
+        for row, record in enumerate(table.records(used)):
+            self._parts(record, table.location(row))
 
     def _missing(self, table: Table, column: str) -> UserError:
         there = ", ".join(map(repr, table.columns)) or "none"
@@ -65,9 +59,9 @@ class PairDataset(AnswerDataset):
         return asked or messages_of(record.get(column), location, column), chosen, rejected
 
     def _encoded(self, indices: list[int]) -> tuple[list[str], list[Messages], list[list[int]], list[Any]]:
-        found = [self._find(index) for index in indices]
+        found = [self.reading.find(index) for index in indices]
         locations = [table.location(row) for table, row in found]
-        parts = [self._parts(table.row(row), location) for (table, row), location in zip(found, locations, strict=True)]
+        parts = [self._parts(table.rows([row])[0], table.location(row)) for table, row in found]
         prompts, chosen, rejected = (list(column) for column in zip(*parts, strict=True))
         pairs = zip(self._answers(chosen, prompts), self._answers(rejected, prompts), strict=True)
         return (

@@ -38,33 +38,39 @@ def tables_of(
     for method in ("__len__", "__getitem__"):
         if not hasattr(rows, method):
             raise UserError(f"{found.__name__} has no {method}", key=f"{ROWS}.name", fix="a map-style torch Dataset")
-    return [[table_of(f"{plugin.path}:{found.__name__}", rows, config.prompt_key)]]
+    return [[CustomRows(f"{plugin.path}:{found.__name__}", rows, config.prompt_key)]]
 
 
-def table_of(path: str, rows: Any, prompt_key: str) -> Table:
+class CustomRows(Table):
     """Items are rows as a file has them: `{"prompt": [...], "data_source": ..., "reward_model": {...}, ...}`."""
 
-    def row(index: int) -> Record:
-        with blaming(f"item {index}", f"{ROWS}.name", path):
-            record = rows[index]
-        if not isinstance(record, dict):
-            fix = 'an item is a row: {"prompt": [...], "data_source": ..., "reward_model": {...}}'
-            raise UserError(f"item {index} is {record!r:.80}, not a dict", key=f"{ROWS}.name", value=path, fix=fix)
-        renamed = MESSAGES in record and prompt_key not in record
-        return {**record, prompt_key: record[MESSAGES]} if renamed else record
+    def __init__(self, path: str, items: Any, prompt_key: str):
+        super().__init__(path, [], 0)
+        self.items, self.prompt_key = items, prompt_key
+        with blaming("len()", f"{ROWS}.name", path):
+            self.count = len(items)
+        self.columns = sorted(self._row(0)) if self.count else []
 
-    def records(names: Sequence[str]) -> Iterator[Record]:
-        return ({name: record.get(name) for name in names} for record in map(row, range(count)))
+    def __reduce__(self) -> Any:
+        raise TypeError("other processes may not know the user's class")
 
-    def digest() -> bytes:
+    def rows(self, indices: Sequence[int], names: Sequence[str] | None = None) -> list[Record]:
+        return [self._row(index) for index in indices]
+
+    def digest(self) -> bytes:
         found = hashlib.sha256()
-        for record in map(row, range(count)):
+        for record in map(self._row, range(self.count)):
             found.update(json.dumps(record, sort_keys=True, default=str).encode())
         return found.digest()
 
-    with blaming("len()", f"{ROWS}.name", path):
-        count = len(rows)
-    return Table(path, sorted(row(0)) if count else [], count, row, records, digest)
+    def _row(self, index: int) -> Record:
+        with blaming(f"item {index}", f"{ROWS}.name", self.path):
+            record = self.items[index]
+        if not isinstance(record, dict):
+            fix = 'an item is a row: {"prompt": [...], "data_source": ..., "reward_model": {...}}'
+            raise UserError(f"item {index} is {record!r:.80}, not a dict", key=f"{ROWS}.name", value=self.path, fix=fix)
+        renamed = MESSAGES in record and self.prompt_key not in record
+        return {**record, self.prompt_key: record[MESSAGES]} if renamed else record
 
 
 class Order:

@@ -7,6 +7,7 @@ import bisect
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,22 @@ EXTRA = "extra_info"
 RULE, MODEL = "rule", "model"
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A row with its prompt."""
+
+    messages: Messages
+    record: Record
+    location: str
+    path: str
+    """The file of the row."""
+
+    @property
+    def folder(self) -> Path:
+        """Where images of the row are looked for."""
+        return Path(self.path).expanduser().parent
+
+
 class Rows:
     """The rows of several tables, one after the other."""
 
@@ -31,28 +48,27 @@ class Rows:
         number = bisect.bisect_right(self.starts, index) - 1
         return self.tables[number], index - self.starts[number]
 
-    def prompts(self, indices: Sequence[int]) -> tuple[list[str], list[Messages], list[Record]]:
-        """Returns each row's location, its prompt, and its record."""
-        config, locations, records = self.config, list[str](), list[Record]()
+    def prompts(self, indices: Sequence[int]) -> list[Asked]:
+        """Reads these rows, and checks their prompts."""
+        config, found = self.config, list[Asked]()
         for number, group in itertools.groupby(indices, lambda index: bisect.bisect_right(self.starts, index) - 1):
             table, rows = self.tables[number], [index - self.starts[number] for index in group]
-            locations += map(table.location, rows)
-            records += table.rows(rows)
-        for location, record in zip(locations, records, strict=True):
-            for media, what in ((config.image_key, "images"), (config.video_key, "videos")):
-                if record.get(media) and (what == "videos" or not self.shows_images):
-                    why = "which are not read" if what == "videos" else "and what is trained here reads none"
-                    raise bad_row(location, media, f"holds {what}, {why}", "remove the column")
-            if not isinstance(extra := record.get(EXTRA), dict | None):
-                raise bad_row(location, EXTRA, f"is {extra!r:.80}, not an object", "make it {...}, or leave it out")
-        column = config.prompt_key
-        messages = [
-            messages_of(record.get(column), location, column)
-            for location, record in zip(locations, records, strict=True)
-        ]
-        if not config.apply_chat_template:
-            messages = [plain_text(*row, column) for row in zip(messages, locations, strict=True)]
-        return locations, messages, records
+            for row, record in zip(rows, table.rows(rows), strict=True):
+                location = table.location(row)
+                self._check(record, location)
+                messages = messages_of(record.get(config.prompt_key), location, config.prompt_key)
+                if not config.apply_chat_template:
+                    messages = plain_text(messages, location, config.prompt_key)
+                found.append(Asked(messages, record, location, table.path))
+        return found
+
+    def _check(self, record: Record, location: str) -> None:
+        for media, what in ((self.config.image_key, "images"), (self.config.video_key, "videos")):
+            if record.get(media) and (what == "videos" or not self.shows_images):
+                why = "which are not read" if what == "videos" else "and what is trained here reads none"
+                raise bad_row(location, media, f"holds {what}, {why}", "remove the column")
+        if not isinstance(extra := record.get(EXTRA), dict | None):
+            raise bad_row(location, EXTRA, f"is {extra!r:.80}, not an object", "make it {...}, or leave it out")
 
 
 @dataclass(frozen=True)
@@ -65,7 +81,8 @@ class PromptLengths:
 
     def __call__(self, positions: range) -> list[int]:
         indices = self.kept[positions.start : positions.stop].tolist()
-        locations, messages, _ = self.rows.prompts(indices)
+        rows = self.rows.prompts(indices)
+        messages, locations = [row.messages for row in rows], [row.location for row in rows]
         return [len(tokens) for tokens in self.encoder.encode(messages, locations, self.rows.config.prompt_key)]
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -30,28 +31,48 @@ BLOCK = 16 * 2**20
 ROWS = 4096
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(ABC):
     """The rows of one file."""
 
-    path: str
-    columns: list[str]
-    count: int
-    row: Callable[[int], Record]
-    records: Callable[[Sequence[str]], Iterable[Record]]
-    """All rows in order, with these columns only."""
-    digest: Callable[[], bytes]
-    """Returns a hash of the content: a file that moved is the same file, one that was rewritten is another."""
-    take: Callable[[Sequence[int], Sequence[str] | None], list[Record]] | None = None
-    """Several rows at a time, maybe with some columns only, where that is faster."""
+    def __init__(self, path: str, columns: list[str], count: int):
+        self.path, self.columns, self.count = path, columns, count
 
+    @abstractmethod
     def rows(self, indices: Sequence[int], names: Sequence[str] | None = None) -> list[Record]:
-        """Rows by their numbers. With `names`, columns that are not among them may be missing."""
-        return self.take(indices, names) if self.take else [self.row(index) for index in indices]
+        """Returns rows by their numbers. With `names`, columns that are not among them may be missing."""
+
+    @abstractmethod
+    def digest(self) -> bytes:
+        """Returns a hash of the content: a file that moved is the same file, one that was rewritten is another."""
+
+    def records(self, names: Sequence[str]) -> Iterator[Record]:
+        """Yields all rows in order, with these columns only."""
+        for block in _blocks(self.count):
+            yield from ({name: record.get(name) for name in names} for record in self.rows(block, names))
 
     def location(self, row: int) -> str:
         """Returns the row's location as error messages name it: `train.parquet row 12`."""
         return f"{self.path} row {row}"
+
+
+def _blocks(count: int) -> Iterator[range]:
+    return (range(start, min(start + ROWS, count)) for start in range(0, count, ROWS))
+
+
+def _neighbours(indices: Sequence[int]) -> Iterator[range]:
+    """Yields the same numbers as ranges: rows side by side are read at once."""
+    if isinstance(indices, range):
+        yield indices
+        return
+    start = end = -1
+    for index in indices:
+        if index != end:
+            if end > start:
+                yield range(start, end)
+            start = index
+        end = index + 1
+    if end > start:
+        yield range(start, end)
 
 
 def bad_row(location: str, column: str, reason: str, fix: str) -> UserError:
@@ -64,7 +85,7 @@ def open_tables(path: str, key: str, wanted: Callable[[list[str]], Sequence[str]
     Of a file's columns the `wanted` ones are read, where the format allows to leave others out.
     """
     if path.startswith(BUILTIN):
-        return [_text_table(_builtin(path))]
+        return [_builtin(path)]
     if files.hub_name(path):
         from paddock.data.hub import hub_sources
 
@@ -82,29 +103,26 @@ def _builtin(name: str) -> Lines:
 def _open(source: FileSource, key: str, wanted: Callable[[list[str]], Sequence[str]]) -> Table:
     with files.readable(source, key):
         if source.kind not in ("parquet", "arrow"):
-            return _text_table(lines_of(source))
+            return lines_of(source)
         columns = files.columns_of(source, key)
         used = set(wanted(columns))
-        rows = ArrowRows(source, [column for column in columns if column in used])
-        return Table(source.path, columns, rows.table.num_rows, rows.row, rows.records, rows.digest, rows.take)
+        return ArrowRows(source, columns, [column for column in columns if column in used])
 
 
-def _text_table(lines: Lines) -> Table:
-    return Table(lines.path, lines.columns, lines.count, lines.row, lines.records, lines.digest, lines.take)
-
-
-class ArrowRows:
+class ArrowRows(Table):
     """Rows of a parquet file or of one that `datasets` wrote.
 
     A parquet file cannot be read row by row. A large one is written as an Arrow file into the cache, once, and that is
     mapped into memory; so are files of `datasets`.
     """
 
-    def __init__(self, source: FileSource, columns: list[str]):
-        self.source, self.columns = source, columns
+    def __init__(self, source: FileSource, columns: list[str], read: list[str]):
+        """Of the file's columns those of `read` are read."""
+        self.source, self.read = source, read
+        super().__init__(source.path, columns, self.table.num_rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"source": self.source, "columns": self.columns}
+        return {name: value for name, value in self.__dict__.items() if name != "table"}
 
     @cached_property
     def table(self) -> Any:
@@ -114,16 +132,16 @@ class ArrowRows:
         file = self.source.file
         if self.source.kind == "arrow":
             with pa.memory_map(str(file)) as mapped:
-                return pa.ipc.open_stream(mapped).read_all().select(self.columns)
+                return pa.ipc.open_stream(mapped).read_all().select(self.read)
         if file.stat().st_size <= SMALL and parquet.read_metadata(file).num_rows < MANY:
-            return parquet.read_table(file, columns=self.columns)
-        name = hashlib.sha256(self._content + "\0".join(self.columns).encode()).hexdigest()
+            return parquet.read_table(file, columns=self.read)
+        name = hashlib.sha256(self._content + "\0".join(self.read).encode()).hexdigest()
         unpacked = cache_folder("rows") / f"{name}.arrow"
         if not unpacked.is_file():
             try:
                 self._unpack(unpacked)
             except OSError:  # a cache that cannot be written costs memory, not the run
-                return parquet.read_table(file, columns=self.columns)
+                return parquet.read_table(file, columns=self.read)
         with pa.memory_map(str(unpacked)) as mapped:
             return pa.ipc.open_file(mapped).read_all()
 
@@ -132,35 +150,21 @@ class ArrowRows:
         from pyarrow import parquet
 
         with parquet.ParquetFile(self.source.file) as packed, whole_file(target) as stream:
-            schema = pa.schema([packed.schema_arrow.field(name) for name in self.columns])
+            schema = pa.schema([packed.schema_arrow.field(name) for name in self.read])
             with pa.ipc.new_file(stream, schema) as writer:
-                for batch in packed.iter_batches(batch_size=ROWS, columns=self.columns):
+                for batch in packed.iter_batches(batch_size=ROWS, columns=self.read):
                     writer.write_batch(batch)
 
     @cached_property
     def _content(self) -> bytes:
         return file_digest(self.source.file)
 
-    def row(self, index: int) -> Record:
-        return self.table.slice(index, 1).to_pylist()[0]
-
-    def take(self, indices: Sequence[int], names: Sequence[str] | None = None) -> list[Record]:
-        first, count = (indices[0], len(indices)) if len(indices) else (0, 0)
-        if list(indices) != list(range(first, first + count)):
-            return [self.row(index) for index in indices]
-        table = self.table if names is None else self.table.select([n for n in self.columns if n in names])
-        return table.slice(first, count).to_pylist()
-
-    def records(self, names: Sequence[str]) -> Iterator[Record]:
-        for batch in self.table.select(names).to_batches(max_chunksize=ROWS):
-            yield from batch.to_pylist()
+    def rows(self, indices: Sequence[int], names: Sequence[str] | None = None) -> list[Record]:
+        table = self.table if names is None else self.table.select([name for name in self.read if name in names])
+        return [row for part in _neighbours(indices) for row in table.slice(part.start, len(part)).to_pylist()]
 
     def digest(self) -> bytes:
         return self._content
-
-
-def _blocks(count: int) -> Iterator[range]:
-    return (range(start, min(start + ROWS, count)) for start in range(0, count, ROWS))
 
 
 def lines_of(source: FileSource) -> Lines:
@@ -190,48 +194,40 @@ def _unpacked(source: FileSource) -> Iterator[bytes]:
             yield block
 
 
-class Lines:
+class Lines(Table):
     """Rows of JSON or csv, read by their offsets in a file or in bytes.
 
     Arrow's own JSON reader is not used: it takes texts for dates, and wants one type in a column.
     """
 
     def __init__(self, path: str, content: Path | bytes, source: FileSource | None = None):
-        self.path, self.content = path, content
+        super().__init__(path, [], 0)
+        self.content = content
         self.header: tuple[list[str], str] | None = None
         """Names and delimiter, of csv."""
         self._file: int | None = None
         self._stamp = self._stat()
         begins = self._read_header(source) if source and source.kind == "csv" else 0
-        found = self._index(begins)
-        self.starts, self.sizes, self._digest = found["starts"], found["sizes"], found["digest"].tobytes()
-        self.columns: list[str] = self.header[0] if self.header else [str(name) for name in found["columns"]]
+        index = self._index(begins)
+        self.starts, self.sizes, self._digest = index["starts"], index["sizes"], index["digest"].tobytes()
+        self.columns = self.header[0] if self.header else [str(name) for name in index["columns"]]
+        self.count = len(self.starts)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}
 
-    @property
-    def count(self) -> int:
-        return len(self.starts)
+    def rows(self, indices: Sequence[int], names: Sequence[str] | None = None) -> list[Record]:
+        return [self._parse(index, line) for index, line in zip(indices, self._lines(indices), strict=True)]
 
-    def row(self, index: int) -> Record:
-        return self._parse(index, self.line(index))
+    def digest(self) -> bytes:
+        return self._digest
 
-    def line(self, index: int) -> bytes:
-        return self._read(int(self.starts[index]), int(self.sizes[index]))
-
-    def lines(self, indices: Sequence[int]) -> list[bytes]:
-        """Several lines; neighbours are read at once."""
-        first, count = (indices[0], len(indices)) if len(indices) else (0, 0)
-        if not count or list(indices) != list(range(first, first + count)):
-            return [self.line(index) for index in indices]
-        starts, sizes = self.starts[first : first + count], self.sizes[first : first + count]
-        begin = int(starts[0])
-        block = self._read(begin, int(starts[-1] + sizes[-1]) - begin)
-        return [block[s : s + n] for s, n in zip((starts - begin).tolist(), sizes.tolist(), strict=True)]
-
-    def take(self, indices: Sequence[int], names: Sequence[str] | None = None) -> list[Record]:
-        return [self._parse(index, line) for index, line in zip(indices, self.lines(indices), strict=True)]
+    def _lines(self, indices: Sequence[int]) -> Iterator[bytes]:
+        for part in _neighbours(indices):
+            starts, sizes = self.starts[part.start : part.stop], self.sizes[part.start : part.stop]
+            begin = int(starts[0]) if part else 0
+            block = self._read(begin, int(starts[-1] + sizes[-1]) - begin) if part else b""
+            yield from (block[s : s + n] for s, n in zip((starts - begin).tolist(), sizes.tolist(), strict=True))
 
     def _read(self, start: int, size: int) -> bytes:
         if isinstance(self.content, bytes):
@@ -243,13 +239,6 @@ class Lines:
                 raise UserError("the file changed while it was used", key=self.path, fix="start the run again")
             self._stamp = stamp  # it was only touched
         return os.pread(self._file, size, start)
-
-    def records(self, names: Sequence[str]) -> Iterator[Record]:
-        for rows in _blocks(self.count):
-            yield from ({name: record.get(name) for name in names} for record in self.take(rows))
-
-    def digest(self) -> bytes:
-        return self._digest
 
     def _stat(self) -> tuple[int, int]:
         if isinstance(self.content, bytes):
@@ -269,8 +258,6 @@ class Lines:
             return int(stream.tell())
 
     def _stream(self) -> Any:
-        import io
-
         return io.BytesIO(self.content) if isinstance(self.content, bytes) else self.content.open("rb")
 
     def _index(self, begins: int) -> dict[str, np.ndarray]:
@@ -282,11 +269,12 @@ class Lines:
         return kept_arrays("rows", identity, lambda: self._survey(begins))
 
     def _survey(self, begins: int) -> dict[str, np.ndarray]:
-        self.starts, self.sizes = (self._csv_places if self.header else self._json_places)(begins)
+        starts, sizes = np.fromiter(self._places(begins), dtype=np.dtype((np.int64, 2))).T
+        self.starts, self.sizes = starts, sizes.astype(np.int32)
         digest = hashlib.sha256("\0".join(self.header[0]).encode() + b"\n" if self.header else b"")
-        for rows in _blocks(self.count):
-            digest.update((b"\n" if rows.start else b"") + b"\n".join(self.lines(rows)))
-        names = [] if self.header else [name for found in over_ranges(self.count, self.names_in) for name in found]
+        for rows in _blocks(len(starts)):
+            digest.update((b"\n" if rows.start else b"") + b"\n".join(self._lines(rows)))
+        names = [] if self.header else [name for found in over_ranges(len(starts), self._names_in) for name in found]
         return {
             "starts": self.starts,
             "sizes": self.sizes,
@@ -294,28 +282,21 @@ class Lines:
             "columns": np.array(list(dict.fromkeys(names)), dtype=np.str_),
         }
 
-    def names_in(self, rows: range) -> list[list[str]]:
+    def _names_in(self, rows: range) -> list[list[str]]:
         """The columns of these rows, as one list: each row is parsed, so that a broken one is named before training."""
-        return [list({column: None for record in self.take(rows) for column in record})]
+        return [list({column: None for record in self.rows(rows) for column in record})]
 
-    def _csv_places(self, begins: int) -> tuple[np.ndarray, np.ndarray]:
-        assert self.header
+    def _places(self, begins: int) -> Iterator[tuple[int, int]]:
+        """Yields where each row begins, and its bytes: rows of csv, or lines of JSON that are not blank."""
         with self._stream() as stream:
             stream.seek(begins)
-            ends = np.fromiter((end for end, _ in files.csv_rows(stream, self.header[1])), dtype=np.int64)
-        starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
-        return starts + begins, (ends - starts).astype(np.int32)
-
-    def _json_places(self, begins: int) -> tuple[np.ndarray, np.ndarray]:
-        """Lines that are not blank, without their line break."""
-        breaks, position = [np.array([begins - 1])], begins
-        with self._stream() as stream:
-            while block := stream.read(BLOCK):
-                breaks.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + position)
-                position += len(block)
-        ends = np.concatenate([*breaks, [position]])
-        starts, sizes = ends[:-1] + 1, np.diff(ends) - 1
-        self.starts, self.sizes = starts, sizes
-        texts = (line for rows in _blocks(len(starts)) for line in self.lines(rows))
-        filled = np.fromiter((bool(line.strip()) for line in texts), dtype=bool, count=len(starts))
-        return starts[filled], sizes[filled].astype(np.int32)
+            if self.header:
+                start = 0
+                for end, _ in files.csv_rows(stream, self.header[1]):
+                    yield begins + start, end - start
+                    start = end
+                return
+            for line in stream:
+                if line.strip():
+                    yield begins, len(line.removesuffix(b"\n"))
+                begins += len(line)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,12 +15,9 @@ import numpy as np
 from paddock.config.schema import DataConfig, row_tokens
 from paddock.data.chat import Messages, limited, messages_of, whole_text
 from paddock.data.columns import asked, top, value_at
-from paddock.data.dataset import STYLES, PromptDataset, PromptRow
+from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.dialogue import Dialogue
-from paddock.data.labels import Labels
-from paddock.data.lengths import prompt_lengths
-from paddock.data.plugins import tables_of
-from paddock.data.reading import EXTRA
+from paddock.data.reading import EXTRA, RULE, Asked
 from paddock.data.tables import Record, Table, bad_row
 from paddock.errors import UserError
 from paddock.facts.files import CONVERSATIONS, as_messages
@@ -35,27 +33,21 @@ ANSWER_COLUMNS = ("answer", "response", "output")
 class UnscoredDataset(PromptDataset):
     """Needs a prompt column alone; a row's `extra_info` is all that it holds."""
 
-    def _open(self, files: Any, tokenizer: Any) -> None:
-        opened = tables_of(files, tokenizer, self.config, self.key, lambda columns: columns)
-        self._arrange([[asked(table, self.config, answered=False) for table in tables] for tables in opened])
+    def _wanted(self, columns: list[str]) -> Sequence[str]:
+        return columns
 
-    def _check(self) -> Labels:
-        if not self.tables:
-            raise UserError("no data file is named", key=self.key, fix=f"{self.key}=rows.parquet")
-        for table in self.tables:
-            if not table.count:
-                raise UserError("holds no rows", key=self.key, value=table.path, fix="write it again, or leave it out")
-            if self.config.prompt_key not in table.columns:
-                raise self._missing(table, self.config.prompt_key)
-        return self._unlabelled()
+    def _adapted(self, table: Table) -> Table:
+        return asked(table, self.config, answered=False)
 
-    def _unlabelled(self) -> Labels:
+    def _needed(self) -> Sequence[str]:
+        return (self.config.prompt_key,)
+
+    def _scorers(self) -> tuple[list[tuple[str, str]], np.ndarray]:
         """Gives all rows one source and one style: no scorer is called for them."""
-        self.row_styles = Labels(STYLES, np.zeros(self.total, np.int8))
-        return Labels([UNKNOWN], np.zeros(self.total, np.int32))
+        return [(UNKNOWN, RULE)], np.zeros(self.total, np.int32)
 
     def _rows(self, indices: list[int]) -> list[PromptRow]:
-        rows = self._asked(indices)
+        rows = self.reading.prompts(indices)
         return [
             PromptRow(index, index, self._shortened(tokens, images, row.location), row.messages, UNKNOWN, None,
                       row.record, row.location, images=images)
@@ -93,32 +85,21 @@ class AnswerDataset(UnscoredDataset):
     of.
     """
 
-    def _open(self, files: Any, tokenizer: Any) -> None:
-        config = self.config
-        template = tokenizer.chat_template is not None or "chat_template" in config.apply_chat_template_kwargs
-        opened = tables_of(files, tokenizer, config, self.key, lambda columns: columns)
-        as_message = config.prompt_as_message and template
-        self._arrange([[asked(table, config, as_message) for table in tables] for tables in opened])
+    def _adapted(self, table: Table) -> Table:
+        config, chat_template = self.config, self.encoder.tokenizer.chat_template
+        templated = chat_template is not None or "chat_template" in config.apply_chat_template_kwargs
+        return asked(table, config, config.prompt_as_message and templated)
 
-    def _check(self) -> Labels:
-        for column in CONVERSATIONS:
-            if self.tables and all(self._has_only(column, table) for table in self.tables):
-                self.config = replace(self.config, prompt_key=column)
-        sources = super()._check()
+    def _check_rows(self, table: Table) -> None:
         column = self.config.prompt_key
-        for table in self.tables:
-            if THINKING in table.columns:
-                log.warning("%s: the column %s is not read: data.apply_chat_template_kwargs.%s=... holds for all rows",
-                            table.path, THINKING, THINKING)  # fmt: skip
-            wanted = (column, *ANSWER_COLUMNS, EXTRA, top(self.config.answer_key or EXTRA))
-            present = list(dict.fromkeys(name for name in wanted if name in table.columns))
-            for row, record in enumerate(table.records(present)):
-                location = table.location(row)
-                split(messages_of(record.get(column), location, column), record, location, self.config)
-        return sources
-
-    def _has_only(self, conversations: str, table: Table) -> bool:
-        return self.config.prompt_key not in table.columns and conversations in table.columns
+        if THINKING in table.columns:
+            log.warning("%s: the column %s is not read: data.apply_chat_template_kwargs.%s=... holds for all rows",
+                        table.path, THINKING, THINKING)  # fmt: skip
+        wanted = (column, *ANSWER_COLUMNS, EXTRA, top(self.config.answer_key or EXTRA))
+        present = list(dict.fromkeys(name for name in wanted if name in table.columns))
+        for row, record in enumerate(table.records(present)):
+            location = table.location(row)
+            split(messages_of(record.get(column), location, column), record, location, self.config)
 
     def _rows(self, indices: list[int]) -> list[PromptRow]:
         locations, prompts, tokens, answers = self._encoded(indices)
@@ -135,31 +116,33 @@ class AnswerDataset(UnscoredDataset):
     def _encoded(self, indices: list[int]) -> tuple[list[str], list[Messages], list[list[int]], list[Any]]:
         """Returns locations, prompts, and the tokens of prompts and of answers."""
         column, tokenizer = self.config.prompt_key, self.encoder.tokenizer
-        locations, messages, records = self._prompts(indices)
+        rows = self.reading.prompts(indices)
         prompts: list[Messages] = []
         answers: list[Any] = []
         by_tools: dict[str, list[int]] = {}
         with limited("the first row", column) as begin:
-            for row, (conversation, record, location) in enumerate(zip(messages, records, locations, strict=True)):
-                begin(location)
-                prompt, answer = split(conversation, record, location, self.config)
-                tools = self._tools(conversation, record)
+            for number, row in enumerate(rows):
+                begin(row.location)
+                prompt, answer = split(row.messages, row.record, row.location, self.config)
+                tools = self._tools(row.messages, row.record)
                 if tools is not None:
-                    prompt, answer = self._conversation(conversation, tools, location, named(record))  # type: ignore[assignment]
+                    prompt, answer = self._conversation(row, tools)  # type: ignore[assignment]
                 prompts.append(prompt)
                 answers.append(answer)
-                by_tools.setdefault(tools or "", []).append(row)
-        single = [row for row, answer in enumerate(answers) if isinstance(answer, str)]
+                by_tools.setdefault(tools or "", []).append(number)
+        single = [number for number, answer in enumerate(answers) if isinstance(answer, str)]
         if single:
-            texts = tokenizer([answers[row] for row in single], add_special_tokens=False, verbose=False)["input_ids"]
-            for row, tokens in zip(single, texts, strict=True):
-                answers[row] = [*tokens, tokenizer.eos_token_id]
+            texts = [answers[number] for number in single]
+            for number, tokens in zip(
+                single, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"], strict=True
+            ):
+                answers[number] = [*tokens, tokenizer.eos_token_id]
         encoded: dict[int, list[int]] = {}
-        for tools, rows in by_tools.items():
-            asked, where = [prompts[row] for row in rows], [locations[row] for row in rows]
+        for tools, same in by_tools.items():
+            asked, where = [prompts[number] for number in same], [rows[number].location for number in same]
             known = json.loads(tools) if tools else None
-            encoded.update(zip(rows, self.dialogue.prompts(asked, known, where, column), strict=True))
-        return locations, prompts, [encoded[row] for row in range(len(prompts))], answers
+            encoded.update(zip(same, self.dialogue.prompts(asked, known, where, column), strict=True))
+        return [row.location for row in rows], prompts, [encoded[number] for number in range(len(rows))], answers
 
     def _tools(self, conversation: Messages, record: Record) -> str | None:
         """Returns the tools of a conversation of which all the assistant's turns are learnt, as JSON; None for a row
@@ -174,13 +157,14 @@ class AnswerDataset(UnscoredDataset):
             return None
         return tools if isinstance(tools, str) else json.dumps(tools) if tools else ""
 
-    def _conversation(self, messages: Messages, tools: str, location: str, column: str) -> tuple[Messages, Turns]:
+    def _conversation(self, row: Asked, tools: str) -> tuple[Messages, Turns]:
         """Returns the messages before the assistant's first turn, and all that follows."""
+        messages: Any = row.messages
         try:
-            first, turns = self.dialogue.turns(list(messages), json.loads(tools) if tools else None)  # type: ignore[arg-type]
+            first, turns = self.dialogue.turns(list(messages), json.loads(tools) if tools else None)
         except UserError as error:
-            raise bad_row(location, column, error.reason, error.fix or "mend the row") from error
-        return list(messages[:first]), Turns(tuple(turns))  # type: ignore[arg-type]
+            raise bad_row(row.location, named(row.record), error.reason, error.fix or "mend the row") from error
+        return list(messages[:first]), Turns(tuple(turns))
 
     @cached_property
     def dialogue(self) -> Dialogue:
@@ -206,17 +190,13 @@ class AnswerDataset(UnscoredDataset):
             columns = f"{config.prompt_key} {config.prompt_as_message} {config.answer_key}"
             decided = f"{type(self).__name__} turns {limits} {columns} {end} {self.identity}"
             identity = hashlib.sha256(tokenizer + decided.encode()).digest()
-        fits = prompt_lengths(len(self), excess, config.filter_overlong_prompts_workers, identity) <= 0
+        fits = self._lengths(excess, identity) <= 0
         wanted = f"data.max_prompt_length={limits[0]} or the answer data.max_response_length={limits[1]}"
         if config.max_length is not None:
             wanted += f" or both together data.max_length={config.max_length}"
         if not fits.any():
             raise UserError(f"in every row the prompt exceeds {wanted} tokens", key=self.key, fix="raise them")
-        self.left_out = int((~fits).sum())
-        if self.left_out:
-            log.warning("%s: in %d of %d rows the prompt exceeds %s tokens; they are left out",
-                        self.key, self.left_out, len(fits), wanted)  # fmt: skip
-        self.kept = self.kept[fits]
+        self._leave_out(fits, f"rows have prompts that exceed {wanted} tokens")
 
     def _cut(self, answer: Any, location: str) -> Any:
         """An answer is cut at its end, whatever `data.truncation` does to prompts, and then does not end."""

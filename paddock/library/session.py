@@ -72,8 +72,8 @@ class Session:
                 dataset = PromptDataset(
                     files, trainer.collector.tokenizer, trainer.config.data, key="data.val_files",
                     reader=trainer.loader.dataset.prompts.reader,
+                    styles=validation_styles(self.config.reward_model),
                 )  # fmt: skip
-                dataset.scored_by = validation_styles(self.config.reward_model)
                 validation = Validation(trainer.collector, dataset, trainer.roles.stop_tokens)
             if validation is None:
                 fix = "evaluate(rows), or Run(..., validation=rows)"

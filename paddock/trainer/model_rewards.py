@@ -10,7 +10,7 @@ import torch
 
 from paddock.config.schema import Config, RewardModelConfig
 from paddock.core.batch import Batch, PerRow, PerToken
-from paddock.data.dataset import BOTH, MODEL, RULE, PromptDataset
+from paddock.data.dataset import BOTH, MODEL, RULE, PromptDataset, Styles, without_a_model
 from paddock.errors import UserError
 from paddock.rewards.manager import on_last_token
 from paddock.workers.reward_model import ModelScorer, open_reward_model
@@ -21,24 +21,26 @@ log = logging.getLogger(__name__)
 Metrics = dict[str, float]
 
 
-def training_styles(config: RewardModelConfig, styles: Collection[str]) -> dict[str, str]:
+def training_styles(config: RewardModelConfig) -> Styles:
     """Returns how rows of a style are scored in training, if not as the file says.
 
     Without weights a row's own style decides. Where no row names the model, it was enabled to score them all.
     """
-    if not config.enable:
-        return validation_styles(config)
-    if config.model_weight is not None:
-        return {RULE: BOTH if config.rule_weight else MODEL}
-    if MODEL in styles:
-        return {}
-    log.info("no training row has reward_model.style=model: the reward model scores all of them, and no rule does")
-    return {RULE: MODEL}
+
+    def styles(named: Collection[str]) -> dict[str, str]:
+        if config.model_weight is not None:
+            return {RULE: BOTH if config.rule_weight else MODEL}
+        if MODEL in named:
+            return {}
+        log.info("no training row has reward_model.style=model: the reward model scores all of them, and no rule does")
+        return {RULE: MODEL}
+
+    return styles if config.enable else without_a_model
 
 
-def validation_styles(config: RewardModelConfig) -> dict[str, str]:
+def validation_styles(config: RewardModelConfig) -> Styles:
     """A validation row is scored as its file says; without a model, by a rule or a function of the user's own."""
-    return {} if config.enable else {MODEL: RULE}
+    return (lambda _: {}) if config.enable else without_a_model
 
 
 def open_models(

@@ -42,13 +42,12 @@ def open_trainer(
     check_tokenizers(config, tokenizer)
     reader = ImageReader.of(config)
     log.info("reading %s", config.data.train_files)
-    dataset = PromptDataset.train(config.data, tokenizer, reader)
+    dataset = PromptDataset.train(config.data, tokenizer, reader, training_styles(config.reward_model))
     check_routes(config, dataset.sources)
     loader = Loader.train(config.data, dataset)
     rewards = things.enter_context(RewardManager(config, functions, Path(config.trainer.default_local_dir)))
     total_steps = config.trainer.steps(loader.steps_per_epoch)
     rewards.total_steps = total_steps
-    dataset.scored_by = training_styles(config.reward_model, set(dataset.row_styles))
     tries = try_scorers(config, dataset, tokenizer, rewards)
     paid = config.reward_model.enable or rewards.pays(tries) or any(one.may_pay for one in rows.without_agent())
     if config.environment and learns_from_rewards(config) and not paid:
@@ -70,8 +69,7 @@ def open_trainer(
     collector = Collector(config, loader, roles.rollout, rewards, tokenizer, stops, models)
     validation = None
     if config.data.val_files:
-        held_out = PromptDataset.validation(config.data, tokenizer, reader)
-        held_out.scored_by = validation_styles(config.reward_model)
+        held_out = PromptDataset.validation(config.data, tokenizer, reader, validation_styles(config.reward_model))
         if environments and rows.routed:
             environments.check(held_out)
         validation = Validation(collector, held_out, stops)

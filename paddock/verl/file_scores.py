@@ -36,7 +36,7 @@ def answered(path: str, columns: ScoredColumns) -> Iterator[list[ScoreRequest]]:
     for table in open_tables(path, FILES, lambda names: names):
         require_columns(table, columns)
         for row in range(table.count):
-            yield requests_of(table.row(row), table.location(row), columns)
+            yield requests_of(table.rows([row])[0], table.location(row), columns)
 
 
 def require_columns(table: Table, columns: ScoredColumns) -> None:

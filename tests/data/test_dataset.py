@@ -12,9 +12,9 @@ from byte_tokenizer import byte_tokenizer
 from pyarrow import parquet
 
 from paddock.config.schema import DataConfig
-from paddock.data import lengths, processes
+from paddock.data import processes
 from paddock.data.dataset import PromptDataset
-from paddock.data.reading import Scorers
+from paddock.data.reading import PromptLengths, Scorers
 from paddock.errors import UserError
 
 TOKENIZER = byte_tokenizer()
@@ -162,13 +162,13 @@ def test_the_number_of_workers_does_not_change_what_is_left_out(tmp_path, worker
 def measured(monkeypatch) -> list[int]:
     """How many prompts were measured, not read from the cache: one entry for each data set."""
     counts: list[int] = []
-    original = lengths.over_ranges
+    original = PromptLengths.__call__
 
-    def count(number, *rest):
-        counts.append(number)
-        return original(number, *rest)
+    def count(measure, rows):
+        counts.append(len(rows))
+        return original(measure, rows)
 
-    monkeypatch.setattr(lengths, "over_ranges", count)
+    monkeypatch.setattr(PromptLengths, "__call__", count)
     return counts
 
 
@@ -200,9 +200,9 @@ def test_whatever_decides_a_length_makes_the_cache_measure_again(tmp_path, measu
     elif change == "sample":
         settings = {"most": 3}
     else:
-        (kept,) = cache.rglob("*.lengths")
+        (kept,) = cache.rglob("prompts/*.npz")
         content = bytearray(kept.read_bytes())
-        content[-1] ^= 1
+        content[content.index(b"PK\x01\x02") - 1] ^= 1  # of the arrays; behind them is the directory of the archive
         kept.write_bytes(content if change == "rotten cache" else content[:-4])
     dataset(str(file), tokenizer, max_prompt_length=100, **settings)
     assert measured == [4, 3 if change == "sample" else 4]
@@ -283,18 +283,19 @@ def test_a_parquet_column_of_the_wrong_type_is_named(tmp_path):
         dataset(file)
 
 
-def test_rows_are_checked_once_in_a_process_and_again_if_they_or_their_column_change(tmp_path, monkeypatch):
+def test_rows_of_large_files_are_checked_once_and_again_if_they_or_their_column_change(tmp_path, monkeypatch):
+    monkeypatch.setattr("paddock.data.dataset.MANY", 1)
     asked: list[str] = []
     check = Scorers.__call__
     monkeypatch.setattr(Scorers, "__call__", lambda self, rows: asked.append(self.column) or check(self, rows))
     name = f"sums of {tmp_path}"  # nobody else's
     file = write(tmp_path / "rows.jsonl", [record("a", name), record("b", "others", topic=name)])
     for _ in range(2):
-        assert list(dataset(file).row_sources) == [name, "others"]
+        assert dataset(file).scorers == [(name, "rule"), ("others", "rule")]
     assert asked == ["data_source"]
     write(tmp_path / "rows.jsonl", [record("a", "others", topic=name), record("b", name, topic=name)])
-    assert list(dataset(file).row_sources) == ["others", name]
-    assert list(dataset(file, reward_fn_key="topic").row_sources) == [name, name]
+    assert dataset(file).scorers == [("others", "rule"), (name, "rule")]
+    assert dataset(file, reward_fn_key="topic").scorers == [(name, "rule")]
     assert asked == ["data_source", "data_source", "topic"]
     write(tmp_path / "rows.jsonl", [record("a", name), record("b", name, reward_model={"style": "rule"})])
     for _ in range(2):

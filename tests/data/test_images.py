@@ -211,7 +211,7 @@ def test_measured_lengths_are_those_of_the_rows(tmp_path, folder):
     sizes = [(8, 8), (40, 20), (11, 60), (200, 200)]
     images = [{"bytes": encoded(painted(width=w, height=h)), "path": None} for w, h in sizes]
     data = dataset(written(tmp_path, *(record(images=[image]) for image in images)), folder)
-    assert data.prompts.lengths(data._asked(list(range(4)))) == [len(row.tokens) for row in data.rows(range(4))]
+    assert data.prompts.lengths(data.reading.prompts(range(4))) == [len(row.tokens) for row in data.rows(range(4))]
 
 
 def test_lengths_are_measured_again_for_other_limits(tmp_path, folder):

@@ -81,7 +81,7 @@ def test_each_kind_is_read_by_the_training_it_is_for(tmp_path):
     assert learnt.tokens == pair.tokens == asked.tokens
     assert tokenizer.decode(learnt.ground_truth) == tokenizer.decode(pair.ground_truth.chosen) == "Green tea is.<|end|>"
     assert tokenizer.decode(pair.ground_truth.rejected) == "No.<|end|>"
-    assert read["rl"].row_styles == [MODEL]
+    assert [style for _, style in read["rl"].scorers] == [MODEL]
 
 
 def test_the_example_script_is_the_same_command(tmp_path):

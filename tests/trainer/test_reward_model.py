@@ -162,7 +162,7 @@ def test_who_scores_a_row_follows_from_its_style_and_the_weights(settings, style
     config = loaded("reward_model.model.path=x").reward_model
     for name, value in settings.items():
         setattr(config, name, value)
-    assert training_styles(config, styles) == expected
+    assert training_styles(config)(styles) == expected
 
 
 def test_a_penalty_for_length_is_not_weighed_with_the_rule(tmp_path):
