@@ -20,7 +20,7 @@ def paddock() -> Callable[[str, str, str], bool]:
     from paddock.rewards.score import checked
 
     def judge(kind: str, truth: str, answer: str) -> bool:
-        return checked(boxed("", answer, truth)).value == 1 if kind == "boxes" else compared(answer, truth).equal
+        return checked(boxed(answer, truth)).value == 1 if kind == "boxes" else compared(answer, truth).equal
 
     return judge
 

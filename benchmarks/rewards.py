@@ -25,8 +25,7 @@ from paddock.data.dataset import PromptRow
 from paddock.data.loader import prompt_batch
 from paddock.engines.rollout.base import Prompt
 from paddock.loading.load import load
-from paddock.rewards.custom import MODULE, Target
-from paddock.rewards.joint import JointScoring
+from paddock.rewards.functions import MODULE, Target
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.maths import boxed
 from paddock.rewards.rules import Scorer, gsm8k
@@ -95,7 +94,7 @@ def tokenizer_of_words() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>")
 
 
-def answered(number: int, prompts: int, source: str, scoring: Scoring | JointScoring) -> Drawn:
+def answered(number: int, prompts: int, source: str, scoring: Scoring) -> Drawn:
     """Returns a step as the rollout leaves it: tokens drawn at random, and no scores."""
     draw = random.Random(number)
     rows = [
@@ -190,7 +189,7 @@ def kinds(args: argparse.Namespace, config: Config) -> None:
 
         asked = maths(args.maths)
         with timed("MATH, here", args.maths) as alone:
-            right = sum(boxed(r.data_source, r.solution, r.ground_truth) for r in asked)
+            right = sum(boxed(r.solution, r.ground_truth) for r in asked)
         rewards.score(maths(16 * args.workers))  # the processes are up, and have imported what they need
         with timed(f"MATH, {args.workers} processes", args.maths) as pooled:
             assert sum(score.value for score in rewards.score(asked)) == right

@@ -16,8 +16,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 28
 FILES_WITH_THE_WHOLE_CONFIG = 78
-PLACES_OF_ERRORS = 495
-WORDS = {"found": 1401, "told": 133, "one": 1763, "said": 257}
+PLACES_OF_ERRORS = 491
+WORDS = {"found": 1375, "told": 125, "one": 1754, "said": 254}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -42,7 +42,7 @@ LINES = {
     "models": 5152,
     "plan": 1190,
     "report": 617,
-    "rewards": 3563,
+    "rewards": 3346,
     "rollouts": 1592,
     "runs": 1815,
     "sandbox": 3539,

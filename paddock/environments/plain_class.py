@@ -16,7 +16,7 @@ from typing import Any
 from paddock.environments.environment import Ended, Environment, Message, Messages, messages_said
 from paddock.environments.tools import Tool, tool_of
 from paddock.errors import UserError
-from paddock.rewards.signature import TRUTHS
+from paddock.rewards.functions import TRUTHS
 
 RESERVED = ("reset", "get_reward", "close")
 

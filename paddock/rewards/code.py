@@ -24,12 +24,7 @@ LINE, WORD = re.compile("[^\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]+"), re.compile(
 
 
 def contest(
-    data_source: str,
-    solution_str: str,
-    ground_truth: Any,
-    extra_info: Any = None,
-    sandbox: Mapping[str, Any] | None = None,
-    continuous: bool = True,
+    solution_str: str, ground_truth: Any, sandbox: Mapping[str, Any] | None = None, continuous: bool = True
 ) -> dict[str, Any]:
     """codecontests, apps, codeforces, taco: the share of tests passed, or 1 for all of them and else 0.
 
@@ -49,13 +44,7 @@ def contest(
     return _scored(_read_and_written(code, *texts, settings, continuous), continuous)
 
 
-def humaneval(
-    data_source: str,
-    solution_str: str,
-    ground_truth: Any,
-    extra_info: Any = None,
-    sandbox: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+def humaneval(solution_str: str, ground_truth: Any, sandbox: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """1 if the function passes `check`. The truth has `prompt`, `test` and `entry_point`.  arXiv:2107.03374"""
     truth = _truth(ground_truth, "prompt", "test", "entry_point")
     prompt, entry = truth["prompt"], truth["entry_point"]
@@ -65,12 +54,7 @@ def humaneval(
 
 
 def mbpp(
-    data_source: str,
-    solution_str: str,
-    ground_truth: Any,
-    extra_info: Any = None,
-    sandbox: Mapping[str, Any] | None = None,
-    continuous: bool = False,
+    solution_str: str, ground_truth: Any, sandbox: Mapping[str, Any] | None = None, continuous: bool = False
 ) -> dict[str, Any]:
     """1 if all asserts hold, or the share of those that do. The truth has `test_list`, and may have `test_setup_code`
     and `test_imports`.  arXiv:2108.07732"""
@@ -81,6 +65,20 @@ def mbpp(
     code = f"{setup}\n{code_of(solution_str)}"
     program = Program(code, checks=tuple(truth["test_list"]), setup=setup)
     return _scored(_checked(program, settings_from(sandbox)), continuous)
+
+
+def by_its_tests(
+    solution_str: str, ground_truth: Any, sandbox: Mapping[str, Any] | None = None, continuous: bool | None = None
+) -> dict[str, Any]:
+    """Scores by the tests that the ground truth has: `test_list` as `mbpp`, `entry_point` as `humaneval`, or else
+    `inputs` and `outputs` as `contest`. `continuous`: None leaves it to the kind of tests."""
+    truth = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
+    if not isinstance(truth, Mapping):
+        raise ValueError(f"the ground truth is {ground_truth!r:.80}, not tests: an object with inputs and outputs")
+    if "entry_point" in truth and "test_list" not in truth:  # it has one test
+        return humaneval(solution_str, truth, sandbox)
+    given = {} if continuous is None else {"continuous": continuous}
+    return (mbpp if "test_list" in truth else contest)(solution_str, truth, sandbox, **given)
 
 
 def code_of(answer: str) -> str:

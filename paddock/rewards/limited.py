@@ -98,7 +98,7 @@ class LimitedPool(ProcessPool):
             return
         job = worker.jobs.pop(number)
         if kind == SCORED:
-            job.future.set_result(replace(value, retries=job.retries))
+            job.future.set_result([replace(score, retries=job.retries) for score in value])
         elif kind == TIMED_OUT:
             self._again(job, None)
         elif kind == FAILED:

@@ -21,15 +21,20 @@ from paddock.config.schema import Config
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.registry import suggest
 from paddock.errors import UserError
-from paddock.rewards.columns import COLUMNS, ENVIRONMENTS, FIELDS, shape_of
-from paddock.rewards.custom import Target, function_of
-from paddock.rewards.joint import Component, JointScoring, combined
+from paddock.rewards.functions import (
+    BY_COLUMNS,
+    ENVIRONMENTS,
+    READS_TOKENS,
+    WHOLE,
+    Target,
+    function_of,
+    shape_of,
+)
 from paddock.rewards.limited import LimitedPool
-from paddock.rewards.named import NAMED, prepared
 from paddock.rewards.pool import JobFailed, ProcessPool, ScoringJob
-from paddock.rewards.rules import NOTHING, SCORERS, Scorer, has_rule, scorer_of
+from paddock.rewards.rules import NAMED, NOTHING, SCORERS, Scorer, has_rule, prepared, scorer_of
 from paddock.rewards.score import Score, ScoreRequest
-from paddock.rewards.scoring import BatchScoring, Known, Scoring, where
+from paddock.rewards.scoring import Known, ScoreColumn, Scoring, WholeColumn, combined, where
 from paddock.rewards.sending import Sender
 from paddock.rewards.threads import ThreadPool
 from paddock.rewards.worker import ScoringFailure
@@ -68,7 +73,7 @@ class RewardManager:
         self.prints = folder and folder / PRINTS
         self.printed = size_of(self.prints)
         """Bytes that scorers of earlier starts of the run printed."""
-        self.parts = [component_of(part, config, functions) for part in reward_parts(config)]
+        self.parts = [scorer_of_part(part, config, functions) for part in reward_parts(config)]
         """All that the config names; empty if each row's data_source picks a rule."""
         self.weighted = config.custom_reward_function.weights is not None
         self.paid_elsewhere = config.environment is not None
@@ -84,9 +89,9 @@ class RewardManager:
         """The pool of user functions: that of rules, unless their calls are limited."""
         self.threads = ThreadPool(self.config.timeout)
         """Scores by functions of this program that processes cannot be given."""
-        own = {part.name: part.scorer.target for part in self.parts if part.scorer.target.function is not None}
-        self.sender = Sender(own, self.rule_pool)
-        self.told_unscored = False
+        held = {part.name: part.target for part in self.parts if part.target.function is not None}
+        self.sender = Sender(held, self.rule_pool)
+        self.warned_of_unscored = False
         self.steps_done, self.total_steps = 0, config.trainer.total_training_steps or 1
         """The run's progress, for functions of TRL's contract that ask for it."""
         if self.config.reward_kwargs.overlong_buffer_cfg.enable:
@@ -103,11 +108,11 @@ class RewardManager:
         self.rule_pool.close()
         self.threads.close()
         self.sender.close()
-        self.tell_of_prints()
+        self.warn_of_prints()
         if self.prints and not size_of(self.prints):
             self.prints.unlink(missing_ok=True)
 
-    def tell_of_prints(self) -> None:
+    def warn_of_prints(self) -> None:
         """Says where the prints of scorers are, once there are any."""
         if size_of(self.prints) > self.printed:
             self.printed = inf
@@ -118,73 +123,69 @@ class RewardManager:
         if self.loops_may_score:  # what a loop tells functions, and whether it scores itself, is known once it has run
             requests = [request for request in requests if has_rule(request.data_source)]
         if self.reads_environments or (self.loops_may_score and self.parts):
-            self._scorings()  # imports them; what they read is there once an episode has run
+            self._columns()  # imports them; what they read is there once an episode has run
             return
-        scorers = [part.scorer for part in self.parts] or [self._scorer(request) for request in requests]
-        self._warn_of_unused_arguments(requests)
+        scorers = self.parts or [self._scorer(request) for request in requests]
+        self._warn_of_unused_arguments(scorers, requests)
         if any(scorer.settings is not None for scorer in scorers):
             from paddock.sandbox.program import settings_of
             from paddock.sandbox.runner import check
 
             check(settings_of(self.config))
         requests = [replace(request, steps=(self.steps_done, self.total_steps)) for request in requests]
-        columns = []
-        for scoring in self._scorings():
+        scores = []
+        for column in self._columns():
             # twice each for a function of whole batches: a list of one score would pass for one row
-            times = 2 if isinstance(scoring, BatchScoring) and self.columns else 1
-            scoring.add(dict(enumerate(requests * times)))
-            columns.append(scoring.collect()[: len(requests)])
-            for request, score in zip(requests, columns[-1], strict=True):
+            times = 2 if isinstance(column, WholeColumn) and self.by_columns else 1
+            column.add(dict(enumerate(requests * times)))
+            scores.append(column.collect()[: len(requests)])
+            for request, score in zip(requests, scores[-1], strict=True):
                 if score.timed_out:
                     reason = f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"
-                    raise scoring.blame(request, ScoringFailure(reason))
-        self._remember_names(combined(self.components, columns) if self.components else columns[0])
-        self.tell_of_prints()
+                    raise self._error(column.scorer_of(request), request, ScoringFailure(reason))
+        self._remember_names(combined(self.components, scores) if self.components else scores[0])
+        self.warn_of_prints()
 
     def pays(self, requests: Sequence[ScoreRequest]) -> bool:
         """True unless all that scores these is the rule that leaves the reward to the environment."""
         return (
             bool(self.parts)
             or self.loops_may_score
-            or any(self._scorer(one).target.name != NOTHING for one in requests)
+            or any(self._scorer(request).target.name != NOTHING for request in requests)
         )
 
-    def begin(self) -> Scoring | JointScoring:
+    def begin(self) -> Scoring:
         """Takes responses as they come, and scores them meanwhile."""
-        scorings = self._scorings()
-        return JointScoring(self.components, scorings) if self.components else scorings[0]
+        return Scoring(self._columns(), self.components)
 
-    def _scorings(self) -> list[Scoring]:
-        """Returns one scoring per component; without components one for all rows."""
+    def _columns(self) -> list[ScoreColumn]:
+        """Returns one column per rule or function that the config names; without any, one for all rows."""
         if not self.parts:
-            return [Scoring(self._scorer, self.pool, self.known, self._error)]
-        scorings = []
-        for part in self.parts:
-            scorer, blame = (
-                functools.partial(chosen, self.sender.current(part.name, part.scorer)),
-                functools.partial(self._part_error, part),
-            )
-            kind = BatchScoring if self._takes_all(part) else Scoring
-            scorings.append(kind(scorer, self._pool_of(part), self.known, blame))
-            scorings[-1].reads_prompts = self.shapes.get(part.name) == FIELDS
-        return scorings
+            return [ScoreColumn(self._scorer, self.pool, self.known, self._error)]
+        return [self._column(part) for part in self.parts]
 
-    def _pool_of(self, part: Component) -> ProcessPool | ThreadPool:
-        if part.name in self.sender.kept or self.shapes.get(part.name) == ENVIRONMENTS:
-            return self.threads
-        return self.rule_pool if part.rule else self.pool
+    def _column(self, part: Scorer) -> ScoreColumn:
+        scorer, shape = self.sender.current(part), self.shapes.get(part.name)
+        pool: ProcessPool | ThreadPool = self.pool if part.own else self.rule_pool
+        if part.name in self.sender.kept or shape == ENVIRONMENTS:
+            pool = self.threads
+        # limits are those of calls for one response
+        whole = shape in WHOLE and self.config.reward_manager != "rate_limited"
+        kind = WholeColumn if whole else ScoreColumn
+        return kind(lambda _: scorer, pool, self.known, self._error, shape in READS_TOKENS)
 
     @functools.cached_property
-    def components(self) -> list[Component]:
-        single = len(self.parts) == 1 and not self.parts[0].rule and not self.weighted
-        return [] if single and not self.columns else self.parts
+    def components(self) -> list[Scorer]:
+        """Those of which each is a column and a metric: none if a function in our own form is the score itself."""
+        single = len(self.parts) == 1 and self.parts[0].own and not self.weighted
+        return [] if single and not self.by_columns else self.parts
 
     @property
-    def columns(self) -> frozenset[str]:
+    def by_columns(self) -> frozenset[str]:
         """Names of the functions of TRL's contract."""
-        if self.config.reward_manager == "rate_limited":  # calls for one response are what it limits
+        if self.config.reward_manager == "rate_limited":
             return frozenset()
-        return frozenset(name for name, shape in self.shapes.items() if shape in (COLUMNS, ENVIRONMENTS))
+        return frozenset(name for name, shape in self.shapes.items() if shape in BY_COLUMNS)
 
     @property
     def reads_environments(self) -> bool:
@@ -193,34 +194,27 @@ class RewardManager:
 
     @property
     def reads_tokens(self) -> bool:
-        """True if a function may ask for the token ids of responses: one of TRL's contract, or of fields of a row."""
-        return bool({COLUMNS, ENVIRONMENTS, FIELDS} & {*self.shapes.values()})
+        """True if a function may ask for the token ids of responses."""
+        return not READS_TOKENS.isdisjoint(self.shapes.values())
 
     @functools.cached_property
     def shapes(self) -> dict[str, str]:
-        """How each function is called (columns.py), by name. A process imports those of files: they may do anything."""
-        given = [part for part in self.parts if part.scorer.target.function is not None]
-        found = {part.name: shape_of(function_of(part.scorer.target)) for part in given}
-        functions = [part for part in self.parts if not part.rule and part.name not in found]
-        if not functions:
-            return found
-        jobs = [ScoringJob(part.scorer.target, ()) for part in functions]
+        """How each function is called, by name. A process imports those of files: they may do anything."""
+        own = {part.name: part.target for part in self.parts if part.own}
+        shapes = {name: shape_of(function_of(each), each.batch) for name, each in own.items() if each.function}
+        away = {name: target for name, target in own.items() if name not in shapes}
+        jobs = [ScoringJob(target, ()) for target in away.values()]
         self.rule_pool.submit(jobs)
         try:
-            told = self.rule_pool.results([job.future for job in jobs])
+            return shapes | dict(zip(away, self.rule_pool.results([job.future for job in jobs]), strict=True))
         except JobFailed as error:
-            target = functions[error.job].scorer.target
+            target = jobs[error.job].target
             raise UserError(
                 f"{target.name} {error.failure.reason}",
                 key="custom_reward_function.path",
                 value=target.path,
                 fix=error.failure.fix or SHAPES,
             ) from None
-        return found | {part.name: shape for part, shape in zip(functions, told, strict=True)}
-
-    def _takes_all(self, part: Component) -> bool:
-        """True for a function that is called once with all responses."""
-        return part.name in self.columns or (self.config.reward_manager == "batch" and not part.rule)
 
     def score(self, requests: Sequence[ScoreRequest | None]) -> list[Score]:
         """Returns one score per request, 0 for None; a UserError names the first that gave none."""
@@ -273,7 +267,7 @@ class RewardManager:
         others return has None there.
         """
         self._remember_names(scores)
-        self.tell_of_prints()
+        self.warn_of_prints()
         values = torch.tensor([score.value for score in scores])
         columns = columns_of(scores, self.names, every_row_has_acc=self.config.reward_manager == "dapo")
         overlong = self.config.reward_kwargs.overlong_buffer_cfg
@@ -287,11 +281,11 @@ class RewardManager:
         }
         for part in self.components:
             metrics[f"reward/{part.name}/std"] = std_of(columns.get(part.name, ()))
-        if self.columns:
+        if self.by_columns:
             unscored = [index for index, score in enumerate(scores) if not score.applies]
             metrics["reward/unscored"] = float(len(unscored))
-            if unscored and not self.told_unscored:
-                self.told_unscored = True
+            if unscored and not self.warned_of_unscored:
+                self.warned_of_unscored = True
                 row = (batch.extras.get("location") or {unscored[0]: f"row {int(batch.row[unscored[0]])}"})[unscored[0]]
                 log.warning(
                     "every reward function returned None for a response to %s, which scores 0. Further ones count in "
@@ -299,7 +293,7 @@ class RewardManager:
                 )  # fmt: skip
         metrics["reward/timeouts"] = float(sum(score.timed_out for score in scores))
         metrics["reward/cache_hits"] = float(sum(score.cached for score in scores))
-        scorers = [*self.scorers.values(), *(part.scorer for part in self.parts)]
+        scorers = [*self.scorers.values(), *self.parts]
         if any(scorer.limit < inf for scorer in scorers):
             metrics["reward/math_undecided"] = float(sum(score.undecided for score in scores))
         if self.config.reward_manager == "rate_limited":
@@ -327,63 +321,49 @@ class RewardManager:
         )
 
     def _scorer(self, request: ScoreRequest) -> Scorer:
-        if self.parts:
-            return self.parts[0].scorer
+        """Returns the rule that the data source of the response picks."""
         source = request.data_source
         if source not in self.scorers:
-            scorer, given = scorer_of(source, self.paid_elsewhere), self.config.compute_score_kwargs
-            kwargs = {name: value for name, value in given.items() if name in scorer.options}
-            if scorer.settings:
-                kwargs |= scorer.settings(self.config)
-            self.scorers[source] = replace(scorer, target=replace(scorer.target, kwargs=kwargs))
+            rule = scorer_of(source, self.paid_elsewhere)
+            self.scorers[source] = rule.with_arguments(self.config.compute_score_kwargs, self.config)
         return self.scorers[source]
 
-    def _error(self, request: ScoreRequest, failure: ScoringFailure) -> UserError:
-        """Returns the error of the one scorer of this row."""
-        if self.parts:
-            return self._part_error(self.parts[0], request, failure)
-        target = self._scorer(request).target
-        fix = "mend the row, or score with a function of your own: custom_reward_function.path=my_reward.py"
-        return UserError(f"{target.name} {failure.reason}, {where(request)}", key="reward", value=target.path, fix=fix)
-
-    def _part_error(self, part: Component, request: ScoreRequest, failure: ScoringFailure) -> UserError:
-        target, reason = part.scorer.target, failure.reason
-        if part.rule:
+    def _error(self, scorer: Scorer, request: ScoreRequest, failure: ScoringFailure) -> UserError:
+        target = scorer.target
+        reason = f"{target.name} {failure.reason}, {where(request)}"
+        if not self.parts:
+            fix = "mend the row, or score with a function of your own: custom_reward_function.path=my_reward.py"
+            return UserError(reason, key="reward", value=target.path, fix=fix)
+        if not scorer.own:
             fix = f"mend the row, or choose another rule: {', '.join(NAMED)}"
-            return UserError(f"{target.name} {reason}, {where(request)}", key="reward", value=part.name, fix=fix)
-        returns = (
-            "a list with a finite number, or None, for each completion"
-            if part.name in self.columns
-            else "a finite number, or a dict with one under 'score'"
-        )
-        beside = ""
-        if part.name in self.sender.kept:
-            beside = f". It runs in a thread, as it cannot be sent to a process: {self.sender.kept[part.name]}"
-        return UserError(
-            f"{target.name} {reason}, {where(request)}",
-            key="custom_reward_function.path",
-            value=target if target.path == PYTHON else target.path,
-            fix=(failure.fix or f"mend the function: it returns {returns}") + beside,
-        )
+            return UserError(reason, key="reward", value=scorer.name, fix=fix)
+        returns = "a finite number, or a dict with one under 'score'"
+        if scorer.name in self.by_columns:
+            returns = "a list with a finite number, or None, for each completion"
+        fix = failure.fix or f"mend the function: it returns {returns}"
+        if scorer.name in self.sender.kept:
+            why = self.sender.kept[scorer.name]
+            fix = f"{fix}. It runs in a thread, as it cannot be sent to a process: {why}"
+        value = target if target.path == PYTHON else target.path
+        return UserError(reason, key="custom_reward_function.path", value=value, fix=fix)
 
     def _require_a_use_for_arguments(self, config: Config) -> None:
         """Refuses an argument that no rule takes."""
-        known = {"reward_model.compute_score_kwargs": SCORERS, "reward_kwargs": rules_of(self.parts)}
-        given = {
-            "reward_model.compute_score_kwargs": self.config.compute_score_kwargs,
-            "reward_kwargs": config.reward_kwargs,
-        }
-        for key, scorers in known.items():
+        rules = {part.name: part for part in self.parts if not part.own}
+        for key, given, scorers in (
+            ("reward_model.compute_score_kwargs", self.config.compute_score_kwargs, SCORERS),
+            ("reward_kwargs", config.reward_kwargs, rules),
+        ):
             options = sorted({name for scorer in scorers.values() for name in scorer.options})
-            for name in given[key]:
+            for name in given:
                 if name not in options:
                     what = "no built-in scorer takes" if scorers is SCORERS else f"{' and '.join(scorers)} takes no"
                     fix = suggest(name, options) if options else "leave it out: there are no arguments"
-                    raise UserError(f"{what} {name!r}", key=key, value=dict(given[key]), fix=fix)
+                    raise UserError(f"{what} {name!r}", key=key, value=dict(given), fix=fix)
 
-    def _warn_of_unused_arguments(self, requests: Sequence[ScoreRequest]) -> None:
+    def _warn_of_unused_arguments(self, scorers: Sequence[Scorer], requests: Sequence[ScoreRequest]) -> None:
         """Names arguments that built-in scorers have, but none of those that these rows' data sources pick."""
-        taken = {name for request in requests for name in self._scorer(request).options}
+        taken = {name for scorer in scorers for name in scorer.options}
         for name in self.config.compute_score_kwargs:
             if requests and name not in taken:
                 sources = ", ".join(dict.fromkeys(request.data_source for request in requests))
@@ -404,35 +384,25 @@ SHAPES = (
 )
 
 
-def component_of(part: Part, config: Config, functions: Functions) -> Component:
+def scorer_of_part(part: Part, config: Config, functions: Functions) -> Scorer:
     """The rule or function with its arguments: those of a rule follow from `reward_kwargs` and from other keys."""
-    if part.path is not None:
-        own = functions.get(part.function) if part.path == PYTHON else None
-        if part.path == PYTHON and own is None:
-            raise UserError(
-                "is a function of the program that made this run, and this is another",
-                key="custom_reward_function.path",
-                value=f"{PYTHON}:{part.function}",
-                fix="run that program again; or put the function into a file, custom_reward_function.path=FILE.py:NAME",
-            )
-        scorer = Scorer(Target(part.path, part.function, part.kwargs, own), reads_turns=True)
-        return Component(part.name, part.weight, scorer, rule=False)
-    scorer = NAMED[part.function]
-    given = {name: value for name, value in config.reward_kwargs.items() if name in scorer.options}
-    kwargs = prepared(part.function, given)
-    if scorer.settings:
-        kwargs |= scorer.settings(config.reward_model)
-    target = replace(scorer.target, kwargs={**scorer.target.kwargs, **kwargs})
-    return Component(part.name, part.weight, replace(scorer, target=target), rule=True)
-
-
-def rules_of(parts: Sequence[Component]) -> dict[str, Scorer]:
-    return {part.name: part.scorer for part in parts if part.rule}
-
-
-def chosen(scorer: Scorer, request: ScoreRequest) -> Scorer:
-    """Returns the scorer of a component, which scores every row."""
-    return scorer
+    reward = config.reward_model
+    if part.path is None:
+        rule = NAMED[part.function]
+        given = {name: value for name, value in config.reward_kwargs.items() if name in rule.options}
+        return replace(rule.with_arguments(prepared(part.function, given), reward), weight=part.weight)
+    function = functions.get(part.function) if part.path == PYTHON else None
+    if part.path == PYTHON and function is None:
+        raise UserError(
+            "is a function of the program that made this run, and this is another",
+            key="custom_reward_function.path",
+            value=f"{PYTHON}:{part.function}",
+            fix="run that program again; or put the function into a file, custom_reward_function.path=FILE.py:NAME",
+        )
+    batch = reward.reward_manager == "batch"
+    return Scorer(
+        Target(part.path, part.function, part.kwargs, function, batch=batch), part.name, part.weight, own=True
+    )
 
 
 def on_last_token(values: PerRow, mask: PerToken) -> PerToken:

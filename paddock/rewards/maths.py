@@ -17,15 +17,13 @@ STATED = re.compile(r"answers?\s*(?::|\bis\b|\bare\b)[:\s]*([^\n]+)", re.IGNOREC
 WRONG = Verdict(False)
 
 
-def boxed(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float | Score:
+def boxed(solution_str: str, ground_truth: Any) -> float | Score:
     r"""1 if the last `\boxed{...}` equals the truth."""
     verdict = _boxed_verdict(solution_str, ground_truth)
     return _unless_undecided(float(verdict.equal), verdict)
 
 
-def answer_line(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, verdicts: str = "paddock"
-) -> dict[str, Any] | Score:
+def answer_line(solution_str: str, ground_truth: Any, verdicts: str = "paddock") -> dict[str, Any] | Score:
     """+1 if the last `Answer: ...` near the end, or without such a line the last box there, equals the truth, else -1.
     DAPO, arXiv:2503.14476"""
     end = solution_str[-TAIL:]
@@ -40,7 +38,7 @@ def answer_line(
     return _unless_undecided(found, verdict)
 
 
-def stated(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float | Score:
+def stated(solution_str: str, ground_truth: Any) -> float | Score:
     r"""1 if the last `\boxed{...}` equals the truth, or, if nothing is boxed, the last `answer is ...`."""
     if last_boxed(solution_str) is None:
         answer, rest = "", solution_str[-TAIL:]
@@ -53,9 +51,7 @@ def stated(data_source: str, solution_str: str, ground_truth: Any, extra_info: A
     return _unless_undecided(float(verdict.equal), verdict)
 
 
-def thought_and_boxed(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, format_score: float = 0.1
-) -> dict[str, Any] | Score:
+def thought_and_boxed(solution_str: str, ground_truth: Any, format_score: float = 0.1) -> dict[str, Any] | Score:
     r"""Mostly whether the last `\boxed{...}` is right, and a little whether it follows `<think>...</think>`."""
     verdict = _boxed_verdict(solution_str, ground_truth)
     _, closed, after = solution_str.partition("</think>")

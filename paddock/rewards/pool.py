@@ -30,7 +30,7 @@ from typing import Any
 
 from paddock.core.supervisor import PATIENCE
 from paddock.rewards.channel import Channel
-from paddock.rewards.custom import Target
+from paddock.rewards.functions import Target
 from paddock.rewards.score import ScoreRequest
 from paddock.rewards.worker import READY, RECALL, RETURNED, SCORED, TOOK, ScoringFailure
 
@@ -70,8 +70,8 @@ def answers_of(futures: Sequence[Future[Any]]) -> list[Any]:
 @dataclass(eq=False)
 class ScoringJob:
     target: Target
-    request: ScoreRequest | tuple[ScoreRequest, ...]
-    """A tuple: all that a batch function is called with."""
+    requests: tuple[ScoreRequest, ...]
+    """One, or all that a function of whole batches is called with; without any the function's shape is asked for."""
     limit: float = inf
     """Seconds for this job, if the pool's time limit is not less."""
     future: Future[Any] = field(default_factory=Future)
@@ -84,10 +84,6 @@ class ScoringJob:
     """Another job was in its process."""
     alone: bool = False
     """True if it gets a process that has no other job."""
-
-    @property
-    def batch(self) -> bool:
-        return isinstance(self.request, tuple)
 
 
 class ProcessPool:
@@ -126,8 +122,7 @@ class ProcessPool:
         self._at_exit = weakref.finalize(self, stop, self.workers)
 
     def submit(self, jobs: Sequence[ScoringJob]) -> None:
-        """Begins at once. A job's future gives a score (a list of them for a batch), None if it was cut off, or
-        JobFailed."""
+        """Begins at once. A job's future gives its scores, None if it was cut off, or JobFailed."""
         if not jobs:
             return
         with self._lock:
@@ -260,7 +255,8 @@ class ProcessPool:
         quick = min(self._quick.get(self.waiting[0].target, 0), -(-len(self.waiting) // shares))
         size = max(fair, quick)
         chunk = [self.waiting.popleft()]
-        while self.waiting and len(chunk) < size and not chunk[0].batch and self.waiting[0].target == chunk[0].target:
+        alone = len(chunk[0].requests) != 1
+        while self.waiting and len(chunk) < size and not alone and self.waiting[0].target == chunk[0].target:
             chunk.append(self.waiting.popleft())
         return chunk
 
@@ -272,7 +268,7 @@ class ProcessPool:
         worker.jobs.update(numbered)
         worker.chunk, worker.sent, worker.took = len(jobs), time.monotonic(), inf
         worker.slow_at, worker.recalled = inf, False
-        calls = [(number, job.request) for number, job in numbered.items()]
+        calls = [(number, job.requests) for number, job in numbered.items()]
         try:
             worker.channel.send((jobs[0].target, self.timeout, calls))
         except BlockingIOError:

@@ -1,18 +1,18 @@
-"""Responses on their way to scores: begun one by one, as they come, and waited for together."""
+"""Responses on their way to scores: begun as they come, waited for together, and summed over several scorers."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from math import inf
 from typing import Any
 
 from paddock.errors import UserError
-from paddock.rewards.custom import Target, load
+from paddock.rewards.functions import Target, load
 from paddock.rewards.pool import JobFailed, ProcessPool, ScoringJob
 from paddock.rewards.rules import Scorer
 from paddock.rewards.score import Failed, Score, ScoreRequest
@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 MOST_KNOWN = 65_536  # scores, some 300 bytes each
 NO_RULE = Score(0.0)
 
-Blame = Callable[[ScoreRequest, ScoringFailure], UserError]
+Blame = Callable[[Scorer, ScoreRequest, ScoringFailure], UserError]
+Requests = Mapping[int, ScoreRequest | None]
+"""Responses by their index in a batch; None: no rule scores the row."""
 
 
 def where(request: ScoreRequest) -> str:
@@ -36,7 +38,7 @@ def where(request: ScoreRequest) -> str:
 
 
 class Known:
-    """Scores by scorer, ground truth and response, the most recently used; of one that is on its way, its future."""
+    """Scores by scorer, ground truth and response, the most recently used; the future of a score that is on its way."""
 
     def __init__(self, most: int = MOST_KNOWN):
         self.most = most
@@ -51,8 +53,8 @@ class Known:
         return found
 
     def put(self, key: bytes, found: Score | Future[Any] | None) -> None:
-        """None forgets one that was cut off: another time the machine may be less busy. A scorer that gave up by itself
-        remembers that, and answers at once."""
+        """None forgets a score that was cut off: another time the machine may be less busy. A scorer that gave up by
+        itself remembers that, and answers at once."""
         self.scores.pop(key, None)
         if found is not None:
             self.scores[key] = found
@@ -70,12 +72,43 @@ def key_of(target: Target, request: ScoreRequest) -> bytes:
 class Scoring:
     """The responses of one batch. `add` returns while they are being scored; `collect` waits for all of them."""
 
+    def __init__(self, columns: Sequence[ScoreColumn], components: Sequence[Scorer]):
+        """`components`: the scorer of each column; none if the only column's scores are the scores."""
+        self.columns, self.components = columns, components
+
+    def add(self, requests: Requests) -> None:
+        """Starts scoring requests. Raises if a request of this or an earlier call is known to have failed."""
+        for column in self.columns:
+            column.add(requests)
+
+    def collect(self) -> list[Score]:
+        """Returns the scores in the order of the indices; a UserError names the first that has no score."""
+        for column in self.columns:
+            column.start()
+        scores = [column.collect() for column in self.columns]
+        return combined(self.components, scores) if self.components else scores[0]
+
+    def __contains__(self, index: int) -> bool:
+        return index in self.columns[0].scores or index in self.columns[0].requests
+
+
+class ScoreColumn:
+    """The scores that one scorer, or the rule of each row's data source, gives to the responses of a batch."""
+
     def __init__(
-        self, scorer_of: Callable[[ScoreRequest], Scorer], pool: ProcessPool | ThreadPool, known: Known, blame: Blame
+        self,
+        scorer_of: Callable[[ScoreRequest], Scorer],
+        pool: ProcessPool | ThreadPool,
+        known: Known,
+        blame: Blame,
+        reads_prompts: bool = False,
     ):
+        """`reads_prompts`: the scorer may be given prompts and token ids."""
         self.scorer_of, self.pool, self.known, self.blame = scorer_of, pool, known, blame
+        self.reads_prompts = reads_prompts
         self.requests: dict[int, ScoreRequest] = {}
-        self.here: dict[int, Score] = {}
+        self.scores: dict[int, Score] = {}
+        """Scores that are known already."""
         self.away: dict[int, Future[Any]] = {}
         self.keys: dict[int, bytes] = {}
         """Keys of the cache for the requests that are away."""
@@ -83,15 +116,15 @@ class Scoring:
         """Indices that wait for the score of an equal, earlier request."""
         self.broken = False
         """True once a request that is away has failed."""
-        self.reads_prompts = False
-        """True if the scorer is given prompts."""
 
-    def add(self, requests: Mapping[int, ScoreRequest | None]) -> None:
-        """Starts scoring requests, by index in the batch; None: no rule scores the row. Raises if a request of this
-        or an earlier call is known to have failed."""
+    def add(self, requests: Requests) -> None:
         jobs: list[ScoringJob] = []
         try:
-            self._prepare(requests, jobs)
+            for index, request in requests.items():
+                if request is None:
+                    self.scores[index] = NO_RULE
+                else:
+                    self._begin(index, self._lean(request), jobs)
         except BaseException:
             for job in jobs:
                 job.future.cancel()  # it is not submitted: whoever has an equal request must not wait for it
@@ -99,40 +132,33 @@ class Scoring:
         jobs.sort(key=lambda job: str(job.target))  # neighbours with one scorer share a chunk
         self.pool.submit(jobs)
         if self.broken:
-            self._wait()
+            self._results()
 
-    def _prepare(self, requests: Mapping[int, ScoreRequest | None], jobs: list[ScoringJob]) -> None:
-        """Scores what is scored here, and appends a job for each request that is not."""
-        for index, request in requests.items():
-            if request is None:
-                self.here[index] = NO_RULE
-                continue
-            scorer = self.scorer_of(request)
-            if request.last_turn is not None and not scorer.reads_turns:
-                request = replace(request, solution=request.last_turn)
-            self.requests[index] = request
-            if not scorer.pooled:
-                self.here[index] = self._score_here(scorer, request)
-            elif not self._is_known(index, scorer):
-                jobs.append(ScoringJob(scorer.target, request, scorer.limit))
-                self.away[index] = jobs[-1].future
-                jobs[-1].future.add_done_callback(self._look)
-                if index in self.keys:
-                    self.known.put(self.keys[index], jobs[-1].future)
+    def _lean(self, request: ScoreRequest) -> ScoreRequest:
+        """Returns the request without what the scorer does not read: that need not travel to another process."""
+        if isinstance(self.pool, ThreadPool) or not request.for_functions:
+            return request
+        if self.reads_prompts:
+            return replace(request, environment=None)
+        return replace(request, prompt=None, tokens=(), steps=(0, 0), environment=None)
 
-    def start(self) -> None:
-        """Begins what waits for the last response; here nothing does."""
-
-    def collect(self) -> list[Score]:
-        """Returns the scores in the order of the indices; a UserError names the first that has no score."""
-        found = self._wait()
-        for index, key in self.keys.items():
-            self.known.put(key, None if found[index] is None or found[index].timed_out else found[index])
-        scores = self.here | {index: self._score_of(index, score) for index, score in found.items()}
-        return [scores[index] for index in sorted(scores)]
-
-    def __contains__(self, index: int) -> bool:
-        return index in self.here or index in self.requests
+    def _begin(self, index: int, request: ScoreRequest, jobs: list[ScoringJob]) -> None:
+        """Scores the request if that is done here; appends a job for it if not."""
+        scorer = self.scorer_of(request)
+        if request.last_turn is not None and not scorer.own:
+            request = replace(request, solution=request.last_turn)
+        self.requests[index] = request
+        if not scorer.pooled:
+            try:
+                (self.scores[index],) = load(scorer.target)([request])
+            except Failed as error:
+                raise self.blame(scorer, request, failure(error)) from error
+        elif not self._is_known(index, scorer):
+            jobs.append(ScoringJob(scorer.target, (request,), scorer.limit))
+            self.away[index] = jobs[-1].future
+            jobs[-1].future.add_done_callback(self._look)
+            if index in self.keys:
+                self.known.put(self.keys[index], jobs[-1].future)
 
     def _is_known(self, index: int, scorer: Scorer) -> bool:
         """Takes the score, or waits for it, where an equal response has one or is about to."""
@@ -141,7 +167,7 @@ class Scoring:
         key = key_of(scorer.target, self.requests[index])
         found = self.known.get(key)
         if isinstance(found, Score):
-            self.here[index] = replace(found, cached=True)
+            self.scores[index] = replace(found, cached=True)
         elif found is not None:
             self.away[index] = found
             self.shared.add(index)
@@ -149,47 +175,51 @@ class Scoring:
             self.keys[index] = key
         return found is not None
 
-    def _score_here(self, scorer: Scorer, request: ScoreRequest) -> Score:
-        try:
-            return load(scorer.target)(request)
-        except Failed as error:
-            raise self.blame(request, failure(error)) from error
-
     def _look(self, future: Future[Any]) -> None:
         self.broken |= not future.cancelled() and future.exception() is not None
 
-    def _wait(self) -> dict[int, Any]:
+    def start(self) -> None:
+        """Begins what waits for the last response; here nothing does."""
+
+    def collect(self) -> list[Score]:
+        results = self._results()
+        for index, key in self.keys.items():
+            score = results[index]
+            self.known.put(key, None if score is None or score.timed_out else score)
+        scores = self.scores | {index: self._score_of(index, score) for index, score in results.items()}
+        return [scores[index] for index in sorted(scores)]
+
+    def _results(self) -> dict[int, Score | None]:
+        """Waits for the scores of requests that are away; None for one that was cut off."""
         try:
-            return dict(zip(self.away, self.pool.results(list(self.away.values())), strict=True))
+            results = self.pool.results(list(self.away.values()))
         except JobFailed as error:
-            raise self.blame(self.requests[list(self.away)[error.job]], error.failure) from None
+            request = self.requests[list(self.away)[error.job]]
+            raise self.blame(self.scorer_of(request), request, error.failure) from None
+        return {index: scores and scores[0] for index, scores in zip(self.away, results, strict=True)}
 
     def _score_of(self, index: int, score: Score | None) -> Score:
-        if score is None:
-            request = self.requests[index]
-            scorer = self.scorer_of(request)
-            if not self.pool.told and scorer.limit == inf:
-                self.pool.told = True
-                log.warning(
-                    "%s took longer than %g s (reward_model.timeout) %s, which scores %g; %s. Further ones count in "
-                    "reward/timeouts",
-                    *(scorer.target.name, self.pool.timeout, where(request), scorer.failed, self.pool.late),
-                )
-            return Score(scorer.failed, timed_out=True, undecided=scorer.limit < inf)
-        return replace(score, cached=True) if index in self.shared else score
+        if score is not None:
+            return replace(score, cached=True) if index in self.shared else score
+        request = self.requests[index]
+        scorer = self.scorer_of(request)
+        if not self.pool.told and scorer.limit == inf:
+            self.pool.told = True
+            log.warning(
+                "%s took longer than %g s (reward_model.timeout) %s, which scores %g; %s. Further ones count in "
+                "reward/timeouts",
+                *(scorer.target.name, self.pool.timeout, where(request), scorer.failed, self.pool.late),
+            )
+        return Score(scorer.failed, timed_out=True, undecided=scorer.limit < inf)
 
 
-class BatchScoring(Scoring):
+class WholeColumn(ScoreColumn):
     """Scores with one call that gets lists, when all responses are there."""
 
     job: ScoringJob | None = None
 
-    def add(self, requests: Mapping[int, ScoreRequest | None]) -> None:
-        for index, request in requests.items():
-            if request is None:
-                self.here[index] = NO_RULE
-            else:
-                self.requests[index] = request
+    def _begin(self, index: int, request: ScoreRequest, jobs: list[ScoringJob]) -> None:
+        self.requests[index] = request
 
     def start(self) -> None:
         if self.job is None and self.requests:
@@ -197,18 +227,51 @@ class BatchScoring(Scoring):
             self.job = ScoringJob(self.scorer_of(requests[0]).target, requests)
             self.pool.submit([self.job])
 
-    def _wait(self) -> dict[int, Any]:
+    def _results(self) -> dict[int, Score | None]:
         self.start()
         if self.job is None:
             return {}
-        indices = sorted(self.requests)
-        requests = [self.requests[index] for index in indices]
+        requests = self.job.requests
         whole = replace(requests[0], location=f"{len(requests)} responses, the first of {requests[0].location}")
+        scorer = self.scorer_of(whole)
         try:
             (scores,) = self.pool.results([self.job.future])
         except JobFailed as error:
             row = error.failure.row
-            raise self.blame(whole if row is None else requests[row], error.failure) from None
+            raise self.blame(scorer, whole if row is None else requests[row], error.failure) from None
         if scores is None:
-            raise self.blame(whole, ScoringFailure(f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"))
-        return dict(zip(indices, scores, strict=True))
+            reason = f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"
+            raise self.blame(scorer, whole, ScoringFailure(reason))
+        return dict(zip(sorted(self.requests), scores, strict=True))
+
+
+def combined(components: Sequence[Scorer], columns: Sequence[Sequence[Score]]) -> list[Score]:
+    """For each row the weighted sum of its components' scores, with each component's own value among the extras."""
+    return [summed(components, scores) for scores in zip(*columns, strict=True)]
+
+
+def summed(components: Sequence[Scorer], scores: Sequence[Score]) -> Score:
+    if scores[0] is NO_RULE:
+        return NO_RULE
+    pairs = list(zip(components, scores, strict=True))
+    extras: dict[str, Any] = {scorer.name: score.value if score.applies else None for scorer, score in pairs}
+    for scorer, score in pairs:
+        for name, value in score.extras.items():
+            if name in extras:
+                raise UserError(
+                    f"returns {name!r} beside its score, and another value has that name: each is a column and a "
+                    "metric",
+                    key="custom_reward_function.path" if scorer.own else "reward",
+                    value=str(scorer.target) if scorer.own else scorer.name,
+                    fix="return it under another name, or return the score alone",
+                )
+            extras[name] = value
+    return Score(
+        sum(scorer.weight * score.value for scorer, score in pairs),
+        extras,
+        timed_out=any(score.timed_out for score in scores),
+        undecided=any(score.undecided for score in scores),
+        cached=all(score.cached for score in scores),
+        retries=sum(score.retries for score in scores),
+        applies=any(score.applies for score in scores),
+    )

@@ -18,8 +18,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from paddock.rewards.columns import ENVIRONMENTS, shape_of
-from paddock.rewards.custom import Target, function_of
+from paddock.rewards.functions import ENVIRONMENTS, Target, function_of, shape_of
 from paddock.rewards.pool import JobFailed, ProcessPool, ScoringJob
 from paddock.rewards.rules import Scorer
 
@@ -46,9 +45,11 @@ class Sender:
     def folder(self) -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix="paddock-functions-", ignore_cleanup_errors=True)
 
-    def current(self, name: str, scorer: Scorer) -> Scorer:
+    def current(self, scorer: Scorer) -> Scorer:
         """Returns the scorer as it is called: a function of this program as it is now."""
-        return scorer if name not in self.targets or name in self.kept else replace(scorer, target=self.send(name))
+        if scorer.name not in self.targets or scorer.name in self.kept:
+            return scorer
+        return replace(scorer, target=self.send(scorer.name))
 
     @cached_property
     def kept(self) -> dict[str, str]:

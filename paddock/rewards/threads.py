@@ -9,13 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future
 from concurrent.futures import wait as wait_for
 from typing import Any
 
-from paddock.rewards.columns import whole_scorer
-from paddock.rewards.custom import Target, row_scorer
+from paddock.rewards.functions import RewardFunction, Target
 from paddock.rewards.pool import JobFailed, ScoringJob, answers_of
 from paddock.rewards.score import Failed
 from paddock.rewards.worker import failure
@@ -31,7 +30,7 @@ class ThreadPool:
     def __init__(self, timeout: float):
         self.timeout = timeout
         self.waiting: deque[ScoringJob] = deque()
-        self.scorers: dict[tuple[Target, bool], Callable[[Any], Any]] = {}
+        self.functions: dict[Target, RewardFunction] = {}
         self.running: tuple[ScoringJob, float] | None = None
         """The job that the thread is at, and when it began."""
         self.thread: threading.Thread | None = None
@@ -77,10 +76,9 @@ class ThreadPool:
                 job.future.set_result(found)
 
     def score(self, job: ScoringJob) -> Any:
-        key = job.target, job.batch
-        if key not in self.scorers:
-            self.scorers[key] = (whole_scorer if job.batch else row_scorer)(job.target)
-        return self.scorers[key](job.request)
+        if job.target not in self.functions:
+            self.functions[job.target] = RewardFunction(job.target)
+        return self.functions[job.target](job.requests)
 
     def results(self, futures: Sequence[Future[Any]]) -> list[Any]:
         """Returns the results of these jobs, in order; None for one that took too long."""
@@ -115,4 +113,4 @@ class ThreadPool:
 
     def close(self) -> None:
         self.cancel()
-        self.scorers.clear()
+        self.functions.clear()

@@ -1,8 +1,8 @@
 """The process that runs scorers: reads calls from a socket, answers each as soon as it has its score.
 
-In: (target, seconds, [(number, request), ...]); a request is one response, or a tuple of all for a batch function. An
-empty tuple asks for the function's shape (columns.py).
-Out: (READY, first number, whether the function can be interrupted), then for each number (SCORED, number, score),
+In: (target, seconds, [(number, requests), ...]); a call has one response, or all that a function of whole batches is
+called with. A call without any asks for the function's shape (functions.py).
+Out: (READY, first number, whether the function can be interrupted), then for each number (SCORED, number, scores),
 (FAILED, number, failure) or (TIMED_OUT, number, None). Where calls run one after the other, (TOOK, number, seconds of
 all) comes before the last of them. If the target cannot be loaded, FAILED for each.
 RECALL, in the middle of calls, is answered when the present one is done, by (RETURNED, its number, [numbers of those
@@ -18,13 +18,11 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from paddock.rewards.channel import Channel
-from paddock.rewards.columns import load_whole
-from paddock.rewards.custom import Target, blaming, caller_of, load
+from paddock.rewards.functions import Target, blaming, function_of, load, shape_of
 from paddock.rewards.score import Failed, ScoreRequest, checked
 
 READY, SCORED, FAILED, TIMED_OUT, TOOK, RETURNED = "ready", "scored", "failed", "timed out", "took", "returned"
@@ -64,9 +62,9 @@ def serve(channel: Channel) -> None:
 
 
 def answer(channel: Channel, target: Target, calls: list[tuple[int, Any]]) -> None:
-    first, request = calls[0]
+    first, requests = calls[0]
     try:
-        score: Callable[[Any], Any] = load_whole(target) if isinstance(request, tuple) else load(target)
+        score: Any = load(target) if requests else lambda _: shape_of(function_of(target), target.batch)
     except Failed as error:
         for number, _ in calls:
             channel.send((FAILED, number, failure(error)))
@@ -74,17 +72,17 @@ def answer(channel: Channel, target: Target, calls: list[tuple[int, Any]]) -> No
     channel.send((READY, first, False))
     start, left = time.monotonic(), deque(calls)
     while left:
-        number, request = left.popleft()
+        number, requests = left.popleft()
         try:
-            said: tuple[str, int, Any] = (SCORED, number, score(request))
+            result: tuple[str, int, Any] = (SCORED, number, score(requests))
         except Failed as error:
-            said = (FAILED, number, failure(error))
+            result = (FAILED, number, failure(error))
         if left and channel.has_something() and channel.receive() == RECALL:
             channel.send((RETURNED, number, [number for number, _ in left]))
             left.clear()
         if not left:
             channel.send((TOOK, number, time.monotonic() - start))
-        channel.send(said)
+        channel.send(result)
 
 
 def failure(error: Failed) -> ScoringFailure:
@@ -105,7 +103,7 @@ def serve_concurrently(channel: Channel, room: int) -> None:
             except GONE:
                 gone.set()
                 return
-            for target, seconds, ((number, request),) in arrived:
+            for target, seconds, ((number, (request,)),) in arrived:
                 task = loop.create_task(answer_one(channel, target, seconds, number, request))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
@@ -123,19 +121,19 @@ async def answer_one(channel: Channel, target: Target, seconds: float, number: i
 
     limit = asyncio.timeout(None)
     try:
-        function, call = caller_of(target)
-        interruptible = inspect.iscoroutinefunction(function)
+        function = load(target)
+        interruptible = inspect.iscoroutinefunction(function.function)
         channel.send((READY, number, interruptible))
         with blaming(target):
             async with limit:
                 if interruptible:
                     limit.reschedule(asyncio.get_running_loop().time() + seconds)
-                    result = await call(request)
+                    result = await function.call_for(request)
                 else:
-                    result = await asyncio.to_thread(call, request)
+                    result = await asyncio.to_thread(function.call_for, request)
                     result = await result if inspect.isawaitable(result) else result
             score = checked(result)
-        channel.send((SCORED, number, score))
+        channel.send((SCORED, number, [score]))
     except Failed as error:
         channel.send((TIMED_OUT, number, None) if limit.expired() else (FAILED, number, failure(error)))
     except GONE:

@@ -21,7 +21,6 @@ from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
 from paddock.data.loader import Loader, columns_of, prompt_batch
 from paddock.engines.rollout.base import Sampling
-from paddock.rewards.joint import JointScoring
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.rewards.scoring import Scoring
@@ -62,7 +61,7 @@ class Drawn:
     """Holds responses whose scores are not all there yet."""
 
     batch: Batch
-    scoring: Scoring | JointScoring
+    scoring: Scoring
     left: Mapping[int, Episode]
     """Responses whose scoring has not begun, by their index in the batch."""
     greedy: Drawn | None = None

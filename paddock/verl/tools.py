@@ -23,7 +23,7 @@ from paddock.core.registry import suggest
 from paddock.environments.environment import Answer, Ended, Environment, Message, Messages, Turn, messages_said
 from paddock.environments.tools import MARK, SCHEMA, Schema, Tool, ToolError, written
 from paddock.errors import UserError
-from paddock.rewards.custom import finished
+from paddock.rewards.functions import finished
 from paddock.verl.classes import (
     MULTI_TURN,
     Entry,

@@ -27,7 +27,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 """
 
 SCORES = """
-from paddock.rewards.custom import Target, function_of
+from paddock.rewards.functions import Target, function_of
 print(function_of(Target("reward.py", "compute_score"))("", "", "", {}))
 """
 """Loads the reward as a process of a run does."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paddock.facts.modules import module_at
-from paddock.rewards.custom import Target, load
+from paddock.rewards.functions import Target, load
 from paddock.rewards.score import ScoreRequest
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def test_a_file_in_a_package_finds_its_neighbours_by_relative_imports(tmp_path):
         """,
     )  # fmt: skip
     score = load(Target(str(tmp_path / "ours/rewards/mine.py"), "compute_score"))
-    assert score(ScoreRequest("x", "", "")).value == 15
+    assert [each.value for each in score([ScoreRequest("x", "", "")])] == [15]
 
 
 def test_an_init_is_a_file_like_others_and_a_folder_without_one_is_its_own_package(tmp_path):

@@ -21,7 +21,7 @@ from paddock.grading.reader import read
 from paddock.grading.values import SampledValue, valued
 from paddock.grading.verdicts import compared
 from paddock.loading.load import load
-from paddock.rewards.custom import Failed, Target
+from paddock.rewards.functions import Failed, Target
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.maths import boxed
 from paddock.rewards.pool import ProcessPool, ScoringJob
@@ -37,7 +37,7 @@ KINDS = sorted({row[0] for row in TABLE})
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_pairs_of_a_kind_have_their_verdicts(kind):
     def verdict(truth: str, answer: str) -> str:
-        equal = checked(boxed("", answer, truth)).value == 1 if kind == "boxes" else compared(answer, truth).equal
+        equal = checked(boxed(answer, truth)).value == 1 if kind == "boxes" else compared(answer, truth).equal
         return "equal" if equal else "different"
 
     assert [row for row in TABLE if row[0] == kind and verdict(row[1], row[2]) != row[3]] == []
@@ -342,7 +342,7 @@ def test_a_job_with_a_limit_of_its_own_is_killed_before_the_pool_would(tmp_path)
     file = tmp_path / "native.py"
     file.write_text("import time\ndef score(data_source, solution_str, ground_truth, extra_info): time.sleep(60)\n")
     pool = ProcessPool(1, timeout=30.0)
-    job = ScoringJob(Target(str(file), "score"), ScoreRequest("", "", ""), limit=0.5)
+    job = ScoringJob(Target(str(file), "score"), (ScoreRequest("", "", ""),), limit=0.5)
     begin = time.monotonic()
     pool.submit([job])
     try:

@@ -14,7 +14,7 @@ import pytest
 
 from paddock.rewards import pool as pools
 from paddock.rewards.channel import LENGTH, Channel
-from paddock.rewards.custom import Target
+from paddock.rewards.functions import Target
 from paddock.rewards.manager import mean_of
 from paddock.rewards.pool import JobFailed, ProcessPool, ScoringJob
 from paddock.rewards.score import Score, ScoreRequest, checked
@@ -116,9 +116,9 @@ def sizes(monkeypatch) -> list[int]:
 
 
 def score(pool: ProcessPool, target: Target, texts: list[str]) -> list[Score | None]:
-    jobs = [ScoringJob(target, ScoreRequest("mine", text, None)) for text in texts]
+    jobs = [ScoringJob(target, (ScoreRequest("mine", text, None),)) for text in texts]
     pool.submit(jobs)
-    return pool.results([job.future for job in jobs])
+    return [scores and scores[0] for scores in pool.results([job.future for job in jobs])]
 
 
 def test_chunks_of_a_quick_scorer_grow_and_its_calls_keep_their_order(target, sizes):
@@ -216,7 +216,7 @@ def test_calls_behind_a_slow_one_go_to_other_processes_and_are_made_once(tmp_pat
     try:
         assert score(pool, target, [""])
         pool._quick[target] = 64
-        jobs = [ScoringJob(target, ScoreRequest("mine", "together" if n else "slow", str(n))) for n in range(64)]
+        jobs = [ScoringJob(target, (ScoreRequest("mine", "together" if n else "slow", str(n)),)) for n in range(64)]
         pool.submit(jobs)
         assert all(pool.results([job.future for job in jobs]))
     finally:
@@ -243,7 +243,7 @@ def test_a_worker_returns_the_calls_behind_the_present_one_if_it_is_asked_in_tim
     target = Target(str(tmp_path / "held.py"), "score")
     server = threading.Thread(target=serve, args=(there,))
     server.start()
-    calls = [(number, ScoreRequest("mine", "", None)) for number in range(4)]
+    calls = [(number, (ScoreRequest("mine", "", None),)) for number in range(4)]
     here.send(RECALL)  # no call is made: it says nothing
     here.send((target, 60.0, calls))
     while not (tmp_path / "begun").exists():

@@ -15,11 +15,10 @@ from paddock.data.loader import prompt_batch
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.models.load import load_tokenizer
-from paddock.rewards.columns import load_columns, load_whole
-from paddock.rewards.custom import Target
+from paddock.rewards.functions import Target, shape_of
+from paddock.rewards.functions import load as load_function
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import Failed, ScoreRequest
-from paddock.rewards.signature import takes_columns
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def call(file):
     """What the function `reward` of this code gives for these requests."""
 
     def run(code: str, requests: list[ScoreRequest], **kwargs):
-        return load_columns(Target(file(code), "reward", kwargs))(requests)
+        return load_function(Target(file(code), "reward", kwargs))(requests)
 
     return run
 
@@ -121,12 +120,12 @@ def test_what_a_function_logs_becomes_columns(call):
 def test_the_signature_tells_whose_contract_a_function_has(head, of_trl):
     names: dict = {}
     exec(f"{head}: pass", names)
-    assert takes_columns(names["f"]) is of_trl
+    assert (shape_of(names["f"]) == "columns") is of_trl
 
 
-def test_a_function_is_asked_for_its_contract_by_no_responses(file):
-    path = file("def ours(data_source, solution_str, ground_truth, extra_info): ...\ndef trl(completions): ...")
-    assert load_whole(Target(path, "trl"))(()) == "columns" and load_whole(Target(path, "ours"))(()) == "row"
+def test_verls_batch_manager_calls_all_functions_but_those_of_trls_contract_with_lists():
+    assert shape_of(lambda completions: [1.0], batch=True) == "columns"
+    assert shape_of(lambda solution_strs, **rest: [1.0], batch=True) == "batch"
 
 
 # What it may return

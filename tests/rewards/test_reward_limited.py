@@ -15,7 +15,7 @@ import pytest
 
 from paddock.errors import UserError
 from paddock.loading.load import load
-from paddock.rewards.custom import Target
+from paddock.rewards.functions import Target
 from paddock.rewards.limited import LimitedPool, Rate
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.pool import ScoringJob
@@ -250,12 +250,12 @@ def test_calls_that_wait_to_be_alone_in_the_only_process_do_not_keep_a_core_busy
     turns, turn = [], pool._turn
     pool._turn = lambda: turns.append(None) or turn()
     try:
-        jobs = [ScoringJob(target, ScoreRequest("mine", seconds, None)) for seconds in ("100", "100", "0.1")]
+        jobs = [ScoringJob(target, (ScoreRequest("mine", seconds, None),)) for seconds in ("100", "100", "0.1")]
         pool.submit(jobs)
         scores = pool.results([job.future for job in jobs])
     finally:
         pool.close()
-    assert [score and score.value for score in scores] == [None, None, 1.0]
+    assert [score and score[0].value for score in scores] == [None, None, 1.0]
     assert len(turns) < 100
 
 

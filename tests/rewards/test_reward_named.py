@@ -13,12 +13,12 @@ from paddock.data.dataset import PromptDataset
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
-from paddock.rewards.named import NAMED, contains, exact_match, json_schema, last_json, prepared, regex
+from paddock.rewards.rules import NAMED, contains, exact_match, json_schema, last_json, prepared, regex
 from paddock.rewards.score import Score, ScoreRequest
 
 
 def ask(rule, response, truth, **options):
-    return rule("mine", response, truth, {}, **options)
+    return rule(response, truth, **options)
 
 
 def test_every_rule_that_the_config_offers_is_there():
@@ -310,7 +310,7 @@ def test_an_argument_that_cannot_be_used_is_refused_before_training(settings, ke
 
 
 def test_a_rule_without_its_package_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr("paddock.rewards.named.find_spec", lambda name: None)
+    monkeypatch.setattr("paddock.rewards.rules.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'jsonschema, which is not installed\n  fix: pip install "paddock-rl'):
         RewardManager(load(["reward=json_schema"]).config)
 

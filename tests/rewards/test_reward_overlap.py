@@ -193,8 +193,8 @@ def test_after_a_row_that_cannot_be_asked_nobody_waits_for_the_rows_before_it(re
         rewards.score(asked)
     scoring = rewards.begin()
     scoring.add({0: asked[0]})
-    (future,) = scoring.away.values()
-    assert future.result(60).value == 1.0
+    (future,) = scoring.columns[0].away.values()
+    assert [score.value for score in future.result(60)] == [1.0]
 
 
 def test_an_answer_that_hangs_costs_its_limit_once_however_often_it_is_given(rewards):

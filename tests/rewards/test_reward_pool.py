@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from paddock.rewards.custom import Target
+from paddock.rewards.functions import Target
 from paddock.rewards.pool import JobFailed, ProcessPool, ScoringJob
 from paddock.rewards.score import ScoreRequest
 
@@ -93,14 +93,14 @@ def pool():
 
 
 def submit(pool: ProcessPool, target: Target, *solutions: str) -> list[Future]:
-    jobs = [ScoringJob(target, ScoreRequest("mine", solution, None)) for solution in solutions]
+    jobs = [ScoringJob(target, (ScoreRequest("mine", solution, None),)) for solution in solutions]
     pool.submit(jobs)
     return [job.future for job in jobs]
 
 
 def run(pool: ProcessPool, target: Target, *solutions: str) -> list[float | None]:
     scores = pool.results(submit(pool, target, *solutions))
-    return [score and score.value for score in scores]
+    return [score and score[0].value for score in scores]
 
 
 def calls(target: Target) -> list[str]:
@@ -257,14 +257,14 @@ def test_a_forgotten_pool_leaves_no_process(target):
 TRAINER = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
-from paddock.rewards.custom import Target
-from paddock.rewards.pool import Job, Pool
+from paddock.rewards.functions import Target
+from paddock.rewards.pool import ProcessPool, ScoringJob
 from paddock.rewards.score import ScoreRequest
-pool = Pool(size=2, timeout=1000.0)
+pool = ProcessPool(size=2, timeout=1000.0)
 def run(*solutions):
-    jobs = [Job(Target(sys.argv[1], "score"), ScoreRequest("mine", solution, None)) for solution in solutions]
+    jobs = [ScoringJob(Target(sys.argv[1], "score"), (ScoreRequest("mine", solution, None),)) for solution in solutions]
     pool.submit(jobs)
-    return pool.results([job.future for job in jobs])
+    return [scores and scores[0] for scores in pool.results([job.future for job in jobs])]
 print(*{int(score.value) for score in run("pid", "pid")}, flush=True)  # a script without a __main__ guard
 if sys.argv[2:]:
     run("daemon-and-return " + sys.argv[2])
@@ -330,7 +330,7 @@ def test_work_submitted_later_is_taken_up_while_other_work_hangs(target):
 def test_many_small_submissions_while_the_pool_works_block_nobody(pool, target):
     """Each rings a bell that is heard later, or not at all."""
     futures = [future for n in range(3000) for future in submit(pool, target, f"give {n}")]
-    assert [score.value for score in pool.results(futures)] == list(range(3000))
+    assert [score.value for (score,) in pool.results(futures)] == list(range(3000))
 
 
 def test_closing_a_pool_at_work_drops_its_work(target):

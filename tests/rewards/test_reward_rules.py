@@ -83,12 +83,12 @@ FLEXIBLE = [
 
 @pytest.mark.parametrize(("answer", "score"), FLEXIBLE)
 def test_gsm8k_flexible_takes_the_last_number(answer, score):
-    assert gsm8k("openai/gsm8k", answer, "42", method="flexible") == score
+    assert gsm8k(answer, "42", method="flexible") == score
 
 
 def test_gsm8k_has_two_methods():
     with pytest.raises(ValueError, match="method is 'loose', not strict or flexible"):
-        gsm8k("openai/gsm8k", "#### 42", "42", method="loose")
+        gsm8k("#### 42", "42", method="loose")
 
 
 def test_the_config_chooses_the_method_of_the_scorer_that_has_one():
@@ -282,7 +282,7 @@ def test_geometry_weighs_the_answer_and_its_form(answer, truth, score, correct, 
 
 def test_the_weight_of_the_form_can_be_set():
     right, wrong = r"\boxed{12}", THOUGHT + r"\boxed{13}"
-    assert [thought_and_boxed("", text, "12", format_score=0.5)["score"] for text in (right, wrong)] == [0.5, 0.5]
+    assert [thought_and_boxed(text, "12", format_score=0.5)["score"] for text in (right, wrong)] == [0.5, 0.5]
 
 
 PARIS = {"target": ["Paris", "the City of Light"]}
@@ -331,7 +331,7 @@ NAMES = {
         *("numina_aops_forum", "numina_synthetic_math", "numina_amc_aime", "numina_synthetic_amc", "numina_cn_k12"),
         "numina_olympiads",
     ],
-    "exact_match": [
+    "tagged_answer": [
         *("searchR1_nq", "searchR1_triviaqa", "searchR1_popqa", "searchR1_hotpotqa", "searchR1_2wikimultihopqa"),
         *("searchR1_musique", "searchR1_bamboogle"),
     ],

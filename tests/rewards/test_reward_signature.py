@@ -8,7 +8,7 @@ import pytest
 
 from paddock.errors import UserError
 from paddock.loading.load import load
-from paddock.rewards.custom import Target, row_scorer
+from paddock.rewards.functions import RewardFunction, Target
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import Failed, ScoreRequest
 
@@ -16,7 +16,8 @@ REQUEST = ScoreRequest("gsm8k", "#### 72", "72", {"lvl": 3, "score": 0.25}, "a.p
 
 
 def scored(function, **kwargs) -> float:
-    return row_scorer(Target("python", "f", kwargs, function))(REQUEST).value
+    (score,) = RewardFunction(Target("python", "f", kwargs, function))([REQUEST])
+    return score.value
 
 
 def gsm8k(solution_str, ground_truth, method="strict", format_score=0.0, score=1.0):

@@ -427,10 +427,10 @@ def _command(pid: int) -> bytes:
 def test_a_hostile_answer_scores_nothing_and_is_counted_by_its_cause(code, cause):
     limits = replace(LIMITS, timeout=LIMIT) if cause == "timeout" else LIMITS
     truth, sandbox = {"inputs": ["1", "2"], "outputs": ["42", "42"]}, limits.as_argument()
-    assert contest("apps", "```python\nprint(42)\n```", truth, sandbox=sandbox)["score"] == 1.0
+    assert contest("```python\nprint(42)\n```", truth, sandbox=sandbox)["score"] == 1.0
     before = descendants(os.getpid())  # the warm cell itself
     start = time.monotonic()
-    scored = contest("apps", f"Here you are:\n```python\n{code}\n```", truth, sandbox=sandbox)
+    scored = contest(f"Here you are:\n```python\n{code}\n```", truth, sandbox=sandbox)
     assert time.monotonic() - start < limits.total_timeout
     assert scored["score"] == 0.0 and scored["acc"] is False
     assert [name for name in CAUSES if scored[f"sandbox/{name}"]] == [cause]

@@ -137,9 +137,9 @@ def test_endings_have_the_same_causes_as_here(service, code, cause):
 def test_scorers_give_what_the_local_sandbox_gives(service):
     sandbox = service.settings.as_argument()
     sums = {"inputs": ["1 2", "3 4"], "outputs": ["3", "8"]}
-    assert contest("taco", "print(sum(map(int, input().split())))", sums, sandbox=sandbox)["score"] == 0.5
+    assert contest("print(sum(map(int, input().split())))", sums, sandbox=sandbox)["score"] == 0.5
     calls = {"inputs": [[1], [2], [0]], "outputs": [1, 0.5, 0], "fn_name": "inverse"}
-    scored = contest("taco", "class Solution:\n    def inverse(self, x): return 1 / x", calls, sandbox=sandbox)
+    scored = contest("class Solution:\n    def inverse(self, x): return 1 / x", calls, sandbox=sandbox)
     assert scored["score"] == pytest.approx(2 / 3) and scored["sandbox/error"] == 1.0
     task = {
         "prompt": "def f(x):\n",
@@ -147,10 +147,10 @@ def test_scorers_give_what_the_local_sandbox_gives(service):
         "test": "def check(candidate):\n    assert candidate(1) == 2\n",
     }
     for body, score in (("    return x + 1", 1.0), ("    return x", 0.0), ("    import os; os._exit(0)", 0.0)):
-        assert humaneval("openai/openai_humaneval", body, task, sandbox=sandbox)["score"] == score
+        assert humaneval(body, task, sandbox=sandbox)["score"] == score
     tests = {"test_list": ["assert half(4) == 2", "assert half(1) == 0"]}
     code = "def half(x):\n    return x / 2\nif __name__ == '__main__':\n    input()"
-    scored = mbpp("mbpp", code, tests, sandbox=sandbox, continuous=True)
+    scored = mbpp(code, tests, sandbox=sandbox, continuous=True)
     assert scored["score"] == 0.5
     assert [name for name in CAUSES if scored[f"sandbox/{name}"]] == ["wrong"]
 

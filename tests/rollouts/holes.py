@@ -10,7 +10,6 @@ from paddock.core.batch import Batch
 from paddock.data.dataset import PromptRow
 from paddock.data.loader import prompt_batch
 from paddock.engines.rollout.base import Prompt
-from paddock.rewards.joint import JointScoring
 from paddock.rewards.scoring import Scoring
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.collect import Drawn
@@ -62,6 +61,6 @@ def batch_of(found: list[Episode]) -> Batch:
     return with_responses(prompt_batch([found[0].row, found[-1].row], 2, PAD), found, PAD)
 
 
-def drawn(scoring: Scoring | JointScoring, found: list[Episode]) -> Drawn:
+def drawn(scoring: Scoring, found: list[Episode]) -> Drawn:
     """Returns these episodes of which none is scored yet."""
     return Drawn(batch_of(found), scoring, dict(enumerate(found)))

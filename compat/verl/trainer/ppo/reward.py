@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from paddock.errors import UserError
-from paddock.rewards.custom import Target, load, load_batch
+from paddock.rewards.functions import Target, load
 from paddock.rewards.score import Failed, ScoreRequest
 from verl.trainer.ppo._view import read
 from verl.utils.reward_score import default_compute_score
@@ -32,7 +32,7 @@ class CustomReward:
         **kwargs: Any,
     ) -> float | dict[str, Any]:
         function = load(replace(self.target, kwargs={**kwargs, **self.target.kwargs}))
-        score = function(ScoreRequest(data_source, solution_str, ground_truth, extra_info or {}))
+        (score,) = function([ScoreRequest(data_source, solution_str, ground_truth, extra_info or {})])
         return {"score": score.value, **score.extras} if score.extras else score.value
 
 
@@ -44,7 +44,7 @@ def get_custom_reward_fn(config: Any) -> CustomReward | None:
     kwargs = dict(read(node, "reward_kwargs", None) or {})
     target = Target(read(node, "path", ""), read(node, "name", None) or "compute_score", kwargs)
     try:
-        (load_batch if manager_name(config) == "batch" else load)(target)
+        load(replace(target, batch=manager_name(config) == "batch"))
     except Failed as error:
         raise UserError(
             f"{target.name} {error}",

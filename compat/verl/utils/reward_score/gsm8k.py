@@ -12,7 +12,7 @@ def compute_score(
     solution_str: str, ground_truth: Any, method: str = "strict", format_score: float = 0.0, score: float = 1.0
 ) -> float:
     """`score` if the answer is right, `format_score` if there is another one, else 0."""
-    if gsm8k("", solution_str, ground_truth, method=method):
+    if gsm8k(solution_str, ground_truth, method=method):
         return score
     return format_score if extract_solution(solution_str, method) is not None else 0.0
 

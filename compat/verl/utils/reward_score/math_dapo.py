@@ -14,8 +14,8 @@ def compute_score(
 ) -> dict[str, Any]:
     r"""+1 or -1 for `Answer: ...`, or with `strict_box_verify` for `\boxed{...}`; with `acc` and `pred`."""
     if not strict_box_verify:
-        found = answer_line("", solution_str, str(ground_truth))
+        found = answer_line(solution_str, str(ground_truth))
         return {"score": found.value, **found.extras} if isinstance(found, Score) else found
-    verdict = boxed("", solution_str, str(ground_truth))
+    verdict = boxed(solution_str, str(ground_truth))
     right = (verdict.value if isinstance(verdict, Score) else verdict) == 1.0
     return {"score": 1.0 if right else -1.0, "acc": right, "pred": last_boxed(solution_str)}

@@ -11,7 +11,7 @@ from paddock.rewards.score import checked
 
 def compute_score(solution_str: str, ground_truth: Any) -> float:
     """1 if the last box equals the truth, else 0."""
-    return checked(boxed("", solution_str, str(ground_truth))).value
+    return checked(boxed(solution_str, str(ground_truth))).value
 
 
 def last_boxed_only_string(string: str) -> str | None:

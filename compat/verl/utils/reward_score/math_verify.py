@@ -8,5 +8,5 @@ from paddock.rewards.score import checked
 
 def compute_score(model_output: str, ground_truth: str, timeout_score: float = 0, timeout: float = 30.0) -> float:
     """1 if the last box equals the truth; `timeout_score` if the comparison gave up, within limits of its own."""
-    found = checked(boxed("", model_output, str(ground_truth)))
+    found = checked(boxed(model_output, str(ground_truth)))
     return timeout_score if found.undecided else found.value

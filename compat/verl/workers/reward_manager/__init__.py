@@ -14,9 +14,9 @@ from torch import Tensor
 
 from paddock.config.schema import Config, CustomRewardConfig, OverlongBufferConfig
 from paddock.facts.machine import this_machine
+from paddock.rewards.functions import lists_of, row_of, signature_of
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import Score, ScoreRequest, checked
-from paddock.rewards.signature import signature_of
 from verl.protocol import to_batch
 from verl.trainer.ppo._view import read
 from verl.utils.reward_score import default_compute_score
@@ -105,20 +105,10 @@ class Called(RewardManager):
         self.function, self.signature = function, signature_of(function)
 
     def score(self, requests: Sequence[ScoreRequest | None]) -> list[Score]:
-        rows = [
-            {
-                "data_source": request.data_source,
-                "solution_str": request.solution,
-                "ground_truth": request.ground_truth,
-                "extra_info": request.extra_info,
-            }
-            for request in requests
-            if request is not None  # a batch of verl's names no row that a reward model scores
-        ]
+        rows = [request for request in requests if request is not None]  # a reward model scores none of verl's rows
         if self.config.reward_manager != "batch":
-            return [checked(self.function(**self.signature.taken(row))) for row in rows]
-        columns = {f"{name}s": [row[name] for row in rows] for name in rows[0]}
-        results = self.function(**self.signature.taken(columns))
+            return [checked(self.function(**self.signature.taken(row_of(row)))) for row in rows]
+        results = self.function(**self.signature.taken(lists_of(rows)))
         return [checked(result) for _, result in zip(rows, results, strict=True)]
 
 
