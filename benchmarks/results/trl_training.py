@@ -72,7 +72,8 @@ def require_same_work(config: Config) -> None:
 
 def prompts(config: Config) -> list[PromptRow]:
     """Returns the prompts of all steps, in the order in which `paddock train` draws them with this seed."""
-    loader = Loader.train(config.data, PromptDataset.train(config.data, open_tokenizer(config)))
+    tokenizer = open_tokenizer(config.actor_rollout_ref.model, config.data)
+    loader = Loader.train(config.data, PromptDataset.train(config.data, tokenizer))
     steps = range(config.trainer.total_training_steps or 0)
     return list(itertools.chain.from_iterable(loader.next_prompts() for _ in steps))
 

@@ -44,8 +44,8 @@ class FrozenPolicy:
 def open_policy(config: Config) -> FrozenPolicy:
     require_one_device(config)
     model, dtype = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.dtype
-    tokenizer = open_tokenizer(config)
-    reader = ImageReader.of(config)
+    tokenizer = open_tokenizer(config.actor_rollout_ref.model, config.data)
+    reader = ImageReader.of(config.actor_rollout_ref, config.data)
     device = device_of(config.trainer.device)
     weights = load_causal_lm(
         **model_source(model, "actor_rollout_ref.model"), dtype=compute_dtype(dtype, device), device=device

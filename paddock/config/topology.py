@@ -11,7 +11,7 @@ from typing import Any
 from paddock.config import rollout_correction, tree
 from paddock.config.distillation import teachers_of
 from paddock.config.recipes import needs_of
-from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
+from paddock.config.roles import ActorConfig, ActorRolloutRefConfig, CriticConfig, RefConfig
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
 from paddock.facts.models import shape_of
@@ -214,20 +214,19 @@ def engine_size(config: Config) -> int:
     return (rollout.tensor_model_parallel_size or 1) * rollout.pipeline_model_parallel_size
 
 
-def trains_adapters(config: Config) -> bool:
+def trains_adapters(group: ActorRolloutRefConfig) -> bool:
     """True if the actor trains LoRA adapters, by the keys of its engine."""
-    model = config.actor_rollout_ref.model
-    if config.actor_rollout_ref.actor.strategy == "megatron":
+    model = group.model
+    if group.actor.strategy == "megatron":
         return bool(model.lora.rank or model.lora.adapter_path)
     return bool(model.lora_rank or model.lora_adapter_path)
 
 
-def merges_adapters(config: Config) -> bool:
+def merges_adapters(group: ActorRolloutRefConfig) -> bool:
     """True if rollouts run the actor's own weights with its adapters added to them. An engine that copies weights takes
     merged ones in any case, and Megatron's are always handed over so."""
-    group = config.actor_rollout_ref
     own = not engine_kind(group.rollout.name).copies_weights and group.actor.strategy != "megatron"
-    return own and group.model.lora.merge and trains_adapters(config)
+    return own and group.model.lora.merge and trains_adapters(group)
 
 
 def computes_merged(config: Config) -> bool:
@@ -235,7 +234,7 @@ def computes_merged(config: Config) -> bool:
     whole."""
     group = config.actor_rollout_ref
     alone = world_size(config) == 1 and group.actor.strategy != "megatron"
-    return alone and group.model.lora.merge and trains_adapters(config)
+    return alone and group.model.lora.merge and trains_adapters(group)
 
 
 def needs_reference(config: Config) -> bool:
@@ -265,9 +264,10 @@ def estimator_needs(config: Config) -> frozenset[str]:
 def trusts_rollout(config: Config) -> bool:
     """True if the rollout's log-probs are the trainer's: one optimizer step, and the actor's own modules sampled, with
     the same weights."""
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    group = config.actor_rollout_ref
+    actor, rollout = group.actor, group.rollout
     one_update = actor.ppo_mini_batch_size == config.data.train_batch_size and actor.ppo_epochs == 1
-    same_weights = computes_merged(config) or not merges_adapters(config)
+    same_weights = computes_merged(config) or not merges_adapters(group)
     same_numbers = same_weights and engine_kind(rollout.name).trainer_log_probs
     same_numbers = same_numbers and "sum_pi_squared" not in estimator_needs(config)
     corrects = rollout_correction.parse(config.algorithm.rollout_correction).active

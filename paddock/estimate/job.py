@@ -127,7 +127,7 @@ def _reference(config: Config, shape: ModelShape) -> RoleLoad:
     offload: FrozenConfig | FrozenMegatronConfig = ref.megatron if ref.strategy == "megatron" else ref.fsdp_config
     most = _rows_of_a_step(config, ref) * row_tokens(config.data)
     return RoleLoad(
-        borrowed=trains_adapters(config),
+        borrowed=trains_adapters(config.actor_rollout_ref),
         shape=shape,
         split=_split(config, ref, ref.fsdp_config),
         forward_tokens=min(CUTS["ref"].most_tokens(config), most),
@@ -222,7 +222,7 @@ def _rollout(config: Config) -> RolloutLoad:
         sharing=rollout.n,
         validation_rows=_validated(config),
         validation_sharing=rollout.val_kwargs.n,
-        merges=merges_adapters(config) and not computes_merged(config),
+        merges=merges_adapters(config.actor_rollout_ref) and not computes_merged(config),
         prefill_tokens=min(rollout.max_num_batched_tokens, data.train_batch_size * data.max_prompt_length),
     )
 

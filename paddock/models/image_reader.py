@@ -19,8 +19,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
+from paddock.config.roles import ActorRolloutRefConfig
 from paddock.config.rollout_engines import ENGINES
-from paddock.config.schema import Config
+from paddock.config.schema import DataConfig
 from paddock.core.images import Images
 from paddock.errors import UserError
 from paddock.facts.distribution import install_command
@@ -44,13 +45,13 @@ class ImageReader:
         """The token that stands for an image in a prompt, once for each of its features."""
 
     @classmethod
-    def of(cls, config: Config) -> Self | None:
+    def of(cls, group: ActorRolloutRefConfig, data: DataConfig) -> Self | None:
         """Returns the image reader of the run's model; None if it reads no images."""
-        model = config.actor_rollout_ref.model
-        read = load_config(str(model.path), model.trust_remote_code, model.override_config)
+        path, model = str(group.model.path), group.model
+        read = load_config(path, model.trust_remote_code, model.override_config)
         if not has_tower(read) or not hasattr(backbone_class(read), "get_rope_index"):
             return None
-        engine = config.actor_rollout_ref.rollout.name
+        engine = group.rollout.name
         seeing = [name for name, kind in ENGINES.items() if kind.sees_images]
         if engine not in seeing:
             raise UserError(
@@ -59,9 +60,9 @@ class ImageReader:
                 value=engine,
                 fix=f"{' or '.join(seeing)}, for a model with a vision tower",
             )
-        folder = model_folder(str(model.path))
-        reader = cls(load_processor(folder, config.data.mm_processor_kwargs), read, folder)
-        wanted, patch = config.data.image_patch_size, read.vision_config.patch_size
+        folder = model_folder(path)
+        reader = cls(load_processor(folder, data.mm_processor_kwargs), read, folder)
+        wanted, patch = data.image_patch_size, read.vision_config.patch_size
         if wanted not in (None, patch):
             raise UserError(
                 f"patches of this model have {patch} pixels a side",

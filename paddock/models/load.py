@@ -28,7 +28,8 @@ from transformers.utils import logging
 
 from paddock.config.paths import BUILTIN, missing_folder, names_in
 from paddock.config.plugins import import_plugin
-from paddock.config.schema import Config
+from paddock.config.roles import ModelConfig
+from paddock.config.schema import DataConfig
 from paddock.core.registry import suggest
 from paddock.errors import UserError
 from paddock.facts.models import read_config, require_sizes
@@ -296,15 +297,13 @@ def load_tokenizer(
     return tokenizer
 
 
-def open_tokenizer(config: Config) -> Any:
-    """Opens the tokenizer, after the module that may register models and tokenizers of its own."""
-    model = config.actor_rollout_ref.model
+def open_tokenizer(model: ModelConfig, data: DataConfig) -> Any:
+    """Opens the policy's tokenizer, after the module that may register models and tokenizers of its own."""
     if model.external_lib:
         import_plugin(model.external_lib, "actor_rollout_ref.model.external_lib")
-    return load_tokenizer(tokenizer_path(config), config.data.trust_remote_code, model.custom_chat_template)
+    return load_tokenizer(tokenizer_path(model, data), data.trust_remote_code, model.custom_chat_template)
 
 
-def tokenizer_path(config: Config) -> str:
+def tokenizer_path(model: ModelConfig, data: DataConfig) -> str:
     """Returns the folder or the hub name of the policy's tokenizer."""
-    model = config.actor_rollout_ref.model
-    return config.data.tokenizer or model.tokenizer_path or model.path or ""
+    return data.tokenizer or model.tokenizer_path or model.path or ""

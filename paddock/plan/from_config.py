@@ -95,7 +95,7 @@ def advice_facts(config: Config, batch: BatchPlan, work: StepLoad | None, merged
         model_name=group.model.path or "",
         model_billions=shape.billions if shape else None,
         lr=optim.lr,
-        lora=trains_adapters(config),
+        lora=trains_adapters(config.actor_rollout_ref),
         warmup_steps=optim.lr_warmup_steps,
         warmup_ratio=optim.lr_warmup_steps_ratio,
         use_kl_in_reward=algorithm.use_kl_in_reward,

@@ -38,9 +38,9 @@ def open_trainer(
     """
     rows = RowEnvironments(config, functions)
     config = rows.prompting()
-    tokenizer = open_tokenizer(config)
+    tokenizer = open_tokenizer(config.actor_rollout_ref.model, config.data)
     check_tokenizers(config, tokenizer)
-    reader = ImageReader.of(config)
+    reader = ImageReader.of(config.actor_rollout_ref, config.data)
     log.info("reading %s", config.data.train_files)
     dataset = PromptDataset.train(config.data, tokenizer, reader, training_styles(config.reward_model))
     check_routes(config, dataset.sources)

@@ -158,7 +158,7 @@ def kind_of(trainer: type[SupervisedTrainer], command: str) -> RunKind:
     def open_trainer(config: Config, store: CheckpointStore, lock: FolderLock, things: ExitStack) -> SupervisedTrainer:
         config = copy.deepcopy(config)
         config.actor_rollout_ref.rollout.temperature = 1.0  # the likelihood is of the model's own distribution
-        tokenizer = open_tokenizer(config)
+        tokenizer = open_tokenizer(config.actor_rollout_ref.model, config.data)
         loader = Loader.train(config.data, trainer.rows.train(config.data, tokenizer))
         validation = trainer.rows.validation(config.data, tokenizer) if config.data.val_files else None
         total_steps = config.trainer.steps(loader.steps_per_epoch)

@@ -69,10 +69,10 @@ class Rank:
 
     def reference_engines(self, backend: type[Backend]) -> dict[str, TrainEngine]:
         """Makes the reference's engine; under LoRA it is the actor's with its adapters off, in the actor's pool."""
-        if not trains_adapters(self.config):
+        if not trains_adapters(self.config.actor_rollout_ref):
             return {"reference": reference_engine(self.config, backend)}
         assert self.actor is not None
-        return {"reference": self.actor.engine.without_adapters(reference_budget(self.config))}
+        return {"reference": self.actor.engine.without_adapters(reference_budget(self.config.actor_rollout_ref.ref))}
 
     def teacher_engines(self, backend: type[Backend]) -> dict[str, TrainEngine]:
         return {one.role: teacher_engine(self.config, one, backend) for one in teachers_of(self.config.distillation)}

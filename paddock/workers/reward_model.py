@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from paddock.config.plugins import import_plugin
-from paddock.config.schema import Config
+from paddock.config.schema import Config, RewardModelConfig, RewardModelModelConfig, TrainerConfig
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.device import compute_dtype, device_of
 from paddock.data.chat import PromptEncoder
@@ -19,7 +19,7 @@ from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
 from paddock.engines.train.base import TrainEngine
 from paddock.engines.train.open import frozen_engine
-from paddock.engines.train.settings import Budget, Settings, engine_settings
+from paddock.engines.train.settings import Budget, Settings, engine_settings, model_source
 from paddock.errors import UserError
 from paddock.models.load import load_causal_lm, load_tokenizer, model_folder
 from paddock.models.reward_head import KEY, RewardModel, load_reward_model, scored_batch, sequence_scores
@@ -28,6 +28,7 @@ from paddock.workers.role import Role
 from paddock.workers.updates import Metrics
 
 BUDGET = "reward_model.forward_max_token_len_per_gpu"
+MODEL = "reward_model.model"
 TOKENIZER_FILES = ("tokenizer*", "*.tiktoken", "vocab.*", "*.model", "spiece*")
 
 
@@ -59,11 +60,11 @@ class ClassifierScorer(Role):
 
     cheap = True
 
-    def __init__(self, engine: TrainEngine, transcriber: Transcriber, config: Config):
+    def __init__(self, engine: TrainEngine, transcriber: Transcriber, keys: RewardModelConfig):
         super().__init__(engine, "reward_model")
         assert isinstance(engine.model, RewardModel)
-        self.unread, self.transcriber, self.config = engine.model.unread, transcriber, config.reward_model
-        self.token_level = self.config.token_level
+        self.unread, self.transcriber, self.keys = engine.model.unread, transcriber, keys
+        self.token_level = keys.token_level
         if self.token_level:
             require_token_scores(engine.model, transcriber)
 
@@ -89,8 +90,8 @@ class ClassifierScorer(Role):
         return self.transcriber.transcripts(batch.extras["messages"], prompts, batch.answers(), turns)
 
     def require_room(self, transcripts: Sequence[Transcript]) -> None:
-        longest, room = max(map(len, transcripts)), self.config.forward_max_token_len_per_gpu
-        if self.config.use_dynamic_bsz and longest > room:
+        longest, room = max(map(len, transcripts)), self.keys.forward_max_token_len_per_gpu
+        if self.keys.use_dynamic_bsz and longest > room:
             raise UserError(
                 f"the reward model reads a sequence of {longest} tokens",
                 key=BUDGET,
@@ -132,23 +133,23 @@ def told(turns: Sequence[Mapping[str, Any]]) -> str:
 class EngineJudge(Role):
     """Asks a language model in this process."""
 
-    def __init__(self, engine: TrainEngine, rollout: RolloutEngine, tokenizer: Any, config: Config):
+    def __init__(self, engine: TrainEngine, rollout: RolloutEngine, tokenizer: Any, keys: RewardModelConfig, seed: int):
         super().__init__(engine, "judge")
-        self.rollout, self.encoder, self.config = rollout, PromptEncoder(tokenizer), config.reward_model
+        self.rollout, self.encoder, self.limits = rollout, PromptEncoder(tokenizer), keys.rollout
         named = getattr(engine.model.generation_config, "eos_token_id", None)
         stops = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
         self.sampling = Sampling(
-            max_tokens=self.config.rollout.response_length,
+            max_tokens=self.limits.response_length,
             stop_tokens=frozenset(stops),
-            seed=config.trainer.seed,
+            seed=seed,
             step=0,
-            temperature=self.config.judge.temperature,
+            temperature=keys.judge.temperature,
         )
 
     def __call__(self, conversations: Sequence[Conversation]) -> list[Reply]:
         places = [f"question {number}" for number in range(len(conversations))]
         encoded = self.encoder.encode(list(conversations), places, "prompt")
-        limits = self.config.rollout
+        limits = self.limits
         longest = limits.prompt_length
         if limits.max_model_len is not None:
             longest = min(longest, limits.max_model_len - limits.response_length)
@@ -176,7 +177,7 @@ def open_reward_model(config: Config, tokenizer: Any, stops: frozenset[int]) -> 
     if reward.judge.source == "endpoint":
         return JudgeScorer(Judge(reward.judge, JudgeEndpoint(reward.judge, reward.rollout.response_length)))
     if reward.judge.source == "engine":
-        return JudgeScorer(Judge(reward.judge, open_judge(config)))
+        return JudgeScorer(Judge(reward.judge, open_judge(reward, config.trainer)))
     device = device_of(config.trainer.device)
     rows = None if reward.use_dynamic_bsz else reward.micro_batch_size_per_gpu
     settings = Settings(
@@ -184,24 +185,16 @@ def open_reward_model(config: Config, tokenizer: Any, stops: frozenset[int]) -> 
         packed=reward.model.use_remove_padding,
         **engine_settings(reward.model.fsdp_config, device),
     )
-    engine = frozen_engine(load_reward_model(**source(config), dtype=settings.wide, device=device), settings)
+    model = load_reward_model(**model_source(reward.model, MODEL), dtype=settings.wide, device=device)
+    engine = frozen_engine(model, settings)
     engine.move("host")
-    return ClassifierScorer(engine, open_transcriber(config, tokenizer, stops), config)
+    return ClassifierScorer(engine, open_transcriber(config, tokenizer, stops), reward)
 
 
-def source(config: Config) -> dict[str, Any]:
-    model = config.reward_model.model
-    return {
-        "path": str(model.path),
-        "trust_remote_code": model.trust_remote_code,
-        "override_config": model.override_config,
-        "key": KEY,
-    }
-
-
-def open_judge(config: Config) -> EngineJudge:
-    reward, device = config.reward_model, device_of(config.trainer.device)
-    model = load_causal_lm(**source(config), dtype=compute_dtype(reward.rollout.dtype, device), device=device)
+def open_judge(reward: RewardModelConfig, trainer: TrainerConfig) -> EngineJudge:
+    device = device_of(trainer.device)
+    dtype = compute_dtype(reward.rollout.dtype, device)
+    model = load_causal_lm(**model_source(reward.model, MODEL), dtype=dtype, device=device)
     engine = frozen_engine(model, Settings(offload_params=reward.model.fsdp_config.param_offload))
     limits = reward.rollout
     rollout: RolloutEngine
@@ -213,21 +206,20 @@ def open_judge(config: Config) -> EngineJudge:
         assert limits.name == "hf"
         rollout = HFEngine(model, max_num_seqs=limits.max_num_seqs)
     engine.move("host")
-    return EngineJudge(engine, rollout, own_tokenizer(config), config)
+    return EngineJudge(engine, rollout, own_tokenizer(reward.model), reward, trainer.seed)
 
 
 def open_transcriber(config: Config, tokenizer: Any, stops: frozenset[int]) -> Transcriber:
     reward, given = config.reward_model, config.reward_model.model.input_tokenizer
     reader = None
     if given is not None:
-        reader = own_tokenizer(config)
+        reader = own_tokenizer(reward.model)
         require_policys_tokens(config, tokenizer)
     writer = PromptEncoder(tokenizer, config.data.apply_chat_template_kwargs)
     return Transcriber(writer, reader, stops, reward.max_length)
 
 
-def own_tokenizer(config: Config) -> Any:
-    model = config.reward_model.model
+def own_tokenizer(model: RewardModelModelConfig) -> Any:
     folder = model_folder(str(model.path), KEY)
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         raise UserError(

@@ -163,7 +163,8 @@ def test_the_config_reaches_the_engines():
     section = ("actor_rollout_ref.model", "critic.model")
     switches = ("enable_activation_offload=True", "enable_gradient_checkpointing=True")
     config = load(["trainer.device=cpu", *(f"{one}.{switch}" for one in section for switch in switches)]).config
-    assert actor_settings(config, CPU).offload_activations and critic_settings(config, CPU).offload_activations
+    assert actor_settings(config.actor_rollout_ref, CPU).offload_activations
+    assert critic_settings(config.critic, None, CPU).offload_activations
     with pytest.raises(UserError) as refused:
         load([f"{section[0]}.enable_activation_offload=True", f"{section[0]}.enable_gradient_checkpointing=False"])
     assert refused.value.key == f"{section[0]}.enable_activation_offload"

@@ -193,7 +193,7 @@ def test_a_dense_model_has_nothing_to_replay():
 
 def test_the_weight_of_the_balancing_loss_is_a_field_of_the_models_config():
     weight = "actor_rollout_ref.model.override_config.router_aux_loss_coef=0.02"
-    assert router_settings(load([f"+{weight}"]).config).balance == 0.02
-    assert router_settings(load([]).config) == RouterSettings()
+    assert router_settings(load([f"+{weight}"]).config.actor_rollout_ref).balance == 0.02
+    assert router_settings(load([]).config.actor_rollout_ref) == RouterSettings()
     with pytest.raises(UserError, match="router_aux_loss_coef"):
         check(load(["+actor_rollout_ref.model.override_config.output_router_logits=True"]).config)

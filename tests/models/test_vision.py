@@ -392,37 +392,41 @@ def test_an_image_of_some_size_takes_as_many_tokens_as_foretold(folder):
         assert len(seen.pixels) == 4 * len(seen.token_index)
 
 
+def reader_by(config):
+    return ImageReader.of(config.actor_rollout_ref, config.data)
+
+
 def test_limits_of_an_images_area_are_honoured(folder):
     small, usual, large = reader_of(folder, max_pixels=128), reader_of(folder), reader_of(folder, min_pixels=1024)
     assert small.features(64, 64) < usual.features(64, 64)
     assert usual.features(8, 8) < large.features(8, 8)
     assert small.identity() != large.identity()
     config = settings(folder, "+data.mm_processor_kwargs.max_pixels=128")
-    assert ImageReader.of(config).features(64, 64) == small.features(64, 64)
+    assert reader_by(config).features(64, 64) == small.features(64, 64)
 
 
 def test_other_settings_of_the_processor_are_refused(folder):
     with pytest.raises(UserError, match="limits are all") as caught:
-        ImageReader.of(settings(folder, "+data.mm_processor_kwargs.do_resize=False"))
+        reader_by(settings(folder, "+data.mm_processor_kwargs.do_resize=False"))
     assert "mm_processor_kwargs.do_resize" in str(caught.value)
 
 
 def test_another_size_of_patches_is_refused(folder):
-    assert ImageReader.of(settings(folder, "data.image_patch_size=4")) is not None
+    assert reader_by(settings(folder, "data.image_patch_size=4")) is not None
     with pytest.raises(UserError, match="4 pixels"):
-        ImageReader.of(settings(folder, "data.image_patch_size=14"))
+        reader_by(settings(folder, "data.image_patch_size=14"))
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_engines_with_weights_of_their_own_are_refused_by_name(name, folder):
     with pytest.raises(UserError, match=f"not handed to {name}"):
-        ImageReader.of(settings(folder, f"actor_rollout_ref.rollout.name={name}"))
+        reader_by(settings(folder, f"actor_rollout_ref.rollout.name={name}"))
 
 
 def test_without_pillow_the_user_is_told_what_to_install(folder, monkeypatch):
     monkeypatch.setattr("paddock.models.image_reader.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"paddock-rl\[vision\]"):
-        ImageReader.of(settings(folder))
+        reader_by(settings(folder))
 
 
 def test_a_folder_that_does_not_say_how_images_are_read_is_refused(folder, tmp_path):
@@ -460,4 +464,4 @@ def test_settings_inside_of_a_processors_file_are_read(folder, tmp_path):
 
 
 def test_a_text_model_reads_no_images(tmp_path):
-    assert ImageReader.of(settings(save_tiny(tmp_path))) is None
+    assert reader_by(settings(save_tiny(tmp_path))) is None

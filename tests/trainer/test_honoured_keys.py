@@ -74,5 +74,6 @@ def test_code_of_a_tokenizer_runs_only_if_the_data_says_so(tmp_path):
     own = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [None, "mine.Mine"]}}
     file.write_text(json.dumps(json.loads(file.read_text()) | own))
     keys = [f"data.tokenizer={folder}", "trainer.device=cpu"]
-    assert open_tokenizer(load([*keys, "data.trust_remote_code=True"]).config).mine
-    assert not hasattr(open_tokenizer(load(keys).config), "mine")
+    trusting, other = load([*keys, "data.trust_remote_code=True"]).config, load(keys).config
+    assert open_tokenizer(trusting.actor_rollout_ref.model, trusting.data).mine
+    assert not hasattr(open_tokenizer(other.actor_rollout_ref.model, other.data), "mine")

@@ -173,7 +173,7 @@ def test_an_exported_model_is_read_again_with_its_processor(place, tmp_path):
     stored, trained = load_file(tmp_path / "model" / "model.safetensors"), weights(tmp_path / "run")
     assert stored.keys() == trained.keys() and all(torch.equal(stored[name], trained[name]) for name in stored)
     again = config_of(place, tmp_path / "again", f"actor_rollout_ref.model.path={tmp_path / 'model'}")
-    picture, reader = painted(), ImageReader.of(again)
+    picture, reader = painted(), ImageReader.of(again.actor_rollout_ref, again.data)
     assert reader.read([reader.token], [picture])[1].pixels.shape[0] == 16
     assert runs.train(again).finished
 
@@ -199,7 +199,7 @@ def expected(config: Config, place: Path) -> list[str]:
     from paddock.data.unscored import UnscoredDataset
 
     tokenizer, model = vision_tokenizer(), load_causal_lm(str(place / "glm4v"))
-    dataset = UnscoredDataset.validation(config.data, tokenizer, ImageReader.of(config))
+    dataset = UnscoredDataset.validation(config.data, tokenizer, ImageReader.of(config.actor_rollout_ref, config.data))
     sampling = Sampling(max_tokens=2, stop_tokens=frozenset({1}), seed=0, step=0, temperature=0.0)
     answers = [
         HFEngine(model).generate([Prompt(row.tokens, [row.index], row.images)], sampling)[0].tokens

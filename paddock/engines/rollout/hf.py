@@ -174,5 +174,5 @@ def open_engine(config: Config, trainer: TrainEngine | None) -> HFEngine:
         trainer.rollout_model,
         max_num_seqs=rollout.max_num_seqs,
         record_experts=rollout.enable_rollout_routing_replay,
-        stop_tables=StopTables.of_config(config),
+        stop_tables=StopTables.of_keys(config.actor_rollout_ref, config.data),
     )

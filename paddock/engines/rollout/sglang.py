@@ -393,6 +393,6 @@ def open_engine(config: Config, trainer: TrainEngine | None) -> SGLangEngine:
         free_cache=rollout.free_cache_engine and not rolls_out_apart(config),
         staged_wake=rollout.multi_stage_wake_up,
         bucket_bytes=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,
-        stop_tables=StopTables.of_config(config),
-        tokenizer=str(model_folder(tokenizer_path(config))) if rollout.stop else None,
+        stop_tables=StopTables.of_keys(config.actor_rollout_ref, config.data),
+        tokenizer=str(model_folder(tokenizer_path(model, config.data))) if rollout.stop else None,
     )

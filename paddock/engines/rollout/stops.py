@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paddock.config.schema import Config
+from paddock.config.roles import ActorRolloutRefConfig
+from paddock.config.schema import DataConfig
 from paddock.data.spelling import Spelling, spelling_of
 from paddock.engines.rollout.base import Request
 from paddock.errors import UserError
@@ -90,14 +91,14 @@ class StopTables:
         self.found: dict[tuple[tuple[str, ...], torch.device], StopTable] = {}
 
     @classmethod
-    def of_config(cls, config: Config) -> StopTables:
-        """Makes the table of the config's stop strings; what cannot be found in texts of the policy is refused."""
-        strings = tuple(config.actor_rollout_ref.rollout.stop)
+    def of_keys(cls, group: ActorRolloutRefConfig, data: DataConfig) -> StopTables:
+        """Makes the table of `rollout.stop`; strings that texts of the policy cannot contain are refused."""
+        strings = tuple(group.rollout.stop)
         if not strings:
             return cls()
         from paddock.models.load import open_tokenizer  # a server's own process does without transformers
 
-        tables = cls(open_tokenizer(config))
+        tables = cls(open_tokenizer(group.model, data))
         tables.make(strings)
         return tables
 

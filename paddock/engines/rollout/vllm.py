@@ -450,7 +450,7 @@ def open_engine(config: Config, trainer: TrainEngine | None) -> VLLMEngine:
         staged_wake=rollout.multi_stage_wake_up,
         bucket_bytes=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,
         adapter_rank=trainer.adapters.rank if trainer and trainer.adapters and not model.lora.merge else 0,
-        stop_tables=StopTables.of_config(config),
+        stop_tables=StopTables.of_keys(config.actor_rollout_ref, config.data),
     )
 
 

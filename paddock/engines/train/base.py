@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -19,7 +20,8 @@ from paddock.models.gathered import GatheredModel
 from paddock.models.packing import Inputs
 
 if TYPE_CHECKING:
-    from paddock.config.schema import Config
+    from paddock.config.engine import FrozenMegatronConfig, ShardedConfig
+    from paddock.config.roles import LoraConfig
     from paddock.engines.train.optim import Updater
     from paddock.engines.train.routers import Routers
     from paddock.engines.train.settings import Budget, Settings
@@ -30,8 +32,21 @@ SHARDS = "distributed"
 Residency = Literal["device", "prefetch", "host"]
 """Location of offloadable weights. `prefetch`: their copy to the device has begun, beside other work."""
 
-RoleKey = Literal["actor", "ref", "critic"]
-"""Section of the config that says how a role's weights are placed."""
+
+@dataclass(frozen=True)
+class Placement:
+    """Says where a role's weights are placed: its device, and the keys of the backends that spread them over ranks."""
+
+    device: torch.device
+    section: str
+    """Section of the role, for errors."""
+    sequence: int
+    """Ranks that share each sequence under FSDP."""
+    fsdp: ShardedConfig
+    megatron: FrozenMegatronConfig
+    lora: LoraConfig | None
+    """Megatron's keys of adapters; None: the role has none."""
+
 
 LossFn = Callable[[Batch, Outputs], tuple[Tensor, dict[str, Tensor]]]
 """A micro-batch's share of the loss and of each metric: `join_shares` says how shares become the mini-batch's."""
@@ -129,8 +144,8 @@ class Backend(Protocol):
         """Module that shards are gathered into for a rollout; None: the model itself generates."""
 
     @classmethod
-    def place(cls, model: Any, settings: Settings, config: Config, role: RoleKey) -> Backend:
-        """Makes the backend of a role as its section of the config says, with the weights of a loaded model."""
+    def place(cls, model: Any, settings: Settings, placement: Placement) -> Backend:
+        """Makes the backend of a role with the weights of a loaded model."""
 
     def parts(self, batch: Batch, budget: Budget) -> list[Tensor]:
         """Returns row indices of micro-batches within the budget; as many on every rank, so some may be empty."""

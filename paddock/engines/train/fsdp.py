@@ -21,14 +21,13 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from paddock.config.engine import FSDPConfig, ShardedConfig
-from paddock.config.schema import Config
+from paddock.config.engine import FSDPConfig
 from paddock.core.batch import Batch
-from paddock.core.device import DTYPES, device_of, make_deterministic
+from paddock.core.device import DTYPES, make_deterministic
 from paddock.core.processes import from_everyone, largest, subgroups
 from paddock.engines.train import forwards
 from paddock.engines.train.activations import activation_offload
-from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, Outputs, RoleKey, Want
+from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, Outputs, Placement, Want
 from paddock.engines.train.checkpoints import OPTIMIZER_FILE, own_tensors, stored_weights
 from paddock.engines.train.optim import updater_of, whole
 from paddock.engines.train.routers import Routers
@@ -59,10 +58,11 @@ class Shards:
     """Section of the role, for errors."""
 
     @classmethod
-    def of(cls, config: ShardedConfig, sequence: int, key: str) -> Shards:
-        reduce = config.mixed_precision.reduce_dtype if isinstance(config, FSDPConfig) else "fp32"
-        return cls(config.fsdp_size, config.reshard_after_forward, config.forward_prefetch, config.offload_policy,
-                   DTYPES[reduce], sequence, key)  # fmt: skip
+    def of(cls, placement: Placement) -> Shards:
+        keys = placement.fsdp
+        reduce = keys.mixed_precision.reduce_dtype if isinstance(keys, FSDPConfig) else "fp32"
+        return cls(keys.fsdp_size, keys.reshard_after_forward, keys.forward_prefetch, keys.offload_policy,
+                   DTYPES[reduce], placement.sequence, placement.section)  # fmt: skip
 
 
 class Network(nn.Module):
@@ -112,14 +112,8 @@ class FSDPBackend:
             )
 
     @classmethod
-    def place(cls, model: Any, settings: Settings, config: Config, role: RoleKey) -> Self:
-        if role == "critic":
-            critic = config.critic
-            shards = Shards.of(critic.model.fsdp_config, critic.ulysses_sequence_parallel_size, "critic")
-        else:
-            keys = config.actor_rollout_ref.actor if role == "actor" else config.actor_rollout_ref.ref
-            shards = Shards.of(keys.fsdp_config, keys.ulysses_sequence_parallel_size, f"actor_rollout_ref.{role}")
-        return cls(model, settings, shards, device_of(config.trainer.device))
+    def place(cls, model: Any, settings: Settings, placement: Placement) -> Self:
+        return cls(model, settings, Shards.of(placement), placement.device)
 
     def sequence_group(self) -> dist.ProcessGroup | None:
         """Returns the ranks that share each sequence with this one."""

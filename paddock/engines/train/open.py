@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
+from paddock.config import tree
 from paddock.config.distillation import Teacher
 from paddock.config.plugins import import_plugin
 from paddock.config.schema import Config
+from paddock.config.topology import computes_merged
 from paddock.core.device import device_of
-from paddock.engines.train.base import Backend, TrainEngine
+from paddock.engines.train.base import Backend, Placement, TrainEngine
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import (
     Settings,
@@ -21,7 +23,6 @@ from paddock.engines.train.settings import (
     critic_settings,
     model_source,
     reference_settings,
-    teacher_settings,
 )
 from paddock.engines.train.single import SingleBackend
 from paddock.models.adapters import Lora, attach
@@ -33,6 +34,7 @@ from paddock.models.vision import freeze_tower
 log = logging.getLogger(__name__)
 
 POLICY = "actor_rollout_ref.model"
+_ACTOR, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 Kind = type[Backend]
 M = TypeVar("M")
 
@@ -53,63 +55,74 @@ def backend_of(config: Config, alone: bool) -> Kind:
     return FSDPBackend
 
 
+def placement(config: Config, section: str) -> Placement:
+    """Reads where the weights of a role with these keys are placed: the actor's, the reference's or the critic's."""
+    keys, group = tree.get(config, section), config.actor_rollout_ref
+    lora = {_ACTOR: group.model.lora, "critic": config.critic.model.lora}.get(section)
+    fsdp = (keys.model if section == "critic" else keys).fsdp_config
+    device = device_of(config.trainer.device)
+    return Placement(device, section, keys.ulysses_sequence_parallel_size, fsdp, keys.megatron, lora)
+
+
 def actor_engine(config: Config, total_steps: int | None = None, backend: Kind = SingleBackend) -> TrainEngine:
     """Makes the actor's engine. `total_steps` are those of the run in which it learns, if its schedule ends with it."""
-    device, model = device_of(config.trainer.device), config.actor_rollout_ref.model
-    settings = actor_settings(config, device, total_steps)
-    lora = Lora.of(model, POLICY, config.trainer.seed)
-    policy = loaded(load_causal_lm, model_source(model, POLICY), settings, device, backend, lora)
+    group, place = config.actor_rollout_ref, placement(config, _ACTOR)
+    settings = actor_settings(group, place.device, total_steps, computes_merged(config))
+    lora = Lora.of(group.model, POLICY, config.trainer.seed)
+    policy = loaded(load_causal_lm, model_source(group.model, POLICY), settings, place.device, backend, lora)
     attach(policy, lora, settings.wide)
-    if config.actor_rollout_ref.actor.freeze_vision_tower:
+    if group.actor.freeze_vision_tower:
         freeze_tower(policy, settings.compute)
-    return Engine(backend.place(policy, settings, config, "actor"))
+    return Engine(backend.place(policy, settings, place))
 
 
 def reference_engine(config: Config, backend: Kind = SingleBackend) -> TrainEngine:
     """Loads the frozen model in the type it computes in: weights stored in that type are mapped, not copied."""
-    device = device_of(config.trainer.device)
-    settings = reference_settings(config, device)
-    source = model_source(config.actor_rollout_ref.model, POLICY)
-    model = loaded(load_causal_lm, source, settings, device, backend, None)
-    return Engine(backend.place(model, settings, config, "ref"))
+    group, place = config.actor_rollout_ref, placement(config, _REF)
+    settings = reference_settings(group, place.device)
+    model = loaded(load_causal_lm, model_source(group.model, POLICY), settings, place.device, backend, None)
+    return Engine(backend.place(model, settings, place))
 
 
 def teacher_engine(config: Config, teacher: Teacher, backend: Kind = SingleBackend) -> TrainEngine:
     """Loads a teacher as the reference is loaded. Tokens that the student has not are cut off: they are padding of the
     embedding, for both have one tokenizer (see `check_tokenizers`)."""
-    device, policy = device_of(config.trainer.device), config.actor_rollout_ref.model
-    settings = teacher_settings(config, device)
+    group, place = config.actor_rollout_ref, placement(config, _REF)
+    policy = group.model
+    settings = reference_settings(group, place.device, config.distillation.distillation_loss.topk)
     trusted = {"trust_remote_code": policy.trust_remote_code}
     source = {"path": teacher.path, "key": teacher.setting, "override_config": {}, **trusted}
-    model = loaded(load_causal_lm, source, settings, device, backend, None)
+    model = loaded(load_causal_lm, source, settings, place.device, backend, None)
     student = load_config(**model_source(policy, POLICY)).get_text_config().vocab_size
     if model.config.get_text_config().vocab_size > student:
         model.resize_token_embeddings(student)
-    return Engine(backend.place(model, settings, config, "ref"))
+    return Engine(backend.place(model, settings, place))
 
 
 def critic_engine(config: Config, total_steps: int | None = None, backend: Kind = SingleBackend) -> TrainEngine:
-    device, model = device_of(config.trainer.device), config.critic.model
+    place, model = placement(config, "critic"), config.critic.model
     if model.external_lib:
         import_plugin(model.external_lib, "critic.model.external_lib")
-    settings = critic_settings(config, device, total_steps)
+    shares = config.actor_rollout_ref.actor.use_prefix_grouper
+    settings = critic_settings(config.critic, shares, place.device, total_steps)
     lora = Lora.of(model, "critic.model", config.trainer.seed)
     source = model_source(model, "critic.model")
-    critic = ValueModel(attach(loaded(load_backbone, source, settings, device, backend, lora), lora, settings.wide))
+    backbone = loaded(load_backbone, source, settings, place.device, backend, lora)
+    critic = ValueModel(attach(backbone, lora, settings.wide))
     critic.load_head(model_folder(str(model.path), "critic.model.path"))
-    return Engine(backend.place(critic, settings, config, "critic"))
+    return Engine(backend.place(critic, settings, place))
 
 
 def pairs_engine(config: Config, total_steps: int | None = None, backend: Kind = SingleBackend) -> TrainEngine:
     """Makes a reward model to train; a language model gets a head of zeros, which finds all answers equally good."""
-    device, model = device_of(config.trainer.device), config.actor_rollout_ref.model
-    settings = actor_settings(config, device, total_steps)
+    place, model = placement(config, _ACTOR), config.actor_rollout_ref.model
+    settings = actor_settings(config.actor_rollout_ref, place.device, total_steps, computes_merged(config))
     lora = Lora.of(model, POLICY, config.trainer.seed)
     source = model_source(model, POLICY) | {"fresh_head": True}
-    reward_model = loaded(load_reward_model, source, settings, device, backend, lora)
+    reward_model = loaded(load_reward_model, source, settings, place.device, backend, lora)
     attach(reward_model.backbone, lora, settings.wide)
-    tokenizer = load_tokenizer(tokenizer_path(config), model.trust_remote_code)
-    return Engine(backend.place(reward_model.for_pairs(tokenizer.pad_token_id), settings, config, "actor"))
+    tokenizer = load_tokenizer(tokenizer_path(model, config.data), model.trust_remote_code)
+    return Engine(backend.place(reward_model.for_pairs(tokenizer.pad_token_id), settings, place))
 
 
 def frozen_engine(model: PreTrainedModel | ValueModel, settings: Settings) -> TrainEngine:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paddock.config.engine import FrozenConfig, FSDPConfig, OptimConfig
-from paddock.config.roles import CriticModelConfig, ModelConfig
-from paddock.config.schema import Config
-from paddock.config.topology import computes_merged, trains_adapters
+from paddock.config.roles import ActorRolloutRefConfig, CriticConfig, CriticModelConfig, ModelConfig, RefConfig
+from paddock.config.schema import RewardModelModelConfig
+from paddock.config.topology import trains_adapters
 from paddock.core.balance import needed_micro_batches, split_into, token_budget_micro_batches
 from paddock.core.batch import Batch
 from paddock.core.device import DTYPES, compute_dtype
@@ -100,8 +100,11 @@ class Settings:
     """Checkpoints hold the merged model too, beside adapters."""
 
 
-def actor_settings(config: Config, device: torch.device, total_steps: int | None = None) -> Settings:
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+def actor_settings(
+    group: ActorRolloutRefConfig, device: torch.device, total_steps: int | None = None, merged: bool = False
+) -> Settings:
+    """`merged`: it computes by merged weights (see `topology.computes_merged`)."""
+    actor, rollout, model = group.actor, group.rollout, group.model
     rows = None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu
     forward_rows = None if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
     forward_key = f"{_RO}.log_prob_max_token_len_per_gpu"
@@ -111,56 +114,53 @@ def actor_settings(config: Config, device: torch.device, total_steps: int | None
         optim=actor.optim,
         total_steps=total_steps,
         temperature=rollout.temperature,
-        exact=config.actor_rollout_ref.numerics == "exact",
-        packed=config.actor_rollout_ref.model.use_remove_padding,
-        share_prompts=config.actor_rollout_ref.actor.use_prefix_grouper,
-        checkpointing=config.actor_rollout_ref.model.enable_gradient_checkpointing,
-        offload_activations=config.actor_rollout_ref.model.enable_activation_offload,
-        routers=router_settings(config),
-        computes_merged=computes_merged(config),
+        exact=group.numerics == "exact",
+        packed=model.use_remove_padding,
+        share_prompts=actor.use_prefix_grouper,
+        checkpointing=model.enable_gradient_checkpointing,
+        offload_activations=model.enable_activation_offload,
+        routers=router_settings(group),
+        computes_merged=merged,
         saves_merged="hf_model" in actor.checkpoint.save_contents,
-        **engine_settings(actor.fsdp_config, device, adapters=trains_adapters(config)),
+        **engine_settings(actor.fsdp_config, device, adapters=trains_adapters(group)),
     )
 
 
-def router_settings(config: Config) -> RouterSettings:
+def router_settings(group: ActorRolloutRefConfig) -> RouterSettings:
     """Reads the routers' keys. The loss of transformers is off: it would be a mean over the batch of one forward."""
-    overrides = config.actor_rollout_ref.model.override_config
+    overrides = group.model.override_config
     assert not overrides.get("output_router_logits")
     return RouterSettings(
-        replay=config.actor_rollout_ref.actor.router_replay.mode != "disabled",
+        replay=group.actor.router_replay.mode != "disabled",
         balance=float(overrides.get("router_aux_loss_coef") or 0.0),
     )
 
 
-def reference_budget(config: Config) -> Budget:
-    ref = config.actor_rollout_ref.ref
+def reference_budget(ref: RefConfig) -> Budget:
     rows = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu
     return Budget(ref.log_prob_max_token_len_per_gpu, rows, f"{_REF}.log_prob_max_token_len_per_gpu")
 
 
-def reference_settings(config: Config, device: torch.device) -> Settings:
-    ref = config.actor_rollout_ref.ref
-    return Settings(
-        forward_budget=reference_budget(config),
-        temperature=config.actor_rollout_ref.rollout.temperature,
-        exact=config.actor_rollout_ref.numerics == "exact",
-        packed=config.actor_rollout_ref.model.use_remove_padding,
-        share_prompts=config.actor_rollout_ref.actor.use_prefix_grouper,
-        **engine_settings(ref.fsdp_config, device),
-    )
-
-
-def teacher_settings(config: Config, device: torch.device) -> Settings:
-    """Returns the reference's settings, for the loss's number of tokens.
+def reference_settings(group: ActorRolloutRefConfig, device: torch.device, topk: int = 0) -> Settings:
+    """Returns the settings of the reference, or of a teacher, which gives `topk` tokens.
 
     A teacher has the temperature of the student's samples: student and teacher then agree where their logits do.
     """
-    return replace(reference_settings(config, device), topk=config.distillation.distillation_loss.topk)
+    return Settings(
+        forward_budget=reference_budget(group.ref),
+        temperature=group.rollout.temperature,
+        topk=topk,
+        exact=group.numerics == "exact",
+        packed=group.model.use_remove_padding,
+        share_prompts=group.actor.use_prefix_grouper,
+        **engine_settings(group.ref.fsdp_config, device),
+    )
 
 
-def critic_settings(config: Config, device: torch.device, total_steps: int | None = None) -> Settings:
-    critic, model = config.critic, config.critic.model
+def critic_settings(
+    critic: CriticConfig, share_prompts: bool | None, device: torch.device, total_steps: int | None = None
+) -> Settings:
+    model = critic.model
     rows = None if critic.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu
     forward_rows = None if critic.use_dynamic_bsz else critic.forward_micro_batch_size_per_gpu
     forward_key = "critic.forward_max_token_len_per_gpu"
@@ -170,7 +170,7 @@ def critic_settings(config: Config, device: torch.device, total_steps: int | Non
         optim=critic.optim,
         total_steps=total_steps,
         packed=model.use_remove_padding,
-        share_prompts=config.actor_rollout_ref.actor.use_prefix_grouper,
+        share_prompts=share_prompts,
         checkpointing=model.enable_gradient_checkpointing,
         offload_activations=model.enable_activation_offload,
         saves_merged="hf_model" in critic.checkpoint.save_contents,
@@ -190,7 +190,7 @@ def engine_settings(engine: FrozenConfig, device: torch.device, adapters: bool =
     return found
 
 
-def model_source(model: ModelConfig | CriticModelConfig, section: str) -> dict[str, Any]:
+def model_source(model: ModelConfig | CriticModelConfig | RewardModelModelConfig, section: str) -> dict[str, Any]:
     """Returns where a role's model comes from, as arguments of the loaders."""
     return {
         "path": str(model.path),

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.core.device import keep_freed_memory, make_deterministic
 from paddock.engines.train import forwards
 from paddock.engines.train.activations import activation_offload
-from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, Outputs, RoleKey, Want
+from paddock.engines.train.base import EXPERT_COLUMNS, SHARDS, Outputs, Placement, Want
 from paddock.engines.train.checkpoints import OPTIMIZER_FILE, own_tensors, save_whole, stored_weights
 from paddock.engines.train.optim import updater_of
 from paddock.engines.train.routers import Routers
@@ -50,7 +49,7 @@ class SingleBackend:
         forwards.tell_unfused(self.backbone, settings, reason)
 
     @classmethod
-    def place(cls, model: Any, settings: Settings, config: Config, role: RoleKey) -> Self:
+    def place(cls, model: Any, settings: Settings, placement: Placement) -> Self:
         return cls(model, settings)
 
     @property

@@ -154,7 +154,7 @@ def adapters_suit_their_engine(config: Config) -> None:
                 value=value,
                 fix=fix if megatron else f"{fix}{model.lora.alpha}",
             )
-    if merges_adapters(config) and not computes_merged(config):
+    if merges_adapters(group) and not computes_merged(config):
         key = f"{_M}.lora.merge"
         if not engine_kind(group.rollout.name).merges_adapters:
             raise UserError(
@@ -172,7 +172,7 @@ def adapters_suit_their_engine(config: Config) -> None:
                 fix=f"{key}=False, or actor_rollout_ref.numerics=fast",
             )
     ranks = group.actor.ulysses_sequence_parallel_size
-    if trains_adapters(config) and needs_reference(config) and group.ref.ulysses_sequence_parallel_size != ranks:
+    if trains_adapters(group) and needs_reference(config) and group.ref.ulysses_sequence_parallel_size != ranks:
         raise UserError(
             "under LoRA the reference is the actor without its adapters, and shares its ranks",
             key="actor_rollout_ref.ref.ulysses_sequence_parallel_size",

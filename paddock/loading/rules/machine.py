@@ -25,7 +25,7 @@ def packages_are_installed(config: Config, machine: Machine) -> None:
             value=rollout,
             fix=f"{install_command(package)}, or use actor_rollout_ref.rollout.name=embedded",
         )
-    by_peft = config.actor_rollout_ref.actor.strategy != "megatron" and trains_adapters(config)
+    by_peft = config.actor_rollout_ref.actor.strategy != "megatron" and trains_adapters(config.actor_rollout_ref)
     if (by_peft or config.critic.model.lora_rank) and not machine.has("peft"):
         raise UserError(
             "LoRA needs peft",

@@ -78,7 +78,7 @@ def without_effect(config: Config, origins: dict[str, str]) -> Iterator[str]:
             yield f"{key} has no effect: {_A}.strategy={actor.strategy}"
         elif key in SWITCHED and tree.get(config, key) and not tree.get(config, SWITCHED[key]):
             yield f"{key}={tree.get(config, key):g} has no effect: {SWITCHED[key]}=False"
-        elif key == f"{_M}.lora.merge" and not trains_adapters(config):
+        elif key == f"{_M}.lora.merge" and not trains_adapters(config.actor_rollout_ref):
             yield f"{key} has no effect: the actor has no adapters"
         elif ".model.lora." in key and actor.strategy != "megatron" and key != f"{_M}.lora.merge":
             yield f"{key} has no effect: it is Megatron's, and {_A}.strategy={actor.strategy}"

@@ -430,5 +430,5 @@ def open_engine(config: Config, trainer: TrainEngine | None) -> EmbeddedEngine:
         free_cache=rollout.free_cache_engine,
         record_experts=rollout.enable_rollout_routing_replay,
         merge=config.actor_rollout_ref.model.lora.merge,
-        stop_tables=StopTables.of_config(config),
+        stop_tables=StopTables.of_keys(config.actor_rollout_ref, config.data),
     )

@@ -19,12 +19,11 @@ from transformers import PreTrainedModel
 
 from paddock.config.engine import FrozenMegatronConfig, MegatronConfig, OptimConfig
 from paddock.config.roles import LoraConfig
-from paddock.config.schema import Config
 from paddock.core.batch import Batch
-from paddock.core.device import compute_dtype, device_of
+from paddock.core.device import compute_dtype
 from paddock.core.processes import from_everyone, largest
 from paddock.engines.train import forwards
-from paddock.engines.train.base import Outputs, RoleKey, Want
+from paddock.engines.train.base import Outputs, Placement, Want
 from paddock.engines.train.megatron.decoder import Decoder
 from paddock.engines.train.megatron.layout import Layout
 from paddock.engines.train.megatron.lora import MegatronAdapters, attach
@@ -94,15 +93,10 @@ class MegatronBackend:
         self.decoder.config.params_dtype = settings.compute
 
     @classmethod
-    def place(cls, model: Any, settings: Settings, config: Config, role: RoleKey) -> Self:
-        section = "critic" if role == "critic" else f"actor_rollout_ref.{role}"
-        keys: FrozenMegatronConfig = (
-            config.critic if role == "critic" else getattr(config.actor_rollout_ref, role)
-        ).megatron
-        device = device_of(config.trainer.device)
-        lora = (config.critic.model if role == "critic" else config.actor_rollout_ref.model).lora
-        layout = Layout.of(keys, f"{section}.megatron")
-        return cls(model, megatron_settings(settings, keys, device), layout, device, None if role == "ref" else lora)
+    def place(cls, model: Any, settings: Settings, placement: Placement) -> Self:
+        keys, device = placement.megatron, placement.device
+        layout = Layout.of(keys, f"{placement.section}.megatron")
+        return cls(model, megatron_settings(settings, keys, device), layout, device, placement.lora)
 
     def make_updater(self, optim: OptimConfig) -> SharedUpdater:
         params = [(name.removeprefix("gpt."), param) for name, param in self.decoder.named_parameters()]
