@@ -53,8 +53,8 @@ from paddock.loading.load import load
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import one_turn
 from paddock.trainer.reinforcement import train
-from paddock.workers.open_engines import rollout_engine
 from paddock.workers.policy import Policy
+from paddock.workers.rank import rollout_engine
 from paddock.workers.updates import actor_plan
 
 SHAPES = {
@@ -128,7 +128,7 @@ def counted(prompts: list[Prompt], new_tokens: list[int]) -> Counted:
 
 
 def learn(worker: Policy, config: Config, batch: Batch, step: int) -> None:
-    worker.learn(batch, actor_plan(config, batch, step))
+    worker.learn(batch, actor_plan(config.actor_rollout_ref, batch, step))
 
 
 class Bench:

@@ -23,7 +23,7 @@ from gpu_step import SHAPES, Bench
 
 from paddock.core.device import synchronize
 from paddock.engines.rollout.base import Limits, Prompt, Request, RolloutEngine, Sampling
-from paddock.workers.open_engines import rollout_engine
+from paddock.workers.rank import rollout_engine
 
 STOPS = 256  # tokens at most that end a turn
 

@@ -25,8 +25,8 @@ from paddock.rollouts.conversations import OnEpisodes
 from paddock.rollouts.environments import Environments
 from paddock.rollouts.episode import Episode
 from paddock.rollouts.roll_out import roll_out
-from paddock.workers.open_engines import rollout_engine
 from paddock.workers.probe import sync
+from paddock.workers.rank import rollout_engine
 from paddock.workers.roles import stop_tokens
 
 RESPONSES_AT_A_TIME = 512

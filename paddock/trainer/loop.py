@@ -29,7 +29,7 @@ from paddock.trainer.metrics import batch_metrics, signal_metrics
 from paddock.trainer.performance import Performance
 from paddock.trainer.validation import Validation
 from paddock.workers.roles import Roles
-from paddock.workers.updates import actor_plan, critic_plan
+from paddock.workers.updates import actor_plan, plan_update
 
 log = logging.getLogger(__name__)
 
@@ -93,14 +93,16 @@ class Trainer(TrainingRun):
 
         `current`: the weights that drew it are those that learn, so the first optimizer step needs no old log-probs.
         """
-        time, roles, metrics = self.timer, self.roles, Metrics()
+        time, roles, group, metrics = self.timer, self.roles, self.config.actor_rollout_ref, Metrics()
         self.keep_rollouts(batch)
         if roles.critic:
             with time("update_critic"), self.updating():
-                metrics |= roles.critic.learn(batch, critic_plan(self.config, batch, self.step_no))
+                longest = float(self.config.data.max_response_length)
+                plan = plan_update(self.config.critic, group.rollout.n, batch, self.step_no, longest)
+                metrics |= roles.critic.learn(batch, plan)
         if self.step_no >= self.config.trainer.critic_warmup:
             with time("update_actor"), self.updating():
-                plan = actor_plan(self.config, batch, self.step_no)
+                plan = actor_plan(group, batch, self.step_no)
                 plan = plan if current else replace(plan, uses_old_log_probs=True)
                 metrics |= roles.actor.learn(batch, plan)
         return metrics

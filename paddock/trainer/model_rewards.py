@@ -49,7 +49,7 @@ def open_models(
     """Opens the reward model in this process, or in the ranks that have it."""
     scorer: ModelScorer | None
     if scoring is not None:
-        scorer = ShardedScorer(scoring, config, tokenizer, stops)
+        scorer = ShardedScorer(scoring, config.reward_model.judge.source is None, tokenizer, stops)
     else:
         scorer = open_reward_model(config, tokenizer, stops)
     return ModelRewards(scorer, config.reward_model) if scorer else None

@@ -6,6 +6,7 @@ import logging
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from paddock.config.distillation import teachers_of
 from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards, pools
 from paddock.data.dataset import PromptDataset
@@ -39,11 +40,12 @@ def open_trainer(
     rows = RowEnvironments(config, functions)
     config = rows.prompting()
     tokenizer = open_tokenizer(config.actor_rollout_ref.model, config.data)
-    check_tokenizers(config, tokenizer)
+    trusted = config.actor_rollout_ref.model.trust_remote_code
+    check_tokenizers(teachers_of(config.distillation), tokenizer, trusted)
     reader = ImageReader.of(config.actor_rollout_ref, config.data)
     log.info("reading %s", config.data.train_files)
     dataset = PromptDataset.train(config.data, tokenizer, reader, training_styles(config.reward_model))
-    check_routes(config, dataset.sources)
+    check_routes(config.distillation, config.data.reward_fn_key, dataset.sources)
     loader = Loader.train(config.data, dataset)
     rewards = things.enter_context(RewardManager(config, functions, Path(config.trainer.default_local_dir)))
     total_steps = config.trainer.steps(loader.steps_per_epoch)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from paddock.config.distillation import teachers_of
+from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
-from paddock.config.topology import ANSWERS, PAIRS, trains_adapters
+from paddock.config.topology import ANSWERS, PAIRS, rolls_out_beside, trains_adapters
 from paddock.core.batch import Batch
 from paddock.core.device import device_name, device_of, peak_memory, peak_reserved
+from paddock.engines.rollout.base import CopyEngine, RolloutEngine
 from paddock.engines.train.base import Backend, TrainEngine
 from paddock.engines.train.open import (
     SingleBackend,
@@ -24,7 +27,6 @@ from paddock.engines.train.open import (
 from paddock.engines.train.settings import reference_budget
 from paddock.rollouts.environments import Environments, RowEnvironments
 from paddock.workers.critic import Critic
-from paddock.workers.open_engines import copy_engine, rollout_engine
 from paddock.workers.policy import Policy
 from paddock.workers.reward_model import ModelScorer, ModelScores, open_reward_model
 from paddock.workers.rollout import Rollout, RolloutServer
@@ -49,16 +51,18 @@ class Rank:
             limits = config.actor_rollout_ref.rollout
             self.rollout = Rollout(rollout_engine(config, self.actor.engine), self.actor, limits)
         elif self.actor:
-            self.sender = WeightSender(self.actor, config)
+            self.sender = WeightSender(self.actor, config.actor_rollout_ref.rollout, rolls_out_beside(config))
         elif "rollout" in names:
-            self.server = RolloutServer(copy_engine(config), self.device)
+            engine = rollout_engine(config, None)
+            assert isinstance(engine, CopyEngine)
+            self.server = RolloutServer(engine, self.device)
         frozen = [engines for name, engines in FROZEN.items() if name in names]
         self.frozen = {
             name: Policy(engine, config, name) for engines in frozen for name, engine in engines(self, backend).items()
         }
         """Policies that are not trained, by name."""
         if "critic" in names:
-            self.critic = Critic(critic_engine(config, total_steps, backend), config)
+            self.critic = Critic(critic_engine(config, total_steps, backend), config.critic)
         if ANSWERS in names:
             self.learner = AnswerLearner(actor_engine(config, total_steps, backend))
         if PAIRS in names:
@@ -124,6 +128,13 @@ FROZEN: dict[str, Callable[[Rank, type[Backend]], dict[str, TrainEngine]]] = {
     "teachers": Rank.teacher_engines,
 }
 """What makes the engines of each role that is not trained, by the names of topology.ROLES."""
+
+
+def rollout_engine(config: Config, trainer: TrainEngine | None) -> RolloutEngine:
+    """Makes the rollout engine that the config names. `trainer` has the weights that it samples with; None: they are on
+    other devices."""
+    module = importlib.import_module(engine_kind(config.actor_rollout_ref.rollout.name).module)
+    return module.open_engine(config, trainer)
 
 
 def end_tokens(engine: TrainEngine) -> frozenset[int]:

@@ -111,7 +111,9 @@ def build_learner(config: Config, role: str, total_steps: int) -> tuple[Learner 
     from paddock.workers.ray import start_ranks
 
     ranks = start_ranks(config, total_steps, wanted)["main"]
-    return ShardedLearner(ranks, config, PairLearner if role == PAIRS else AnswerLearner), ranks.close
+    kind = PairLearner if role == PAIRS else AnswerLearner
+    rows, balance = config.data.train_batch_size * kind.rows_together, config.trainer.balance_batch
+    return ShardedLearner(ranks, config.actor_rollout_ref.actor, rows, balance, kind), ranks.close
 
 
 def local_roles(rank: Rank, tokenizer: Any) -> Roles:
@@ -125,21 +127,27 @@ def local_roles(rank: Rank, tokenizer: Any) -> Roles:
 def sharded_roles(config: Config, tokenizer: Any, started: dict[str, Ranks]) -> Roles:
     """`started` are the pools by name."""
     ranks_of = {role: started[pool.name] for pool in pools(config) for role in pool.roles}
-    actor = ShardedPolicy(ranks_of["actor"], "actor", config)
+    group, balance = config.actor_rollout_ref, config.trainer.balance_batch
+    rows = group.actor.ppo_mini_batch_size * group.rollout.n
+    actor = ShardedPolicy(ranks_of["actor"], "actor", group.actor, rows, balance)
     rollout = ShardedRollout(ranks_of["rollout"], engine_size(config))
     if rolls_out_apart(config):
-        rollout = RolloutServers(ranks_of["rollout"], engine_size(config), actor)
+        rollout = RolloutServers(ranks_of["rollout"], engine_size(config), actor, group.rollout.name or "")
     frozen = {
-        name: ShardedPolicy(ranks_of[kind.name], name, config)
+        name: ShardedPolicy(ranks_of[kind.name], name, group.ref, rows, balance)
         for kind in roles_of(config)
         if kind.frozen
         for name in kind.models(config)
     }
+    critic = None
+    if "critic" in ranks_of:
+        critic_rows = config.critic.ppo_mini_batch_size * group.rollout.n
+        critic = ShardedCritic(ranks_of["critic"], "critic", config.critic, critic_rows, balance)
     return Roles(
         actor=actor,
         rollout=rollout,
         frozen=frozen,
-        critic=ShardedCritic(ranks_of["critic"], "critic", config) if "critic" in ranks_of else None,
+        critic=critic,
         teachers=teachers_among(frozen, config),
         stop_tokens=with_end_of_text(actor.ranks.broadcast("", Rank.end_tokens)[0], tokenizer),
         ranks=tuple(started.values()),
@@ -149,7 +157,7 @@ def sharded_roles(config: Config, tokenizer: Any, started: dict[str, Ranks]) -> 
 
 def teachers_among(frozen: Mapping[str, Policy | ShardedPolicy], config: Config) -> Teachers | None:
     named = {one.role: frozen[one.role] for one in teachers_of(config.distillation)}
-    return Teachers(config, named) if named else None
+    return Teachers(config.distillation, config.data.reward_fn_key, named) if named else None
 
 
 def stop_tokens(engine: TrainEngine, tokenizer: Any) -> frozenset[int]:

@@ -6,7 +6,6 @@ used in its place. `Ranks` is the pool of processes: Ray's in ray.py.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor
 
 from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
-from paddock.config.schema import Config
 from paddock.config.topology import DevicePool, model_parallel_size, pipeline_stages
 from paddock.core.balance import balanced_order
 from paddock.core.batch import NOBODY, Batch, PerToken
@@ -122,32 +120,24 @@ class Ranks(Protocol):
     def close(self) -> None: ...
 
 
-class ShardedRole(ABC):
+class ShardedRole:
     """A role with a model that many ranks train or run together."""
 
     kind: type[TrainedRole]
     """The class whose methods the ranks run."""
 
-    def __init__(self, ranks: Ranks, name: str, config: Config):
-        self.ranks, self.name, self.config = ranks, name, config
-        self.balance = config.trainer.balance_batch
-
-    @abstractmethod
-    def keys(self) -> ActorConfig | RefConfig | CriticConfig:
-        """Returns the role's section of the config."""
-
-    @abstractmethod
-    def mini_rows(self) -> int:
-        """Returns the number of rows of an optimizer step."""
+    def __init__(
+        self, ranks: Ranks, name: str, keys: ActorConfig | RefConfig | CriticConfig, mini_rows: int, balance: bool
+    ):
+        """`mini_rows`: rows of an optimizer step. `balance`: give every rank the same amount of work."""
+        self.ranks, self.name, self.mini_rows, self.balance = ranks, name, mini_rows, balance
+        self.shares = ranks.size // model_parallel_size(keys)
+        """Number of parts that rows are cut into."""
+        self.stages = pipeline_stages(keys)
 
     @property
     def devices(self) -> int:
         return self.ranks.size
-
-    @property
-    def shares(self) -> int:
-        """Returns the number of parts that rows are cut into."""
-        return self.ranks.size // model_parallel_size(self.keys())
 
     def device_name(self) -> str:
         return self.ranks.broadcast(self.name, self.kind.device_name)[0]
@@ -169,14 +159,14 @@ class ShardedRole(ABC):
 
     def shares_of(self, batch: Batch) -> list[list[int]]:
         """Returns the rows of each share of a forward: cut as an update cuts them, so that they are sent once."""
-        minis = torch.arange(len(batch)).split(self.mini_rows())
+        minis = torch.arange(len(batch)).split(self.mini_rows)
         parts = cut(sequence_lengths(batch), minis, self.shares, self.balance, self.kind.rows_together)
         return [torch.cat(part).sort().values.tolist() for part in parts]
 
     def forward(self, batch: Batch, want: Want) -> Outputs:
         shares = [torch.tensor(share, dtype=torch.long) for share in self.shares_of(batch)]
         rows = [[SharedRows(batch, share, self.sent(FORWARD))] for share in shares]
-        answers = self.ranks.map(self.name, self.kind.forward, rows, want, stages=pipeline_stages(self.keys()))
+        answers = self.ranks.map(self.name, self.kind.forward, rows, want, stages=self.stages)
         order = torch.cat(shares).argsort()
         columns: dict[str, Any] = {
             name: torch.cat([getattr(answer, name) for answer in answers])[order] for name in want
@@ -187,7 +177,7 @@ class ShardedRole(ABC):
         lengths, minis = sequence_lengths(batch), [mini.rows for mini in plan.minis]
         parts = cut(lengths, minis, self.shares, self.balance, self.kind.rows_together)
         shares = [share_of(batch, plan, part, self.sent(UPDATE)) for part in parts]
-        return self.ranks.map(self.name, self.kind.learn, shares, stages=pipeline_stages(self.keys()))[0]
+        return self.ranks.map(self.name, self.kind.learn, shares, stages=self.stages)[0]
 
     def save(self, path: Path) -> None:
         self.ranks.broadcast(self.name, self.kind.save, path)
@@ -201,13 +191,6 @@ class ShardedPolicy(ShardedRole):
 
     kind = Policy
 
-    def keys(self) -> ActorConfig | RefConfig:
-        roles = self.config.actor_rollout_ref
-        return roles.actor if self.name == "actor" else roles.ref
-
-    def mini_rows(self) -> int:
-        return self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
-
     def log_probs(self, batch: Batch) -> PerToken:
         log_probs = self.forward(batch, frozenset({"log_probs"})).log_probs
         assert log_probs is not None
@@ -219,12 +202,6 @@ class ShardedCritic(ShardedRole):
 
     kind = Critic
 
-    def keys(self) -> CriticConfig:
-        return self.config.critic
-
-    def mini_rows(self) -> int:
-        return self.config.critic.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
-
     def values(self, batch: Batch) -> PerToken:
         values = self.forward(batch, frozenset({"values"})).values
         assert values is not None
@@ -234,15 +211,9 @@ class ShardedCritic(ShardedRole):
 class ShardedLearner(ShardedRole):
     """A learner of given answers on many ranks: see `Learner`."""
 
-    def __init__(self, ranks: Ranks, config: Config, kind: type[Learner]):
-        super().__init__(ranks, "learner", config)
+    def __init__(self, ranks: Ranks, keys: ActorConfig, mini_rows: int, balance: bool, kind: type[Learner]):
+        super().__init__(ranks, "learner", keys, mini_rows, balance)
         self.kind = self.learner = kind
-
-    def keys(self) -> ActorConfig:
-        return self.config.actor_rollout_ref.actor
-
-    def mini_rows(self) -> int:
-        return self.config.data.train_batch_size * self.kind.rows_together
 
     def export(self, folder: Path) -> None:
         self.ranks.broadcast(self.name, self.learner.export, folder)
@@ -319,9 +290,10 @@ class RolloutServers(ShardedRollout):
     GPU reads the bucket there: then every rank of the actor has one, and a handle of its memory travels.
     """
 
-    def __init__(self, ranks: Ranks, engine_size: int, actor: ShardedPolicy):
+    def __init__(self, ranks: Ranks, engine_size: int, actor: ShardedPolicy, name: str):
+        """`name`: that of the engines in the catalogue, for errors."""
         super().__init__(ranks, engine_size)
-        self.actor = actor
+        self.actor, self.name = actor, name
 
     def wake(self) -> None:
         if any(self.actor.ranks.broadcast("sender", WeightSender.unsent)):
@@ -356,16 +328,15 @@ class RolloutServers(ShardedRollout):
         for number, gap in enumerate(gaps):
             if not gap <= limit:
                 layers = self.ranks.broadcast("server", RolloutServer.differing_layers)[number * self.engine_size]
-                name = self.actor.config.actor_rollout_ref.rollout.name or ""
-                raise out_of_step(name, gap, limit, layers, f"engine {number} of {self.engines}")
+                raise out_of_step(self.name, gap, limit, layers, f"engine {number} of {self.engines}")
         return max(gaps)
 
 
 class ShardedScorer:
     """A reward model of many processes: each has the whole model, and scores its share of the rows."""
 
-    def __init__(self, ranks: Ranks, config: Config, tokenizer: Any, stops: frozenset[int]):
-        self.ranks, self.cheap = ranks, config.reward_model.judge.source is None
+    def __init__(self, ranks: Ranks, cheap: bool, tokenizer: Any, stops: frozenset[int]):
+        self.ranks, self.cheap = ranks, cheap
         ranks.broadcast("", Rank.open_scorer, tokenizer, stops)
 
     def check(self, prompt: Any, truth: Any) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from paddock.algorithms.distillation import wanted_of_teacher
-from paddock.config.distillation import TEACHERS, Teacher, teachers_of
-from paddock.config.schema import Config
+from paddock.config.distillation import TEACHERS, DistillationConfig, Teacher, teachers_of
 from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.facts.models import shape_of
@@ -29,10 +28,11 @@ COLUMNS = {
 class Teachers:
     """Routes rows to teachers, in this process or over ranks, and joins what they say."""
 
-    def __init__(self, config: Config, policies: Mapping[str, Policy | ShardedPolicy]):
-        self.config, self.policies = config, policies
-        self.teachers = teachers_of(config.distillation)
-        self.wants = wanted_of_teacher(config.distillation.distillation_loss)
+    def __init__(self, keys: DistillationConfig, source_key: str, policies: Mapping[str, Policy | ShardedPolicy]):
+        """`source_key`: the column that picks a row's scorer."""
+        self.keys, self.source_key, self.policies = keys, source_key, policies
+        self.teachers = teachers_of(keys)
+        self.wants = wanted_of_teacher(keys.distillation_loss)
 
     def scored(self, batch: Batch) -> Batch:
         """Fills the columns that the loss reads: a forward pass of each teacher over its rows."""
@@ -51,29 +51,29 @@ class Teachers:
         """Returns each teacher that has rows in the batch, with their positions."""
         if len(self.teachers) == 1:
             return [(self.teachers[0], torch.arange(len(batch)))]
-        keys = self.keys(batch)
-        require_teachers(self.config, keys)
+        keys = self.keys_of(batch)
+        require_teachers(self.keys, keys)
         rows = {one: [position for position, key in enumerate(keys) if key == one.key] for one in self.teachers}
         return [(one, torch.tensor(positions)) for one, positions in rows.items() if positions]
 
-    def keys(self, batch: Batch) -> Sequence[str | None]:
+    def keys_of(self, batch: Batch) -> Sequence[str | None]:
         """Returns what each row has in the column that `distillation.teacher_key` names."""
-        name = self.config.distillation.teacher_key
-        if routes_by_source(self.config):
+        name = self.keys.teacher_key
+        if routes_by_source(self.keys, self.source_key):
             return [str(source) for source in batch.extras["data_source"]]
         values = [(info or {}).get(name) for info in batch.extras["extra_info"]]
         return [None if value is None else str(value) for value in values]
 
 
-def routes_by_source(config: Config) -> bool:
+def routes_by_source(keys: DistillationConfig, source_key: str) -> bool:
     """True if rows are routed by the column that also picks their scorer."""
-    return config.distillation.teacher_key in ("data_source", config.data.reward_fn_key)
+    return keys.teacher_key in ("data_source", source_key)
 
 
-def require_teachers(config: Config, keys: Iterable[str | None]) -> None:
+def require_teachers(keys: DistillationConfig, wanted: Iterable[str | None]) -> None:
     """Refuses rows that have one of these keys and no teacher, if there are several."""
-    column, known = config.distillation.teacher_key, [one.key for one in teachers_of(config.distillation)]
-    without = [key for key in keys if key not in known] if len(known) > 1 else []
+    column, known = keys.teacher_key, [teacher.key for teacher in teachers_of(keys)]
+    without = [key for key in wanted if key not in known] if len(known) > 1 else []
     if not without:
         return
     if without[0] is None:
@@ -84,10 +84,10 @@ def require_teachers(config: Config, keys: Iterable[str | None]) -> None:
     raise UserError(reason, key=TEACHERS, fix=f"+{TEACHERS}.NAME.key={without[0]} +{TEACHERS}.NAME.model_path=MODEL")
 
 
-def check_routes(config: Config, sources: Iterable[str]) -> None:
+def check_routes(keys: DistillationConfig, source_key: str, sources: Iterable[str]) -> None:
     """Refuses data sources without a teacher, if rows are routed by them."""
-    if routes_by_source(config):
-        require_teachers(config, sources)
+    if routes_by_source(keys, source_key):
+        require_teachers(keys, sources)
 
 
 def require_sight(teacher: Teacher, rows: Batch) -> None:
@@ -102,12 +102,10 @@ def require_sight(teacher: Teacher, rows: Batch) -> None:
         )
 
 
-def check_tokenizers(config: Config, tokenizer: Any) -> None:
+def check_tokenizers(teachers: Sequence[Teacher], tokenizer: Any, trusted: bool) -> None:
     """Refuses a teacher to which a token of the student means something else. A teacher may know further tokens."""
-    teachers = teachers_of(config.distillation)
     student = tokenizer.get_vocab() if teachers else {}
     for teacher in teachers:
-        trusted = config.actor_rollout_ref.model.trust_remote_code
         own = load_tokenizer(teacher.path, trusted, key=teacher.setting).get_vocab()
         other = next((token for token, index in student.items() if own.get(token) != index), None)
         if other is not None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paddock.config.roles import ActorConfig, CriticConfig
-from paddock.config.schema import Config
+from paddock.config.roles import ActorConfig, ActorRolloutRefConfig, CriticConfig
 from paddock.core.batch import Batch
 from paddock.core.masked import Denominators
 from paddock.core.rng import permutation
@@ -59,14 +58,8 @@ def plan_update(
     )
 
 
-def actor_plan(config: Config, batch: Batch, step: int) -> UpdatePlan:
-    group = config.actor_rollout_ref
+def actor_plan(group: ActorRolloutRefConfig, batch: Batch, step: int) -> UpdatePlan:
     return plan_update(group.actor, group.rollout.n, batch, step, group.actor.loss_scale_factor)
-
-
-def critic_plan(config: Config, batch: Batch, step: int) -> UpdatePlan:
-    length = float(config.data.max_response_length)
-    return plan_update(config.critic, config.actor_rollout_ref.rollout.n, batch, step, length)
 
 
 def one_step_plan(batch: Batch, step: int) -> UpdatePlan:

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paddock.config.schema import Config
-from paddock.config.topology import rolls_out_beside
-from paddock.core.device import SharedTensor, compute_dtype, device_of, shares_memory, synchronize
+from paddock.config.roles import RolloutConfig
+from paddock.core.device import SharedTensor, compute_dtype, shares_memory, synchronize
 from paddock.core.processes import is_first
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.engines.rollout.copies import buckets
@@ -71,15 +70,16 @@ def views(data: Tensor, tensors: Places) -> list[tuple[str, Tensor]]:
 class WeightSender:
     """Sends the actor's weights from one of its processes, and judges what the engines made of them."""
 
-    def __init__(self, actor: Policy, config: Config):
-        self.actor, self.engine, self.limits = actor, actor.engine, config.actor_rollout_ref.rollout
-        self.dtype = compute_dtype(self.limits.dtype, device_of(config.trainer.device))
-        self.size = self.limits.checkpoint_engine.update_weights_bucket_megabytes << 20
+    def __init__(self, actor: Policy, limits: RolloutConfig, beside: bool):
+        """`beside`: an engine in another process has the device of this one."""
+        device = actor.engine.device
+        self.actor, self.engine, self.limits = actor, actor.engine, limits
+        self.dtype = compute_dtype(limits.dtype, device)
+        self.size = limits.checkpoint_engine.update_weights_bucket_megabytes << 20
         self.sent = -1
         """Version of the weights that the engines have; -1: none."""
         self.stream: Iterator[tuple[list[tuple[str, Tensor]], bool]] | None = None
-        device = device_of(config.trainer.device)
-        self.shared = device if rolls_out_beside(config) and shares_memory(device) else None
+        self.shared = device if beside and shares_memory(device) else None
         """The device whose memory the engine beside this process reads; None: buckets travel through the host's."""
         self.kept: Bucket | None = None
 

@@ -182,7 +182,7 @@ def test_all_weights_travel_in_buckets_as_they_are(shared):
     """Pickling a tensor of a CPU copies it, in place of the memory that processes on one GPU share."""
     engine = Engine(SingleBackend(tiny_model().to(torch.bfloat16), Settings()))
     config = config_of("actor_rollout_ref.rollout.name=vllm")
-    sender = WeightSender(Policy(engine, config), config)
+    sender = WeightSender(Policy(engine, config), config.actor_rollout_ref.rollout, beside=False)
     assert sender.shared is None
     sender.size, sender.shared = 20_000, shared
     found: list[Bucket] = []

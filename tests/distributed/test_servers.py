@@ -22,6 +22,7 @@ from tiny_models import tiny_batch
 from transformers import AutoModelForCausalLM
 
 from paddock.commands.preflight import check
+from paddock.config.roles import ActorRolloutRefConfig
 from paddock.config.schema import Config
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
@@ -102,12 +103,12 @@ def saved(roles: Roles, folder: Path) -> Path:
     return folder
 
 
-def update(roles: Roles) -> None:
+def update(roles: Roles, group: ActorRolloutRefConfig) -> None:
     batch = tiny_batch(rows=32)
     batch = batch.with_(prompts=batch.prompts % WORDS, responses=batch.need("responses") % WORDS)
     weights = torch.linspace(-1.0, 1.0, len(batch))[:, None] * batch.need("mask")
     batch = batch.with_(advantages=weights, old_log_probs=roles.actor.log_probs(batch))
-    roles.actor.learn(batch, actor_plan(roles.actor.config, batch, step=1))
+    roles.actor.learn(batch, actor_plan(group, batch, step=1))
 
 
 @torch.no_grad()
@@ -140,7 +141,7 @@ def test_engines_answer_with_the_weights_of_the_last_update_or_checkpoint(engine
         assert roles.rollout.version == 0
         old = saved(roles, tmp_path / "old")
         assert max(gaps(old, before)) < 1e-3
-        update(roles)
+        update(roles, config.actor_rollout_ref)
         with pytest.raises(UserError, match=f"log-probs of engine 0 of {devices // spans} are"):
             roles.rollout.verify()
         assert roles.rollout.publish()["rollout/sync_gap"] < 1e-3
@@ -166,7 +167,7 @@ def test_a_server_beside_the_trainer_shares_its_device_and_has_its_last_weights(
         assert bundles == [{0: {"CPU": 2.0}}] and server.placement_groups == trainer.placement_groups
         assert trainer.pids != server.pids and roles.devices == 1
         before = answers(roles, GREEDY)
-        update(roles)
+        update(roles, config.actor_rollout_ref)
         assert roles.rollout.publish()["rollout/sync_gap"] < 1e-3
         new = saved(roles, tmp_path / "new")
         assert max(gaps(new, answers(roles, GREEDY))) < 1e-3 < 0.05 < gaps(new, before)[0]
@@ -197,10 +198,11 @@ def test_under_lora_engines_get_merged_weights(tmp_path, monkeypatch):
     pytest.importorskip("peft")
     monkeypatch.syspath_prepend(RECORDED)
     keys = ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.actor.optim.lr=0.01"]
-    roles = opened(config_of(tmp_path, "sglang", 1, 1, *keys))
+    config = config_of(tmp_path, "sglang", 1, 1, *keys)
+    roles = opened(config)
     try:
         before = answers(roles, GREEDY)
-        update(roles)
+        update(roles, config.actor_rollout_ref)
         assert roles.rollout.publish()["rollout/sync_gap"] < 1e-3
         assert [one.spans for one in answers(roles, GREEDY)] != [one.spans for one in before]
     finally:

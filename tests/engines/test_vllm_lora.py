@@ -21,8 +21,8 @@ from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.models.adapters import Lora, attach
 from paddock.models.load import load_causal_lm
-from paddock.workers.open_engines import rollout_engine
 from paddock.workers.probe import sync
+from paddock.workers.rank import rollout_engine
 
 pytest.importorskip("peft")
 

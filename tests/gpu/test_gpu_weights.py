@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
+from paddock.config.topology import rolls_out_beside
 from paddock.core.device import memory_in_use
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Settings
@@ -62,7 +63,7 @@ class Reader:
 
 def sender_of(engine: Engine, *keys: str) -> WeightSender:
     config = load([*KEYS, *keys]).config
-    sender = WeightSender(Policy(engine, config), config)
+    sender = WeightSender(Policy(engine, config), config.actor_rollout_ref.rollout, rolls_out_beside(config))
     sender.size = 2**20
     return sender
 
