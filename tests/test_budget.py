@@ -14,10 +14,10 @@ from conftest import ROOT
 PACKAGE = ROOT / "paddock"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES_OF_A_FOLDER = 25
-IMPORTS_OF_A_FILE = 28
-FILES_WITH_THE_WHOLE_CONFIG = 78
+IMPORTS_OF_A_FILE = 25
+FILES_WITH_THE_WHOLE_CONFIG = 64
 PLACES_OF_ERRORS = 491
-WORDS = {"found": 1375, "told": 125, "one": 1754, "said": 254}
+WORDS = {"found": 1374, "told": 125, "one": 1753, "said": 254}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -29,7 +29,7 @@ LINES = {
     "core": 1867,
     "data": 4868,
     "doctor": 387,
-    "engines": 7078,
+    "engines": 7063,
     "environments": 3400,
     "errors.py": 50,
     "estimate": 1067,
@@ -43,12 +43,12 @@ LINES = {
     "plan": 1190,
     "report": 617,
     "rewards": 3346,
-    "rollouts": 1592,
+    "rollouts": 1591,
     "runs": 1815,
     "sandbox": 3539,
     "trainer": 2000,
     "verl": 2908,
-    "workers": 2641,
+    "workers": 2592,
 }
 
 

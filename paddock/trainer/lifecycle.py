@@ -33,10 +33,10 @@ from paddock.runs.tracking import Tracker
 from paddock.trainer.learning import STEPS, warning
 from paddock.trainer.state import load_state, restore_rng, rng_state, save_state
 from paddock.workers.sharded import WorkerLost
+from paddock.workers.updates import Metrics
 
 log = logging.getLogger(__name__)
 
-Metrics = dict[str, float]
 State = dict[str, Any]
 
 

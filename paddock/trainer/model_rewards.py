@@ -15,10 +15,9 @@ from paddock.errors import UserError
 from paddock.rewards.manager import on_last_token
 from paddock.workers.reward_model import ModelScorer, open_reward_model
 from paddock.workers.sharded import Ranks, ShardedScorer
+from paddock.workers.updates import Metrics
 
 log = logging.getLogger(__name__)
-
-Metrics = dict[str, float]
 
 
 def training_styles(config: RewardModelConfig) -> Styles:

@@ -6,7 +6,6 @@ import logging
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from paddock.config.distillation import teachers_of
 from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards, pools
 from paddock.data.dataset import PromptDataset
@@ -40,8 +39,7 @@ def open_trainer(
     rows = RowEnvironments(config, functions)
     config = rows.prompting()
     tokenizer = open_tokenizer(config.actor_rollout_ref.model, config.data)
-    trusted = config.actor_rollout_ref.model.trust_remote_code
-    check_tokenizers(teachers_of(config.distillation), tokenizer, trusted)
+    check_tokenizers(config.distillation, tokenizer, config.actor_rollout_ref.model.trust_remote_code)
     reader = ImageReader.of(config.actor_rollout_ref, config.data)
     log.info("reading %s", config.data.train_files)
     dataset = PromptDataset.train(config.data, tokenizer, reader, training_styles(config.reward_model))

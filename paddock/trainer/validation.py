@@ -9,8 +9,7 @@ from paddock.rollouts.collect import Collector, validation_sampling
 from paddock.rollouts.counts import COLUMNS
 from paddock.runs.samples import Sample, dump_samples, samples_of
 from paddock.trainer.validation_metrics import validation_metrics
-
-Metrics = dict[str, float]
+from paddock.workers.updates import Metrics
 
 
 class Validation:

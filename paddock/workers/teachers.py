@@ -102,8 +102,9 @@ def require_sight(teacher: Teacher, rows: Batch) -> None:
         )
 
 
-def check_tokenizers(teachers: Sequence[Teacher], tokenizer: Any, trusted: bool) -> None:
+def check_tokenizers(keys: DistillationConfig, tokenizer: Any, trusted: bool) -> None:
     """Refuses a teacher to which a token of the student means something else. A teacher may know further tokens."""
+    teachers = teachers_of(keys)
     student = tokenizer.get_vocab() if teachers else {}
     for teacher in teachers:
         own = load_tokenizer(teacher.path, trusted, key=teacher.setting).get_vocab()

@@ -183,8 +183,8 @@ class RolloutEngine(Protocol):
         return True
 
     def forget(self, keys: Iterable[int]) -> None:
-        """Frees what is kept of these parked responses: their conversations have ended."""
-        ...
+        """Frees what is kept of these parked responses, if anything is: their conversations have ended."""
+        return
 
     def pause(self) -> list[Completion]:
         """Ends the session; returns what was drawn of responses that are not finished, where the engine can tell.
@@ -195,7 +195,7 @@ class RolloutEngine(Protocol):
 
     def abandon(self) -> None:
         """Ends the session after an error: nothing of it is left behind."""
-        ...
+        self.pause()
 
     def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
         """Answers all prompts in a session of their own; returns the responses in the order of the prompts and rows."""
@@ -218,11 +218,13 @@ class RolloutEngine(Protocol):
         self.pause()
         return [found[key] for key in range(wanted)]
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None: ...
+    def sleep(self) -> None:
+        """Frees device memory that is idle between sessions."""
+        return
 
-    def sleep(self) -> None: ...
-
-    def wake(self) -> None: ...
+    def wake(self) -> None:
+        """Makes the engine ready for a session after `sleep`."""
+        return
 
 
 def requests_of(prompts: Iterable[Prompt], sampling: Sampling) -> list[Request]:
@@ -243,6 +245,10 @@ class CopyEngine(RolloutEngine, Protocol):
     name: str  # as `rollout.name` has it
     dtype: torch.dtype
     stale: bool  # its weights are not the trainer's
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes new weights under Hugging Face names."""
+        ...
 
     def load_bucket(self, bucket: list[tuple[str, Tensor]], first: bool, last: bool) -> None:
         """A part of what `load_weights` takes; all parts come one after the other."""

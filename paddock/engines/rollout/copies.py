@@ -3,13 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from paddock.config.roles import ActorRolloutRefConfig
+from paddock.config.schema import DataConfig
+from paddock.core.device import compute_dtype, device_of
 from paddock.core.rng import Stream, words
-from paddock.engines.rollout.base import CopyEngine, Request, Sampling
+from paddock.engines.rollout.base import CopyEngine, Limits, Request, Sampling
+from paddock.engines.rollout.stops import StopTable, StopTables
 from paddock.errors import UserError
+
+
+class WeightCopy(CopyEngine):
+    """An engine of another package: weights arrive in buckets, and are stale until the first have come."""
+
+    def __init__(
+        self,
+        *,
+        dtype: torch.dtype,
+        device: str,
+        free_cache: bool = True,
+        staged_wake: bool = False,
+        bucket_bytes: int = 2 << 30,
+        stop_tables: StopTables | None = None,
+    ):
+        """`stop_tables`: they know the texts of tokens, for samplings with stop strings."""
+        self.stop_tables = stop_tables or StopTables()
+        self.strings: StopTable | None = None
+        self.dtype, self.bucket_bytes, self.staged_wake = dtype, bucket_bytes, staged_wake
+        self.frees = free_cache and device != "cpu"  # a CPU's sleep frees nothing
+        self.asleep, self.stale = False, True
+        self.sampling: Sampling | None = None
+
+    def resume(self, sampling: Sampling, limits: Limits) -> None:
+        """Opens a session. The package sizes its cache by its own arguments, whatever the limits."""
+        assert not self.stale, "the engine has no weights yet, or they were given up while it slept"
+        assert self.sampling is None, "a session is open: pause it first"
+        self.sampling = sampling
+        self.strings = self.stop_tables.of(sampling.stop, torch.device("cpu"))
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Loads new weights under Hugging Face names; every rank helps to gather them."""
+        first = True
+        for bucket, last in buckets(weights, self.bucket_bytes):
+            self.load_bucket(bucket, first, last)
+            first = False
+
+
+def copy_keys(group: ActorRolloutRefConfig, data: DataConfig, device: str | None) -> dict[str, Any]:
+    """Returns the arguments of a `WeightCopy` that keys set."""
+    rollout = group.rollout
+    return {
+        "dtype": compute_dtype(rollout.dtype, device_of(device)),
+        "device": str(device),
+        "free_cache": rollout.free_cache_engine and group.hybrid_engine,
+        "staged_wake": rollout.multi_stage_wake_up,
+        "bucket_bytes": rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,
+        "stop_tables": StopTables.of_keys(group, data),
+    }
 
 
 def require_no_images(requests: Iterable[Request], engine: str) -> None:
@@ -29,13 +83,6 @@ def row_seeds(request: Request, sampling: Sampling) -> list[int | None]:
         return [None] * len(request.rows)
     high, low, *_ = words(sampling.seed, request.step, torch.tensor(request.rows), request.start, 0, Stream.SAMPLE)
     return ((high >> 1 << 32) | low).tolist()
-
-
-def load_in_buckets(engine: CopyEngine, weights: Iterable[tuple[str, Tensor]], size: int) -> None:
-    first = True
-    for bucket, last in buckets(weights, size):
-        engine.load_bucket(bucket, first, last)
-        first = False
 
 
 def buckets(weights: Iterable[tuple[str, Tensor]], size: int) -> Iterator[tuple[list[tuple[str, Tensor]], bool]]:

@@ -65,16 +65,10 @@ class HFEngine(RolloutEngine):
         with borrowed(self.model, "eager" if plain else "sdpa", self.autocast):
             return self.batch(now, self.sampling)
 
-    def forget(self, keys: Iterable[int]) -> None:
-        """Nothing to do: a batch keeps nothing, and a conversation is computed anew in each turn."""
-
     def pause(self) -> list[Completion]:
         """Ends the session. What was not computed begins again when it is submitted again."""
         self.sampling, self.waiting = None, []
         return []
-
-    def abandon(self) -> None:
-        self.pause()
 
     def batch(self, requests: list[Request], sampling: Sampling) -> list[Completion]:
         device, width = self.model.device, max(len(request.tokens) for request in requests)
@@ -144,15 +138,6 @@ class HFEngine(RolloutEngine):
             **({ARGUMENT: routing} if routing else {}),
         )
         return forbid(output.logits[:, 0], vision_tokens(self.model.config))
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Nothing to do, and nothing is read: the engine runs the actor's own parameters, which are already new."""
-
-    def sleep(self) -> None:
-        """Nothing to free: a cache lives as long as its batch."""
-
-    def wake(self) -> None:
-        """Nothing to do: the weights never left."""
 
 
 def with_experts(found: list[Completion], lengths: list[int], width: int, chosen: list[Tensor]) -> list[Completion]:

@@ -25,13 +25,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paddock.config.schema import Config
-from paddock.config.topology import rolls_out_apart
-from paddock.core.device import compute_dtype, device_of, shares_memory, visible_devices, visible_devices_variable
+from paddock.core.device import shares_memory, visible_devices, visible_devices_variable
 from paddock.core.processes import from_everyone, subgroups
-from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling, joined
-from paddock.engines.rollout.copies import load_in_buckets, require_no_images, row_seeds
+from paddock.engines.rollout.base import Completion, Request, Sampling, joined
+from paddock.engines.rollout.copies import WeightCopy, copy_keys, require_no_images, row_seeds
 from paddock.engines.rollout.served import Server, arguments_of_this_server
-from paddock.engines.rollout.stops import StopTable, StopTables
 from paddock.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,7 +47,7 @@ SAME = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Largest relative difference that rounding can explain."""
 
 
-class SGLangEngine(RolloutEngine):
+class SGLangEngine(WeightCopy):
     """See `CopyEngine`. Every response is a request of its own, with a seed from (seed, step, row, first position).
 
     SGLang draws by the seed with `enable_deterministic_inference` alone. It also ends a response at the model's own end
@@ -68,21 +66,13 @@ class SGLangEngine(RolloutEngine):
         device: str,
         arguments: dict[str, Any],
         extra: dict[str, Any] | None = None,
-        free_cache: bool = True,
-        staged_wake: bool = False,
-        bucket_bytes: int = 2 << 30,
-        stop_tables: StopTables | None = None,
         tokenizer: str | None = None,
+        **copy: Any,
     ):
-        """`stop_tables`: they know the texts of tokens, for samplings with stop strings; `tokenizer` is then the folder
-        of the tokenizer by which the server looks for them."""
-        self.stop_tables = stop_tables or StopTables()
-        self.strings: StopTable | None = None
-        self.dtype, self.bucket_bytes, self.staged_wake = dtype, bucket_bytes, staged_wake
-        self.frees = free_cache and device != "cpu"  # a CPU's release frees nothing
-        self.asleep, self.stale = False, True
+        """`tokenizer`: the folder of the tokenizer by which the server looks for stop strings. `copy`: further
+        arguments of `WeightCopy`."""
+        super().__init__(dtype=dtype, device=device, **copy)
         self.sent: dict[str, Tensor] = {}
-        self.sampling: Sampling | None = None
         self.waiting: list[Request] = []
         self.threads: ThreadPoolExecutor | None = None
         self.asked: set[Future[Completion]] = set()
@@ -108,13 +98,6 @@ class SGLangEngine(RolloutEngine):
         assert self.server is not None, "another rank speaks for this engine"
         return self.server
 
-    def resume(self, sampling: Sampling, limits: Limits) -> None:
-        """Opens a session. SGLang sizes its cache by its own arguments, whatever the limits."""
-        assert not self.stale, "the engine has no weights yet, or they were given up while it slept"
-        assert self.sampling is None, "a session is open: pause it first"
-        self.sampling = sampling
-        self.strings = self.stop_tables.of(sampling.stop, torch.device("cpu"))
-
     def submit(self, requests: Iterable[Request]) -> None:
         requests = list(requests)
         require_no_images(requests, self.name)
@@ -135,17 +118,11 @@ class SGLangEngine(RolloutEngine):
         done, self.asked = wait(self.asked, seconds, FIRST_COMPLETED)
         return [future.result() for future in done]
 
-    def forget(self, keys: Iterable[int]) -> None:
-        """Nothing to do: SGLang's prefix cache keeps what it has room for."""
-
     def pause(self) -> list[Completion]:
         """Ends the session. What is not finished begins again when it is submitted again, with the same seed."""
         self.server_ranks.on_leader(self.end_requests)
         self.sampling, self.waiting = None, []
         return []
-
-    def abandon(self) -> None:
-        self.pause()
 
     def end_requests(self) -> None:
         threads, self.threads = self.threads, None
@@ -180,10 +157,6 @@ class SGLangEngine(RolloutEngine):
         rest = replace(request, keys=[key], rows=[row]).after(found)
         return joined(found, self.respond(rest, key, row, sampling, *row_seeds(rest, sampling)))
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Loads new weights under Hugging Face names; nothing computed with the old ones is kept."""
-        load_in_buckets(self, weights, self.bucket_bytes)  # every rank helps to gather them
-
     def load_bucket(self, bucket: list[tuple[str, Tensor]], first: bool, last: bool) -> None:
         if first:
             self.sent = {}
@@ -195,6 +168,7 @@ class SGLangEngine(RolloutEngine):
             self.begin_anew()
 
     def begin_anew(self) -> None:
+        """Drops everything that was computed with the old weights."""
         if self.staged_wake and self.frees:
             self.server_ranks.on_leader(lambda: self.open.post("/resume_memory_occupation", {"tags": ["kv_cache"]}))
         self.server_ranks.on_leader(lambda: self.open.post("/flush_cache", {}))
@@ -362,7 +336,8 @@ if __name__ == "__main__":
 
 def open_engine(config: Config, trainer: TrainEngine | None) -> SGLangEngine:
     """Opens the engine. Its log-probs are after temperature and before filters, as training needs them."""
-    model, rollout, device = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer.device
+    group, device = config.actor_rollout_ref, config.trainer.device
+    model, rollout = group.model, group.rollout
     from paddock.models.load import model_folder, tokenizer_path  # the server's own process does without transformers
 
     arguments: dict[str, Any] = {
@@ -386,13 +361,8 @@ def open_engine(config: Config, trainer: TrainEngine | None) -> SGLangEngine:
         arguments["cuda_graph_bs"] = list(rollout.cudagraph_capture_sizes)
     return SGLangEngine(
         str(model_folder(str(model.path))),
-        dtype=compute_dtype(rollout.dtype, device_of(device)),
-        device=str(device),
         arguments=arguments,
         extra=dict(rollout.engine_kwargs.sglang),
-        free_cache=rollout.free_cache_engine and not rolls_out_apart(config),
-        staged_wake=rollout.multi_stage_wake_up,
-        bucket_bytes=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,
-        stop_tables=StopTables.of_keys(config.actor_rollout_ref, config.data),
         tokenizer=str(model_folder(tokenizer_path(model, config.data))) if rollout.stop else None,
+        **copy_keys(group, config.data, device),
     )

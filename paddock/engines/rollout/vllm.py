@@ -21,11 +21,8 @@ from torch import Tensor
 
 from paddock.config.roles import RolloutConfig
 from paddock.config.schema import Config
-from paddock.config.topology import rolls_out_apart
-from paddock.core.device import compute_dtype, device_of
-from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling
-from paddock.engines.rollout.copies import load_in_buckets, require_no_images, row_seeds
-from paddock.engines.rollout.stops import StopTable, StopTables
+from paddock.engines.rollout.base import Completion, Request, Sampling
+from paddock.engines.rollout.copies import WeightCopy, copy_keys, require_no_images, row_seeds
 from paddock.errors import UserError
 from paddock.models.load import model_folder
 
@@ -136,7 +133,7 @@ class Drawing:
         self.log_probs += [place[token].logprob for place, token in zip(output.logprobs, tokens, strict=True)]
 
 
-class VLLMEngine(RolloutEngine):
+class VLLMEngine(WeightCopy):
     """See `RolloutEngine`. Every response is a request of its own, with a seed from (seed, step, row, first position).
 
     Log-probs are those that `logprobs_mode` names: of the raw logits, or after temperature and filters.
@@ -152,24 +149,16 @@ class VLLMEngine(RolloutEngine):
         device: str,
         arguments: dict[str, Any],
         extra: dict[str, Any] | None = None,
-        free_cache: bool = True,
-        staged_wake: bool = False,
-        bucket_bytes: int = 2 << 30,
         adapter_rank: int = 0,
-        stop_tables: StopTables | None = None,
+        **copy: Any,
     ):
-        """`adapter_rank` above 0: it takes adapters of up to that rank beside the model's own weights. `stop_tables`:
-        they know the texts of tokens, for samplings with stop strings."""
-        self.stop_tables = stop_tables or StopTables()
-        self.strings: StopTable | None = None
-        self.dtype, self.bucket_bytes, self.staged_wake = dtype, bucket_bytes, staged_wake
+        """`adapter_rank` above 0: it takes adapters of up to that rank beside the model's own weights. `copy`: further
+        arguments of `WeightCopy`."""
+        super().__init__(dtype=dtype, device=device, **copy)
         self.takes_adapter = adapter_rank > 0
         self.adapter: Any = None
-        self.frees = free_cache and device != "cpu"  # a CPU's sleep frees nothing
-        self.asleep, self.stale = False, True
         self.sent: dict[str, Sent] = {}
         self.requests = 0
-        self.sampling: Sampling | None = None
         self.waiting: dict[str, Drawing] = {}
         """Responses in flight, by their requests' names in vLLM."""
         for name, value in (ENVIRONMENT | (ON_CPU if device == "cpu" else {})).items():
@@ -194,13 +183,6 @@ class VLLMEngine(RolloutEngine):
     @property
     def parallel(self) -> Any:
         return self.core.vllm_config.parallel_config
-
-    def resume(self, sampling: Sampling, limits: Limits) -> None:
-        """Opens a session. vLLM sizes its cache by its own arguments, whatever the limits."""
-        assert not self.stale, "the engine has no weights yet, or they were given up while it slept"
-        assert self.sampling is None, "a session is open: pause it first"
-        self.sampling = sampling
-        self.strings = self.stop_tables.of(sampling.stop, torch.device("cpu"))
 
     def submit(self, requests: Iterable[Request]) -> None:
         requests, sampling = list(requests), self.sampling
@@ -243,22 +225,12 @@ class VLLMEngine(RolloutEngine):
         stopped = end is not None or output.finish_reason == "stop"
         return Completion(one.row, one.tokens[:whole], one.log_probs[:whole], stopped=stopped, key=one.key)
 
-    def forget(self, keys: Iterable[int]) -> None:
-        """Nothing to do: vLLM's prefix cache keeps what it has room for."""
-
     def pause(self) -> list[Completion]:
         """Ends the session. What is not finished begins again when it is submitted again, with the same seed."""
         if self.waiting:
             self.core.abort_request(list(self.waiting))
         self.sampling, self.waiting = None, {}
         return []
-
-    def abandon(self) -> None:
-        self.pause()
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Loads new weights under Hugging Face names."""
-        load_in_buckets(self, weights, self.bucket_bytes)
 
     def load_bucket(self, bucket: list[tuple[str, Tensor]], first: bool, last: bool) -> None:
         self.sent = noted(bucket) if first else self.sent | noted(bucket)
@@ -419,8 +391,8 @@ def parameters(sampling: Sampling, seed: int | None, max_tokens: int, min_tokens
 
 def open_engine(config: Config, trainer: TrainEngine | None) -> VLLMEngine:
     """Makes the engine as the config asks for it. Without a trainer beside it, it takes adapters merged."""
-    model, rollout, device = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer.device
-    path = model_folder(str(model.path))
+    group, device = config.actor_rollout_ref, config.trainer.device
+    model, rollout = group.model, group.rollout
     arguments: dict[str, Any] = {
         "trust_remote_code": model.trust_remote_code,
         "hf_overrides": dict(model.override_config),
@@ -441,16 +413,11 @@ def open_engine(config: Config, trainer: TrainEngine | None) -> VLLMEngine:
     if rollout.cudagraph_capture_sizes:
         arguments["compilation_config"] = {"cudagraph_capture_sizes": list(rollout.cudagraph_capture_sizes)}
     return VLLMEngine(
-        str(path),
-        dtype=compute_dtype(rollout.dtype, device_of(device)),
-        device=str(device),
+        str(model_folder(str(model.path))),
         arguments=arguments,
         extra=dict(rollout.engine_kwargs.vllm),
-        free_cache=rollout.free_cache_engine and not rolls_out_apart(config),
-        staged_wake=rollout.multi_stage_wake_up,
-        bucket_bytes=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,
         adapter_rank=trainer.adapters.rank if trainer and trainer.adapters and not model.lora.merge else 0,
-        stop_tables=StopTables.of_keys(config.actor_rollout_ref, config.data),
+        **copy_keys(group, config.data, device),
     )
 
 

@@ -366,9 +366,6 @@ class EmbeddedEngine(RolloutEngine):
                 fix="raise it, or lower data.max_prompt_length or data.max_response_length",
             )
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Nothing to do, and nothing is read: the engine runs the actor's own parameters, which are already new."""
-
     def sleep(self) -> None:
         """Frees what is idle; the next `generate` makes what it needs."""
         self.rest()
@@ -386,9 +383,6 @@ class EmbeddedEngine(RolloutEngine):
         """Drops keys, values, and the graphs that read them."""
         self.slots = None
         self.sequences, self.graphs, self.addresses, self.address = {}, {}, 0, 0
-
-    def wake(self) -> None:
-        """Nothing to do: buffers are made at first use, and the weights never left."""
 
 
 def rounded(tokens: int) -> int:
