@@ -16,8 +16,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 25
 FILES_WITH_THE_WHOLE_CONFIG = 64
-PLACES_OF_ERRORS = 491
-WORDS = {"found": 1374, "told": 125, "one": 1753, "said": 254}
+PLACES_OF_ERRORS = 408
+WORDS = {"found": 1374, "told": 123, "one": 1749, "said": 254}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -25,7 +25,7 @@ LINES = {
     "algorithms": 1591,
     "cli.py": 112,
     "commands": 1598,
-    "config": 2321,
+    "config": 2326,
     "core": 1867,
     "data": 4868,
     "doctor": 387,
@@ -38,7 +38,7 @@ LINES = {
     "help": 797,
     "kernels": 1875,
     "library": 1042,
-    "loading": 2730,
+    "loading": 2465,
     "models": 5152,
     "plan": 1190,
     "report": 617,

@@ -8,6 +8,7 @@ from typing import Any
 from paddock.config.field import key, section
 
 DTYPES = ("bfloat16", "bf16", "float16", "fp16", "float32", "fp32")
+PARTS = ("model", "optimizer", "extra", "hf_model")
 STRATEGIES = ("fsdp", "fsdp2", "megatron", "single")
 
 
@@ -95,8 +96,9 @@ class CheckpointConfig:
     save_contents: list[str] = key(
         ["model", "optimizer", "extra"],
         "what a checkpoint holds; transformers loads its weights, with hf_model or without",
+        choices=PARTS,
     )
-    load_contents: list[str] | None = key(None, "what is read back; unset: all that was saved")
+    load_contents: list[str] | None = key(None, "what is read back; unset: all that was saved", choices=PARTS)
 
 
 @dataclass

@@ -7,12 +7,12 @@ from typing import Any
 
 from omegaconf import II
 
-LIMITS = {"choices", "low", "high", "above"}
+LIMITS = {"choices", "low", "high", "above", "off"}
 
 
 def key(default: Any, meaning: str, *, path: bool = False, **limits: Any) -> Any:
-    """Declares a dataclass field. Limits: choices, low <= value <= high, value > above. Paths have `~` and `$VARS`
-    expanded."""
+    """Declares a dataclass field. Limits: choices, low <= value <= high, value > above; `off` is taken
+    beside them. A list has those of its items. Paths have `~` and `$VARS` expanded."""
     assert limits.keys() <= LIMITS, limits
     metadata = {"meaning": meaning, "path": path, **limits}
     if isinstance(default, (list, dict)):

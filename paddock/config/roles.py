@@ -177,7 +177,7 @@ class ValidationSamplingConfig:
     n: int = key(1, "responses per validation prompt", low=1)
     do_sample: bool = key(False, "sample; False: greedy")
     temperature: float = key(0.0, "sampling temperature; 0: greedy", low=0)
-    top_k: int = key(-1, "sample among the k likeliest; -1: all")
+    top_k: int = key(-1, "sample among the k likeliest; -1: all", low=1, off=-1)
     top_p: float = key(1.0, "sample within this probability mass", above=0, high=1)
 
 
@@ -238,7 +238,7 @@ class RolloutConfig:
     n: int = key(1, "responses per prompt", low=1)
     do_sample: bool = key(True, "sample; False: greedy")
     temperature: float = key(1.0, "sampling temperature", above=0)
-    top_k: int = key(-1, "sample among the k likeliest; -1: all")
+    top_k: int = key(-1, "sample among the k likeliest; -1: all", low=1, off=-1)
     top_p: float = key(1.0, "sample within this probability mass", above=0, high=1)
     min_p: float = key(0.0, "drop tokens below this share of the likeliest", low=0, high=1)
     ignore_eos: bool = key(False, "go on to the full length")

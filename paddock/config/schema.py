@@ -36,13 +36,15 @@ class DataConfig:
     train_files: Any = key(
         None, "parquet, jsonl, json, csv, a folder, or a data set of the hub (org/name); one or a list", path=True
     )
-    train_weights: list[float] | None = key(None, "how often each of train_files is drawn from; unset: by its rows")
+    train_weights: list[float] | None = key(
+        None, "how often each of train_files is drawn from; unset: by its rows", above=0
+    )
     val_files: Any = key(None, "the same for validation", path=True)
     train_batch_size: int = key(1024, "prompts per step", low=1)
     val_batch_size: int | None = key(None, "prompts per validation batch; unset: all", low=1)
     gen_batch_size: int = follows("data.train_batch_size", "prompts per generation round of dynamic sampling", low=1)
-    train_max_samples: int = key(-1, "use at most this many rows; -1: all")
-    val_max_samples: int = key(-1, "use at most this many rows; -1: all")
+    train_max_samples: int = key(-1, "use at most this many rows; -1: all", low=1, off=-1)
+    val_max_samples: int = key(-1, "use at most this many rows; -1: all", low=1, off=-1)
     max_prompt_length: int = key(512, "longest prompt, in tokens", low=1)
     max_response_length: int = key(1024, "longest response, in tokens", low=1)
     max_length: int | None = key(None, "longest prompt and answer together, in tokens; supervised training only", low=1)
@@ -299,8 +301,8 @@ class TrainerConfig:
     validation_data_dir: str | None = key(None, "dump validation answers as jsonl here", path=True)
     val_before_train: bool = key(True, "validate before the first step")
     val_only: bool = key(False, "validate and stop")
-    test_freq: int = key(5, "validate every so many steps (not epochs); -1: never", low=-1)
-    save_freq: int = key(-1, "checkpoint every so many steps; -1: only after the last, and when stopped", low=-1)
+    test_freq: int = key(5, "validate every so many steps (not epochs); -1: never", low=1, off=-1)
+    save_freq: int = key(-1, "checkpoint every so many steps; -1: only after the last, and when stopped", low=1, off=-1)
     save_last: bool = key(True, "checkpoint after the last step, whatever save_freq says")
     critic_warmup: int = key(0, "the actor learns from this step on; before it the critic alone", low=0)
     balance_batch: bool = key(True, "give every rank the same amount of work")

@@ -73,9 +73,10 @@ def meant(key: str, others: frozenset[str] = frozenset()) -> list[str]:
 
 
 def get(config: Config, key: str) -> Any:
+    """Returns the value of a key, which may lie in an open mapping."""
     node: Any = config
     for part in key.split("."):
-        node = getattr(node, part)
+        node = node.get(part) if isinstance(node, dict) else getattr(node, part)
     return node
 
 

@@ -103,7 +103,7 @@ def limits_of(metadata: Mapping[str, Any]) -> str:
     for name, sign in (("low", ">="), ("above", ">"), ("high", "<=")):
         if name in metadata:
             parts.append(f"{sign} {metadata[name]}")
-    return ", ".join(parts)
+    return ", ".join(parts) + (f", or {metadata['off']}" if "off" in metadata else "")
 
 
 def choices_of(leaf: tree.Leaf) -> tuple[str, ...]:

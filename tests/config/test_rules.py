@@ -31,8 +31,8 @@ GRPO = "algorithm.adv_estimator=grpo"
         (["data.shuffle=maybe"], "data.shuffle", "bool"),
         (["actor_rollout_ref.actor.optim.lr=nan"], "actor_rollout_ref.actor.optim.lr", "not a number"),
         (["actor_rollout_ref.actor.clip_ratio_c=1"], "actor_rollout_ref.actor.clip_ratio_c", "> 1"),
-        (["data.truncation=lefft"], "data.truncation", "did you mean left"),
-        (["algorithm.adv_estimator=rlo"], "algorithm.adv_estimator", "did you mean rloo"),
+        (["data.truncation=lefft"], "data.truncation", "did you mean 'left'"),
+        (["algorithm.adv_estimator=rlo"], "algorithm.adv_estimator", "did you mean 'rloo'"),
         ([GRPO, "actor_rollout_ref.rollout.n=1"], "actor_rollout_ref.rollout.n", "one response has no other"),
         (["critic.enable=False"], "critic.enable", "needs a critic"),
         (["algorithm.adv_estimator=gdpo"], "algorithm.gdpo_reward_keys", "none is named"),
@@ -65,13 +65,13 @@ GRPO = "algorithm.adv_estimator=grpo"
             "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
             "at least 33280",
         ),
-        (["actor_rollout_ref.rollout.name=trtllm"], "actor_rollout_ref.rollout.name", "one of: embedded"),
+        (["actor_rollout_ref.rollout.name=trtllm"], "actor_rollout_ref.rollout.name", "known: embedded"),
         (
             ["actor_rollout_ref.actor.policy_loss.loss_mode=dro"],
             "actor_rollout_ref.actor.policy_loss.dro_beta",
             "weight",
         ),
-        (["actor_rollout_ref.rollout.top_k=0"], "actor_rollout_ref.rollout.top_k", "-1 for all"),
+        (["actor_rollout_ref.rollout.top_k=0"], "actor_rollout_ref.rollout.top_k", "-1: all"),
         (["actor_rollout_ref.rollout.stop=['']"], "actor_rollout_ref.rollout.stop", "leave it out"),
         (["actor_rollout_ref.rollout.stop=['a\ufffd']"], "actor_rollout_ref.rollout.stop", "leave it out"),
         (
@@ -79,7 +79,7 @@ GRPO = "algorithm.adv_estimator=grpo"
             "actor_rollout_ref.rollout.min_tokens",
             "data.max_response_length=9",
         ),
-        (["trainer.test_freq=0"], "trainer.test_freq", "-1 for never"),
+        (["trainer.test_freq=0"], "trainer.test_freq", "-1: never"),
         (
             ["actor_rollout_ref.actor.checkpoint.load_contents=[model]"],
             "actor_rollout_ref.actor.checkpoint.load_contents",
@@ -88,7 +88,7 @@ GRPO = "algorithm.adv_estimator=grpo"
         (
             ["actor_rollout_ref.actor.checkpoint.save_contents=[modle]"],
             "actor_rollout_ref.actor.checkpoint.save_contents",
-            "no such part",
+            "did you mean 'model'",
         ),
         (["critic.checkpoint.load_contents=[model,extra]"], "critic.checkpoint.load_contents", "read whole"),
         (
@@ -111,7 +111,7 @@ GRPO = "algorithm.adv_estimator=grpo"
             "actor_rollout_ref.model.lora.merge",
             "not equal bit for bit",
         ),
-        (["trainer.logger=[console,wandbb]"], "trainer.logger", "did you mean wandb"),
+        (["trainer.logger=[console,wandbb]"], "trainer.logger", "did you mean 'wandb'"),
         (["trainer.resume_mode=resume_path"], "trainer.resume_from_path", "global_step_N"),
         (["reward_model.enable=True"], "reward_model.enable", "reward_model.model.path"),
         (["custom_reward_function.path=/nowhere/score.py"], "custom_reward_function.path", "no such file"),

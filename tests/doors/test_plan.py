@@ -122,7 +122,7 @@ def test_the_example_script_plans_what_the_guide_says(tmp_path):
         ),
         (["train", "data.train_files=/nowhere/train.parquet", "trainer.device=cpu"], "\n  fix: check the path\n"),
         (["plan", "data.train_files=/nowhere/train.parquet"], "add --rows N"),
-        (["plan", "algorithm.adv_estimator=rlooo"], "did you mean rloo?"),
+        (["plan", "algorithm.adv_estimator=rlooo"], "did you mean 'rloo'?"),
         (["plan", "algorithm.adv_estimator=rloo", "actor_rollout_ref.rollout.n=1"], "actor_rollout_ref.rollout.n=5"),
         (["plan", "--gpu", "potato"], "one of:"),
         (["plan", "--rows", "-3"], "--rows"),

@@ -262,8 +262,8 @@ def test_rules_and_limited_functions_go_their_own_ways(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "key", "message"),
     [
-        (["reward=exact_mach"], "reward", "did you mean exact_match"),
-        (["reward=[exact_match,mth]"], "reward", "did you mean math"),
+        (["reward=exact_mach"], "reward", "did you mean 'exact_match'"),
+        (["reward=[exact_match,mth]"], "reward", "did you mean 'math'"),
         (["reward=[math,math]"], "reward", "names math twice"),
         (["reward={math: 1}"], "reward", "not one of the values"),
         (

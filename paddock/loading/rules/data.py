@@ -10,44 +10,31 @@ from paddock.config.paths import files_of, missing_file
 from paddock.config.rewards import absent_files
 from paddock.config.schema import Config
 from paddock.errors import UserError
-from paddock.loading.rules.form import rule
+from paddock.loading.rules.form import Breach, rule
 
 
 @rule
-def row_limits_are_positive_or_off(config: Config) -> None:
-    for name in ("train_max_samples", "val_max_samples"):
-        most = getattr(config.data, name)
-        if most < 1 and most != -1:
-            raise UserError("is not a number of rows", key=f"data.{name}", value=most, fix="-1 for all, or at least 1")
-
-
-@rule
-def data_files_are_named(config: Config) -> None:
+def files_are_named_by_paths(config: Config) -> Iterator[Breach]:
     for key in ("data.train_files", "data.val_files"):
         value = tree.get(config, key)
-        paths = value if isinstance(value, list) else [value]
-        if value is not None and not all(isinstance(path, str) for path in paths):
-            raise UserError(
-                "is not a path or a list of paths", key=key, value=value, fix=f"{key}=['a.parquet','b.parquet']"
-            )
+        if not all(isinstance(path, str) for path in (value if isinstance(value, list) else [value or ""])):
+            yield key, "is not a path or a list of paths", f"{key}=['a.parquet','b.parquet']"
 
 
 @rule
-def weights_suit_the_files(config: Config) -> None:
-    data, key = config.data, "data.train_weights"
+def weights_suit_the_files(config: Config) -> Iterator[Breach]:
+    data, key, files = config.data, "data.train_weights", files_of(config.data.train_files)
     if data.train_weights is None:
         return
-    files = files_of(data.train_files)
     if len(data.train_weights) != len(files):
         reason = f"there are {len(files)} in data.train_files and {len(data.train_weights)} weights"
-        raise UserError(reason, key=key, value=data.train_weights, fix=f"{key}=[{','.join('1' for _ in files)}]")
+        yield key, reason, f"{key}=[{','.join('1' for _ in files)}]"
     if any(not weight > 0 for weight in data.train_weights):
-        reason = "a weight must be above 0"
-        raise UserError(reason, key=key, value=data.train_weights, fix="leave a file out of data.train_files instead")
+        yield key, "a weight must be above 0", "leave a file out of data.train_files instead"
     for other in ("data.sampler.class_path", "data.custom_cls.path"):
         if tree.get(config, other):
             reason = f"{other} decides which rows come, and in which order"
-            raise UserError(reason, key=key, value=data.train_weights, fix=f"leave one of the two out: ~{key}")
+            yield key, reason, f"leave one of the two out: ~{key}"
 
 
 def absent_plugins(config: Config) -> Iterator[UserError]:

@@ -1,15 +1,16 @@
-"""The one form of a rule: a function that raises a UserError with key, value, reason and fix where a config breaks it.
+"""The one form of a rule: a function that yields (key, reason, fix) where a config breaks it.
 
 Its decorator says who asks. The modules of this package are rules by subject; a module of a command may add its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
+from paddock.config import tree
 from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.facts.machine import Machine
@@ -32,8 +33,10 @@ class Scope(Enum):
     """The commands beside `train`: what only reinforcement learning has."""
 
 
-OfConfig = Callable[[Config], None]
-OfMachine = Callable[[Config, Machine], None]
+Breach = tuple[str, str, str] | tuple[str, str, str, Any]
+"""Key, reason, fix; and the value, if it is not what the config has under the key."""
+OfConfig = Callable[[Config], Iterable[Breach] | None]
+OfMachine = Callable[[Config, Machine], Iterable[Breach] | None]
 C = TypeVar("C", OfConfig, OfMachine)
 
 
@@ -41,8 +44,18 @@ C = TypeVar("C", OfConfig, OfMachine)
 class Rule:
     """Holds a function that checks a config, and who asks it."""
 
-    check: Callable[..., None]
+    check: Callable[..., Iterable[Breach] | None]
     scope: Scope
+
+    def error(self, config: Config, machine: Machine | None = None) -> UserError | None:
+        """Returns the first breach as an error; a function that reads a key may raise one of its own."""
+        try:
+            breaches = self.check(*(config, machine) if self.scope is Scope.MACHINE else (config,))
+            for key, reason, fix, *own in breaches or ():
+                return UserError(reason, key=key, value=own[0] if own else tree.get(config, key), fix=fix)
+        except UserError as error:
+            return error
+        return None
 
 
 RULES: list[Rule] = []
@@ -67,12 +80,9 @@ def rule(scope: C | Scope, /) -> C | Callable[[C], C]:
 
 def broken(config: Config, *scopes: Scope, machine: Machine | None = None) -> Iterator[UserError]:
     """Yields an error for each rule of these scopes that the config breaks."""
-    for one in RULES:
-        if one.scope in scopes:
-            try:
-                one.check(*(config, machine) if one.scope is Scope.MACHINE else (config,))
-            except UserError as error:
-                yield error
+    for rule in RULES:
+        if rule.scope in scopes and (error := rule.error(config, machine)):
+            yield error
 
 
 def require(config: Config, *scopes: Scope, machine: Machine | None = None) -> None:

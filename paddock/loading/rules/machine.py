@@ -3,116 +3,80 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from paddock.config.loggers import LOGGERS
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
 from paddock.config.topology import device_count, in_one_process, pools, rolls_out_apart, trains_adapters
-from paddock.errors import UserError
 from paddock.facts.distribution import install_command
 from paddock.facts.machine import Machine
-from paddock.loading.rules.form import Scope, rule
+from paddock.loading.rules.form import Breach, Scope, rule
+
+STRATEGY, ENGINE = "actor_rollout_ref.actor.strategy", "actor_rollout_ref.rollout.name"
+LORA = "actor_rollout_ref.model.lora_rank"
+DEVICES = "trainer.n_gpus_per_node"
 
 
 @rule(Scope.MACHINE)
-def packages_are_installed(config: Config, machine: Machine) -> None:
-    rollout = config.actor_rollout_ref.rollout.name
-    package = engine_kind(rollout).package
+def packages_are_installed(config: Config, machine: Machine) -> Iterator[Breach]:
+    group, rollout, npu = (
+        config.actor_rollout_ref,
+        config.actor_rollout_ref.rollout.name,
+        config.trainer.device == "npu",
+    )
+    megatron, package = group.actor.strategy == "megatron", engine_kind(rollout).package
     if package and not machine.has(package):
-        raise UserError(
-            f"needs {package}",
-            key="actor_rollout_ref.rollout.name",
-            value=rollout,
-            fix=f"{install_command(package)}, or use actor_rollout_ref.rollout.name=embedded",
-        )
-    by_peft = config.actor_rollout_ref.actor.strategy != "megatron" and trains_adapters(config.actor_rollout_ref)
-    if (by_peft or config.critic.model.lora_rank) and not machine.has("peft"):
-        raise UserError(
-            "LoRA needs peft",
-            key="actor_rollout_ref.model.lora_rank",
-            value=config.actor_rollout_ref.model.lora_rank,
-            fix=f"{install_command('lora')}, or leave it out",
-        )
-    if config.actor_rollout_ref.actor.strategy == "megatron" and config.trainer.device == "npu":
-        key = "actor_rollout_ref.actor.strategy"
-        raise UserError("megatron-core asks for CUDA", key=key, value="megatron", fix=f"{key}=fsdp")
-    if config.actor_rollout_ref.actor.strategy == "megatron" and not machine.has("megatron"):
-        raise UserError(
-            "needs megatron-core",
-            key="actor_rollout_ref.actor.strategy",
-            value="megatron",
-            fix=f"{install_command('megatron')}, or actor_rollout_ref.actor.strategy=fsdp",
-        )
-    if config.trainer.device == "npu" and not machine.has("torch_npu"):
-        raise UserError(
-            "Ascend devices need torch_npu, which is not installed",
-            key="trainer.device",
-            value="npu",
-            fix="pip install torch_npu of torch's own version, beside CANN; or trainer.device=cuda or cpu",
-        )
-    if config.trainer.device == "npu" and rollout == "vllm" and not machine.has("vllm_ascend"):
-        raise UserError(
-            "vLLM runs on Ascend devices by vllm-ascend, which is not installed",
-            key="actor_rollout_ref.rollout.name",
-            value="vllm",
-            fix="pip install vllm-ascend of vLLM's own version, or actor_rollout_ref.rollout.name=embedded",
-        )
+        yield ENGINE, f"needs {package}", f"{install_command(package)}, or use {ENGINE}=embedded"
+    by_peft = (trains_adapters(group) and not megatron) or config.critic.model.lora_rank
+    if by_peft and not machine.has("peft"):
+        yield LORA, "LoRA needs peft", f"{install_command('lora')}, or leave it out"
+    if megatron and npu:
+        yield STRATEGY, "megatron-core asks for CUDA", f"{STRATEGY}=fsdp"
+    if megatron and not machine.has("megatron"):
+        yield STRATEGY, "needs megatron-core", f"{install_command('megatron')}, or {STRATEGY}=fsdp"
+    if npu and not machine.has("torch_npu"):
+        fix = "pip install torch_npu of torch's own version, beside CANN; or trainer.device=cuda or cpu"
+        yield "trainer.device", "Ascend devices need torch_npu, which is not installed", fix
+    if npu and rollout == "vllm" and not machine.has("vllm_ascend"):
+        fix = f"pip install vllm-ascend of vLLM's own version, or {ENGINE}=embedded"
+        yield ENGINE, "vLLM runs on Ascend devices by vllm-ascend, which is not installed", fix
     for logger in config.trainer.logger:
         package = LOGGERS[logger].package
         if package and not machine.has(package):
-            raise UserError(
-                f"needs {package}",
-                key="trainer.logger",
-                value=logger,
-                fix=f"{install_command(package)}, or leave it out of trainer.logger",
-            )
+            fix = f"{install_command(package)}, or leave it out of trainer.logger"
+            yield "trainer.logger", f"needs {package}", fix, logger
 
 
 @rule(Scope.MACHINE)
-def processes_can_be_started(config: Config, machine: Machine) -> None:
+def processes_can_be_started(config: Config, machine: Machine) -> Iterator[Breach]:
     """Checks what only several processes can do, and what they need."""
-    actor = config.actor_rollout_ref.actor
     if in_one_process(config):
         return
-    if actor.strategy == "megatron" and config.trainer.device == "cpu":
-        key = "actor_rollout_ref.actor.strategy"
-        raise UserError("runs on a CPU in one process only", key=key, value="megatron", fix=f"{key}=fsdp, or GPUs")
+    if config.actor_rollout_ref.actor.strategy == "megatron" and config.trainer.device == "cpu":
+        yield STRATEGY, "runs on a CPU in one process only", f"{STRATEGY}=fsdp, or GPUs"
     if not machine.has("ray"):
         several = pools(config)
-        raise UserError(
-            f"{sum(pool.size for pool in several)} processes need ray",
-            key="trainer.n_gpus_per_node",
-            value=config.trainer.n_gpus_per_node,
-            fix=f"{install_command('ray')}, or trainer.n_gpus_per_node=1 trainer.nnodes=1"
-            + "".join(f", without a pool of its own for the {pool.name}" for pool in several[1:]),
-        )
+        own = "".join(f", without a pool of its own for the {pool.name}" for pool in several[1:])
+        fix = f"{install_command('ray')}, or {DEVICES}=1 trainer.nnodes=1{own}"
+        yield DEVICES, f"{sum(pool.size for pool in several)} processes need ray", fix
 
 
 @rule(Scope.MACHINE)
-def devices_are_here(config: Config, machine: Machine) -> None:
+def devices_are_here(config: Config, machine: Machine) -> Iterator[Breach]:
     """Checks the devices of this machine, if the run stays on it. A cluster's are known once it is joined."""
     trainer = config.trainer
     joins = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS")
-    several = not in_one_process(config)
     asked = pools(config)
-    if trainer.device == "cpu" or any(pool.nodes > 1 for pool in asked) or (several and joins):
+    if trainer.device == "cpu" or any(pool.nodes > 1 for pool in asked) or (joins and not in_one_process(config)):
         return
-    wanted = device_count(asked)
-    left = machine.devices - device_count(asked[1:])
-    if machine.device != trainer.device or machine.devices < wanted:
-        there = f"{machine.devices} {machine.device} device(s)" if machine.devices else "no accelerator"
-        raise UserError(
-            f"this machine has {there}, and the run asks for {wanted} of trainer.device={trainer.device}",
-            key="trainer.n_gpus_per_node",
-            value=trainer.n_gpus_per_node,
-            fix=f"trainer.n_gpus_per_node={left * trainer.ranks_per_device}"
-            if left > 0
-            else fewer_devices(config, machine),
-        )
-
-
-def fewer_devices(config: Config, machine: Machine) -> str:
-    """Returns the fix of a run whose pools ask for all devices of this machine, or more."""
-    if rolls_out_apart(config) and machine.device == config.trainer.device:
-        return "actor_rollout_ref.rollout.nnodes=0, so that the rollout shares the trainer's devices"
-    return "trainer.device=cpu"
+    wanted, left = device_count(asked), machine.devices - device_count(asked[1:])
+    if machine.device == trainer.device and machine.devices >= wanted:
+        return
+    there = f"{machine.devices} {machine.device} device(s)" if machine.devices else "no accelerator"
+    fix = "trainer.device=cpu"
+    if left > 0:
+        fix = f"{DEVICES}={left * trainer.ranks_per_device}"
+    elif rolls_out_apart(config) and machine.device == trainer.device:
+        fix = "actor_rollout_ref.rollout.nnodes=0, so that the rollout shares the trainer's devices"
+    yield DEVICES, f"this machine has {there}, and the run asks for {wanted} of trainer.device={trainer.device}", fix
