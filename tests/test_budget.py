@@ -17,7 +17,7 @@ MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 25
 FILES_WITH_THE_WHOLE_CONFIG = 64
 PLACES_OF_ERRORS = 408
-WORDS = {"found": 1374, "told": 123, "one": 1749, "said": 254}
+WORDS = {"found": 1371, "told": 118, "one": 1746, "said": 254}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -42,7 +42,7 @@ LINES = {
     "models": 5152,
     "plan": 1190,
     "report": 617,
-    "rewards": 3346,
+    "rewards": 3263,
     "rollouts": 1591,
     "runs": 1815,
     "sandbox": 3539,

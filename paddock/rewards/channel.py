@@ -14,6 +14,8 @@ from typing import Any
 
 LENGTH = struct.Struct("!Q")
 AT_ONCE = 1 << 16  # bytes
+GONE = (EOFError, BrokenPipeError, ConnectionResetError)
+"""Exceptions of a channel whose other end is closed."""
 
 
 class Channel:

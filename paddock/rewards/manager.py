@@ -30,14 +30,12 @@ from paddock.rewards.functions import (
     function_of,
     shape_of,
 )
-from paddock.rewards.limited import LimitedPool
-from paddock.rewards.pool import JobFailed, ProcessPool, ScoringJob
 from paddock.rewards.rules import NAMED, NOTHING, SCORERS, Scorer, has_rule, prepared, scorer_of
-from paddock.rewards.score import Score, ScoreRequest
+from paddock.rewards.runners import JobFailed, LimitedPool, ProcessPool, ScoringJob
+from paddock.rewards.score import Failed, Score, ScoreRequest
 from paddock.rewards.scoring import Known, ScoreColumn, Scoring, WholeColumn, combined, where
 from paddock.rewards.sending import Sender
 from paddock.rewards.threads import ThreadPool
-from paddock.rewards.worker import ScoringFailure
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +83,9 @@ class RewardManager:
         """What scorers returned so far beside the score. Every batch gets all these columns: batches can be joined."""
         self.known = Known()
         self.rule_pool = ProcessPool(self.config.num_workers or 1, self.config.timeout, self.prints)
-        self.pool = self._pool()
-        """The pool of user functions: that of rules, unless their calls are limited."""
+        limited = self.config.reward_manager == "rate_limited"
+        self.pool = LimitedPool(self.config, self.prints) if limited else self.rule_pool
+        """The pool of user functions."""
         self.threads = ThreadPool(self.config.timeout)
         """Scores by functions of this program that processes cannot be given."""
         held = {part.name: part.target for part in self.parts if part.target.function is not None}
@@ -142,7 +141,7 @@ class RewardManager:
             for request, score in zip(requests, scores[-1], strict=True):
                 if score.timed_out:
                     reason = f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"
-                    raise self._error(column.scorer_of(request), request, ScoringFailure(reason))
+                    raise self._error(column.scorer_of(request), request, Failed(reason))
         self._remember_names(combined(self.components, scores) if self.components else scores[0])
         self.warn_of_prints()
 
@@ -210,7 +209,7 @@ class RewardManager:
         except JobFailed as error:
             target = jobs[error.job].target
             raise UserError(
-                f"{target.name} {error.failure.reason}",
+                f"{target.name} {error.failure}",
                 key="custom_reward_function.path",
                 value=target.path,
                 fix=error.failure.fix or SHAPES,
@@ -305,21 +304,6 @@ class RewardManager:
     def _remember_names(self, scores: Sequence[Score]) -> None:
         self.names.update(dict.fromkeys(name for score in scores for name in score.extras))
 
-    def _pool(self) -> ProcessPool:
-        config = self.config
-        if config.reward_manager != "rate_limited":
-            return self.rule_pool
-        return LimitedPool(
-            config.num_workers or 1,
-            config.timeout,
-            concurrent=config.max_concurrent,
-            per_minute=config.max_rpm,
-            tokens_per_minute=config.max_tpm,
-            tokens_per_call=config.estimated_tokens_per_request,
-            retries=config.max_retries,
-            prints=self.prints,
-        )
-
     def _scorer(self, request: ScoreRequest) -> Scorer:
         """Returns the rule that the data source of the response picks."""
         source = request.data_source
@@ -328,9 +312,9 @@ class RewardManager:
             self.scorers[source] = rule.with_arguments(self.config.compute_score_kwargs, self.config)
         return self.scorers[source]
 
-    def _error(self, scorer: Scorer, request: ScoreRequest, failure: ScoringFailure) -> UserError:
+    def _error(self, scorer: Scorer, request: ScoreRequest, failure: Failed) -> UserError:
         target = scorer.target
-        reason = f"{target.name} {failure.reason}, {where(request)}"
+        reason = f"{target.name} {failure}, {where(request)}"
         if not self.parts:
             fix = "mend the row, or score with a function of your own: custom_reward_function.path=my_reward.py"
             return UserError(reason, key="reward", value=target.path, fix=fix)

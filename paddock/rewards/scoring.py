@@ -13,18 +13,17 @@ from typing import Any
 
 from paddock.errors import UserError
 from paddock.rewards.functions import Target, load
-from paddock.rewards.pool import JobFailed, ProcessPool, ScoringJob
 from paddock.rewards.rules import Scorer
+from paddock.rewards.runners import JobFailed, ProcessPool, ScoringJob
 from paddock.rewards.score import Failed, Score, ScoreRequest
 from paddock.rewards.threads import ThreadPool
-from paddock.rewards.worker import ScoringFailure, failure
 
 log = logging.getLogger(__name__)
 
 MOST_KNOWN = 65_536  # scores, some 300 bytes each
 NO_RULE = Score(0.0)
 
-Blame = Callable[[Scorer, ScoreRequest, ScoringFailure], UserError]
+Blame = Callable[[Scorer, ScoreRequest, Failed], UserError]
 Requests = Mapping[int, ScoreRequest | None]
 """Responses by their index in a batch; None: no rule scores the row."""
 
@@ -152,7 +151,7 @@ class ScoreColumn:
             try:
                 (self.scores[index],) = load(scorer.target)([request])
             except Failed as error:
-                raise self.blame(scorer, request, failure(error)) from error
+                raise self.blame(scorer, request, error) from error
         elif not self._is_known(index, scorer):
             jobs.append(ScoringJob(scorer.target, (request,), scorer.limit))
             self.away[index] = jobs[-1].future
@@ -203,8 +202,8 @@ class ScoreColumn:
             return replace(score, cached=True) if index in self.shared else score
         request = self.requests[index]
         scorer = self.scorer_of(request)
-        if not self.pool.told and scorer.limit == inf:
-            self.pool.told = True
+        if not self.pool.warned and scorer.limit == inf:
+            self.pool.warned = True
             log.warning(
                 "%s took longer than %g s (reward_model.timeout) %s, which scores %g; %s. Further ones count in "
                 "reward/timeouts",
@@ -241,7 +240,7 @@ class WholeColumn(ScoreColumn):
             raise self.blame(scorer, whole if row is None else requests[row], error.failure) from None
         if scores is None:
             reason = f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"
-            raise self.blame(scorer, whole, ScoringFailure(reason))
+            raise self.blame(scorer, whole, Failed(reason))
         return dict(zip(sorted(self.requests), scores, strict=True))
 
 

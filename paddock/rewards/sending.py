@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from paddock.rewards.functions import ENVIRONMENTS, Target, function_of, shape_of
-from paddock.rewards.pool import JobFailed, ProcessPool, ScoringJob
 from paddock.rewards.rules import Scorer
+from paddock.rewards.runners import JobFailed, ProcessPool, ScoringJob
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Sender:
         except NotSent as error:
             return str(error)
         except JobFailed as error:
-            return f"a process has not what it needs: it {error.failure.reason}"
+            return f"a process has not what it needs: it {error.failure}"
         return None
 
     def send(self, name: str) -> Target:

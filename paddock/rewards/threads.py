@@ -15,70 +15,65 @@ from concurrent.futures import wait as wait_for
 from typing import Any
 
 from paddock.rewards.functions import RewardFunction, Target
-from paddock.rewards.pool import JobFailed, ScoringJob, answers_of
+from paddock.rewards.runners import ScoringJob, results_of
 from paddock.rewards.score import Failed
-from paddock.rewards.worker import failure
 
 LOOK = 0.05  # seconds between two looks at the clock of a call
 
 
 class ThreadPool:
-    """Runs jobs one after the other in one thread, with the methods of `Pool`."""
+    """Runs jobs one after the other in one thread, with the methods of `ProcessPool`."""
 
     late = "it runs in a thread, which cannot be killed: the call goes on beside the run"
 
     def __init__(self, timeout: float):
-        self.timeout = timeout
-        self.waiting: deque[ScoringJob] = deque()
+        self.timeout, self.warned = timeout, False
         self.functions: dict[Target, RewardFunction] = {}
-        self.running: tuple[ScoringJob, float] | None = None
-        """The job that the thread is at, and when it began."""
+        self.waiting: deque[ScoringJob] = deque()
+        self.running: ScoringJob | None = None
+        """The job that the thread is at."""
         self.thread: threading.Thread | None = None
-        self.lock = threading.Condition()
-        self.told = False
+        self.lock = threading.Lock()
 
     def submit(self, jobs: Sequence[ScoringJob]) -> None:
-        if not jobs:
-            return
         with self.lock:
             self.waiting += jobs
-            self.start()
+            self._start()
 
-    def start(self) -> None:
-        """Starts a thread if none is at work."""
-        if self.thread is None:
-            self.thread = threading.Thread(target=self.serve, name="rewards", daemon=True)
+    def _start(self) -> None:
+        """Starts a thread if there is work and none is at it."""
+        if self.waiting and self.thread is None:
+            self.thread = threading.Thread(target=self._serve, name="rewards", daemon=True)
             self.thread.start()
 
-    def serve(self) -> None:
-        """Scores what waits. Ends when nothing does, or when another thread has taken its place."""
-        own = threading.current_thread()
+    def _serve(self) -> None:
+        """Scores what waits. Ends when nothing does, or when the thread was left behind."""
         while True:
             with self.lock:
-                if self.thread is not own:
+                if self.thread is not threading.current_thread():
                     return
                 if not self.waiting:
-                    self.thread = self.running = None
+                    self.thread = None
                     return
-                job = self.waiting.popleft()
-                self.running = job, time.monotonic()
-            try:
-                found, error = self.score(job), None
-            except Failed as failed:
-                found, error = None, JobFailed(failure(failed))
+                job = self.running = self.waiting.popleft()
+                job.deadline = time.monotonic() + self.timeout
+            scores, error = self._scores(job)
             with self.lock:
-                if self.thread is not own or job.future.done():
+                if self.thread is not threading.current_thread():
                     return
                 self.running = None
             if error:
                 job.future.set_exception(error)
             else:
-                job.future.set_result(found)
+                job.future.set_result(scores)
 
-    def score(self, job: ScoringJob) -> Any:
-        if job.target not in self.functions:
-            self.functions[job.target] = RewardFunction(job.target)
-        return self.functions[job.target](job.requests)
+    def _scores(self, job: ScoringJob) -> tuple[Any, Failed | None]:
+        try:
+            if job.target not in self.functions:  # held by nobody else: it may hold what the program wants back
+                self.functions[job.target] = RewardFunction(job.target)
+            return self.functions[job.target](job.requests), None
+        except Failed as error:
+            return None, error
 
     def results(self, futures: Sequence[Future[Any]]) -> list[Any]:
         """Returns the results of these jobs, in order; None for one that took too long."""
@@ -86,21 +81,20 @@ class ThreadPool:
             while True:
                 done, pending = wait_for(futures, LOOK, return_when=FIRST_EXCEPTION)
                 if not pending or any(future.exception() for future in done):
-                    break
-                self.look_at_the_clock()
-            return answers_of(futures)
+                    return results_of(futures)
+                self._look_at_the_clock()
         except BaseException:
             self.cancel()
             raise
 
-    def look_at_the_clock(self) -> None:
+    def _look_at_the_clock(self) -> None:
         """Leaves a call behind that has taken longer than `timeout`."""
         with self.lock:
-            if self.running is None or time.monotonic() - self.running[1] < self.timeout:
+            job = self.running
+            if job is None or time.monotonic() < job.deadline:
                 return
-            (job, _), self.running, self.thread = self.running, None, None
-            if self.waiting:
-                self.start()
+            self.running = self.thread = None
+            self._start()
         job.future.set_result(None)
 
     def cancel(self) -> None:

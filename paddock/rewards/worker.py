@@ -19,24 +19,14 @@ import sys
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
-from paddock.rewards.channel import Channel
+from paddock.rewards.channel import GONE, Channel
 from paddock.rewards.functions import Target, blaming, function_of, load, shape_of
 from paddock.rewards.score import Failed, ScoreRequest, checked
 
 READY, SCORED, FAILED, TIMED_OUT, TOOK, RETURNED = "ready", "scored", "failed", "timed out", "took", "returned"
 RECALL = "recall"
-GONE = (EOFError, BrokenPipeError, ConnectionResetError)
-
-
-class ScoringFailure(NamedTuple):
-    """`Failed`, on its way to another process."""
-
-    reason: str
-    row: int | None = None
-    lasting: bool = True
-    fix: str | None = None
 
 
 def work(data: int, room: int) -> None:
@@ -56,37 +46,33 @@ def serve(channel: Channel) -> None:
         try:
             if (message := channel.receive()) != RECALL:
                 target, _, calls = message
-                answer(channel, target, calls)
+                answer(channel, target, deque(calls))
         except GONE:
             return
 
 
-def answer(channel: Channel, target: Target, calls: list[tuple[int, Any]]) -> None:
-    first, requests = calls[0]
+def answer(channel: Channel, target: Target, left: deque[tuple[int, Any]]) -> None:
+    first, requests = left[0]
     try:
         score: Any = load(target) if requests else lambda _: shape_of(function_of(target), target.batch)
     except Failed as error:
-        for number, _ in calls:
-            channel.send((FAILED, number, failure(error)))
+        for number, _ in left:
+            channel.send((FAILED, number, error))
         return
     channel.send((READY, first, False))
-    start, left = time.monotonic(), deque(calls)
+    start = time.monotonic()
     while left:
         number, requests = left.popleft()
         try:
             result: tuple[str, int, Any] = (SCORED, number, score(requests))
         except Failed as error:
-            result = (FAILED, number, failure(error))
+            result = (FAILED, number, error)
         if left and channel.has_something() and channel.receive() == RECALL:
             channel.send((RETURNED, number, [number for number, _ in left]))
             left.clear()
         if not left:
             channel.send((TOOK, number, time.monotonic() - start))
         channel.send(result)
-
-
-def failure(error: Failed) -> ScoringFailure:
-    return ScoringFailure(str(error), error.row, error.lasting, error.fix)
 
 
 def serve_concurrently(channel: Channel, room: int) -> None:
@@ -135,6 +121,6 @@ async def answer_one(channel: Channel, target: Target, seconds: float, number: i
             score = checked(result)
         channel.send((SCORED, number, [score]))
     except Failed as error:
-        channel.send((TIMED_OUT, number, None) if limit.expired() else (FAILED, number, failure(error)))
+        channel.send((TIMED_OUT, number, None) if limit.expired() else (FAILED, number, error))
     except GONE:
         return

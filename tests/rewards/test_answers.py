@@ -24,8 +24,8 @@ from paddock.loading.load import load
 from paddock.rewards.functions import Failed, Target
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.maths import boxed
-from paddock.rewards.pool import ProcessPool, ScoringJob
 from paddock.rewards.rules import compute_score
+from paddock.rewards.runners import ProcessPool, ScoringJob
 from paddock.rewards.score import ScoreRequest, checked
 
 TABLE = [line.split("\t") for line in (ROOT / "tests" / "rewards" / "answers.tsv").read_text().splitlines()[1:]]

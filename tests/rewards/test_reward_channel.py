@@ -12,11 +12,11 @@ from enum import IntEnum, StrEnum
 
 import pytest
 
-from paddock.rewards import pool as pools
+from paddock.rewards import runners as pools
 from paddock.rewards.channel import LENGTH, Channel
 from paddock.rewards.functions import Target
 from paddock.rewards.manager import mean_of
-from paddock.rewards.pool import JobFailed, ProcessPool, ScoringJob
+from paddock.rewards.runners import JobFailed, ProcessPool, ScoringJob
 from paddock.rewards.score import Score, ScoreRequest, checked
 from paddock.rewards.worker import READY, RECALL, RETURNED, SCORED, TOOK, serve
 

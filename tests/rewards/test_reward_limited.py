@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from paddock.config.schema import RewardModelConfig
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rewards.functions import Target
-from paddock.rewards.limited import LimitedPool, Rate
 from paddock.rewards.manager import RewardManager
-from paddock.rewards.pool import ScoringJob
+from paddock.rewards.runners import LimitedPool, Rate, ScoringJob
 from paddock.rewards.score import ScoreRequest
 
 SYNC = """
@@ -246,7 +246,8 @@ def test_calls_that_wait_to_be_alone_in_the_only_process_do_not_keep_a_core_busy
     code = ["import time", "def score(data_source, solution_str, *_, **__):", "    time.sleep(float(solution_str))"]
     (tmp_path / "waiting.py").write_text("\n".join([*code, "    return 1.0"]))
     target = Target(str(tmp_path / "waiting.py"), "score")
-    pool = LimitedPool(1, 1.0, concurrent=4, per_minute=None, tokens_per_minute=None, tokens_per_call=1, retries=0)
+    config = RewardModelConfig(num_workers=1, timeout=1.0, max_concurrent=4, max_retries=0)
+    pool = LimitedPool(config)
     turns, turn = [], pool._turn
     pool._turn = lambda: turns.append(None) or turn()
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from paddock.rewards.functions import Target
-from paddock.rewards.pool import JobFailed, ProcessPool, ScoringJob
+from paddock.rewards.runners import JobFailed, ProcessPool, ScoringJob
 from paddock.rewards.score import ScoreRequest
 
 SCORER = """
@@ -258,7 +258,7 @@ TRAINER = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
 from paddock.rewards.functions import Target
-from paddock.rewards.pool import ProcessPool, ScoringJob
+from paddock.rewards.runners import ProcessPool, ScoringJob
 from paddock.rewards.score import ScoreRequest
 pool = ProcessPool(size=2, timeout=1000.0)
 def run(*solutions):

@@ -1,6 +1,6 @@
 """Processes that score, each killed with all it started, and replaced, when one response takes too long.
 
-A worker is the child of a supervisor (see supervisor.py) in a session of its own: a Ctrl-C in the terminal does not
+A worker is the child of a supervisor (core/supervisor.py) in a session of its own: a Ctrl-C in the terminal does not
 reach it. It imports the scorer and nothing of the trainer, and is killed when the trainer is gone.
 """
 
@@ -22,17 +22,18 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future
 from concurrent.futures import wait as wait_for
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from paddock.config.schema import RewardModelConfig
 from paddock.core.supervisor import PATIENCE
-from paddock.rewards.channel import Channel
+from paddock.rewards.channel import GONE, Channel
 from paddock.rewards.functions import Target
-from paddock.rewards.score import ScoreRequest
-from paddock.rewards.worker import READY, RECALL, RETURNED, SCORED, TOOK, ScoringFailure
+from paddock.rewards.score import Failed, ScoreRequest
+from paddock.rewards.worker import FAILED, READY, RECALL, RETURNED, SCORED, TIMED_OUT, TOOK
 
 LOADING = 300.0  # seconds a scorer may take to be imported
 SENDING = 5  # seconds in which a worker must take what it is sent
@@ -42,9 +43,9 @@ LARGEST_CHUNK = 32
 CHUNKS_PER_WORKER = 4
 QUICK = 0.01  # seconds for the calls of a chunk; as long as they take less, chunks grow, at most to twice the size;
 # a call that takes longer by itself gives those behind it to idle workers
-LEAST_QUICK_CHUNK = 2
 LARGEST_QUICK_CHUNK = 512
 GATHERING = 0.0005  # seconds in which answers of a quick chunk gather before they are read
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a call is tried again; each pause is twice the one before
 BOOT = """import json, sys
 sys.path[:] = json.loads(sys.argv[4])
 from paddock.core.supervisor import main
@@ -52,23 +53,25 @@ main(*map(int, sys.argv[1:4]), "paddock.rewards.worker")"""
 
 
 class JobFailed(Exception):
-    """A job that gave no score: its position among those waited for, and in a batch the row."""
+    """A job that gave no score: why, and its position among those waited for."""
 
-    def __init__(self, failure: ScoringFailure, job: int = 0):
-        super().__init__(failure.reason)
+    def __init__(self, failure: Failed, job: int):
+        super().__init__(str(failure))
         self.failure, self.job = failure, job
 
 
-def answers_of(futures: Sequence[Future[Any]]) -> list[Any]:
+def results_of(futures: Sequence[Future[Any]]) -> list[Any]:
     """Returns the results of jobs that are done; raises the first failure, with the job's index."""
     for index, future in enumerate(futures):
-        if future.done() and isinstance(error := future.exception(), JobFailed):
-            raise JobFailed(error.failure, index) from None
+        if future.done() and isinstance(error := future.exception(), Failed):
+            raise JobFailed(error, index) from None
     return [future.result() for future in futures]
 
 
 @dataclass(eq=False)
 class ScoringJob:
+    """One call of a scorer. Its future gives a score for each request, None if the call was cut off, or Failed."""
+
     target: Target
     requests: tuple[ScoreRequest, ...]
     """One, or all that a function of whole batches is called with; without any the function's shape is asked for."""
@@ -104,8 +107,8 @@ class ProcessPool:
     def __init__(self, size: int, timeout: float, prints: Path | None = None):
         """`prints`: the file that takes what scorers print; None: the standard output of this process."""
         self.size, self.timeout, self.prints = size, timeout, prints
-        self.told = False
-        """Whoever collects scores has told of a call that took too long."""
+        self.warned = False
+        """True once a warning has named a call that took too long."""
         self.workers: list[Worker] = []
         self.waiting: deque[ScoringJob] = deque()
         self._submitted: list[ScoringJob] = []
@@ -122,7 +125,7 @@ class ProcessPool:
         self._at_exit = weakref.finalize(self, stop, self.workers)
 
     def submit(self, jobs: Sequence[ScoringJob]) -> None:
-        """Begins at once. A job's future gives its scores, None if it was cut off, or JobFailed."""
+        """Begins at once."""
         if not jobs:
             return
         with self._lock:
@@ -142,7 +145,7 @@ class ProcessPool:
         works on."""
         try:
             wait_for(futures, return_when=FIRST_EXCEPTION)
-            return answers_of(futures)
+            return results_of(futures)
         except BaseException:
             self.cancel()
             raise
@@ -177,14 +180,15 @@ class ProcessPool:
             self._submitted = []
             if self._dropping:
                 self._drop(None)
-            if not self.waiting and not any(worker.jobs for worker in self.workers):
+            if not self.waiting and not self._jobs():
                 self._thread = None
                 return False
+        for worker in [worker for worker in self.workers if not worker.jobs and worker.channel.has_something()]:
+            self._remove(worker)  # it died since it last worked
         self._give()
         busy = [worker for worker in self.workers if worker.jobs]
-        wait(
-            [self._wake_reader, *(worker.channel.socket for worker in busy)], max(0.0, self._next() - time.monotonic())
-        )
+        until = min([self._next(), *(job.deadline for job in self._jobs())])
+        wait([self._wake_reader, *(worker.channel.socket for worker in busy)], max(0.0, until - time.monotonic()))
         if any(len(worker.jobs) > LARGEST_CHUNK for worker in busy):
             time.sleep(GATHERING)
         with suppress(BlockingIOError):
@@ -193,17 +197,20 @@ class ProcessPool:
             self._listen(worker)
         return True
 
+    def _jobs(self) -> list[ScoringJob]:
+        """Returns the jobs that workers hold."""
+        return [job for worker in self.workers for job in worker.jobs.values()]
+
     def _next(self) -> float:
-        """Returns the time of the next deadline, if nothing happens before."""
+        """Returns when to look again, if nothing happens before and no deadline passes."""
         more = self._more_at if self.waiting and len(self.workers) < self.size else inf
         slow = min((worker.slow_at for worker in self.workers if len(worker.jobs) > 1), default=inf)
-        deadlines = (job.deadline for worker in self.workers for job in worker.jobs.values())
-        return min(more, slow if self._has_room() else inf, *deadlines)
+        return min(more, slow if self._has_room() else inf)
 
     def _give(self) -> None:
-        """Work for everyone who is idle. A worker that died since it last worked is replaced."""
-        idle = self._idle()
-        hired = max(1, min(2 * len(self.workers), self.size)) if self._crowded(idle) else len(self.workers)
+        """Gives work to all workers that are idle, and to new ones."""
+        idle = [worker for worker in self.workers if not worker.jobs]
+        hired = max(1, min(2 * len(self.workers), self.size)) if self._crowded(len(idle)) else len(self.workers)
         while self.waiting and (idle or len(self.workers) < hired):
             worker = idle.pop() if idle else self._hire()
             self._send(worker, self._chunk())
@@ -215,32 +222,23 @@ class ProcessPool:
         return not self.waiting and (len(self.workers) < self.size or not all(worker.jobs for worker in self.workers))
 
     def _recall(self) -> None:
-        """Asks workers whose present call takes long for the calls behind it: each returns them when that call is
-        done."""
+        """Asks workers whose present call takes long to return the calls behind it when that call is done."""
         now = time.monotonic()
         for worker in self.workers:
             if len(worker.jobs) > 1 and worker.slow_at <= now:
-                worker.slow_at, worker.recalled = inf, True
-                with suppress(BrokenPipeError, ConnectionResetError):  # it died: the answer that does not come tells
+                worker.slow_at = inf
+                with suppress(*GONE):  # it died: the answer that does not come tells
                     worker.channel.send(RECALL)
 
-    def _crowded(self, idle: list[Worker]) -> bool:
+    def _crowded(self, idle: int) -> bool:
         """Have all workers had work for a while? Not while one of them is still loading its scorer. Those between two
         calls of a slow scorer are not idle, if more calls wait."""
         now = time.monotonic()
         loading = any(not next(iter(worker.jobs.values())).started for worker in self.workers if worker.jobs)
-        if loading or (idle and not (len(self.waiting) > len(idle) and self._is_slow(self.waiting[0].target))):
+        slow = len(self.waiting) > idle and self._quick.get(self.waiting[0].target, 2) < 2
+        if loading or (idle and not slow):
             self._more_at = now + BUSY
         return not self.workers or now >= self._more_at
-
-    def _is_slow(self, target: Target) -> bool:
-        """True if one call of the scorer took as long as a chunk of quick ones may."""
-        return self._quick.get(target, LEAST_QUICK_CHUNK) < LEAST_QUICK_CHUNK
-
-    def _idle(self) -> list[Worker]:
-        for worker in [w for w in self.workers if not w.jobs and w.channel.has_something()]:  # it can only be the end
-            self._remove(worker)
-        return [worker for worker in self.workers if not worker.jobs]
 
     def _hire(self) -> Worker:
         self.workers.append(Worker(self.room, self.prints))
@@ -250,13 +248,14 @@ class ProcessPool:
         """Takes neighbouring jobs with one target, few enough that every worker gets several chunks; of a quick scorer
         more than that, up to an equal share of what waits for each worker that there is; half a share of few jobs, so
         that one that hangs has fewer behind it."""
-        fair = min(LARGEST_CHUNK, len(self.waiting) // (self.size * CHUNKS_PER_WORKER))
-        shares = len(self.workers) * (1 if len(self.waiting) > LARGEST_CHUNK else 2)
-        quick = min(self._quick.get(self.waiting[0].target, 0), -(-len(self.waiting) // shares))
-        size = max(fair, quick)
-        chunk = [self.waiting.popleft()]
-        alone = len(chunk[0].requests) != 1
-        while self.waiting and len(chunk) < size and not alone and self.waiting[0].target == chunk[0].target:
+        first = self.waiting.popleft()
+        left = len(self.waiting) + 1
+        shares = len(self.workers) * (1 if left > LARGEST_CHUNK else 2)
+        fair = min(LARGEST_CHUNK, left // (self.size * CHUNKS_PER_WORKER))
+        quick = min(self._quick.get(first.target, 0), -(-left // shares))
+        size = max(fair, quick) if len(first.requests) == 1 else 1
+        chunk = [first]
+        while self.waiting and len(chunk) < size and self.waiting[0].target == first.target:
             chunk.append(self.waiting.popleft())
         return chunk
 
@@ -267,13 +266,13 @@ class ProcessPool:
         jobs[0].deadline = time.monotonic() + LOADING
         worker.jobs.update(numbered)
         worker.chunk, worker.sent, worker.took = len(jobs), time.monotonic(), inf
-        worker.slow_at, worker.recalled = inf, False
+        worker.slow_at = inf
         calls = [(number, job.requests) for number, job in numbered.items()]
         try:
             worker.channel.send((jobs[0].target, self.timeout, calls))
         except BlockingIOError:
             jobs[0].started, jobs[0].deadline = True, 0.0  # it takes nothing: it hangs
-        except (BrokenPipeError, ConnectionResetError):
+        except GONE:
             pass  # it died: the answer that does not come tells
 
     def _listen(self, worker: Worker) -> None:
@@ -281,7 +280,7 @@ class ProcessPool:
         try:
             for kind, number, value in worker.channel.arrived():
                 self._heard(worker, kind, number, value)
-        except (EOFError, ConnectionResetError):
+        except GONE:
             self._ended(worker)
         if any(job.deadline <= time.monotonic() for job in worker.jobs.values()):
             self._cut_off(worker)
@@ -301,25 +300,16 @@ class ProcessPool:
             if kind == SCORED:
                 job.future.set_result(value)
             else:
-                job.future.set_exception(JobFailed(value))
-            if not worker.jobs:
-                self._time(worker, job.target)
+                job.future.set_exception(value)
+            if not worker.jobs and self._quick.get(job.target) != 0:
+                # by the worker's clock: the way there and back takes longer while other threads of the trainer work
+                fits = int(worker.chunk * QUICK / max(worker.took, 1e-6))
+                size = max(self._quick.get(job.target, 1), 2 * worker.chunk)
+                self._quick[job.target] = max(1, min(fits, size, LARGEST_QUICK_CHUNK))
         for job in itertools.islice(worker.jobs.values(), 1):  # the clock of a job starts when the one before is done
             now = time.monotonic()
             job.started, job.deadline = True, now + min(self.timeout, job.limit)
-            worker.slow_at = inf if worker.recalled else now + QUICK
-
-    def _time(self, worker: Worker, target: Target) -> None:
-        """Sizes the next chunks of a scorer by the time that the calls of this one took: the way there and back takes
-        longer while the trainer's other threads work."""
-        size = self._quick.get(target, 1)
-        if size == 0:
-            return
-        fits = int(worker.chunk * QUICK / worker.took) if worker.took else LARGEST_QUICK_CHUNK
-        if fits >= worker.chunk:
-            self._quick[target] = max(size, min(fits, 2 * worker.chunk, LARGEST_QUICK_CHUNK))
-        else:
-            self._quick[target] = max(1, fits)
+            worker.slow_at = now + QUICK
 
     def _cut_off(self, worker: Worker) -> None:
         """Kills a worker with a job whose time is up; jobs that are not late go to another."""
@@ -327,22 +317,21 @@ class ProcessPool:
         self._remove(worker)
         self.waiting.extendleft(job for job in reversed(jobs) if job.deadline > now)
         for job in jobs:
-            if job.deadline <= now:
+            if job.deadline <= now and job.started:
                 self._quick[job.target] = 0
                 self._late(job)
+            elif job.deadline <= now:
+                job.future.set_exception(Failed(f"was not imported within {LOADING:g} s"))
 
     def _late(self, job: ScoringJob) -> None:
-        if job.started:
-            job.future.set_result(None)
-        else:
-            job.future.set_exception(JobFailed(ScoringFailure(f"was not imported within {LOADING:g} s")))
+        job.future.set_result(None)
 
     def _ended(self, worker: Worker) -> None:
         first, *rest = worker.jobs.values()
         reason = f"ended its process, which {worker.how_it_ended()}"
         self._remove(worker)
         self.waiting.extendleft(reversed(rest))
-        first.future.set_exception(JobFailed(ScoringFailure(reason)))
+        first.future.set_exception(Failed(reason))
 
     def _remove(self, worker: Worker) -> None:
         self.workers.remove(worker)
@@ -351,7 +340,7 @@ class ProcessPool:
 
     def _drop(self, error: BaseException | None) -> None:
         busy = [worker for worker in self.workers if worker.jobs]
-        jobs = [*self._submitted, *self.waiting, *(job for worker in busy for job in worker.jobs.values())]
+        jobs = [*self._submitted, *self.waiting, *self._jobs()]
         self.workers[:] = [worker for worker in self.workers if worker not in busy]
         stop(busy)
         self.waiting.clear()
@@ -361,6 +350,101 @@ class ProcessPool:
                 job.future.cancel()
             else:
                 job.future.set_exception(error)
+
+
+class Rate:
+    """Allows at most so many calls per minute, evenly spread: none is saved up for a burst."""
+
+    def __init__(self, per_minute: float | None):
+        self.interval = 60.0 / per_minute if per_minute else 0.0
+        self.due = 0.0
+
+    def take(self, now: float, count: float = 1.0) -> None:
+        self.due = max(now, self.due) + count * self.interval
+
+
+class LimitedPool(ProcessPool):
+    """A pool for functions that ask a service: a worker holds several calls at a time, as many in all as the limits of
+    the config allow.
+
+    A coroutine that takes too long is cancelled; a thread cannot be, so its process is killed, and the calls beside it
+    are made again. A call that raised or was cut off is made up to `max_retries` times more, unless what it raised is a
+    mistake in its code or what it returned is no score.
+    """
+
+    def __init__(self, config: RewardModelConfig, prints: Path | None = None):
+        super().__init__(min(config.num_workers or 1, config.max_concurrent), config.timeout, prints)
+        self.config = config
+        self.room = max(2, -(-config.max_concurrent // self.size))  # above 1: the worker serves calls side by side
+        self.calls, self.tokens = Rate(config.max_rpm), Rate(config.max_tpm)
+        self._full = False
+        """No process takes the next job before a call ends."""
+
+    def _next(self) -> float:
+        if not self.waiting or self._full or len(self._jobs()) >= self.config.max_concurrent:
+            return inf
+        return max(self.calls.due, self.tokens.due, min(job.not_before for job in self.waiting))
+
+    def _give(self) -> None:
+        self._full = False
+        while len(self._jobs()) < self.config.max_concurrent:
+            now = time.monotonic()
+            job = next((job for job in self.waiting if job.not_before <= now), None)
+            if job is None or max(self.calls.due, self.tokens.due) > now:
+                return
+            worker = self._worker_for(job)
+            if worker is None:
+                self._full = True
+                return
+            self.waiting.remove(job)
+            self.calls.take(now)
+            self.tokens.take(now, self.config.estimated_tokens_per_request)
+            job.shared = bool(worker.jobs)
+            for other in worker.jobs.values():
+                other.shared = True
+            self._send(worker, [job])
+
+    def _worker_for(self, job: ScoringJob) -> Worker | None:
+        """Returns the least busy worker; None while a job that must be alone finds no process without jobs, or holds
+        the only one."""
+        if len(self.workers) < self.size and all(worker.jobs for worker in self.workers):
+            return self._hire()
+        able = [w for w in self.workers if not w.jobs or not (job.alone or any(x.alone for x in w.jobs.values()))]
+        return min(able, key=lambda worker: len(worker.jobs), default=None)
+
+    def _heard(self, worker: Worker, kind: str, number: int, value: Any) -> None:
+        if kind == READY:
+            job, grace = worker.jobs[number], GRACE if value else 0.0  # the worker itself can interrupt a coroutine
+            job.started, job.deadline = True, time.monotonic() + self.timeout + grace
+            return
+        job = worker.jobs.pop(number)
+        if kind == SCORED:
+            job.future.set_result([replace(score, retries=job.retries) for score in value])
+        elif kind == TIMED_OUT:
+            self._again(job, None)
+        elif kind == FAILED:
+            self._again(job, value)
+
+    def _again(self, job: ScoringJob, failure: Failed | None) -> None:
+        """Retries the call after a pause, if tries are left; without `failure` it was cut off."""
+        if job.retries < self.config.max_retries and not (failure and failure.lasting):
+            job.not_before = time.monotonic() + min(LONGEST_PAUSE, FIRST_PAUSE * 2**job.retries)
+            job.retries += 1
+            self.waiting.append(job)
+        elif failure is None:
+            job.future.set_result(None)
+        else:
+            tries = f" (the last of {job.retries + 1} tries)" if job.retries else ""
+            job.future.set_exception(Failed(f"{failure}{tries}", fix=failure.fix))
+
+    def _late(self, job: ScoringJob) -> None:
+        """If a process with several calls hangs, the guilty call is unknown: each is repeated alone before it counts as
+        late."""
+        if job.shared:
+            job.alone, job.shared = True, False
+            self.waiting.append(job)
+        else:
+            self._again(job, None)
 
 
 class Worker:
@@ -382,8 +466,8 @@ class Worker:
         self.jobs: dict[int, ScoringJob] = {}
         self.chunk, self.sent, self.took = 0, 0.0, inf
         """How many jobs it was sent last, when, and how many seconds their calls took."""
-        self.slow_at, self.recalled = inf, False
-        """When its present call is slow, and whether it was asked for the calls behind that."""
+        self.slow_at = inf
+        """When its present call is slow."""
 
     def how_it_ended(self) -> str:
         """Returns how a worker ended by itself, as its supervisor reports it."""
@@ -392,11 +476,6 @@ class Worker:
             code = int(self.control.recv(16))
             return f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
         return "was killed"
-
-    def let_go(self) -> None:
-        """Closes both sockets: its supervisor then kills the worker."""
-        self.channel.close()
-        self.control.close()
 
     def wait(self) -> None:
         if os.getpid() != self.owner:  # a fork of the trainer ends, not the trainer
@@ -409,9 +488,10 @@ class Worker:
 
 
 def stop(workers: list[Worker]) -> None:
-    """Lets go of all before it waits for the first: they end side by side."""
+    """Tells all to end before it waits for the first: they end side by side."""
     leaving, workers[:] = list(workers), []
     for worker in leaving:
-        worker.let_go()
+        worker.channel.close()
+        worker.control.close()  # its supervisor then kills it
     for worker in leaving:
         worker.wait()
