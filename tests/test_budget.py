@@ -17,7 +17,7 @@ MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 25
 FILES_WITH_THE_WHOLE_CONFIG = 64
 PLACES_OF_ERRORS = 408
-WORDS = {"found": 1371, "told": 118, "one": 1746, "said": 254}
+WORDS = {"found": 1367, "told": 118, "one": 1746, "said": 254}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -30,11 +30,11 @@ LINES = {
     "data": 4868,
     "doctor": 387,
     "engines": 7063,
-    "environments": 3400,
+    "environments": 3386,
     "errors.py": 50,
     "estimate": 1067,
     "facts": 1455,
-    "grading": 2293,
+    "grading": 2270,
     "help": 797,
     "kernels": 1875,
     "library": 1042,
@@ -45,7 +45,7 @@ LINES = {
     "rewards": 3263,
     "rollouts": 1591,
     "runs": 1815,
-    "sandbox": 3539,
+    "sandbox": 3500,
     "trainer": 2000,
     "verl": 2908,
     "workers": 2592,

@@ -7,9 +7,8 @@ import atexit
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paddock.config.rewards import PYTHON
 from paddock.core.registry import suggest
@@ -17,10 +16,6 @@ from paddock.environments.environment import Environment
 from paddock.environments.tools import Tool, ToolError, is_tool, tool, tool_of
 from paddock.errors import UserError
 from paddock.facts.modules import MODULE, module_at
-
-if TYPE_CHECKING:
-    from paddock.sandbox.program import SandboxSettings
-    from paddock.sandbox.runner import Runner
 
 KEY = "actor_rollout_ref.rollout.multi_turn.function_tool_path"
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -138,8 +133,10 @@ BUILT_IN: dict[str, Callable[..., Any]] = {"calculator": calculator}
 def interpreter(sandbox: Mapping[str, Any]) -> Tool:
     """Returns the tool that runs Python programs in the sandbox: without a network, and without the row's truth."""
     from paddock.sandbox.program import Program, settings_from
+    from paddock.sandbox.runner import runner_of
 
-    runner = programs_of(settings_from(sandbox), os.getpid())
+    runner = runner_of(settings_from(sandbox), os.cpu_count() or 1)
+    atexit.register(runner.close)
 
     @tool(name=INTERPRETER)
     def run(code: str) -> str:
@@ -153,14 +150,3 @@ def interpreter(sandbox: Mapping[str, Any]) -> Tool:
         return said.strip() if result.passed else f"{said}\nerror: {result.cause} {result.detail}".strip()
 
     return tool_of(run)
-
-
-@cache
-def programs_of(settings: SandboxSettings, process: int) -> Runner:
-    """Returns what runs the programs of tools in this process, several at a time; it ends with the process."""
-    from paddock.sandbox.fusion import FusionClient
-    from paddock.sandbox.local import LocalSandbox
-
-    runner = FusionClient(settings) if settings.url else LocalSandbox(settings, size=os.cpu_count() or 1)
-    atexit.register(runner.close)
-    return runner

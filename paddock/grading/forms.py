@@ -126,6 +126,7 @@ COUNTS = {word: number for number, word in enumerate(ONES.split())}
 COUNTS |= {word: 10 * number for number, word in enumerate(TENS.split(), start=2)}
 COUNTS |= {"hundred": 100, "thousand": 1000, "million": 10**6}
 BASES = COUNTS | {"binary": 2, "octal": 8, "decimal": 10, "hexadecimal": 16, "hex": 16}
+SHORT_WORDS = ("yes", "no", "odd", "red", "dne")
 OPENING, CLOSING = "([{⦃⟨⌊⌈⟦", ")]}⦄⟩⌋⌉⟧"
 RELATIONS = "=≈≡∈<>≤≥≠"
 THOUSANDS = re.compile(r"((?:\\?\$)? ?-? ?(?:\\?\$)? ?)(\d{1,3}(?:,\d{3})+)(?!\d)(?!,)([^,]*)")
@@ -225,13 +226,10 @@ def _words(text: str) -> Form | None:
     words = re.sub(r"[^A-Za-z ]", " " if "-" in said else "", said).split()
     if not words or max(map(len, words)) < 2:
         return None
-    if len(words) == 1 and len(words[0]) < 4 and "\\text" not in text and not _is_word(words[0]):
+    known = words[0].lower() in SHORT_WORDS or words[0].lower() in COUNTS or words[0].isupper()
+    if len(words) == 1 and len(words[0]) < 4 and "\\text" not in text and not known:
         return None
     return _meaning(words)
-
-
-def _is_word(word: str) -> bool:
-    return word.lower() in ("yes", "no", "odd", "red", "dne") or word.lower() in COUNTS or word.isupper()
 
 
 def _meaning(words: list[str]) -> Form:
@@ -270,8 +268,8 @@ def _residue(text: str) -> Form | None:
 def _assigned(text: str) -> Form | None:
     """`x = 1, 2`: one equation, before its right side is split."""
     for sign in ("=", "∈"):
-        parts = split(text, sign)
-        if len(parts) != 2 or any(len(split(text, other)) > 1 for other in RELATIONS if other != sign):
+        parts, _ = split_signs(text, sign)
+        if len(parts) != 2 or any(split_signs(text, other)[1] for other in RELATIONS if other != sign):
             continue
         if len(split_list(parts[0])[0]) == 1 and not PARAMETER.fullmatch(text):
             return _equation(parts, sign)
@@ -412,7 +410,7 @@ def _one_pair(text: str) -> bool:
 
 
 def _ratio(text: str) -> Form | None:
-    parts = split(re.sub(r"(?:\\text\{ *to *\}| to )", ":", text), ":")
+    parts, _ = split_signs(re.sub(r"(?:\\text\{ *to *\}| to )", ":", text), ":")
     if len(parts) == 1 or not all(re.fullmatch(r"[\s\d.A-Za-z\\{}^+*()/-]+", part) for part in parts):
         return None
     return Ratio(tuple(map(form, parts)))
@@ -438,10 +436,6 @@ READINGS = (
     *(_ratio, _numeral),
 )
 """Readings in the order in which they are tried: what separates most comes first."""
-
-
-def split(text: str, sign: str) -> list[str]:
-    return split_signs(text, sign)[0]
 
 
 def split_signs(text: str, signs: str) -> tuple[list[str], list[str]]:

@@ -333,22 +333,6 @@ def logarithm(value: Value, base: Value, sample: SampledValue) -> Value:
     return MP.log(value) / MP.log(base)
 
 
-def absolute(value: Value, _: SampledValue) -> Value:
-    return abs(value) if isinstance(value, Fraction) else abs(inexact(value))
-
-
-def rounded_down(value: Value, _: SampledValue) -> Value:
-    return Fraction(math.floor(value)) if isinstance(value, Fraction) else MP.floor(real(value))
-
-
-def rounded_up(value: Value, _: SampledValue) -> Value:
-    return Fraction(math.ceil(value)) if isinstance(value, Fraction) else MP.ceil(real(value))
-
-
-def transposed(value: Value, _: SampledValue) -> Value:
-    return tuple(zip(*value, strict=True))
-
-
 CONSTANTS: dict[str, Callable[[], Any]] = {
     "pi": lambda: +MP.pi,
     "e": lambda: +MP.e,
@@ -364,10 +348,10 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "root": rooted,
     "!": factorial,
     "binom": binomial,
-    "abs": absolute,
-    "floor": rounded_down,
-    "ceil": rounded_up,
-    "transpose": transposed,
+    "abs": lambda value, _: abs(value if isinstance(value, Fraction) else inexact(value)),
+    "floor": lambda value, _: Fraction(math.floor(value)) if isinstance(value, Fraction) else MP.floor(real(value)),
+    "ceil": lambda value, _: Fraction(math.ceil(value)) if isinstance(value, Fraction) else MP.ceil(real(value)),
+    "transpose": lambda value, _: tuple(zip(*value, strict=True)),
     "degrees": lambda value, sample: inexact(value) * MP.pi / 180,
 }
 TRIGONOMETRY: dict[str, Callable[[Any], Any]] = {

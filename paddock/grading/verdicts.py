@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 from paddock.grading import library, regions
 from paddock.grading.forms import (
@@ -89,22 +91,11 @@ def _as_list(text: str, read: Form) -> Form:
 
 def same(truth: Form, answer: Form) -> bool:
     """Compares two forms; each pair of kinds has its rule."""
-    if isinstance(truth, Option) or isinstance(answer, Option):
-        return _same_choice(truth, answer)
-    if isinstance(truth, Equation) or isinstance(answer, Equation):
-        return _same_equation(truth, answer)
-    if any(isinstance(each, Inequality | Sets) for each in (truth, answer)) or _joins_inequalities(truth, answer):
-        return _same_region(truth, answer)
-    if isinstance(truth, Many) or isinstance(answer, Many):
-        return _same_many(truth, answer)
-    if isinstance(truth, Group) or isinstance(answer, Group):
-        return _same_group(truth, answer)
-    if isinstance(truth, Ratio) or isinstance(answer, Ratio):
-        return _same_ratio(truth, answer)
-    if isinstance(truth, Residue) or isinstance(answer, Residue):
-        return _same_residue(truth, answer)
     if isinstance(truth, Scalar) and isinstance(answer, Scalar):
         return _same_scalar(truth, answer)
+    for kinds, rule in RULES:
+        if isinstance(truth, kinds) or isinstance(answer, kinds):
+            return rule(truth, answer)
     return truth == answer and isinstance(truth, Words | Numeral)
 
 
@@ -203,13 +194,6 @@ def _tree(read: Form) -> Node:
     return read.tree
 
 
-def _joins_inequalities(truth: Form, answer: Form) -> bool:
-    return any(
-        isinstance(each, Many) and all(isinstance(member, Inequality) for member in each.members) and each.members
-        for each in (truth, answer)
-    )
-
-
 def _same_region(truth: Form, answer: Form) -> bool:
     """Compares two regions as sets of real numbers, if both can be solved so; else inequality by inequality."""
     expected, given = regions.region(truth), regions.region(answer)
@@ -247,6 +231,9 @@ def _same_sides(truth: tuple[Form, ...], answer: tuple[Form, ...], signs: tuple[
 
 
 def _same_many(truth: Form, answer: Form) -> bool:
+    for each in (truth, answer):
+        if isinstance(each, Many) and each.members and all(isinstance(part, Inequality) for part in each.members):
+            return _same_region(truth, answer)
     if isinstance(truth, Many) and isinstance(answer, Many):
         bare = _bare_assignments(truth), _bare_assignments(answer)
         if (bare[0] is None) == (bare[1] is None):
@@ -385,3 +372,15 @@ def _same_scalar(truth: Scalar, answer: Scalar) -> bool:
     if has_letters(truth.tree) or has_letters(answer.tree):
         return False
     return rounds_to(answer.tree, truth.tree, SIGNIFICANT) or rounds_to(truth.tree, answer.tree, SIGNIFICANT)
+
+
+RULES: tuple[tuple[Any, Callable[[Form, Form], bool]], ...] = (
+    (Option, _same_choice),
+    (Equation, _same_equation),
+    ((Inequality, Sets), _same_region),
+    (Many, _same_many),
+    (Group, _same_group),
+    (Ratio, _same_ratio),
+    (Residue, _same_residue),
+)
+"""The rule for two forms if either is of this kind; the first that fits."""

@@ -15,13 +15,13 @@ import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from paddock.sandbox.cgroup import ControlGroup, made_group
 from paddock.sandbox.inside import seccomp
 from paddock.sandbox.inside.program import OUT_OF_MEMORY, OUT_OF_PROCESSES
 from paddock.sandbox.oracle import guarded, with_modules
-from paddock.sandbox.program import CAUSES, Program, Result, SandboxSettings
+from paddock.sandbox.program import CAUSES, Program, Result, SandboxSettings, causes_of
 
 INSIDE = Path(__file__).parent / "inside"
 PACKAGES = Path(__file__).parents[2]
@@ -233,7 +233,7 @@ def result_of(answer: Mapping[str, Any], written: bytes, stdout: bytes, stderr: 
     seconds = float(answer.get("seconds", 0.0))
     if report is None:
         cause = answer.get("ended_by") or "killed"
-        return Result(cause, *texts, seconds, (cause,) * len(program.checks), "the report of its end cannot be read")
+        return Result(cause, *texts, seconds, causes_of((), cause, program), "the report of its end cannot be read")
     if report.broken:
         raise CellFailed(report.broken)
     found, ended_by = report.checks, answer.get("ended_by")
@@ -248,8 +248,7 @@ def result_of(answer: Mapping[str, Any], written: bytes, stdout: bytes, stderr: 
             found = ()
     if cause == "ok" and report.left_running:
         cause, found = "left_running", ()
-    checks = (*found, *[cause] * len(program.checks))[: len(program.checks)]
-    return Result(cause, *texts, seconds, checks, report.detail)
+    return Result(cause, *texts, seconds, causes_of(found, cause, program), report.detail)
 
 
 def _ending(answer: Mapping[str, Any], report: Report, stdout: bytes, stderr: bytes) -> str:
@@ -266,24 +265,12 @@ def _ending(answer: Mapping[str, Any], report: Report, stdout: bytes, stderr: by
     return SIGNALS.get(-code, "killed") if code < 0 else EXITS.get(code, "error")
 
 
-class _memory_file:
-    """A file that has no name; the offset stays at its start for whoever reads it."""
-
-    def __init__(self, text: str):
-        self.descriptor = os.memfd_create("program")
-        data = memoryview(text.encode("utf-8", errors="surrogatepass"))
-        while data:
-            written = os.pwrite(self.descriptor, data, os.fstat(self.descriptor).st_size)
-            data = data[written:]
-
-    def fileno(self) -> int:
-        return self.descriptor
-
-    def __enter__(self) -> _memory_file:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.descriptor)
+def _memory_file(text: str) -> BinaryIO:
+    """Returns a file without a name, to be read from its start."""
+    file = os.fdopen(os.memfd_create("program"), "w+b")
+    file.write(text.encode("utf-8", errors="surrogatepass"))
+    file.seek(0)
+    return file
 
 
 def _content(descriptor: int) -> bytes:

@@ -9,13 +9,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
 from paddock.errors import UserError
 from paddock.sandbox.inside import checks, wire
-from paddock.sandbox.program import Program, Result, SandboxBroken, SandboxSettings
+from paddock.sandbox.program import Program, Result, Runner, SandboxBroken, SandboxSettings, causes_of
 
 PATH = "/run_code"
 TRIES, PAUSE = 4, 0.5  # the pause doubles
@@ -47,8 +46,8 @@ for check in {checks!r}:
 imitate the mark. The local sandbox keeps them apart."""
 
 
-class FusionClient:
-    """Any thread may use it."""
+class FusionClient(Runner):
+    """Sends programs to a SandboxFusion service."""
 
     def __init__(self, settings: SandboxSettings):
         assert settings.url
@@ -66,32 +65,23 @@ class FusionClient:
                 value=settings.url,
                 fix=f"http://host:8080{PATH}",
             )
-        self.settings, self.at_once = settings, settings.max_concurrent
+        super().__init__(settings, settings.max_concurrent)
         self.url = settings.url if urlsplit(settings.url).path.endswith(PATH) else settings.url.rstrip("/") + PATH
 
     def run(self, program: Program, seconds: float | None = None) -> Result:
         seconds = self.settings.timeout if seconds is None else seconds
         mark = secrets.token_hex(16)
-        answer = self._asked(
-            {
-                "code": _text(program, mark) if program.checks else program.code,
-                "stdin": program.stdin,
-                "language": "python",
-                "compile_timeout": seconds,
-                "run_timeout": seconds,
-                "memory_limit_MB": self.settings.memory_limit_mb,
-                "files": {},
-                "fetch_files": [],
-            },
-            seconds,
-        )
-        return result_of(answer, program, mark)
-
-    def run_all(self, programs: Sequence[Program], seconds: float | None = None) -> list[Result]:
-        if len(programs) == 1:
-            return [self.run(programs[0], seconds)]
-        with ThreadPoolExecutor(min(self.at_once, len(programs) or 1)) as threads:
-            return list(threads.map(lambda program: self.run(program, seconds), programs))
+        request = {
+            "code": _text(program, mark) if program.checks else program.code,
+            "stdin": program.stdin,
+            "language": "python",
+            "compile_timeout": seconds,
+            "run_timeout": seconds,
+            "memory_limit_MB": self.settings.memory_limit_mb,
+            "files": {},
+            "fetch_files": [],
+        }
+        return result_of(self._asked(request, seconds), program, mark)
 
     def close(self) -> None:
         """Does nothing: no resource is held."""
@@ -138,8 +128,7 @@ def result_of(answer: Mapping[str, Any], program: Program, mark: str) -> Result:
         cause = next((check for check in found if check != "ok"), "ok")
     elif cause == "ok":  # it ended itself before all was asked
         cause = "error"
-    complete = tuple([*found, *[cause] * len(program.checks)][: len(program.checks)])
-    return Result(cause, stdout, stderr, seconds, complete)
+    return Result(cause, stdout, stderr, seconds, causes_of(found, cause, program))
 
 
 def _ending(steps: Sequence[Mapping[str, Any]], stderr: str) -> str:

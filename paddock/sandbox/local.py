@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from paddock.errors import UserError
 from paddock.sandbox.cell import Cell, CellFailed
-from paddock.sandbox.program import Program, Result, SandboxBroken, SandboxSettings
+from paddock.sandbox.program import Program, Result, Runner, SandboxBroken, SandboxSettings
 
 KEY = "reward_model.sandbox.isolation"
-CANDIDATES = {"auto": ("bubblewrap", "unshare")}
 SWITCHES = {
     "kernel/apparmor_restrict_unprivileged_userns": ("1", "0"),
     "kernel/unprivileged_userns_clone": ("0", "1"),
@@ -26,8 +23,8 @@ TRIES = 2
 PAUSES = (0.0, 0.5, 1.5, 3.0)  # seconds before an honest program is tried, which tells a broken machine from a busy one
 
 
-class LocalSandbox:
-    """Runs programs in at most `size` cells. A context manager: nothing runs any more when it is left.
+class LocalSandbox(Runner):
+    """Runs programs in at most `size` cells.
 
     >>> with LocalSandbox(settings) as sandbox:
     ...     sandbox.run(Program("print(int(input()) + 1)", stdin="41")).stdout
@@ -35,19 +32,13 @@ class LocalSandbox:
     """
 
     def __init__(self, settings: SandboxSettings, size: int = 1):
-        self.settings, self.at_once = settings, size
+        super().__init__(settings, size)
         self.isolation, first = _first_cell(settings)
         self.guard = _guard(first)
         """What bounds the memory of a program, in words."""
         self._idle: queue.LifoQueue[Cell | None] = queue.LifoQueue()
         for place in range(size):
             self._idle.put(first if place == 0 else None)
-
-    def __enter__(self) -> LocalSandbox:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Waits for programs that are running. One that is run later gets a new cell."""
@@ -97,16 +88,10 @@ class LocalSandbox:
                 cell.close()
         return False
 
-    def run_all(self, programs: Sequence[Program], seconds: float | None = None) -> list[Result]:
-        if self.at_once == 1:
-            return [self.run(program, seconds) for program in programs]
-        with ThreadPoolExecutor(self.at_once) as threads:
-            return list(threads.map(lambda program: self.run(program, seconds), programs))
-
 
 def _first_cell(settings: SandboxSettings) -> tuple[str, Cell]:
     reasons = []
-    for isolation in CANDIDATES.get(settings.isolation, (settings.isolation,)):
+    for isolation in ("bubblewrap", "unshare") if settings.isolation == "auto" else (settings.isolation,):
         try:
             return isolation, Cell(isolation, settings)
         except CellFailed as error:

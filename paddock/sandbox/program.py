@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from paddock.errors import UserError
 
@@ -49,6 +51,38 @@ class Result:
 
 class SandboxBroken(Exception):
     """Programs cannot be run any more: no fault of theirs, so nobody is given a score for it."""
+
+
+class Runner(ABC):
+    """Runs programs, at most `at_once` side by side. A context manager: nothing runs any more when it is left."""
+
+    def __init__(self, settings: SandboxSettings, at_once: int):
+        self.settings, self.at_once = settings, at_once
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def run(self, program: Program, seconds: float | None = None) -> Result:
+        """Returns how the program ended; `seconds` is its limit, else that of the settings. Any thread may call it."""
+
+    def run_all(self, programs: Sequence[Program], seconds: float | None = None) -> list[Result]:
+        if min(self.at_once, len(programs)) < 2:
+            return [self.run(program, seconds) for program in programs]
+        with ThreadPoolExecutor(min(self.at_once, len(programs))) as threads:
+            return list(threads.map(lambda program: self.run(program, seconds), programs))
+
+    @abstractmethod
+    def close(self) -> None:
+        """Waits for programs that are running, and frees what is held."""
+
+
+def causes_of(known: Sequence[str], cause: str, program: Program) -> tuple[str, ...]:
+    """Returns the cause of each check: those that are known, and for the others that of the program's end."""
+    return (*known, *[cause] * len(program.checks))[: len(program.checks)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,40 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from functools import cache
-from typing import Protocol
 
 from paddock.sandbox.fusion import FusionClient
 from paddock.sandbox.local import LocalSandbox
-from paddock.sandbox.program import Program, Result, SandboxSettings
+from paddock.sandbox.program import Runner, SandboxSettings
 
 log = logging.getLogger(__name__)
 
 
-class Runner(Protocol):
-    at_once: int
-    """Programs that it runs side by side."""
-
-    def run_all(self, programs: Sequence[Program], seconds: float | None = None) -> list[Result]: ...
-
-    def close(self) -> None: ...
-
-
-def runner_of(settings: SandboxSettings) -> Runner:
-    """Returns the runner of this process, kept until its end."""
-    return _runner(settings, os.getpid())
+def runner_of(settings: SandboxSettings, size: int = 1) -> Runner:
+    """Returns the runner of this process, kept until its end; on this machine it runs `size` programs side by side."""
+    return _runner(settings, size, os.getpid())
 
 
 @cache
-def _runner(settings: SandboxSettings, process: int) -> Runner:
-    return FusionClient(settings) if settings.url else LocalSandbox(settings)
+def _runner(settings: SandboxSettings, size: int, process: int) -> Runner:
+    return FusionClient(settings) if settings.url else LocalSandbox(settings, size)
 
 
 def check(settings: SandboxSettings) -> None:
     """A UserError, before training, where programs could not be run as the config wants it."""
     if settings.url:
-        FusionClient(settings).close()
+        FusionClient(settings)
         return
     with LocalSandbox(settings) as sandbox:
         log.info("programs run behind %s; %d MB of memory are guarded by %s", sandbox.isolation,

@@ -14,8 +14,8 @@ RUN = """
 import getpass, os, sys
 from dataclasses import replace
 from paddock.sandbox.local import LocalSandbox
-from paddock.sandbox.program import Program, Settings
-settings = Settings(isolation=sys.argv[1], timeout=1.0, total_timeout=20.0, processes=16, memory_limit_mb=256,
+from paddock.sandbox.program import Program, SandboxSettings
+settings = SandboxSettings(isolation=sys.argv[1], timeout=1.0, total_timeout=20.0, processes=16, memory_limit_mb=256,
                     command=(), readable=(), url=None, max_concurrent=1)
 SOCKETS = '''
 import socket

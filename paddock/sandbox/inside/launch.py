@@ -151,12 +151,8 @@ def _bind(source: str, target: str) -> None:
 def _mounts(under: str) -> list[str]:
     """Mount points, also those that came along with what was bound."""
     with open("/old/proc/self/mountinfo", "rb") as lines:
-        found = [re.sub(rb"\\(\d{3})", _character, line.split()[4]).decode(errors="surrogateescape") for line in lines]
-    return [path for path in found if path.startswith(under)]
-
-
-def _character(octal: re.Match[bytes]) -> bytes:
-    return bytes([int(octal[1], 8)])
+        names = [re.sub(rb"\\(\d{3})", lambda octal: bytes([int(octal[1], 8)]), line.split()[4]) for line in lines]
+    return [path for path in map(os.fsdecode, names) if path.startswith(under)]
 
 
 def _bubblewrap(plan: dict[str, Any], control: socket.socket) -> int:

@@ -19,7 +19,7 @@ from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, Mo
 from typing import Any
 
 from .remote import Raised, Remote, Valued, is_remote, number_of
-from .wire import MODULE, UNCHANGING, containers, content, fill, from_library, read
+from .wire import MODULE, UNCHANGING, awaited, containers, content, fill, from_library, read
 
 EXPECTED = "__expected__"
 """The function that checks call where they say what they expect, with the expression as a function; see oracle.py."""
@@ -142,7 +142,9 @@ class Line:
 
     def remote(self, number: int, base: str = "") -> Remote:
         if number not in self.remotes:
-            self.remotes[number] = Remote(self, number, base)
+            self.remotes[number] = Remote(self, number)
+        if base:
+            object.__setattr__(self.remotes[number], "_Remote__base", base)
         return self.remotes[number]
 
     def made(self, kind: str, *parts: Any) -> Any:
@@ -155,20 +157,15 @@ class Line:
             return self._mirror(parts[1])
         remote = self.remote(int(parts[0]))
         if kind == "object" and parts[1] == "coroutine":
-            return _awaited(remote)
+            return awaited(remote)
         if kind == "object":
-            return self.remote(int(parts[0]), str(parts[1])) if not parts[1] else self._based(*parts)
+            return self.remote(int(parts[0]), str(parts[1]))
         if kind == "valued":
             value = read(parts[1], self)
             made = VALUED[type(value)](value)
             vars(made)["of_the_program"] = remote
             return made
         raise ValueError(kind)
-
-    def _based(self, number: int, base: str) -> Remote:
-        remote = self.remote(int(number), base)
-        object.__setattr__(remote, "_Remote__base", base)
-        return remote
 
     def number_of(self, value: Any) -> int | None:
         """Returns the number of an object of the program's; None for any other object."""
@@ -240,13 +237,9 @@ class Line:
         if found is not None:  # a function, not a procedure: its arguments may be what its result is compared with
             was = {id(argument): (argument, content(argument)) for argument in arguments}
             self.before = was | self.before
-        for place, value in changes:
-            fill(arguments[int(place)], self._with_arguments(value, arguments))
-
-    def _with_arguments(self, value: Any, arguments: list[Any]) -> Any:
-        """Reads a value like `read`, but an argument inside another is the object that the check has."""
         line = _Arguments(self, arguments)
-        return read(value, line)
+        for place, value in changes:
+            fill(arguments[int(place)], read(value, line))
 
     def _error(self, kind: Any, args: Any, text: str, number: int) -> Exception:
         """Returns the error that the program raised; a RuntimeError for one that ends loops, since
@@ -279,7 +272,7 @@ class Line:
 
 
 class _Arguments:
-    """Makes what a changed argument holds."""
+    """Makes what a changed argument holds; an argument inside another is the object that the check has."""
 
     def __init__(self, line: Line, arguments: list[Any]):
         self.line, self.arguments = line, arguments
@@ -304,10 +297,6 @@ def _compatible(bases: list[Any]) -> tuple[Any, ...]:
 
 def _is_error(found: Any) -> bool:
     return issubclass(type(found), type) and issubclass(found, Exception) and not issubclass(found, ENDINGS)
-
-
-async def _awaited(remote: Remote) -> Any:
-    return await remote
 
 
 def _reply(operation: str, subject: Any, operands: list[Any]) -> tuple[Any, ...]:

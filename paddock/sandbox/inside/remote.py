@@ -37,8 +37,8 @@ class Remote:
 
     __slots__ = ("__base", "__line", "__name", "__number", "__trusted")
 
-    def __init__(self, line: Any, number: int, base: str):
-        for name, value in {"line": line, "number": number, "base": base, "name": "", "trusted": False}.items():
+    def __init__(self, line: Any, number: int):
+        for name, value in {"line": line, "number": number, "base": "", "name": "", "trusted": False}.items():
             object.__setattr__(self, f"_Remote__{name}", value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

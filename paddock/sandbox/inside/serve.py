@@ -16,7 +16,7 @@ from contextlib import suppress
 from types import FunctionType
 from typing import Any
 
-from .wire import CHANGING, Foreign, Kept, containers, content, library_name, plain, same_content, written
+from .wire import CHANGING, Foreign, Kept, awaited, containers, content, library_name, plain, same_content, written
 
 AT_ONCE = 0.005  # seconds after which items that are ready are sent, though more were asked for
 OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -119,7 +119,7 @@ class Talk:
         if operation == "await":
             import asyncio  # many modules, for the few programs that need it
 
-            return asyncio.run(_awaited(subject))
+            return asyncio.run(awaited(subject))
         return OPERATIONS[operation](subject, *operands)
 
     def _names(self) -> dict[str, int | None]:
@@ -227,10 +227,6 @@ def _equip() -> None:
 
 
 _equip()
-
-
-async def _awaited(found: Any) -> Any:
-    return await found
 
 
 def _error(raised: Any) -> BaseException:

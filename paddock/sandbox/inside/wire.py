@@ -34,43 +34,35 @@ SEQUENCES: dict[Any, str] = {
 }  # fmt: skip
 """How a value is written: JSON's own as it is, any other as `[kind, ...]`."""
 MAPPINGS: dict[Any, str] = {
-    dict: "dict", defaultdict: "dict", Counter: "Counter", OrderedDict: "OrderedDict", type({}.items()): "items",
+    defaultdict: "dict", dict: "dict", Counter: "Counter", OrderedDict: "OrderedDict", type({}.items()): "items",
 }  # fmt: skip
-ATOMS: dict[type, tuple[str, Callable[[Any], list[Any]]]] = {
-    bytes: ("bytes", lambda value: [value.hex()]),
-    bytearray: ("bytearray", lambda value: [value.hex()]),
-    complex: ("complex", lambda value: [value.real, value.imag]),
-    range: ("range", lambda value: [hex(part) for part in (value.start, value.stop, value.step)]),
-    Fraction: ("Fraction", lambda value: [hex(value.numerator), hex(value.denominator)]),
-    Decimal: ("Decimal", lambda value: [str(value)]),
-    datetime: ("datetime", lambda value: [value.isoformat()]),
-    date: ("date", lambda value: [value.isoformat()]),
-    time: ("time", lambda value: [value.isoformat()]),
-    timedelta: ("timedelta", lambda value: [value.days, value.seconds, value.microseconds]),
-}
+ATOMS: dict[type, tuple[str, Callable[[Any], list[Any]], Callable[..., Any]]] = {
+    bytes: ("bytes", lambda value: [value.hex()], bytes.fromhex),
+    bytearray: ("bytearray", lambda value: [value.hex()], bytearray.fromhex),
+    complex: ("complex", lambda value: [value.real, value.imag], complex),
+    range: (
+        "range", lambda value: [hex(part) for part in (value.start, value.stop, value.step)],
+        lambda *parts: range(*(int(part, 16) for part in parts)),
+    ),
+    Fraction: (
+        "Fraction", lambda value: [hex(value.numerator), hex(value.denominator)],
+        lambda *parts: Fraction(*(int(part, 16) for part in parts)),
+    ),
+    Decimal: ("Decimal", lambda value: [str(value)], Decimal),
+    datetime: ("datetime", lambda value: [value.isoformat()], datetime.fromisoformat),
+    date: ("date", lambda value: [value.isoformat()], date.fromisoformat),
+    time: ("time", lambda value: [value.isoformat()], time.fromisoformat),
+    timedelta: ("timedelta", lambda value: [value.days, value.seconds, value.microseconds], timedelta),
+}  # fmt: skip
+"""Kinds with a name, what is written of a value, and what makes a value of it."""
 READERS: dict[str, Callable[..., Any]] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "deque": deque,
+    **{name: kind for kind, name in (SEQUENCES | MAPPINGS).items()},
+    **{name: make for name, _, make in ATOMS.values()},
     "keys": lambda items: dict.fromkeys(items).keys(),
     "values": lambda items: dict(enumerate(items)).values(),
-    "dict": dict,
     "Counter": lambda pairs: Counter(dict(pairs)),
-    "OrderedDict": OrderedDict,
     "items": lambda pairs: dict(pairs).items(),
     "int": lambda digits: int(digits, 16),  # as decimals Python limits their length
-    "bytes": bytes.fromhex,
-    "bytearray": bytearray.fromhex,
-    "complex": complex,
-    "range": lambda *parts: range(*(int(part, 16) for part in parts)),
-    "Fraction": lambda *parts: Fraction(*(int(part, 16) for part in parts)),
-    "Decimal": Decimal,
-    "datetime": datetime.fromisoformat,
-    "date": date.fromisoformat,
-    "time": time.fromisoformat,
-    "timedelta": timedelta,
 }
 IN_PLACE = (list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict)
 SIMPLE = frozenset((int, float, str, bool, type(None), bytes, complex, range))
@@ -96,6 +88,10 @@ class Kept(list[Any]):
         return self.places[id(value)]
 
 
+async def awaited(value: Any) -> Any:
+    return await value
+
+
 class Foreign:
     """On the program's side: an object of the checks. `program` talks to its owner; see serve.py."""
 
@@ -115,7 +111,7 @@ def written(value: Any, kept: Any) -> Any:
         pairs = value if kind is type({}.items()) else value.items()
         return [MAPPINGS[kind], [[written(key, kept), written(item, kept)] for key, item in pairs]]
     if kind in ATOMS:
-        name, parts = ATOMS[kind]
+        name, parts, _ = ATOMS[kind]
         return [name, *parts(value)]
     return _object(value, kept)
 
@@ -132,7 +128,7 @@ def _object(value: Any, kept: Kept) -> Any:
     for name, base in CHANGING.items():
         if isinstance(value, base):
             return ["object", kept.place(value), name]
-    for base, (name, parts) in ATOMS.items():
+    for base, (name, parts, _) in ATOMS.items():
         if isinstance(value, base):
             return [name, *parts(value)]
     return ["object", kept.place(value), "coroutine" if inspect.iscoroutine(value) else ""]
