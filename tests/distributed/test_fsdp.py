@@ -86,7 +86,11 @@ def train_on_rank(rank: int, role: str, family: str, changes: dict, shards: dict
     return found
 
 
-def assert_equal_runs(got: dict[str, Any], want: dict[str, Any], tolerance: float = 1e-5) -> None:
+TOLERANCE = 1e-5 if DEVICE.type == "cpu" else 2e-5
+"""Of float32; a GPU adds in another order each time."""
+
+
+def assert_equal_runs(got: dict[str, Any], want: dict[str, Any], tolerance: float = TOLERANCE) -> None:
     for mine, theirs in zip(got["numbers"], want["numbers"], strict=True):
         assert mine.keys() == theirs.keys()
         for name in theirs:

@@ -102,7 +102,7 @@ def kept(kept_processes: Kept, monkeypatch: pytest.MonkeyPatch) -> Kept:
 
 def config_of(folder: Path, workers: int, *overrides: str) -> Config:
     places = [f"trainer.default_local_dir={folder}", f"trainer.rollout_data_dir={folder / 'rollouts'}"]
-    return load([*SMALL, *places, f"trainer.n_gpus_per_node={workers}", *overrides]).config
+    return load([*SMALL, *places, f"trainer.n_gpus_per_node={workers}", *overrides], chooses=True).config
 
 
 def train(folder: Path, workers: int, *overrides: str) -> list[dict[str, float]]:

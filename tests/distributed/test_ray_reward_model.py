@@ -48,7 +48,7 @@ def reward_model(tmp_path_factory) -> Path:
 
 def train(folder: Path, reward_model: Path, *settings: str) -> list[dict[str, float]]:
     where = [f"trainer.default_local_dir={folder}", f"reward_model.model.path={reward_model}"]
-    config = load([*SMALL, *where, *settings]).config
+    config = load([*SMALL, *where, *settings], chooses=True).config
     check(config)
     assert runs.train(config).finished
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -71,13 +71,15 @@ def test_processes_score_as_one_does(settings, alone, reward_model, tmp_path):
 
 def test_the_plan_places_the_reward_model_where_it_then_runs():
     path = "reward_model.model.path=builtin:tiny"
-    together, *_ = pools(load([*SMALL, path, "trainer.n_gpus_per_node=2"]).config)
+    together, *_ = pools(load([*SMALL, path, "trainer.n_gpus_per_node=2"], chooses=True).config)
     assert "reward_model" in together.roles
-    main, own = pools(load([*SMALL, path, *OWN]).config)
+    main, own = pools(load([*SMALL, path, *OWN], chooses=True).config)
     assert "reward_model" not in main.roles and (own.name, own.size) == ("reward_model", 1)
 
 
 def test_a_pool_without_nodes_is_refused():
-    config = load([*SMALL, "reward_model.model.path=builtin:tiny", "reward_model.enable_resource_pool=True"]).config
+    config = load(
+        [*SMALL, "reward_model.model.path=builtin:tiny", "reward_model.enable_resource_pool=True"], chooses=True
+    ).config
     with pytest.raises(UserError, match=r"reward_model.nnodes=0: its pool has no node"):
         check(config)

@@ -80,7 +80,7 @@ def config_of(folder: Path, engine: str, trainers: int, servers: int, *overrides
     places = [f"trainer.default_local_dir={folder}", f"trainer.rollout_data_dir={folder / 'rollouts'}"]
     sizes = [f"trainer.n_gpus_per_node={trainers}", f"actor_rollout_ref.rollout.n_gpus_per_node={servers}",
              f"actor_rollout_ref.rollout.tensor_model_parallel_size={spans}"]  # fmt: skip
-    return load([*KEYS, *places, *sizes, f"actor_rollout_ref.rollout.name={engine}", *overrides]).config
+    return load([*KEYS, *places, *sizes, f"actor_rollout_ref.rollout.name={engine}", *overrides], chooses=True).config
 
 
 def opened(config: Config) -> Roles:

@@ -50,7 +50,7 @@ def run(folder: Path, *keys: str) -> list[dict[str, Any]]:
     if TAUGHT[-1] in keys and not teacher.exists():
         moved_copy(ROOT / "paddock/assets/tiny", teacher, 1)
     keys = tuple(key.format(teacher=teacher) if key in TAUGHT else key for key in keys)
-    config = load([*SMALL, f"trainer.default_local_dir={folder}", *keys]).config
+    config = load([*SMALL, f"trainer.default_local_dir={folder}", *keys], chooses=True).config
     if in_one_process(config):
         check(config)
     assert runs.train(config).finished
@@ -113,7 +113,7 @@ def test_adapters_learn_beside_a_reference_without_them(tmp_path):
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a CPU's")
 def test_several_processes_on_a_cpu_are_refused_before_anything_starts():
-    config = load([*SMALL, MEGATRON, *GRPO, *RAY, f"{A}.megatron.tensor_model_parallel_size=2"]).config
+    config = load([*SMALL, MEGATRON, *GRPO, *RAY, f"{A}.megatron.tensor_model_parallel_size=2"], chooses=True).config
     with pytest.raises(UserError, match="in one process only"):
         check(config)
 
@@ -135,14 +135,14 @@ REFUSED = [
 @pytest.mark.parametrize(("setting", "reason"), BROKEN_RULES)
 def test_rules_refuse_what_megatron_does_not(setting, reason):
     with pytest.raises(UserError, match=reason) as refusal:
-        require(load([*SMALL, MEGATRON, *GRPO, setting]).config, Scope.TRAINING)
+        require(load([*SMALL, MEGATRON, *GRPO, setting], chooses=True).config, Scope.TRAINING)
     assert setting.partition("=")[0] in str(refusal.value)
 
 
 @pytest.mark.parametrize(("key", "reason"), REFUSED)
 def test_what_is_not_honoured_is_refused_by_name(key, reason):
     sign = "+" if key.startswith("+") else ""
-    config = load([*SMALL, MEGATRON, *GRPO, f"{sign}{A}.megatron.{key.removeprefix('+')}"]).config
+    config = load([*SMALL, MEGATRON, *GRPO, f"{sign}{A}.megatron.{key.removeprefix('+')}"], chooses=True).config
     parallel_state.destroy_model_parallel()
     with pytest.raises(UserError, match=reason) as refusal:
         actor_engine(config, backend=backend_of(config, alone=True))
@@ -157,7 +157,7 @@ def test_what_is_not_honoured_is_refused_by_name(key, reason):
     ],
 )
 def test_what_other_engines_do_and_this_one_does_not_is_refused_by_name(keys, reason):
-    config = load([*SMALL, MEGATRON, *GRPO, *keys]).config
+    config = load([*SMALL, MEGATRON, *GRPO, *keys], chooses=True).config
     with pytest.raises(UserError, match=reason):
         actor_engine(config, backend=backend_of(config, alone=True))
 

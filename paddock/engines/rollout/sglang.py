@@ -14,7 +14,7 @@ import io
 import json
 import os
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
@@ -83,15 +83,18 @@ class SGLangEngine(WeightCopy):
             "skip_tokenizer_init": tokenizer is None,
             "enable_memory_saver": self.frees,
         } | ({} if tokenizer is None else {"tokenizer_path": tokenizer})
-        asked: dict[str, Any] = own | arguments | (extra or {})
-        refuse_ours(extra or {})
+        extra = extra or {}
+        for name in [name for name in extra if name in OURS]:
+            raise UserError("is set by paddock", key=f"{ARGUMENTS}.{name}", value=extra[name], fix="leave it out")
+        asked: dict[str, Any] = own | arguments | extra
         self.at_once = int(asked["max_running_requests"])
         self.ranks = int(asked["tp_size"])
         self.server_ranks = ServerRanks.of(self.ranks * int(asked["pp_size"]), device)
         self.server: Server | None = None
-        if self.server_ranks.leads:
-            self.server = start(asked, extra or {}, self.server_ranks.environment)
-        self.server_ranks.on_leader(None)
+        self.server_ranks.on_leader(lambda: self.open_server(asked, extra))
+
+    def open_server(self, asked: dict[str, Any], extra: dict[str, Any]) -> None:
+        self.server = start(asked, extra, self.server_ranks.environment)
 
     @property
     def open(self) -> Server:
@@ -232,11 +235,11 @@ class ServerRanks:
         devices = {variable: ",".join(everyones)} if variable and None not in everyones else {}
         return cls(dist.get_rank() == first, subgroups(size) if size > 1 else None, devices)
 
-    def on_leader(self, work: Any) -> Any:
+    def on_leader(self, work: Callable[[], Any]) -> Any:
         """Runs `work` on the first rank and returns its result on every rank; an exception is raised on every rank."""
         found: Any = None
         failure: BaseException | None = None
-        if self.leads and work is not None:
+        if self.leads:
             try:
                 found = work()
             except Exception as error:
@@ -248,12 +251,6 @@ class ServerRanks:
         if failure is not None:
             raise failure
         return found
-
-
-def refuse_ours(extra: dict[str, Any]) -> None:
-    for name in extra:
-        if name in OURS:
-            raise UserError("is set by paddock", key=f"{ARGUMENTS}.{name}", value=extra[name], fix="leave it out")
 
 
 def start(arguments: dict[str, Any], extra: dict[str, Any], environment: dict[str, str]) -> Server:
