@@ -94,7 +94,7 @@ def test_a_request_that_the_server_refuses_is_the_users_to_mend(pair):
 def test_arguments_that_sglang_does_not_have_or_that_are_ours_are_refused_by_name(recorded, tmp_path):
     path = str(save_tiny(tmp_path, "qwen2"))
     with pytest.raises(UserError, match="set by paddock") as refused:
-        sglang.refuse_ours({"port": 1})
+        SGLangEngine(path, dtype=torch.float32, device="cpu", arguments=ARGUMENTS, extra={"port": 1})
     assert refused.value.key == "actor_rollout_ref.rollout.engine_kwargs.sglang.port"
     extra = {"max_running_request": 3}
     with pytest.raises(UserError, match="max_running_requests") as refused:
