@@ -16,8 +16,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 25
 FILES_WITH_THE_WHOLE_CONFIG = 64
-PLACES_OF_ERRORS = 408
-WORDS = {"found": 1367, "told": 118, "one": 1746, "said": 254}
+PLACES_OF_ERRORS = 407
+WORDS = {"found": 1367, "told": 118, "one": 1745, "said": 254}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -47,7 +47,7 @@ LINES = {
     "runs": 1815,
     "sandbox": 3500,
     "trainer": 2000,
-    "verl": 2908,
+    "verl": 2609,
     "workers": 2592,
 }
 

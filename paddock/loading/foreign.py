@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -67,13 +68,40 @@ class RefusedInTraining(Refused):
 KeyRule = Mapped | Converted | Several | Ignored | Refused
 
 
-def each(sections: Iterable[str], rules: Mapping[str, KeyRule]) -> dict[str, KeyRule]:
-    """Returns the rules for the same names in several sections."""
-    return {f"{section}.{name}": rule for section in sections for name, rule in rules.items()}
+SECTIONS = {
+    "OPTIM": "{@actor,critic}.optim",
+    "FSDP": "{@actor,@ref,critic.model,reward_model.model}.fsdp_config",
+    "MEGATRON": "{@actor,@ref,critic}.megatron",
+    "ENGINE": "{@actor.fsdp_config,@ref.fsdp_config,critic.model.fsdp_config,MEGATRON,@actor,@ref}",
+}
 
 
-def moved(pairs: Mapping[str, str]) -> dict[str, KeyRule]:
-    return {old: Mapped(new) for old, new in pairs.items()}
+def keys_in(text: str) -> Iterator[str]:
+    """Yields the keys that a text names: blanks part several, `{a,b}` stands for either, `@` for the actor's group, and
+    a word of SECTIONS for those sections."""
+    for word in text.split():
+        section = word.partition(".")[0]
+        if braces := re.search(r"\{(.*?)\}", word):
+            for option in braces[1].split(","):
+                yield from keys_in(word[: braces.start()] + option + word[braces.end() :])
+        elif section in SECTIONS:
+            yield from keys_in(SECTIONS[section] + word.removeprefix(section))
+        else:
+            yield word.replace("@", "actor_rollout_ref.")
+
+
+def table(rules: Mapping[str, KeyRule]) -> dict[str, KeyRule]:
+    """Returns the rules by key; those given are by texts of keys."""
+    return {key: rule for text, rule in rules.items() for key in keys_in(text)}
+
+
+def moved(pairs: Mapping[str, str], value: Callable[[Any], Any] = lambda value: value) -> dict[str, KeyRule]:
+    """Returns rules for keys with other names; a text of several keys becomes a text of as many."""
+    return {
+        old: Mapped(new, value)
+        for theirs, ours in pairs.items()
+        for old, new in zip(keys_in(theirs), keys_in(ours), strict=True)
+    }
 
 
 def share_of_lr(key: str, value: Any, given: Mapping[str, Any]) -> float:
@@ -118,15 +146,14 @@ def rules() -> Mapping[str, KeyRule]:
     return found
 
 
-def rule_for(key: str) -> KeyRule | None:
-    """Returns the exact entry, else the first pattern that matches and hides no key of the schema."""
-    if key in rules() or key in tree.leaves():
-        return rules().get(key)
-    for pattern, rule in rules().items():
+def rule_for(key: str, rules_by_key: Mapping[str, KeyRule] | None = None) -> KeyRule | None:
+    """Returns the exact entry, else the first pattern that matches. Patterns of all keys hide none of the schema."""
+    known = rules() if rules_by_key is None else rules_by_key
+    if key in known or (rules_by_key is None and key in tree.leaves()):
+        return known.get(key)
+    for pattern, rule in known.items():
         if "*" in pattern and fnmatchcase(key, pattern):
-            if isinstance(rule, Mapped):
-                return replace(rule, to=rule.to.replace("*", key[len(pattern) - 1 :]))
-            return rule
+            return replace(rule, to=rule.to.replace("*", key[len(pattern) - 1 :])) if isinstance(rule, Mapped) else rule
     return None
 
 
@@ -167,14 +194,17 @@ def translate(
                 return [(key, value)], None
             told = " ".join(f"{name}={setting}" for name, setting in several.items()) or "the default"
             return list(several.items()), f"{key}={value} is {told} ({about})"
-        case Ignored(why=why):
-            return [], f"{key}={value} is ignored: {why}"
-        case Refused(why=why, harmless=harmless) if value in harmless or _refers(value):
-            return [], f"{key}={value} is ignored: {why}"
-        case RefusedInTraining(why=why, fix=fix) if planned:
-            return [], f"training refuses it: {key}={value}: {why}; fix: {fix}"
-        case Refused(why=why, fix=fix):
-            raise UserError(why, key=key, value=value, fix=fix)
+        case Ignored() | Refused() as rule:
+            return [], without_effect(rule, key, value, planned)
+
+
+def without_effect(rule: Ignored | Refused, key: str, value: Any, planned: bool = False) -> str:
+    """Returns the warning of a key that nothing is done for; raises UserError if it cannot be left out."""
+    if isinstance(rule, Ignored) or value in rule.harmless or _refers(value):
+        return f"{key}={value} is ignored: {rule.why}"
+    if isinstance(rule, RefusedInTraining) and planned:
+        return f"training refuses it: {key}={value}: {rule.why}; fix: {rule.fix}"
+    raise UserError(rule.why, key=key, value=value, fix=rule.fix)
 
 
 def differences(config: Config, origins: dict[str, str]) -> Iterable[str]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from paddock.commands.keys_of import GENERATE, NO_ESTIMATOR, SFT, Command
 from paddock.errors import UserError
-from paddock.loading.foreign import Ignored, KeyRule, Mapped, Refused, moved
+from paddock.loading.foreign import Ignored, KeyRule, Mapped, Refused, moved, rule_for, table, without_effect
 from paddock.loading.load import Loaded
 from paddock.loading.overrides import parse
 
-_A, _M, _RO = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
-_OWN_COLUMN = "is read under this name alone"
+_A, _RO = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 GROUPS = ("engine", "optim", "model")
 """Config groups: `engine=megatron` chooses a file of defaults, and thereby an engine."""
 
@@ -53,103 +51,72 @@ class Surface:
             elif rule is None:
                 kept.append(argument)
             else:
-                notes.append(without_effect(key, argument, rule))
+                assert isinstance(rule, Ignored | Refused)
+                (setting,) = parse([argument]).settings
+                notes.append(without_effect(rule, key, setting.value))
         return kept, notes
 
 
-def rule_for(key: str, rules: Mapping[str, KeyRule]) -> KeyRule | None:
-    """Returns the exact entry, else the first pattern that matches, with the rest of the key in its target."""
-    if key in rules:
-        return rules[key]
-    for pattern, rule in rules.items():
-        if "*" in pattern and fnmatchcase(key, pattern):
-            return replace(rule, to=rule.to.replace("*", key[len(pattern) - 1 :])) if isinstance(rule, Mapped) else rule
-    return None
-
-
-def without_effect(key: str, argument: str, rule: KeyRule) -> str:
-    (setting,) = parse([argument]).settings
-    if isinstance(rule, Refused) and setting.value not in rule.harmless:
-        raise UserError(rule.why, key=key, value=setting.value, fix=rule.fix)
-    assert isinstance(rule, Ignored | Refused)
-    return f"{key}={setting.value} is ignored: {rule.why}"
-
-
+_CHOOSES = "data.apply_chat_template_kwargs.enable_thinking=True"
 SUPERVISED: dict[str, KeyRule] = {
-    **moved(
-        {
-            "model.partial_pretrain": f"{_M}.path",
-            "model.strategy": f"{_A}.strategy",
-            "model.fsdp_config.cpu_offload": f"{_A}.fsdp_config.param_offload",
-            "model.fsdp_config.*": f"{_A}.fsdp_config.*",
-            "model.*": f"{_M}.*",
-            "engine.strategy": f"{_A}.strategy",
-            "engine.ulysses_sequence_parallel_size": f"{_A}.ulysses_sequence_parallel_size",
-            "engine.use_remove_padding": f"{_M}.use_remove_padding",
-            "optim.lr_scheduler": f"{_A}.optim.lr_scheduler_type",
-            "optim.*": f"{_A}.optim.*",
-            "ulysses_sequence_parallel_size": f"{_A}.ulysses_sequence_parallel_size",
-            "use_remove_padding": f"{_M}.use_remove_padding",
-            "data.micro_batch_size": f"{_A}.ppo_micro_batch_size",
-            "data.micro_batch_size_per_gpu": f"{_A}.ppo_micro_batch_size_per_gpu",
-            "data.max_token_len_per_gpu": f"{_A}.ppo_max_token_len_per_gpu",
-            "data.use_dynamic_bsz": f"{_A}.use_dynamic_bsz",
-            "data.num_workers": "data.dataloader_num_workers",
-            "data.chat_template": "data.apply_chat_template_kwargs.chat_template",
-            "trainer.max_ckpt_to_keep": "trainer.max_actor_ckpt_to_keep",
-            "trainer.checkpoint.*": f"{_A}.checkpoint.*",
-            "checkpoint.*": f"{_A}.checkpoint.*",
-        }
-    ),
-    "model.fsdp_config.offload_params": Ignored("model.fsdp_config.cpu_offload decides"),
-    **{
-        f"data.{section}{name}_key": Refused(
-            f"the column {name} {_OWN_COLUMN}", f"rename the column to {name}", (name,)
-        )
-        for section in ("", "multiturn.")
-        for name in ("messages", "tools")
-    },
-    **{
-        f"data.{section}enable_thinking_key": Refused(
-            "a row does not choose how the template thinks",
-            "data.apply_chat_template_kwargs.enable_thinking=True, for all rows",
-            (None, "enable_thinking"),
-        )
-        for section in ("", "multiturn.")
-    },
-    "data.enable_thinking_default": Refused(
-        "is an argument of the chat template", "data.apply_chat_template_kwargs.enable_thinking=True", (None, "none")
-    ),
-    "data.pad_mode": Ignored("sequences are packed without padding"),
-    "data.balance_dp_token": Ignored("losses are divided by the tokens of the whole batch"),
-    "data.ignore_input_ids_mismatch": Ignored("the template writes a conversation as a whole"),
-    "trainer.profile_interval": Ignored("no profiler is started"),
-    "profiler.*": Ignored("no profiler is started"),
-}
+    **moved({
+        "model.partial_pretrain": "@model.path",
+        "model.strategy": "@actor.strategy",
+        "model.fsdp_config.cpu_offload": "@actor.fsdp_config.param_offload",
+        "model.fsdp_config.*": "@actor.fsdp_config.*",
+        "model.*": "@model.*",
+        "engine.{strategy,ulysses_sequence_parallel_size}": "@actor.{strategy,ulysses_sequence_parallel_size}",
+        "engine.use_remove_padding": "@model.use_remove_padding",
+        "optim.lr_scheduler": "@actor.optim.lr_scheduler_type",
+        "optim.*": "@actor.optim.*",
+        "ulysses_sequence_parallel_size use_remove_padding":
+            "@actor.ulysses_sequence_parallel_size @model.use_remove_padding",
+        "data.{micro_batch_size,micro_batch_size_per_gpu}": "@actor.ppo_{micro_batch_size,micro_batch_size_per_gpu}",
+        "data.{max_token_len_per_gpu,use_dynamic_bsz}": "@actor.{ppo_max_token_len_per_gpu,use_dynamic_bsz}",
+        "data.num_workers": "data.dataloader_num_workers",
+        "data.chat_template": "data.apply_chat_template_kwargs.chat_template",
+        "trainer.max_ckpt_to_keep": "trainer.max_actor_ckpt_to_keep",
+        "trainer.checkpoint.*": "@actor.checkpoint.*",
+        "checkpoint.*": "@actor.checkpoint.*",
+    }),
+    **table({
+        "data.messages_key data.multiturn.messages_key": Refused(
+            "the column messages is read under this name alone", "rename the column to messages", ("messages",)),
+        "data.tools_key data.multiturn.tools_key": Refused(
+            "the column tools is read under this name alone", "rename the column to tools", ("tools",)),
+        "model.fsdp_config.offload_params": Ignored("model.fsdp_config.cpu_offload decides"),
+        "data.enable_thinking_key data.multiturn.enable_thinking_key": Refused(
+            "a row does not choose how the template thinks", f"{_CHOOSES}, for all rows", (None, "enable_thinking")),
+        "data.enable_thinking_default": Refused("is an argument of the chat template", _CHOOSES, (None, "none")),
+        "data.pad_mode": Ignored("sequences are packed without padding"),
+        "data.balance_dp_token": Ignored("losses are divided by the tokens of the whole batch"),
+        "data.ignore_input_ids_mismatch": Ignored("the template writes a conversation as a whole"),
+        "trainer.profile_interval profiler.*": Ignored("no profiler is started"),
+    }),
+}  # fmt: skip
 
 _FSDP_HERE = Ignored("supervised training runs FSDP2 here, whose result is the same")
 ENGINES: dict[str, dict[str, KeyRule]] = {
-    "fsdp": {"engine.*": Mapped(f"{_A}.fsdp_config.*")},
+    "fsdp": moved({"engine.*": "@actor.fsdp_config.*"}),
     "megatron": {
-        **moved(
-            {f"engine.{name}": f"{_A}.fsdp_config.{name}" for name in ("param_offload", "optimizer_offload", "dtype")}
-        ),
-        "optim.override_optimizer_config.optimizer_cpu_offload": Mapped(f"{_A}.fsdp_config.optimizer_offload"),
-        "optim.override_optimizer_config.*offload_fraction": _FSDP_HERE,
-        "optim.override_optimizer_config.overlap_cpu_optimizer_d2h_h2d": _FSDP_HERE,
-        "optim.override_optimizer_config.use_precision_aware_optimizer": _FSDP_HERE,
-        "optim.override_optimizer_config.decoupled_weight_decay": Refused(
-            "AdamW's weight decay is decoupled", "optim.optimizer=Adam adds it to the gradient", (None, True)
-        ),
-        "engine.override_transformer_config.recompute_*": Ignored("model.enable_gradient_checkpointing decides"),
-        "engine.override_transformer_config.attention_backend": _FSDP_HERE,
-        "engine.override_transformer_config.gradient_accumulation_fusion": _FSDP_HERE,
-        "engine.override_*": Refused(
-            "is a field of Megatron's, and supervised training runs FSDP2 here", "leave it out"
-        ),
-        "engine.*": _FSDP_HERE,
+        **moved({
+            "engine.dtype": "@actor.fsdp_config.dtype",
+            "engine.{param_offload,optimizer_offload}": "@actor.fsdp_config.{param_offload,optimizer_offload}",
+            "optim.override_optimizer_config.optimizer_cpu_offload": "@actor.fsdp_config.optimizer_offload",
+        }),
+        **table({
+            "optim.override_optimizer_config.{*offload_fraction,overlap_cpu_optimizer_d2h_h2d} "
+            "optim.override_optimizer_config.use_precision_aware_optimizer "
+            "engine.override_transformer_config.{attention_backend,gradient_accumulation_fusion}": _FSDP_HERE,
+            "optim.override_optimizer_config.decoupled_weight_decay": Refused(
+                "AdamW's weight decay is decoupled", "optim.optimizer=Adam adds it to the gradient", (None, True)),
+            "engine.override_transformer_config.recompute_*": Ignored("model.enable_gradient_checkpointing decides"),
+            "engine.override_*": Refused(
+                "is a field of Megatron's, and supervised training runs FSDP2 here", "leave it out"),
+            "engine.*": _FSDP_HERE,
+        }),
     },
-}
+}  # fmt: skip
 
 ROWS_AS_VERL = {
     "data.max_prompt_length": "${data.max_length}",
@@ -261,15 +228,15 @@ GENERATION = Surface(
     "main_generation",
     GENERATE,
     {
-        **dict.fromkeys(("trainer.n_gpus_per_node", "trainer.nnodes"), ONE_DEVICE),
-        **dict.fromkeys((f"{section}.tensor_model_parallel_size" for section in ("rollout", _RO)), ONE_DEVICE),
-        **{
-            f"{section}.{name}": Mapped(f"data.max_{name}")
-            for section in ("rollout", _RO)
-            for name in ("prompt_length", "response_length")
-        },
-        "actor.*": Ignored("there is no actor beside the rollout"),
-        "ray_kwargs.*": NO_RAY,
+        **moved({"{rollout,@rollout}.prompt_length": "{data,data}.max_prompt_length"}),
+        **moved({"{rollout,@rollout}.response_length": "{data,data}.max_response_length"}),
+        **table(
+            {
+                "trainer.{n_gpus_per_node,nnodes} {rollout,@rollout}.tensor_model_parallel_size": ONE_DEVICE,
+                "actor.*": Ignored("there is no actor beside the rollout"),
+                "ray_kwargs.*": NO_RAY,
+            }
+        ),
     },
     {
         f"{_RO}.n": 5,

@@ -46,7 +46,7 @@ def losses_have_what_they_need(config: Config) -> Iterator[Breach]:
     if loss.loss_mode not in known and not config.actor_rollout_ref.model.external_lib:
         raise unknown("policy loss", f"{key}.loss_mode", loss.loss_mode, POLICY_LOSSES)
     if loss.loss_mode == "dro" and loss.dro_beta is None:
-        yield f"{key}.dro_beta", "loss_mode=dro has no default weight", f"{key}.dro_beta=0.1"
+        yield f"{key}.dro_beta", "loss_mode=dro has no default weight", f"{key}.dro_beta=0.1", "null"
     if loss.loss_mode == "bypass_mode" and not rollout_correction.parse(config.algorithm.rollout_correction).bypass:
         fix = "algorithm.rollout_correction.bypass_mode=True"
         yield f"{key}.loss_mode", "this loss compares with the rollout policy directly", fix
