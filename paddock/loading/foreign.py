@@ -37,7 +37,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class Several:
-    """Turns one foreign key into keys of ours, none or several, by its value."""
+    """Turns a foreign key into keys of ours, none or several, by its value."""
 
     to: Callable[[str, Any, Mapping[str, Any]], dict[str, Any]]
     """Takes the key, its value and every setting by name; returns values by keys of the schema."""
@@ -178,7 +178,7 @@ def translate(
         case None:
             return [(key, value)], None
         case Mapped(to=to) if _refers(value) and to in value:
-            return [], None  # one key of theirs takes the value of another, and both are one here
+            return [], None  # a key of theirs takes the value of another, and both are the same here
         case Mapped(to=to, value=convert):
             named = f"{key} is called {to} here"
             found, said = translate(to, convert(value), given, planned)  # the other name may have a rule of its own

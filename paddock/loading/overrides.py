@@ -42,7 +42,7 @@ LINE, PROGRAM = "command line", "Run(...)"
 
 @dataclass(frozen=True)
 class Setting:
-    """One key that the user set, or deleted."""
+    """A key that the user set, or deleted."""
 
     key: str
     value: Any
@@ -61,7 +61,7 @@ class CommandLine:
 def parse(arguments: Sequence[str]) -> CommandLine:
     """Flags and overrides in any order, as Hydra takes them; later settings win, the command line over files."""
     flags, overrides = _split(arguments)
-    base, from_files = _config_files(flags.get("path"), flags.get("name", "ppo_trainer"))
+    base, from_files = _named(flags.get("name", "ppo_trainer"), flags.get("path"), "--config-name", [])
     typed, warnings = _parse_overrides(overrides)
     return CommandLine([*from_files, *typed], base, warnings)
 
@@ -92,9 +92,8 @@ def _parse_overrides(overrides: Sequence[str]) -> tuple[list[Setting], list[str]
     parsed, warnings = list[Setting](), list[str]()
     for text in overrides:
         if not text.strip() and text:
-            warnings.append(
-                "an argument of blanks is left out: does a line of the script end with a backslash and blanks?"
-            )
+            blank = "an argument of blanks is left out: does a line of the script end with a backslash and blanks?"
+            warnings.append(blank)
             continue
         if "=" not in text and not text.startswith("~"):
             raise UserError("is neither a flag nor an override", key=repr(text), fix="write key=value, or ~key")
@@ -108,11 +107,8 @@ def _parse_overrides(overrides: Sequence[str]) -> tuple[list[Setting], list[str]
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(f"cannot be read: {reason}", key=f"{text!r:.200}", fix=_remedy(text)) from None
         if override.is_sweep_override():
-            raise UserError(
-                "is a sweep, and one command is one run",
-                key=text,
-                fix="start one run per value, or write a list: [a,b]",
-            )
+            fix = "start one run per value, or write a list: [a,b]"
+            raise UserError("is a sweep, and one command is one run", key=text, fix=fix)
         parsed.append(_setting(override))
     return parsed, warnings
 
@@ -135,77 +131,47 @@ def _remedy(text: str) -> str:
 
 def _setting(override: Override) -> Setting:
     if override.package is not None:
-        raise UserError(
-            "chooses a config group, and there is one schema here",
-            key=override.input_line,
-            fix="leave it out, and set the keys that you want different",
-        )
-    value = None if override.type is OverrideType.DEL and override._value is None else override.value()
-    return Setting(
-        key=override.key_or_group.replace("/", "."),
-        value=value,
-        origin=LINE,
-        delete=override.type is OverrideType.DEL,
-        merge=isinstance(value, dict),
-    )
+        fix = "leave it out, and set the keys that you want different"
+        raise UserError("chooses a config group, and there is one schema here", key=override.input_line, fix=fix)
+    deletes = override.type is OverrideType.DEL
+    value = None if deletes and override._value is None else override.value()
+    return Setting(override.key_or_group.replace("/", "."), value, LINE, deletes, merge=isinstance(value, dict))
 
 
-def _config_files(folder: str | None, name: str) -> tuple[dict[str, Any], list[Setting]]:
-    """A file in the folder wins over a built-in name: launch scripts name folders of the system they come from."""
+def _named(name: str, folder: str | None, key: str, trail: list[Path]) -> tuple[dict[str, Any], list[Setting]]:
+    """Reads a config by its name. A file in the folder wins over a built-in name: launch scripts name folders of the
+    system they come from. `trail`: the files that name this one, which it may not be again."""
     stem = name.removesuffix(".yaml").removesuffix(".yml")
     for suffix in (".yaml", ".yml"):
         path = Path(expand(folder or ".")) / f"{stem}{suffix}"
-        if (folder is not None or stem not in CONFIG_NAMES) and path.is_file():
-            return _read(path, [])
+        wins = folder is not None or stem not in CONFIG_NAMES
+        if wins and path.is_file() and path.resolve() not in trail:
+            return _read(path, trail)
     if stem in CONFIG_NAMES:
         return CONFIG_NAMES[stem], []
-    raise UserError(
-        f"no {stem}.yaml in {folder or 'the current folder'}",
-        key="--config-name",
-        value=name,
-        fix=f"give --config-path, or use a built-in: {', '.join(CONFIG_NAMES)}",
-    )
+    fix = f"give --config-path, or use a built-in: {', '.join(CONFIG_NAMES)}"
+    raise UserError(f"no {stem}.yaml in {folder or 'the current folder'}", key=key, value=name, fix=fix)
 
 
 def _read(path: Path, trail: list[Path]) -> tuple[dict[str, Any], list[Setting]]:
-    """Reads one YAML file and those that its `defaults` list names, in order; `_self_` is the file itself."""
-    if path.resolve() in trail:
-        raise UserError("names itself in its defaults", key=str(path), fix="break the circle of `defaults`")
-    document = read_yaml(path)
+    """Reads a YAML file and those that its `defaults` list names, in order; `_self_` is the file itself."""
+    document, key = read_yaml(path), f"{path}: defaults"
     defaults = document.pop("defaults", None) or ["_self_"]
     document.pop("hydra", None)
     if not isinstance(defaults, list):
-        raise UserError("is not a list", key=f"{path}: defaults", value=defaults, fix="defaults: [ppo_trainer, _self_]")
+        raise UserError("is not a list", key=key, value=defaults, fix="defaults: [ppo_trainer, _self_]")
     base: dict[str, Any] = {}
     settings: list[Setting] = []
     for entry in defaults if "_self_" in defaults else [*defaults, "_self_"]:
         if entry == "_self_":
             settings += [Setting(key, value, str(path)) for key, value in flatten(document, "")]
         elif isinstance(entry, str):
-            sub_base, sub_settings = _named_default(path, entry, [*trail, path.resolve()])
+            sub_base, sub_settings = _named(entry, str(path.parent), key, [*trail, path.resolve()])
             base, settings = base | sub_base, settings + sub_settings
         else:
-            raise UserError(
-                "config groups are not used here",
-                key=f"{path}: defaults",
-                value=entry,
-                fix="write its keys into the file",
-            )
+            fix = "write its keys into the file"
+            raise UserError("config groups are not used here", key=key, value=entry, fix=fix)
     return base, settings
-
-
-def _named_default(path: Path, entry: str, trail: list[Path]) -> tuple[dict[str, Any], list[Setting]]:
-    sibling = path.parent / f"{entry.removesuffix('.yaml')}.yaml"
-    if sibling.is_file() and sibling.resolve() not in trail:
-        return _read(sibling, trail)
-    if entry in CONFIG_NAMES:
-        return CONFIG_NAMES[entry], []
-    raise UserError(
-        f"neither {sibling} nor a built-in config",
-        key=f"{path}: defaults",
-        value=entry,
-        fix=f"built-in: {', '.join(CONFIG_NAMES)}",
-    )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

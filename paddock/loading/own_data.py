@@ -53,20 +53,15 @@ def applies(chosen: Mapping[str, Any], machine: Machine | None = None) -> bool:
     this machine holds.
     """
     paths = [expand(path) for path in files_of(chosen.get(FILES))]
-    if not paths or chosen.get("data.custom_cls.path") is not None:
-        return False
-    model = chosen.get(MODEL)
-    if model is not None and not (machine and _is_held(str(model), machine, chosen.get(recipes.DEVICE) == "cpu")):
-        return False
     readable = not any(path.startswith(BUILTIN) for path in paths) and all(is_here(p) or hub_name(p) for p in paths)
-    if model is not None and str(model).startswith(BUILTIN):
-        return readable
-    on_cpu = chosen.get(recipes.DEVICE) == "cpu"
-    if chosen.get(recipes.DEVICE) is not None and not on_cpu:
+    if not paths or not readable or chosen.get("data.custom_cls.path") is not None:
         return False
-    if any(chosen.get(key) is not None for key in HARDWARE) and not on_cpu:
+    model, device = chosen.get(MODEL), chosen.get(recipes.DEVICE)
+    if model is not None and not (machine and _is_held(str(model), machine, device == "cpu")):
         return False
-    return readable
+    if device == "cpu" or (model is not None and str(model).startswith(BUILTIN)):
+        return True
+    return device is None and all(chosen.get(key) is None for key in HARDWARE)
 
 
 def _is_held(model: str, machine: Machine, on_cpu: bool) -> bool:

@@ -29,7 +29,11 @@ def resolve(config: Config, origins: dict[str, str], machine: Machine) -> list[s
     _cpu_budgets(config, origins)
     _rollout_engine(config, fill, machine)
     _batches(config, fill, origins)
-    _roles(config, fill)
+    fill(
+        "critic.enable",
+        "critic" in estimator_needs(config),
+        f"algorithm.adv_estimator={config.algorithm.adv_estimator}",
+    )
     _reward_components(config, origins)
     _seeds_and_loggers(config, fill, machine)
     return _validation_files(config, fill) + _unused_row_counts(config)
@@ -127,11 +131,6 @@ def _batches(config: Config, fill: _Filler, origins: dict[str, str]) -> None:
     fill(
         "actor_rollout_ref.actor.loss_scale_factor", float(data.max_response_length), "follows data.max_response_length"
     )
-
-
-def _roles(config: Config, fill: _Filler) -> None:
-    needs_critic = "critic" in estimator_needs(config)
-    fill("critic.enable", needs_critic, f"algorithm.adv_estimator={config.algorithm.adv_estimator}")
 
 
 def _reward_components(config: Config, origins: dict[str, str]) -> None:

@@ -1,7 +1,7 @@
 """Keys of verl that are no fields here: mapped, converted, ignored with a warning, or refused with a reason.
 
-Nothing is accepted in silence: a key that is neither in the schema nor in this table is an error. How keys are written
-is said at `foreign.keys_in`.
+Nothing is accepted in silence: a key that is neither in the schema nor in this table is an error. `foreign.keys_in`
+reads the texts that name keys.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from paddock.loading.rules.data import absent_plugins
 from paddock.loading.rules.distillation import served_teachers
 from paddock.loading.rules.form import Scope, broken, require, rule
 from paddock.loading.rules.limits import outside, unknown
-from paddock.loading.rules.unread import set_by_user, small_models_learn_slowly, warnings
+from paddock.loading.rules.unread import done_otherwise, set_by_user, small_models_learn_slowly, without_effect
 
 __all__ = ["Scope", "broken", "check", "check_limits", "require", "rule", "set_by_user", "unknown"]
 
@@ -40,4 +40,5 @@ def check(config: Config, origins: dict[str, str], here: bool = True, trains: bo
         raise absent[0]
     missing = [f"{error.key}: {error.value} is not on this machine" for error in absent]
     slow = small_models_learn_slowly(config, origins) if trains else ()
-    return [*missing, *warnings(config, origins), *slow, *served_teachers(config)]
+    unread = without_effect(config, origins)
+    return [*missing, *done_otherwise(config), *unread, *slow, *served_teachers(config)]

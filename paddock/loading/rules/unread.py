@@ -38,13 +38,8 @@ OF_REWARDS = (f"{_A}.use_kl_loss", f"{_A}.entropy_coeff", f"{_A}.policy_loss.los
 """Keys of the policy loss, which only a run that learns from rewards has."""
 
 
-def warnings(config: Config, origins: dict[str, str]) -> Iterator[str]:
-    """Keys that the user set and that this run does not read, or reads with another effect than was meant."""
-    yield from done_otherwise(config)
-    yield from without_effect(config, origins)
-
-
 def done_otherwise(config: Config) -> Iterator[str]:
+    """Yields a warning for each key that has another effect than was meant."""
     validation = config.actor_rollout_ref.rollout.val_kwargs
     if validation.n > 1 and not validation.do_sample:
         yield (
@@ -70,7 +65,7 @@ def small_models_learn_slowly(config: Config, origins: dict[str, str]) -> Iterat
 
 
 def without_effect(config: Config, origins: dict[str, str]) -> Iterator[str]:
-    """Keys that the user set and that this run does not read."""
+    """Yields a warning for each key that the user set and that this run does not read."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     other = ".fsdp_config." if actor.strategy == "megatron" else ".megatron."
     for key in (key for key, origin in origins.items() if set_by_user(origin)):
