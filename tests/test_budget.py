@@ -17,7 +17,7 @@ MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 25
 FILES_WITH_THE_WHOLE_CONFIG = 64
 PLACES_OF_ERRORS = 405
-WORDS = {"found": 1367, "told": 118, "one": 1742, "said": 254}
+WORDS = {"found": 1363, "told": 118, "one": 1718, "said": 254}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -30,7 +30,7 @@ LINES = {
     "data": 4868,
     "doctor": 387,
     "engines": 7060,
-    "environments": 3386,
+    "environments": 3349,
     "errors.py": 50,
     "estimate": 1067,
     "facts": 1455,

@@ -5,66 +5,62 @@ Nothing that a policy writes raises: a call that cannot be read becomes a `Malfo
 
 from __future__ import annotations
 
+from typing import Any
+
 from paddock.core.registry import suggest
 from paddock.environments.calls import json_like, python_like, xml_like
-from paddock.environments.calls.format import Format, call_of, json_value
+from paddock.environments.calls.format import Format, Objects, call_of, json_value
 from paddock.environments.calls.gemma import FUNCTION_GEMMA, GEMMA_4
-from paddock.environments.calls.xml_like import DEEPSEEK_4, DEEPSEEK_32, MINIMAX_M2, SEED, STEP3
 from paddock.errors import UserError
 
 __all__ = ["FORMATS", "LISTED", "OTHER_NAMES", "Format", "call_of", "format_of", "json_value"]
 
 KEY = "actor_rollout_ref.rollout.multi_turn.format"
 
+
+def _format(name: str, grammar: Any, *marks: str, **more: Any) -> Format:
+    """Returns the format of a grammar; `more` are fields that do not follow from it."""
+    around = grammar.opening, grammar.closing
+    more = {"read": grammar.read, "around": around, **more}
+    return Format(name, render=grammar.render, marks=marks, **more)
+
+
 LISTED = [
     Format("gpt_oss", json_like.read_harmony, json_like.render_harmony, ("<|channel|>", "functions."),
            content="<|channel|>final<|message|>"),
-    Format("seed_oss", SEED.read, SEED.render, ("<seed:tool_call>",), ("<seed:think>", "</seed:think>"),
-           ("<seed:tool_call>", "</seed:tool_call>")),
+    _format("seed_oss", xml_like.SEED, "<seed:tool_call>", thinking=("<seed:think>", "</seed:think>")),
     Format("qwen3_coder", xml_like.read_coder, xml_like.render_coder, ("<function=",)),
     Format("glm45", xml_like.read_glm, xml_like.render_glm, ("<arg_key>",)),
-    Format("minimax_m2", MINIMAX_M2.read, MINIMAX_M2.render, ("<minimax:tool_call>",),
-           around=(MINIMAX_M2.opening, MINIMAX_M2.closing)),
-    Format("step3", STEP3.read, STEP3.render, ("<steptml:",), around=(STEP3.opening, STEP3.closing)),
-    Format("deepseek_v32", DEEPSEEK_32.read, DEEPSEEK_32.render, ("｜DSML｜", "function_calls>"),
-           around=(DEEPSEEK_32.opening, DEEPSEEK_32.closing)),
-    Format("deepseek_v4", DEEPSEEK_4.read, DEEPSEEK_4.render, ("｜DSML｜", "tool_calls>"),
-           around=(DEEPSEEK_4.opening, DEEPSEEK_4.closing)),
+    _format("minimax_m2", xml_like.MINIMAX_M2, "<minimax:tool_call>"),
+    _format("step3", xml_like.STEP3, "<steptml:"),
+    _format("deepseek_v32", xml_like.DEEPSEEK_32, "｜DSML｜", "function_calls>"),
+    _format("deepseek_v4", xml_like.DEEPSEEK_4, "｜DSML｜", "tool_calls>"),
     Format("deepseek_v3", json_like.read_deepseek, json_like.render_deepseek, ("tool▁call▁begin", "```json"),
            around=json_like.DEEPSEEK_CALLS),
     Format("deepseek_v31", json_like.read_deepseek_31, json_like.render_deepseek_31, ("tool▁call▁begin",),
            around=json_like.DEEPSEEK_CALLS),
     Format("kimi_k2", json_like.read_kimi, json_like.render_kimi, ("<|tool_calls_section_begin|>",),
-           around=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")),
-    Format("mistral", json_like.read_mistral, json_like.render_mistral, ("[TOOL_CALLS]",), around=("[TOOL_CALLS]", "")),
-    Format("cohere_command3", json_like.read_cohere, json_like.render_cohere, ("<|START_ACTION|>",),
-           ("<|START_THINKING|>", "<|END_THINKING|>"), ("<|START_ACTION|>", "<|END_ACTION|>")),
+           around=json_like.KIMI_CALLS),
+    _format("mistral", json_like.MISTRAL, "[TOOL_CALLS]", read=json_like.read_mistral),
+    _format("cohere_command3", json_like.COHERE, "<|START_ACTION|>",
+            thinking=("<|START_THINKING|>", "<|END_THINKING|>")),
     Format("command_r", json_like.read_command_r, json_like.render_command_r, ("<|START_OF_TURN_TOKEN|>", "Action:"),
            around=("Action:", "")),
-    Format("nemotron_json", json_like.read_nemotron, json_like.render_nemotron, ("<TOOLCALL>",),
-           around=("<TOOLCALL>", "</TOOLCALL>")),
-    Format("internlm", json_like.read_internlm, json_like.render_internlm, ("<|plugin|>",),
-           around=("<|action_start|>", "<|action_end|>")),
-    Format("minimax_m1", json_like.read_tool_calls, json_like.render_minimax_m1,
-           ("<tool_calls>", "<beginning_of_sentence>"), around=("<tool_calls>", "</tool_calls>")),
-    Format("hunyuan_a13b", json_like.read_tool_calls, json_like.render_hunyuan, ("<tool_calls>",),
-           around=("<tool_calls>", "</tool_calls>")),
-    Format("functiongemma", FUNCTION_GEMMA.read, FUNCTION_GEMMA.render, ("<start_function_call>",),
-           around=(FUNCTION_GEMMA.opening, FUNCTION_GEMMA.closing)),
-    Format("gemma4", GEMMA_4.read, GEMMA_4.render, ("<|tool_call>call:",), ("<|channel>", "<channel|>"),
-           (GEMMA_4.opening, GEMMA_4.closing)),
-    Format("phi4", json_like.read_phi, json_like.render_phi, ("<|tool|>", "<|/tool|>"),
-           around=("<|tool_call|>", "<|/tool_call|>")),
-    Format("granite", json_like.read_granite, json_like.render_granite, ("<|tool_call|>",),
-           around=("<|tool_call|>", "")),
-    Format("olmo3", python_like.read_olmo, python_like.render_olmo, ("<function_calls>",),
-           around=(python_like.OLMO_BEGIN, python_like.OLMO_END)),
-    Format("lfm2", python_like.read_lfm, python_like.render_lfm, ("List of tools: ",),
-           around=(python_like.LFM_BEGIN, python_like.LFM_END), thought="thinking"),
-    Format("xlam", json_like.read_xlam, json_like.render_xlam, ("xLAM",)),
-    Format("hermes", json_like.read_hermes, json_like.render_hermes, ("<tool_call>",)),
-    Format("llama3_json", json_like.read_llama, json_like.render_llama, ("<|start_header_id|>", "ipython")),
-    Format("pythonic", python_like.read_python, python_like.render_python, ("<|python_start|>",)),
+    _format("nemotron_json", json_like.NEMOTRON, "<TOOLCALL>"),
+    _format("internlm", json_like.INTERNLM, "<|plugin|>", read=json_like.read_internlm,
+            around=("<|action_start|>", "<|action_end|>")),
+    _format("minimax_m1", json_like.MINIMAX_M1, "<tool_calls>", "<beginning_of_sentence>"),
+    _format("hunyuan_a13b", json_like.HUNYUAN, "<tool_calls>"),
+    _format("functiongemma", FUNCTION_GEMMA, "<start_function_call>"),
+    _format("gemma4", GEMMA_4, "<|tool_call>call:", thinking=("<|channel>", "<channel|>")),
+    _format("phi4", json_like.PHI, "<|tool|>", "<|/tool|>", read=json_like.read_phi),
+    _format("granite", json_like.GRANITE, "<|tool_call|>", read=json_like.read_granite),
+    _format("olmo3", python_like.OLMO, "<function_calls>"),
+    _format("lfm2", python_like.LFM, "List of tools: ", thought="thinking"),
+    Format("xlam", json_like.read_xlam, Objects().render, ("xLAM",)),
+    _format("hermes", json_like.HERMES, "<tool_call>", read=json_like.read_hermes),
+    Format("llama3_json", json_like.read_llama, json_like.LLAMA.render, ("<|start_header_id|>", "ipython")),
+    Format("pythonic", python_like.read_python, python_like.LLAMA_4.render, ("<|python_start|>",)),
 ]  # fmt: skip
 FORMATS: dict[str, Format] = {one.name: one for one in LISTED}
 """Formats by name, in the order in which they are looked for in a template."""

@@ -168,40 +168,71 @@ def json_blocks(text: str, opening: str, closing: str) -> Iterator[tuple[str, Ma
             yield from blocks(opening + part, opening, closing)
 
 
-def marked_calls(
-    text: str, opening: str, closing: str, call: Callable[[Any, str], Call | Malformed] = call_of, form: str = OBJECT
-) -> Iterator[Call | Malformed]:
-    """Yields the calls between two marks: JSON objects, or lists of them. Marks inside of JSON's texts are text."""
-    _, opened, rest = text.partition(opening)
-    while opened:
-        begun, found = rest, list[Call | Malformed]()
-        while rest.strip() and not rest.lstrip().startswith(closing):
-            value, wrong, behind = leading_json(rest)
-            if wrong:
-                inner, closed, behind = rest.partition(closing)
-                found.append(Malformed(inner, f"{wrong}; write {form}"))
-                rest = closed + behind
+def object_of(number: int, call: Call) -> dict[str, Any]:
+    return {"name": call.name, "arguments": dict(call.arguments)}
+
+
+def object_with_id(number: int, call: Call) -> dict[str, Any]:
+    return object_of(number, call) | ({"id": call.id} if call.id else {})
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Writes calls as JSON objects between two marks, and reads them: objects, or lists of them. Marks inside of JSON's
+    texts are text."""
+
+    opening: str = ""
+    closing: str = ""
+    before: str = "["
+    """Text before the first object."""
+    between: str = ", "
+    """Text between two objects."""
+    behind: str = "]"
+    """Text behind the last object."""
+    form: str = OBJECT
+    """What a call looks like, for a policy whose call cannot be read."""
+    made: Callable[[int, Call], dict[str, Any]] = object_of
+    """Returns a call, and its number, as an object."""
+    call: Callable[[Any, str], Call | Malformed] = call_of
+    """Returns an object, and its text, as a call."""
+
+    def render(self, calls: Sequence[Call]) -> str:
+        objects = self.between.join(written_json(self.made(number, call)) for number, call in enumerate(calls))
+        return f"{self.opening}{self.before}{objects}{self.behind}{self.closing}"
+
+    def read(self, text: str) -> Iterator[Call | Malformed]:
+        opening, closing = self.opening, self.closing
+        _, opened, rest = text.partition(opening)
+        while opened:
+            begun, calls = rest, list[Call | Malformed]()
+            while rest.strip() and not rest.lstrip().startswith(closing):
+                value, wrong, behind = leading_json(rest)
+                if wrong:
+                    inner, closed, behind = rest.partition(closing)
+                    calls.append(Malformed(inner, f"{wrong}; write {self.form}"))
+                    rest = closed + behind
+                else:
+                    objects = value if isinstance(value, list) else [value]
+                    calls.extend(self.call(each, written_json(each)) for each in objects)
+                    rest = behind
+            if not rest.strip():
+                yield Malformed(opening + begun, f"{opening} is not closed by {closing}")
             else:
-                found.extend(call(one, written_json(one)) for one in (value if isinstance(value, list) else [value]))
-                rest = behind
-        if not rest.strip():
-            yield Malformed(opening + begun, f"{opening} is not closed by {closing}")
-        else:
-            yield from found or [Malformed(opening + closing, f"there is no call in it; write {form}")]
-        _, opened, rest = rest.partition(opening)
+                yield from calls or [Malformed(opening + closing, f"there is no call in it; write {self.form}")]
+            _, opened, rest = rest.partition(opening)
 
 
 def headed_calls(
-    text: str, opening: str, middle: str, closing: str, form: str
-) -> Iterator[tuple[str, Any, str] | Malformed]:
-    """Yields what stands before the middle mark, the JSON value behind it, and the whole. Marks inside of JSON's texts
-    are text."""
+    text: str, opening: str, middle: str, closing: str, form: str, call: Callable[[str, Any, str], Call | Malformed]
+) -> Iterator[Call | Malformed]:
+    """Yields the calls between two marks: `call` is given what stands before the middle mark, the JSON value behind it,
+    and the whole. Marks inside of JSON's texts are text."""
     _, opened, rest = text.partition(opening)
     while opened:
         head, split, behind = rest.partition(middle)
         value, wrong, after = leading_json(behind)
         if split and closing not in head and not wrong and after.lstrip().startswith(closing):
-            yield head.strip(), value, opening + rest[: len(rest) - len(after)] + closing
+            yield call(head.strip(), value, opening + rest[: len(rest) - len(after)] + closing)
         else:
             inner, closed, after = rest.partition(closing)
             wrong = json_value(inner.partition(middle)[2].strip())[1] if middle in inner else f"there is no {middle}"
@@ -214,14 +245,6 @@ def function_call(call: Call) -> dict[str, Any]:
     """Returns a call in OpenAI's form, with arguments as an object."""
     named = {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
     return named | ({"id": call.id} if call.id else {})
-
-
-def object_of(call: Call, arguments: str = "arguments") -> dict[str, Any]:
-    return {"name": call.name, arguments: dict(call.arguments)}
-
-
-def object_with_id(call: Call) -> dict[str, Any]:
-    return object_of(call) | ({"id": call.id} if call.id else {})
 
 
 def written_json(value: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from paddock.environments.calls.format import (
     OBJECT,
+    Objects,
     blocks,
     call_of,
     call_with,
@@ -16,8 +17,6 @@ from paddock.environments.calls.format import (
     json_blocks,
     json_value,
     leading_json,
-    marked_calls,
-    object_of,
     object_with_id,
     written_json,
 )
@@ -27,24 +26,26 @@ from paddock.environments.environment import Call, Malformed
 # Qwen2.5, Qwen3, Hermes: <tool_call>{"name": ..., "arguments": {...}}</tool_call>
 
 
+HERMES = Objects("<tool_call>", "</tool_call>", "\n", "\n</tool_call>\n<tool_call>\n", "\n")
+
+
 def read_hermes(text: str) -> Iterator[Call | Malformed]:
-    for inner, unclosed in json_blocks(text, "<tool_call>", "</tool_call>"):
-        yield unclosed or call_of(*_json_of(inner, f"<tool_call>{inner}</tool_call>"))
-
-
-def _json_of(inner: str, text: str) -> tuple[Any, str, str | None]:
-    value, wrong = json_value(inner.strip())
-    return value, text, wrong and f"{wrong}; write {OBJECT}"
-
-
-def render_hermes(calls: Sequence[Call]) -> str:
-    return "\n".join(f"<tool_call>\n{written_json(object_of(call))}\n</tool_call>" for call in calls)
+    for inner, unclosed in json_blocks(text, HERMES.opening, HERMES.closing):
+        value, wrong = json_value(inner.strip())
+        yield unclosed or call_of(value, f"<tool_call>{inner}</tool_call>", wrong and f"{wrong}; write {OBJECT}")
 
 
 # Llama 3: {"name": ..., "parameters": {...}}, behind <|python_tag|> or not
 
 PYTHON_TAG = "<|python_tag|>"
 LLAMA_FORM = '{"name": "...", "parameters": {...}}'
+
+
+def with_parameters(number: int, call: Call) -> dict[str, Any]:
+    return {"name": call.name, "parameters": dict(call.arguments)}
+
+
+LLAMA = Objects(before="", between="; ", behind="", made=with_parameters)
 BUILTIN = re.compile(r"\s*(\w+)\.call\((.*)\)\s*", re.S)
 
 
@@ -65,11 +66,10 @@ def read_llama(text: str) -> Iterator[Call | Malformed]:
         tagged = tagged if rest.startswith("{") else ""
 
 
-def render_llama(calls: Sequence[Call]) -> str:
-    return "; ".join(written_json(object_of(call, "parameters")) for call in calls)
-
-
 # Lists of objects behind a mark: Phi-4, Granite, Mistral up to v7
+
+
+PHI, GRANITE = Objects("<|tool_call|>", "<|/tool_call|>"), Objects("<|tool_call|>")
 
 
 def listed_calls(text: str) -> Iterator[Call | Malformed]:
@@ -77,19 +77,15 @@ def listed_calls(text: str) -> Iterator[Call | Malformed]:
     if wrong or not isinstance(value, list):
         yield call_of(value, text, wrong and f"{wrong}; write [{OBJECT}]")
         return
-    for one in value:
-        yield call_of(one, written_json(one))
+    for each in value:
+        yield call_of(each, written_json(each))
 
 
 def read_phi(text: str) -> Iterator[Call | Malformed]:
-    for inner, unclosed in json_blocks(text, "<|tool_call|>", "<|/tool_call|>"):
+    for inner, unclosed in json_blocks(text, PHI.opening, PHI.closing):
         yield from [unclosed] if unclosed else listed_calls(inner)
     for inner in text.split("functools[")[1:]:
         yield from listed_calls(f"[{inner}")
-
-
-def render_phi(calls: Sequence[Call]) -> str:
-    return f"<|tool_call|>{written_json([object_of(call) for call in calls])}<|/tool_call|>"
 
 
 def read_granite(text: str) -> Iterator[Call | Malformed]:
@@ -97,12 +93,9 @@ def read_granite(text: str) -> Iterator[Call | Malformed]:
         yield from listed_calls(inner)
 
 
-def render_granite(calls: Sequence[Call]) -> str:
-    return f"<|tool_call|>{written_json([object_of(call) for call in calls])}"
-
-
 # Mistral: [TOOL_CALLS][{...}], and [TOOL_CALLS]name[ARGS]{...} since v11
 
+MISTRAL = Objects("[TOOL_CALLS]", made=object_with_id)
 MISTRAL_FORM = "[TOOL_CALLS]name[ARGS]{...}"
 
 
@@ -123,10 +116,6 @@ def read_mistral(text: str) -> Iterator[Call | Malformed]:
             yield Malformed(whole, f"the arguments of {name.strip()}: {wrong}; write {MISTRAL_FORM}")
         else:
             yield call_with(name, value, whole, identity.strip())
-
-
-def render_mistral(calls: Sequence[Call]) -> str:
-    return f"[TOOL_CALLS]{written_json([object_with_id(call) for call in calls])}"
 
 
 # DeepSeek V3, R1, V3.1
@@ -167,13 +156,11 @@ DEEPSEEK_31_FORM = f"{BEGIN}NAME{SEPARATOR}{{...}}{END}"
 
 
 def read_deepseek_31(text: str) -> Iterator[Call | Malformed]:
-    for one in headed_calls(text, BEGIN, SEPARATOR, END, DEEPSEEK_31_FORM):
-        if isinstance(one, Malformed):
-            yield one
-        elif not one[0]:
-            yield Malformed(one[2], f"it names no tool; write {DEEPSEEK_31_FORM}")
-        else:
-            yield call_with(*one)
+    def call(name: str, arguments: Any, whole: str) -> Call | Malformed:
+        reason = f"it names no tool; write {DEEPSEEK_31_FORM}"
+        return call_with(name, arguments, whole) if name else Malformed(whole, reason)
+
+    return headed_calls(text, BEGIN, SEPARATOR, END, DEEPSEEK_31_FORM, call)
 
 
 def render_deepseek_31(calls: Sequence[Call]) -> str:
@@ -183,22 +170,19 @@ def render_deepseek_31(calls: Sequence[Call]) -> str:
 
 # Kimi K2: <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>
 
+KIMI_CALLS = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 KIMI_BEGIN, KIMI_MIDDLE, KIMI_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 KIMI_FORM = f"{KIMI_BEGIN}functions.NAME:0{KIMI_MIDDLE}{{...}}{KIMI_END}"
 KIMI_ID = re.compile(r"(?:functions\.)?(\S+):\d+")
 
 
 def read_kimi(text: str) -> Iterator[Call | Malformed]:
-    for one in headed_calls(text, KIMI_BEGIN, KIMI_MIDDLE, KIMI_END, KIMI_FORM):
-        if isinstance(one, Malformed):
-            yield one
-            continue
-        identity, arguments, whole = one
-        named = KIMI_ID.fullmatch(identity)
-        if named:
-            yield call_with(named[1], arguments, whole, identity)
-        else:
-            yield Malformed(whole, f"{identity!r} is no name of a tool with a number; write {KIMI_FORM}")
+    def call(identity: str, arguments: Any, whole: str) -> Call | Malformed:
+        if named := KIMI_ID.fullmatch(identity):
+            return call_with(named[1], arguments, whole, identity)
+        return Malformed(whole, f"{identity!r} is no name of a tool with a number; write {KIMI_FORM}")
+
+    return headed_calls(text, KIMI_BEGIN, KIMI_MIDDLE, KIMI_END, KIMI_FORM, call)
 
 
 def render_kimi(calls: Sequence[Call]) -> str:
@@ -208,44 +192,24 @@ def render_kimi(calls: Sequence[Call]) -> str:
         return f"{KIMI_BEGIN}{identity}{KIMI_MIDDLE}{written_json(dict(call.arguments))}{KIMI_END}"
 
     written = "".join(one(number, call) for number, call in enumerate(calls))
-    return f"<|tool_calls_section_begin|>{written}<|tool_calls_section_end|>"
+    return f"{KIMI_CALLS[0]}{written}{KIMI_CALLS[1]}"
 
 
 # Between two marks: Hunyuan A13B, Jamba and Apriel a list, MiniMax M1 an object in each line
 
 
-def read_tool_calls(text: str) -> Iterator[Call | Malformed]:
-    yield from marked_calls(text, "<tool_calls>", "</tool_calls>")
-
-
-def render_hunyuan(calls: Sequence[Call]) -> str:
-    return f"<tool_calls>{written_json([object_with_id(call) for call in calls])}</tool_calls>"
-
-
-def render_minimax_m1(calls: Sequence[Call]) -> str:
-    return "<tool_calls>\n" + "".join(f"{written_json(object_of(call))}\n" for call in calls) + "</tool_calls>"
-
-
-def read_nemotron(text: str) -> Iterator[Call | Malformed]:
-    yield from marked_calls(text, "<TOOLCALL>", "</TOOLCALL>", form=f"[{OBJECT}]")
-
-
-def render_nemotron(calls: Sequence[Call]) -> str:
-    return f"<TOOLCALL>{written_json([object_of(call) for call in calls])}</TOOLCALL>"
-
+HUNYUAN = Objects("<tool_calls>", "</tool_calls>", made=object_with_id)
+MINIMAX_M1 = Objects("<tool_calls>", "</tool_calls>", "\n", "\n", "\n")
+NEMOTRON = Objects("<TOOLCALL>", "</TOOLCALL>", form=f"[{OBJECT}]")
 
 # InternLM: <|action_start|><|plugin|>{"name": ..., "parameters": {...}}<|action_end|>
 
-PLUGIN = "<|action_start|><|plugin|>"
+PLUGIN, PLUGIN_END = "<|action_start|><|plugin|>", "<|action_end|>"
+INTERNLM = Objects(PLUGIN, PLUGIN_END, "\n", f"{PLUGIN_END}{PLUGIN}\n", "", LLAMA_FORM, with_parameters)
 
 
 def read_internlm(text: str) -> Iterator[Call | Malformed]:
-    text = re.sub(r"<\|action_start\|>\s+<\|plugin\|>", PLUGIN, text)
-    yield from marked_calls(text, PLUGIN, "<|action_end|>", form=LLAMA_FORM)
-
-
-def render_internlm(calls: Sequence[Call]) -> str:
-    return "".join(f"{PLUGIN}\n{written_json(object_of(call, 'parameters'))}<|action_end|>" for call in calls)
+    return INTERNLM.read(re.sub(r"<\|action_start\|>\s+<\|plugin\|>", PLUGIN, text))
 
 
 # Cohere: <|START_ACTION|>[{"tool_call_id": "0", "tool_name": ..., "parameters": {...}}]<|END_ACTION|>
@@ -253,22 +217,17 @@ def render_internlm(calls: Sequence[Call]) -> str:
 COHERE_OBJECT = '{"tool_name": "...", "parameters": {...}}'
 
 
-def read_cohere(text: str) -> Iterator[Call | Malformed]:
-    yield from marked_calls(text, "<|START_ACTION|>", "<|END_ACTION|>", cohere_call, f"[{COHERE_OBJECT}]")
-
-
 def cohere_call(value: Any, text: str) -> Call | Malformed:
     return call_of(value, text, form=COHERE_OBJECT, name_key="tool_name", id_key="tool_call_id")
 
 
-def render_cohere(calls: Sequence[Call]) -> str:
-    def one(number: int, call: Call) -> str:
-        arguments = dict(call.arguments)
-        return written_json({"tool_call_id": call.id or str(number), "tool_name": call.name, "parameters": arguments})
+def cohere_object(number: int, call: Call) -> dict[str, Any]:
+    identity = {"tool_call_id": call.id or str(number)}
+    return identity | {"tool_name": call.name, "parameters": dict(call.arguments)}
 
-    lines = ",\n".join(f"    {one(number, call)}" for number, call in enumerate(calls))
-    return f"<|START_ACTION|>[\n{lines}\n]<|END_ACTION|>"
 
+COHERE = Objects("<|START_ACTION|>", "<|END_ACTION|>", "[\n    ", ",\n    ", "\n]", f"[{COHERE_OBJECT}]",
+                 cohere_object, cohere_call)  # fmt: skip
 
 # Command-R and R+: Action: and a block of JSON
 
@@ -309,10 +268,6 @@ def read_xlam(text: str) -> Iterator[Call | Malformed]:
     elif any(isinstance(one, dict) and "name" in one and "arguments" in one for one in value):
         for one in value:
             yield call_of(one, written_json(one))
-
-
-def render_xlam(calls: Sequence[Call]) -> str:
-    return written_json([object_of(call) for call in calls])
 
 
 # gpt-oss: <|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}

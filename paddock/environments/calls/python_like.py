@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from textwrap import dedent
+from typing import Any
 
 from paddock.environments.calls.format import blocks, written_json
 from paddock.environments.environment import Call, Malformed
@@ -50,13 +52,6 @@ def python_call(node: ast.AST, text: str, form: str = PYTHON_FORM, json_names: b
         return Malformed(text, "arguments must be numbers, texts, lists or dictionaries, written out")
 
 
-def render_python(calls: Sequence[Call]) -> str:
-    def one(call: Call) -> str:
-        return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})"
-
-    return f"[{', '.join(map(one, calls))}]"
-
-
 # Python calls between two marks: LFM2 as a list, OLMo 3 one in each line
 
 
@@ -70,55 +65,49 @@ class JsonNames(ast.NodeTransformer):
         return ast.copy_location(ast.Constant(JSON_NAMES[node.id]), node) if node.id in JSON_NAMES else node
 
 
-def marked_python(text: str, opening: str, closing: str, form: str) -> Iterator[Call | Malformed]:
-    """Yields the Python calls between two marks, one in each line or in lists."""
-    for inner, unclosed in blocks(text, opening, closing):
-        if unclosed:
-            yield unclosed
-            continue
-        inner = dedent(inner).strip()
-        try:
-            lines = ast.parse(inner).body
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            said = getattr(error, "msg", None) or type(error).__name__
-            yield Malformed(inner, f"the calls cannot be read: {said}; write {form}")
-            continue
-        nodes = [line.value if isinstance(line, ast.Expr) else line for line in lines]
-        for node in nodes:
-            for one in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
-                yield python_call(one, inner, form, json_names=True)
-        if not nodes:
-            yield Malformed(opening + closing, f"there is no call in it; write {form}")
+@dataclass(frozen=True)
+class Python:
+    """Writes calls as Python calls functions, between two marks, and reads them: one in each line, or in lists."""
+
+    opening: str = ""
+    closing: str = ""
+    before: str = "["
+    between: str = ", "
+    behind: str = "]"
+    form: str = PYTHON_FORM
+    value: Callable[[Any], str] = repr
+    """Writes a value of an argument."""
+
+    def render(self, calls: Sequence[Call]) -> str:
+        def written(call: Call) -> str:
+            return f"{call.name}({', '.join(f'{key}={self.value(value)}' for key, value in call.arguments.items())})"
+
+        text = f"{self.before}{self.between.join(map(written, calls))}{self.behind}"
+        for mark in filter(None, (self.opening, self.closing)):  # the first closing mark ends a block
+            text = text.replace(mark, f"\\x{ord(mark[0]):02x}{mark[1:]}")
+        return self.opening + text + self.closing
+
+    def read(self, text: str) -> Iterator[Call | Malformed]:
+        form = self.opening + self.form + self.closing
+        for inner, unclosed in blocks(text, self.opening, self.closing):
+            if unclosed:
+                yield unclosed
+                continue
+            inner = dedent(inner).strip()
+            try:
+                lines = ast.parse(inner).body
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+                said = getattr(error, "msg", None) or type(error).__name__
+                yield Malformed(inner, f"the calls cannot be read: {said}; write {form}")
+                continue
+            nodes = [line.value if isinstance(line, ast.Expr) else line for line in lines]
+            for node in nodes:
+                for part in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
+                    yield python_call(part, inner, form, json_names=True)
+            if not nodes:
+                yield Malformed(self.opening + self.closing, f"there is no call in it; write {form}")
 
 
-def with_marks_escaped(text: str, *marks: str) -> str:
-    """Returns Python's text of calls with marks in its strings escaped: the first closing mark ends a block."""
-    for mark in marks:
-        text = text.replace(mark, f"\\x{ord(mark[0]):02x}{mark[1:]}")
-    return text
-
-
-LFM_BEGIN, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
-
-
-def read_lfm(text: str) -> Iterator[Call | Malformed]:
-    yield from marked_python(text, LFM_BEGIN, LFM_END, f"{LFM_BEGIN}{PYTHON_FORM}{LFM_END}")
-
-
-def render_lfm(calls: Sequence[Call]) -> str:
-    return f"{LFM_BEGIN}{with_marks_escaped(render_python(calls), LFM_BEGIN, LFM_END)}{LFM_END}"
-
-
-OLMO_BEGIN, OLMO_END = "<function_calls>", "</function_calls>"
-
-
-def read_olmo(text: str) -> Iterator[Call | Malformed]:
-    form = f'{OLMO_BEGIN}name(argument=1, other="text"){OLMO_END}'
-    yield from marked_python(text, OLMO_BEGIN, OLMO_END, form)
-
-
-def render_olmo(calls: Sequence[Call]) -> str:
-    def one(call: Call) -> str:
-        return f"{call.name}({', '.join(f'{key}={written_json(value)}' for key, value in call.arguments.items())})"
-
-    return OLMO_BEGIN + with_marks_escaped("\n".join(map(one, calls)), OLMO_BEGIN, OLMO_END) + OLMO_END
+LLAMA_4 = Python()
+LFM = Python("<|tool_call_start|>", "<|tool_call_end|>")
+OLMO = Python("<function_calls>", "</function_calls>", "", "\n", "", 'name(argument=1, other="text")', written_json)
