@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from paddock.config.topology import pools
 from paddock.loading.load import load
-from paddock.trainer import run
+from paddock.trainer.reinforcement import train
 from paddock.workers import ray as ray_workers
 from paddock.workers import roles
 
@@ -35,7 +35,7 @@ def seconds(folder: Path, prompts: int, steps: int, through_ray: bool) -> list[d
     sizes = [f"data.train_batch_size={prompts}", f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts // 2}"]
     config = load([*OPTIONS, *sizes, f"trainer.total_training_steps={steps + 1}",
                    f"trainer.default_local_dir={folder}"]).config  # fmt: skip
-    assert run.train(config).finished
+    assert train(config).finished
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k.removeprefix("timing_s/"): v for k, v in row.items() if k.startswith("timing_s/")} for row in rows[1:]]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from paddock.rewards.rules import compute_score, scorer_of
 from paddock.runs.samples import Sample
-from paddock.trainer.validation_metrics import by_source, variable_metrics
+from paddock.trainer.validation import by_source, variable_metrics
 
 METHODS = {"strict": "strict", "lenient": "flexible"}
 """Our name and the rule's: the number after `####`, or the last number of the answer. Of a conversation both read the

@@ -27,12 +27,11 @@ from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.results.against_trl import MODEL
 from benchmarks.step_work import Clock
-from paddock.commands.frozen_policy import open_tokenizer
 from paddock.config.schema import Config
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import Loader
 from paddock.loading.load import load
-from paddock.models.load import model_folder
+from paddock.models.load import model_folder, open_tokenizer
 from paddock.rewards.rules import compute_score
 
 METRICS = {

@@ -10,17 +10,13 @@ from paddock.commands.frozen_policy import FrozenRollout, open_policy, progress_
 from paddock.config.paths import files_of
 from paddock.config.schema import Config
 from paddock.core.timing import Timer
-from paddock.data.dataset import PromptDataset
 from paddock.data.loader import Loader
-from paddock.rewards.manager import RewardManager
 from paddock.rollouts.collect import Collector
-from paddock.rollouts.environments import RowEnvironments
 from paddock.runs.samples import Sample
-from paddock.trainer.assembly import open_environments, try_scorers
-from paddock.trainer.model_rewards import open_models, validation_styles
+from paddock.trainer.assembly import Assembly
+from paddock.trainer.model_rewards import open_models
 from paddock.trainer.out_of_memory import explaining
-from paddock.trainer.validation import Validation
-from paddock.trainer.validation_metrics import by_source, core_variable, variable_metrics
+from paddock.trainer.validation import Validation, by_source, core_variable, variable_metrics
 
 
 @dataclass(frozen=True)
@@ -41,23 +37,21 @@ def evaluate(config: Config) -> Evaluation:
     """val_kwargs.n answers to each prompt of data.val_files, scored as in training."""
     timer, validation = Timer(), config.actor_rollout_ref.rollout.val_kwargs
     config.data.val_batch_size = prompts_at_a_time(config, validation.n)
-    own = RowEnvironments(config)
-    config = own.prompting()
-    with RewardManager(config) as rewards, ExitStack() as things:
-        policy = open_policy(config)
-        tokenizer, stops = policy.tokenizer, policy.stop_tokens
-        styles = validation_styles(config.reward_model)
-        dataset = PromptDataset.validation(config.data, tokenizer, policy.reader, styles)
-        try_scorers(config, dataset, tokenizer, rewards)
-        models = open_models(config, tokenizer, stops)
+    with ExitStack() as things:
+        parts = Assembly(config, things)
+        rewards = parts.rewards()
+        policy = open_policy(parts)
+        dataset = parts.held_out()
+        parts.try_scorers(dataset, rewards)
+        models = open_models(parts.config, parts.tokenizer, policy.stop_tokens)
         loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it
-        with progress_bar() as progress, explaining(config, dict):
-            task = progress.add_task("evaluating", total=len(dataset))
-            hands = rewards.reads_environments
-            environments = open_environments(config, dataset, tokenizer, stops, own, things, hands)
-            engine = FrozenRollout(policy.engine, lambda count: progress.advance(task, count), environments)
-            collector = Collector(config, loader, engine, rewards, tokenizer, stops, models)
-            _, samples = Validation(collector, dataset, stops).run(0, timer)
+        progress = things.enter_context(progress_bar())
+        things.enter_context(explaining(config, dict))
+        task = progress.add_task("evaluating", total=len(dataset))
+        environments = parts.environments_of(dataset, policy.stop_tokens, rewards.reads_environments)
+        engine = FrozenRollout(policy.engine, lambda count: progress.advance(task, count), environments)
+        collector = Collector(parts.config, loader, engine, rewards, parts.tokenizer, policy.stop_tokens, models)
+        _, samples = Validation(collector, dataset).run(0, timer)
     return Evaluation(
         model=str(config.actor_rollout_ref.model.path),
         files=files_of(config.data.val_files),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -19,12 +19,12 @@ from paddock.engines.train.settings import Settings, model_source
 from paddock.errors import UserError
 from paddock.loading import rules
 from paddock.models.adapters import Lora, attach
-from paddock.models.image_reader import ImageReader
-from paddock.models.load import load_causal_lm, open_tokenizer
+from paddock.models.load import load_causal_lm
 from paddock.rollouts.conversations import OnEpisodes
 from paddock.rollouts.environments import Environments
 from paddock.rollouts.episode import Episode
 from paddock.rollouts.roll_out import roll_out
+from paddock.trainer.assembly import Assembly
 from paddock.workers.probe import sync
 from paddock.workers.rank import rollout_engine
 from paddock.workers.roles import stop_tokens
@@ -33,19 +33,16 @@ RESPONSES_AT_A_TIME = 512
 """Between two moves of a progress bar, unless data.val_batch_size says otherwise."""
 
 
-@dataclass(frozen=True)
-class FrozenPolicy:
-    tokenizer: Any
+class FrozenPolicy(NamedTuple):
     engine: RolloutEngine
     stop_tokens: frozenset[int]
-    reader: ImageReader | None = None
 
 
-def open_policy(config: Config) -> FrozenPolicy:
+def open_policy(parts: Assembly) -> FrozenPolicy:
+    """Loads the policy of a config, to be sampled from on one device."""
+    config = parts.config
     require_one_device(config)
     model, dtype = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.dtype
-    tokenizer = open_tokenizer(config.actor_rollout_ref.model, config.data)
-    reader = ImageReader.of(config.actor_rollout_ref, config.data)
     device = device_of(config.trainer.device)
     weights = load_causal_lm(
         **model_source(model, "actor_rollout_ref.model"), dtype=compute_dtype(dtype, device), device=device
@@ -54,7 +51,7 @@ def open_policy(config: Config) -> FrozenPolicy:
     engine = frozen_engine(weights, Settings())
     rollout = rollout_engine(config, engine)
     sync(engine, rollout, config.actor_rollout_ref.rollout)
-    return FrozenPolicy(tokenizer, rollout, stop_tokens(engine, tokenizer), reader)
+    return FrozenPolicy(rollout, stop_tokens(engine, parts.tokenizer))
 
 
 def require_one_device(config: Config) -> None:

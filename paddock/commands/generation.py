@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,23 +17,22 @@ from pyarrow import parquet
 
 from paddock.commands.frozen_policy import FrozenRollout, open_policy, progress_bar, prompts_at_a_time
 from paddock.config.conversations import converses
-from paddock.config.schema import Config, DataConfig
+from paddock.config.schema import Config
 from paddock.core.files import replacing
 from paddock.core.timing import Timer
-from paddock.data.chat import Messages, PromptEncoder
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import validation_batches
 from paddock.data.unscored import UnscoredDataset
 from paddock.errors import UserError
 from paddock.rollouts.collect import training_sampling
-from paddock.rollouts.environments import Environments, RowEnvironments
 from paddock.rollouts.episode import Episode, tokens_of
 from paddock.rollouts.roll_out import roll_out
+from paddock.rollouts.texts import texts_for_people
 from paddock.runs.samples import plain
-from paddock.trainer.assembly import open_environments
+from paddock.trainer.assembly import Assembly
 from paddock.trainer.out_of_memory import explaining
 
-OUTPUT, PROMPT = "output", "prompt"
+OUTPUT = "output"
 ADDED = ("responses", "log_probs", "lengths", "stopped")
 """Columns beside those of the row, a list each with one entry for each response. A log-prob is the sum over the
 response's tokens, at the sampling temperature; `stopped` says that it ended by itself."""
@@ -68,28 +67,24 @@ class Summary:
 def generate(config: Config, output: Path) -> Summary:
     """rollout.n responses to each prompt of data.val_files, as jsonl or parquet; the file appears once it is whole."""
     samples = config.actor_rollout_ref.rollout.n
-    own = RowEnvironments(config)
-    config = own.prompting()
-    policy = open_policy(config)
-    sampling = training_sampling(config, policy.stop_tokens)
-    dataset = UnscoredDataset.validation(config.data, policy.tokenizer, policy.reader)
-    require_free_columns(dataset)
     tokens = stopped = 0
     timer = Timer()
-    with (
-        explaining(config, lambda: {"gen": "testing"}),
-        timer("gen"),
-        writer(output) as write,
-        progress_bar() as progress,
-        ExitStack() as things,
-    ):
+    with ExitStack() as things:
+        parts = Assembly(config, things)
+        policy = open_policy(parts)
+        sampling = training_sampling(parts.config, policy.stop_tokens)
+        dataset = UnscoredDataset.validation(parts.config.data, parts.tokenizer, parts.reader)
+        require_free_columns(dataset)
+        things.enter_context(explaining(config, lambda: {"gen": "testing"}))
+        things.enter_context(timer("gen"))
+        write, progress = things.enter_context(writer(output)), things.enter_context(progress_bar())
         task = progress.add_task("generating", total=len(dataset))
-        environments = open_environments(config, dataset, policy.tokenizer, policy.stop_tokens, own, things)
+        environments = parts.environments_of(dataset, policy.stop_tokens)
         engine = FrozenRollout(policy.engine, lambda count: progress.advance(task, count), environments)
         for rows in validation_batches(dataset, prompts_at_a_time(config, samples)):
             found = engine.episodes(rows, samples, sampling)
             for index, row in enumerate(rows):
-                record = record_of(row, found[index * samples : (index + 1) * samples], policy.tokenizer)
+                record = record_of(row, found[index * samples : (index + 1) * samples], parts.tokenizer)
                 write(record)
                 tokens += sum(record["lengths"])
                 stopped += sum(record["stopped"])
@@ -99,56 +94,20 @@ def generate(config: Config, output: Path) -> Summary:
 def answer(config: Config, text: str) -> tuple[list[str], Summary]:
     """rollout.n responses to one text, asked as a user's message if the tokenizer has a chat template; in an
     environment each is a whole conversation."""
-    own = RowEnvironments(config)
-    config = own.prompting()
-    policy = open_policy(config)
-    (row,) = rows_of_prompts(config.data, policy.tokenizer, [text], count(), "data.max_prompt_length={}")
-    start, samples = time.perf_counter(), config.actor_rollout_ref.rollout.n
-    sampling = training_sampling(config, policy.stop_tokens)
-    several = converses(config)
-    environments = Environments(config, policy.tokenizer, policy.stop_tokens, own) if several else None
-    if environments:
-        environments.prove(row)
-    found = roll_out(policy.engine, 0, [row], samples, sampling, environments=environments)
-    texts = texts_for_people(found, partial(policy.tokenizer.batch_decode, skip_special_tokens=True))
+    with ExitStack() as things:
+        parts = Assembly(config, things)
+        policy = open_policy(parts)
+        (row,) = parts.rows_of_prompts([text], count(), "data.max_prompt_length={}")
+        start, samples = time.perf_counter(), config.actor_rollout_ref.rollout.n
+        sampling = training_sampling(parts.config, policy.stop_tokens)
+        environments = parts.environments(policy.stop_tokens) if converses(parts.config) else None
+        if environments:
+            environments.prove(row)
+        found = roll_out(policy.engine, 0, [row], samples, sampling, environments=environments)
+        seconds = time.perf_counter() - start
+    texts = texts_for_people(found, partial(parts.tokenizer.batch_decode, skip_special_tokens=True))
     tokens = sum(len(span.tokens) for one in found for span in one.spans if span.log_probs)
-    return texts, Summary(1, len(found), tokens, sum(one.done for one in found), 0, time.perf_counter() - start)
-
-
-def rows_of_prompts(
-    data: DataConfig, tokenizer: Any, prompts: Sequence[Messages], groups: Iterator[int], setting: str
-) -> list[PromptRow]:
-    """Returns rows that ask these prompts, a text as a user's message if the tokenizer has a chat template. `groups`
-    are their ids; `setting` is how a longer prompt is allowed, with {} for its tokens."""
-    kwargs = data.apply_chat_template_kwargs
-    template = data.apply_chat_template and (tokenizer.chat_template or "chat_template" in kwargs)
-    asked = [[{"role": "user", "content": one}] if isinstance(one, str) and template else one for one in prompts]
-    names = ["the prompt"] if len(asked) == 1 else [f"prompt {number}" for number in range(len(asked))]
-    encoded = PromptEncoder(tokenizer, kwargs).encode(asked, names, PROMPT)
-    longest = data.max_prompt_length
-    for name, tokens in zip(names, encoded, strict=True):
-        if len(tokens) > longest:
-            fix = setting.format(len(tokens))
-            raise UserError(f"{name} has {len(tokens)} tokens", key="data.max_prompt_length", value=longest, fix=fix)
-    return [
-        PromptRow(0, group, tokens, messages, PROMPT, None, {}, name, written_prompt=prompt)
-        for tokens, messages, name, prompt, group in zip(encoded, asked, names, prompts, groups, strict=False)
-    ]
-
-
-def texts_for_people(found: Sequence[Episode], decode: Callable[[list[list[int]]], list[str]]) -> list[str]:
-    """Returns responses as texts, and conversations with all that was said in them."""
-    if found and "conversation" in found[0].extras:
-        return [told(one.extras["conversation"]) for one in found]
-    return decode([[token for span in one.spans for token in span.tokens] for one in found])
-
-
-def told(conversation: list[dict[str, Any]]) -> str:
-    """Returns a conversation for people: what others than the policy said stands in brackets."""
-    return "".join(
-        turn["content"] if turn["role"] == "assistant" else f"\n[{turn['role']}: {turn['content']}]\n"
-        for turn in conversation
-    )
+    return texts, Summary(1, len(found), tokens, sum(one.done for one in found), 0, seconds)
 
 
 def record_of(row: PromptRow, episodes: list[Episode], tokenizer: Any) -> Record:

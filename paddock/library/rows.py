@@ -39,6 +39,12 @@ def files_of_rows(data: Any, name: str) -> list[str]:
     raise UserError(f"is {described(data)}", key=name, value=f"{data!r:.80}", fix=SHAPES)
 
 
+def rows_of_texts(rows: Any) -> Any:
+    """Returns texts that are no files as rows of prompts; anything else as it is."""
+    texts = isinstance(rows, Sequence) and not isinstance(rows, str) and all(isinstance(row, str) for row in rows)
+    return [{"prompt": row} for row in rows] if texts and not all(map(os.path.exists, rows)) else rows
+
+
 def is_data(path: str) -> bool:
     """True for what names data, here or on the hub, or is spelt as a file of it."""
     return is_here(path) or hub_name(path) or path.endswith(ENDINGS)

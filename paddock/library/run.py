@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import hashlib
+import itertools
 import json
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakSet
@@ -18,16 +24,17 @@ from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.library.functions import Reward, environment_settings, parts_of, reward_settings, source_of
 from paddock.library.keywords import KEYS, Keywords, settings_of
-from paddock.library.rows import files_of_rows
+from paddock.library.rows import files_of_rows, rows_of_texts
 from paddock.loading.load import Loaded, load
 
 if TYPE_CHECKING:
     from paddock.core.batch import Batch
-    from paddock.library.session import Session
     from paddock.plan.plan import Plan
     from paddock.rollouts.episode import Episode
     from paddock.runs.checkpoint import Checkpoint
     from paddock.trainer.lifecycle import Metrics, Outcome, Step
+    from paddock.trainer.loop import Trainer
+    from paddock.trainer.run import RunKind, Training
 
 log = logging.getLogger("paddock")
 
@@ -37,6 +44,7 @@ NAMES = {"ppo": "gae"}
 """Algorithms that people call by another name than their estimator's."""
 SFT, REWARD_MODEL = "sft", "reward_model"
 RUNS = "runs"
+FIRST_ID = 1 << 31
 
 
 class Run:
@@ -104,18 +112,24 @@ class Run:
         if self.own_folder:
             values[FOLDER] = str(Path(RUNS) / f"{algorithm}-{identity(values, texts)}")
         self.values, self.loaded = values, self.load(values)
-        self.session: Session | None = None
+        self.training: Training | None = None
+        """The run while it is open, from the first use to `close`."""
+        self.things = ExitStack()
         self.thread, self.fitting = 0, False
-        """The thread that opened the session, and whether `train` runs."""
+        """The thread that opened the run, and whether `train` runs."""
+        self.ids = itertools.count(FIRST_ID)
+        """Ids of prompts that are none of the training data's."""
+        self.drawn: dict[int, int] = {}
+        """The step after which `sample` drew with each version of the weights."""
 
     def load(self, values: Mapping[str, Any], gpu: str | None = None) -> Loaded:
         """Returns the config as the command of this algorithm loads it. `gpu`: the device to plan for."""
         if self.algorithm not in (SFT, REWARD_MODEL):
             return load(values=values, gpu=gpu, chooses=True)
-        from paddock.commands.keys_of import RM as RM_COMMAND
-        from paddock.commands.keys_of import SFT as SFT_COMMAND
+        from paddock.commands import keys_of
 
-        return (SFT_COMMAND if self.algorithm == SFT else RM_COMMAND).load(values=values, gpu=gpu, chooses=True)
+        command = keys_of.SFT if self.algorithm == SFT else keys_of.RM
+        return command.load(values=values, gpu=gpu, chooses=True)
 
     @property
     def config(self) -> Config:
@@ -157,7 +171,7 @@ class Run:
         >>> run.train().finished
         True
         """
-        training = self.open().training
+        training = self.open()
         self.fitting = True
         try:
             outcome = training.fit()
@@ -179,7 +193,7 @@ class Run:
         1 4
         2 4
         """
-        training = self.open().training
+        training = self.open()
         while (step := training.advance()) is not None:
             yield step
 
@@ -190,7 +204,18 @@ class Run:
         ['val-aux/data/reward/pass@1', 'val-core/data/reward/mean@1']
         """
         files = None if data is None else files_of_rows(data, "data")
-        return self.open().evaluate(files)
+        from paddock.core.timing import Timer
+        from paddock.trainer.validation import Validation
+
+        with self.trainer() as trainer:
+            validation = trainer.validation
+            if files is not None:
+                validation = Validation(trainer.collector, trainer.parts.held_out(files))
+            if validation is None:
+                fix = "evaluate(rows), or Run(..., validation=rows)"
+                raise UserError("there are no rows to evaluate on", key="data.val_files", fix=fix)
+            with trainer.roles.rollout.awake(Timer()):
+                return validation.run(trainer.step_no, Timer())[0]
 
     def generate(
         self, prompts: Any, n: int = 1, temperature: float | None = None, response_length: int | None = None
@@ -206,9 +231,29 @@ class Run:
         [1, 1]
         """
         many = [prompts] if isinstance(prompts, str) else list(prompts)
-        one = isinstance(prompts, str) or (bool(many) and isinstance(many[0], Mapping))
-        found = self.open().generate([prompts] if one else many, n, temperature, response_length)
-        return found[0] if one else found
+        alone = isinstance(prompts, str) or (bool(many) and isinstance(many[0], Mapping))
+        changed = {"n": n} | ({} if response_length is None else {"response_length": response_length})
+        for name, value in changed.items():
+            require_count(name, value)
+        if temperature is not None and not (isinstance(temperature, Real) and 0 <= temperature < math.inf):
+            fix = "0 (greedy), or more"
+            raise UserError("is no temperature", key="temperature", value=f"{temperature!r:.80}", fix=fix)
+        from paddock.core.timing import Timer
+        from paddock.rollouts.texts import texts_for_people
+
+        with self.trainer() as trainer:
+            longer = "Run(..., prompt_length={})"
+            rows = trainer.parts.rows_of_prompts([prompts] if alone else many, self.ids, longer)
+            sampling = replace(trainer.collector.sampling, step=trainer.step_no)
+            if temperature is not None:
+                sampling = replace(sampling, temperature=temperature)
+            if response_length is not None:
+                sampling = replace(sampling, max_tokens=response_length)
+            with trainer.roles.rollout.awake(Timer()):
+                episodes = trainer.roles.rollout.episodes(rows, n, sampling)
+            texts = iter(texts_for_people(episodes, trainer.collector.decode))
+            found = [list(itertools.islice(texts, n)) for _ in rows]
+        return found[0] if alone else found
 
     def export(self, folder: str | Path, dtype: str | None = None) -> Path:
         """Writes the current weights and the tokenizer to a folder that `transformers` loads.
@@ -252,7 +297,21 @@ class Run:
         >>> len(episodes), len({episode.group for episode in episodes})
         (8, 2)
         """
-        return self.open().sample(rows, n)
+        if n is not None:
+            require_count("n", n)
+        from paddock.library.episodes import with_origin
+
+        with self.trainer() as trainer:
+            if rows is None:
+                prompts = trainer.loader.next_prompts(self.config.data.train_batch_size)
+            else:
+                dataset = trainer.parts.dataset(files_of_rows(rows_of_texts(rows), "rows"), "rows")
+                prompts = [replace(row, group=next(self.ids)) for row in dataset.rows(range(len(dataset)))]
+            sampling = replace(trainer.collector.sampling, step=trainer.step_no + 1)
+            with trainer.roles.generating(trainer.timer), trainer.timer("gen"):
+                found = trainer.roles.rollout.episodes(prompts, n or trainer.collector.samples, sampling)
+            self.drawn |= {span.version: trainer.step_no for episode in found for span in episode.response}
+            return with_origin(found, trainer.collector.decode)
 
     def score(self, episodes: Sequence[Episode]) -> Batch:
         """Returns episodes as a batch with their scores, by the run's reward.
@@ -261,7 +320,15 @@ class Run:
         >>> batch.need("scores").sum(-1).shape
         torch.Size([8])
         """
-        return self.open().score(episodes)
+        if not episodes:
+            raise UserError("there is no episode to score", key="run.score", fix="run.sample gives some")
+        from paddock.library.episodes import as_drawn
+
+        with self.trainer() as trainer, trainer.timer("reward"):
+            collector = trainer.collector
+            collector.rewards.steps_done = trainer.step_no
+            drawn = as_drawn(episodes, collector.tokenizer.pad_token_id, collector.rewards.begin())
+            return collector.score(drawn)[0]
 
     def advantages(self, batch: Batch) -> Batch:
         """Returns a scored batch with log-probs, values and advantages, by the run's algorithm.
@@ -270,7 +337,8 @@ class Run:
         >>> batch.need("advantages").shape == batch.need("mask").shape
         True
         """
-        return self.open().advantages(batch)
+        with self.trainer() as trainer:
+            return trainer.with_advantages(batch)[0]
 
     def learn(self, batch: Batch) -> dict[str, float]:
         """Updates the weights on a batch that has advantages, as one step: it is logged, and saved when that is due.
@@ -280,19 +348,49 @@ class Run:
         >>> run.learn(batch)["training/global_step"]
         3.0
         """
-        return self.open().learn(batch)
+        with self.trainer() as trainer, self.open().interruptible(trainer):
+            complete = trainer.completed(batch)
+            current = self.drawn_by_current_weights(complete, trainer.step_no)
+
+            def step() -> tuple[Metrics, Batch]:
+                return trainer.learn(complete, current) | trainer.describe(complete), complete
+
+            return trainer.advance(self.open().tracker, step).metrics
+
+    def drawn_by_current_weights(self, batch: Batch, step: int) -> bool:
+        """False for rows that `sample` drew before the last step, or did not draw: their ratios are not 1."""
+        if batch.versions is None:
+            return False
+        versions = batch.versions[batch.need("mask") != 0].unique().tolist()
+        return all(self.drawn.get(version) == step for version in versions)
 
     def sync(self) -> None:
         """Gives an engine with a copy of the weights the current ones. `sample` does so too, if they are old.
 
         >>> run.sync()
         """
-        self.open().sync()
+        with self.trainer() as trainer:
+            trainer.roles.rollout.publish()
 
-    def open(self) -> Session:
+    @contextmanager
+    def trainer(self) -> Iterator[Trainer]:
+        """Gives the block the trainer, with the random numbers of the run."""
+        training = self.open()
+        from paddock.trainer.loop import Trainer
+
+        with training.own_state():
+            trainer = training.opened()
+            if not isinstance(trainer, Trainer):
+                fix = "train a policy: grpo, ppo, rloo, ..."
+                raise UserError(
+                    "this algorithm draws no responses", key="algorithm", value=training.kind.command, fix=fix
+                )
+            yield trainer
+
+    def open(self) -> Training:
         """Returns what the run works with; opens it at its newest checkpoint if it is not open."""
-        if self.session is not None:
-            return self.session
+        if self.training is not None:
+            return self.training
         if self.own_folder:
             self.choose_folder()
             self.own_folder = False  # opened again, the run stays where it is
@@ -300,37 +398,32 @@ class Run:
             log.warning(warning)
         self.take_over()
         check(self.config)
-        from paddock.library.session import Session
         from paddock.trainer.lifecycle import Listeners
+        from paddock.trainer.run import open_training
 
-        kind = self.kind()
-        self.session = Session(self.config, kind, self.loaded.origins, Listeners(*self.listeners))
+        training = open_training(self.config, self.kind(), self.loaded.origins, Listeners(*self.listeners))
+        self.training = self.things.enter_context(training)
         self.thread = threading.get_ident()
+        self.ids, self.drawn = itertools.count(FIRST_ID), {}
         OPEN.add(self)
         atexit.unregister(close_all)
         atexit.register(close_all)  # behind what this run has imported, so before that is torn down
-        return self.session
+        return self.training
 
     def take_over(self) -> None:
         """Closes another open run of this thread in the same folder, unless it trains: the same cell ran again."""
         for run in list(OPEN):
-            here = run.session is not None and run.folder.resolve() == self.folder.resolve()
+            here = run.training is not None and run.folder.resolve() == self.folder.resolve()
             if here and not run.fitting and run.thread == threading.get_ident():
                 log.warning("closed the earlier run in %s, which was idle: this one goes on in its folder", run.folder)
                 run.close()
 
-    def kind(self) -> Any:
+    def kind(self) -> RunKind:
         """Returns how this algorithm's trainer is made."""
-        if self.algorithm == SFT:
-            from paddock.trainer.supervised import FINE_TUNING
+        if self.algorithm in (SFT, REWARD_MODEL):
+            from paddock.trainer.supervised import FINE_TUNING, REWARD_MODELLING
 
-            return FINE_TUNING
-        if self.algorithm == REWARD_MODEL:
-            from paddock.trainer.supervised import REWARD_MODELLING
-
-            return REWARD_MODELLING
-        from dataclasses import replace
-
+            return FINE_TUNING if self.algorithm == SFT else REWARD_MODELLING
         from paddock.trainer.reinforcement import REINFORCEMENT, open_trainer
 
         return replace(REINFORCEMENT, open=partial(open_trainer, functions=self.functions))
@@ -349,9 +442,15 @@ class Run:
 
         >>> run.close()
         """
-        if self.session is not None:
-            session, self.session = self.session, None
-            session.close()
+        training, self.training = self.training, None
+        if training is None:
+            return
+        from paddock.core.device import device_of, empty_cache
+
+        training.keep()
+        self.things.close()
+        gc.collect()
+        empty_cache(device_of(self.config.trainer.device))
 
     def __enter__(self) -> Run:
         return self
@@ -360,7 +459,7 @@ class Run:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "session", None) is not None:
+        if getattr(self, "training", None) is not None:
             self.close()
 
     def __reduce__(self) -> str:
@@ -384,3 +483,9 @@ def close_all() -> None:
 def identity(values: Mapping[str, Any], texts: Sequence[str]) -> str:
     """Returns a name that is equal for equal lines of a program: settings, rows, and the text of functions."""
     return hashlib.sha256(json.dumps([values, texts], sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def require_count(name: str, value: Any) -> None:
+    """Raises a UserError unless the value counts responses or tokens, before an engine makes room for so many."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise UserError("is not a whole number above 0", key=name, value=f"{value!r:.80}", fix=f"{name}=1 or more")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from tokenizers import decoders
 
 from paddock.data.spelling import bytes_of
+from paddock.rollouts.episode import Episode
 
 Pieces = np.ndarray
 """The bytes of each token by its id, none for a special token; behind them none, for ids outside of the vocabulary."""
@@ -35,3 +37,18 @@ def texts_of(pieces: Pieces, tokens: np.ndarray, lengths: np.ndarray) -> list[st
     found, ends = pieces.take(tokens, mode="clip").tolist(), lengths.cumsum()
     spans = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
     return [b"".join(found[start:end]).decode(errors="replace") for start, end in spans]
+
+
+def texts_for_people(episodes: Sequence[Episode], decode: Callable[[list[list[int]]], list[str]]) -> list[str]:
+    """Returns responses as texts, and conversations with all that was said in them."""
+    if episodes and "conversation" in episodes[0].extras:
+        return [conversation_text(episode.extras["conversation"]) for episode in episodes]
+    return decode([[token for span in episode.spans for token in span.tokens] for episode in episodes])
+
+
+def conversation_text(conversation: list[dict[str, Any]]) -> str:
+    """Returns a conversation for people: what others than the policy said stands in brackets."""
+    return "".join(
+        turn["content"] if turn["role"] == "assistant" else f"\n[{turn['role']}: {turn['content']}]\n"
+        for turn in conversation
+    )

@@ -2,50 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from paddock.config.conversations import converses
 from paddock.config.schema import Config
-from paddock.data.dataset import MODEL, PromptDataset, PromptRow
+from paddock.data.chat import Messages, PromptEncoder
+from paddock.data.dataset import MODEL, PromptDataset, PromptRow, Styles, without_a_model
 from paddock.environments.environment import messages_said
-from paddock.rewards.manager import RewardManager
+from paddock.errors import UserError
+from paddock.models.image_reader import ImageReader
+from paddock.models.load import open_tokenizer
+from paddock.rewards.manager import NO_FUNCTIONS, Functions, RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.rollouts.environments import Environments, RowEnvironments
+from paddock.trainer.model_rewards import validation_styles
 
+PROMPT = "prompt"
 NOTHING_TOLD: dict[str, Any] = {"num_turns": 2, "tool_rewards": [], "turn_scores": [], "rollout_reward_scores": {}}
 """What reward functions written for verl may read of any conversation."""
 
 
-def in_environments(config: Config, dataset: PromptDataset) -> bool:
-    """True if rows are answered in environments: by the config, or because rows name agent loops."""
-    return converses(config) or dataset.names_agents
+class Assembly:
+    """Opens the tokenizer, data, rewards and environments of a config."""
+
+    def __init__(self, config: Config, things: ExitStack, functions: Functions = NO_FUNCTIONS):
+        """`things` closes what is opened. `functions`: rewards, tools and environments that the config names as
+        `python:NAME`."""
+        self.things, self.functions = things, functions
+        self.rows = RowEnvironments(config, functions)
+        self.config = self.rows.prompting()
+        self.tokenizer = open_tokenizer(self.config.actor_rollout_ref.model, self.config.data)
+        self.reader = ImageReader.of(self.config.actor_rollout_ref, self.config.data)
+
+    def dataset(self, files: list[str], key: str, styles: Styles = without_a_model) -> PromptDataset:
+        """Opens further rows, read as those of the config are."""
+        return PromptDataset(files, self.tokenizer, self.config.data, key=key, reader=self.reader, styles=styles)
+
+    def held_out(self, files: list[str] | None = None) -> PromptDataset:
+        """Opens these files as rows to validate on; without any, those of the config."""
+        styles = validation_styles(self.config.reward_model)
+        if files is not None:
+            return self.dataset(files, "data.val_files", styles)
+        return PromptDataset.validation(self.config.data, self.tokenizer, self.reader, styles)
+
+    def rewards(self, folder: Path | None = None) -> RewardManager:
+        return self.things.enter_context(RewardManager(self.config, self.functions, folder))
+
+    def try_scorers(self, dataset: PromptDataset, rewards: RewardManager) -> list[ScoreRequest]:
+        """Tries every scorer that the rows need, before weights are loaded; returns the responses that were tried."""
+        conversation = self.converses_on(dataset)
+        kwargs = self.config.data.apply_chat_template_kwargs
+        chat = kwargs.get("chat_template", self.tokenizer.chat_template) is not None
+        tries = [trial(row, conversation, chat) for row in dataset.one_of_each_source() if row.style != MODEL]
+        rewards.check(tries)
+        return tries
+
+    def converses_on(self, dataset: PromptDataset) -> bool:
+        """True if rows are answered in environments: by the config, or because rows name agent loops."""
+        return converses(self.config) or dataset.names_agents
+
+    def environments(self, stops: frozenset[int], hands: bool = False) -> Environments:
+        """Opens the environments that answer rows. `hands`: see `Environments`."""
+        return self.things.enter_context(closing(Environments(self.config, self.tokenizer, stops, self.rows, hands)))
+
+    def environments_of(
+        self, dataset: PromptDataset, stops: frozenset[int], hands: bool = False
+    ) -> Environments | None:
+        """Opens the environments that answer these rows and tries them; None if none does."""
+        if not self.converses_on(dataset):
+            return None
+        found = self.environments(stops, hands)
+        found.check(dataset)
+        return found
+
+    def rows_of_prompts(self, prompts: Sequence[Messages], groups: Iterator[int], setting: str) -> list[PromptRow]:
+        """Returns rows that ask these prompts, a text as a user's message if the tokenizer has a chat template.
+        `groups` are their ids; `setting` is how a longer prompt is allowed, with {} for its tokens."""
+        data = self.config.data
+        kwargs, longest = data.apply_chat_template_kwargs, data.max_prompt_length
+        template = data.apply_chat_template and (self.tokenizer.chat_template or "chat_template" in kwargs)
+        asked = [[{"role": "user", "content": one}] if isinstance(one, str) and template else one for one in prompts]
+        names = ["the prompt"] if len(asked) == 1 else [f"prompt {number}" for number in range(len(asked))]
+        encoded = PromptEncoder(self.tokenizer, kwargs).encode(asked, names, PROMPT)
+        for name, tokens in zip(names, encoded, strict=True):
+            if len(tokens) > longest:
+                reason, fix = f"{name} has {len(tokens)} tokens", setting.format(len(tokens))
+                raise UserError(reason, key="data.max_prompt_length", value=longest, fix=fix)
+        return [
+            PromptRow(0, group, tokens, messages, PROMPT, None, {}, name, written_prompt=prompt)
+            for tokens, messages, name, prompt, group in zip(encoded, asked, names, prompts, groups, strict=False)
+        ]
 
 
-def open_environments(
-    config: Config, dataset: PromptDataset, tokenizer: Any, stops: frozenset[int], rows: RowEnvironments,
-    things: ExitStack, hands: bool = False,
-) -> Environments | None:  # fmt: skip
-    """Returns the environments that answer the rows, None if none does; `things` closes them. `hands`: see
-    `Environments`."""
-    if not in_environments(config, dataset):
-        return None
-    found = things.enter_context(closing(Environments(config, tokenizer, stops, rows, hands)))
-    found.check(dataset)
-    return found
-
-
-def try_scorers(config: Config, dataset: PromptDataset, tokenizer: Any, rewards: RewardManager) -> list[ScoreRequest]:
-    """Tries every scorer that the rows need, before weights are loaded; returns the responses that were tried."""
-    conversation = in_environments(config, dataset)
-    chat = config.data.apply_chat_template_kwargs.get("chat_template", tokenizer.chat_template) is not None
-    tries = [trial(row, conversation, chat) for row in dataset.one_of_each_source() if row.style != MODEL]
-    rewards.check(tries)
-    return tries
-
-
-def trial(row: PromptRow, conversation: bool, chat: bool = False) -> ScoreRequest:
+def trial(row: PromptRow, conversation: bool, chat: bool) -> ScoreRequest:
     """Returns an empty response to a row; `conversation`: one of one turn; `chat`: what an environment asks where the
     row asks nothing is messages."""
     asks = conversation and chat and isinstance(row.written_prompt, str) and not row.written_prompt.strip()

@@ -108,26 +108,26 @@ class Listeners:
     """Called with the step and the metrics of each validation."""
 
 
+@dataclass(frozen=True)
+class RunFolder:
+    """Holds what guards the folder of a run, its checkpoints, and who hears of them."""
+
+    store: CheckpointStore
+    lock: FolderLock
+    listeners: Listeners
+
+
 class TrainingRun(ABC):
     """Trains until all steps are done or someone stops it. Subclasses define a step, a validation and the weights."""
 
     memory_by: ClassVar[Mapping[str, str]] = {}
     """Phase of the timer -> what decides how much memory it takes, as out_of_memory.py names it."""
 
-    def __init__(
-        self,
-        config: Config,
-        loader: Loader,
-        store: CheckpointStore,
-        total_steps: int,
-        lock: FolderLock,
-        validates: bool,
-    ):
-        self.config, self.loader, self.store, self.total_steps = config, loader, store, total_steps
-        self.validates, self.lock = validates, lock
+    def __init__(self, config: Config, loader: Loader, folder: RunFolder, total_steps: int, validates: bool):
+        self.config, self.loader, self.total_steps, self.validates = config, loader, total_steps, validates
+        self.store, self.lock, self.listeners = folder.store, folder.lock, folder.listeners
         self.step_no = 0
         self.timer = Timer()
-        self.listeners = Listeners()
         self.void_updates = 0  # in a row
         self.recent: deque[Metrics] = deque(maxlen=STEPS)
         self.warned = False
@@ -209,11 +209,11 @@ class TrainingRun(ABC):
             tracker.log(self.step_no, self.validated(tracker))
         self.timer.reset()
 
-    def advance(self, tracker: Tracker) -> Step:
-        """Trains one step, and does what its number calls for."""
+    def advance(self, tracker: Tracker, step: Callable[[], tuple[Metrics, Batch]] | None = None) -> Step:
+        """Trains one step, and does what its number calls for. `step`: what trains it, if that is not `self.step`."""
         self.step_no += 1
         with self.timer("step"), collecting_new_objects():
-            metrics, batch = self.step()
+            metrics, batch = (step or self.step)()
             self.settle(metrics, batch, tracker)
         return self.record(metrics, batch, tracker)
 

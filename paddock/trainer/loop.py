@@ -14,17 +14,16 @@ from paddock.algorithms.correction import correct
 from paddock.algorithms.kl import kl_controller, penalise
 from paddock.algorithms.selection import resample
 from paddock.config import rollout_correction
-from paddock.config.schema import Config
 from paddock.config.topology import copies_rollout_log_probs, estimator_needs, learns_from_rewards, trusts_rollout
 from paddock.core.batch import GIVEN, Batch
 from paddock.engines.train.base import EXPERT_COLUMNS
+from paddock.errors import UserError
 from paddock.models.adapters import MERGED
 from paddock.rollouts.collect import Collector
-from paddock.runs.checkpoint import CheckpointStore
-from paddock.runs.lock import FolderLock
 from paddock.runs.samples import Sample, dump_samples, samples_of
 from paddock.runs.tracking import Tracker
-from paddock.trainer.lifecycle import Metrics, State, TrainingRun
+from paddock.trainer.assembly import Assembly
+from paddock.trainer.lifecycle import Metrics, RunFolder, State, TrainingRun
 from paddock.trainer.metrics import batch_metrics, signal_metrics
 from paddock.trainer.performance import Performance
 from paddock.trainer.validation import Validation
@@ -38,17 +37,12 @@ class Trainer(TrainingRun):
     """Trains a policy: generate -> score -> advantage -> update."""
 
     def __init__(
-        self,
-        config: Config,
-        roles: Roles,
-        collector: Collector,
-        validation: Validation | None,
-        store: CheckpointStore,
-        lock: FolderLock,
+        self, parts: Assembly, roles: Roles, collector: Collector, validation: Validation | None, folder: RunFolder,
         total_steps: int,
-    ):
-        super().__init__(config, collector.loader, store, total_steps, lock, validates=validation is not None)
-        self.roles, self.collector, self.validation = roles, collector, validation
+    ):  # fmt: skip
+        config = parts.config
+        super().__init__(config, collector.loader, folder, total_steps, validates=validation is not None)
+        self.parts, self.roles, self.collector, self.validation = parts, roles, collector, validation
         self.performance = Performance(config, roles)
         self.kl = kl_controller(config.algorithm.kl_ctrl)
         self.correction = rollout_correction.parse(config.algorithm.rollout_correction)
@@ -106,6 +100,17 @@ class Trainer(TrainingRun):
                 plan = plan if current else replace(plan, uses_old_log_probs=True)
                 metrics |= roles.actor.learn(batch, plan)
         return metrics
+
+    def completed(self, batch: Batch) -> Batch:
+        """Fills what an update and its metrics read, for a batch with advantages that no estimator made."""
+        if batch.advantages is None:
+            fix = "learn(run.advantages(batch)), or batch.with_(advantages=...) with a number per token"
+            raise UserError("the batch has no advantages", key="batch", fix=fix)
+        if batch.rewards is None:
+            batch = batch.with_(rewards=batch.scores)
+        if batch.returns is None and self.roles.critic is None:
+            batch = batch.with_(returns=batch.advantages)
+        return self.with_old_log_probs(batch) if batch.old_log_probs is None else batch
 
     def publish(self) -> Metrics:
         """Gives the rollout engines the new weights, if the actor was trained."""

@@ -16,12 +16,12 @@ from paddock.config.schema import Config
 from paddock.config.topology import THREADS, DevicePool, wants_one_thread
 from paddock.core.device import seed_all, torch_settings_restored
 from paddock.errors import UserError
-from paddock.runs.checkpoint import CheckpointStore, checkpoint_store, resume_point
+from paddock.runs.checkpoint import Checkpoint, checkpoint_store, resume_point
 from paddock.runs.lock import FolderLock
 from paddock.runs.record import record_end, record_launch
 from paddock.runs.tracking import Tracker
 from paddock.trainer.interruption import Interruption
-from paddock.trainer.lifecycle import Listeners, Outcome, State, Step, TrainingRun
+from paddock.trainer.lifecycle import Listeners, Outcome, RunFolder, State, Step, TrainingRun
 from paddock.trainer.out_of_memory import explaining
 from paddock.trainer.state import restore_rng, rng_state
 from paddock.workers.sharded import WorkerLost
@@ -38,19 +38,36 @@ class RunKind:
     command: str
     pools: Callable[[Config], Sequence[DevicePool]]
     """The processes that a run needs."""
-    open: Callable[[Config, CheckpointStore, FolderLock, ExitStack], TrainingRun]
+    open: Callable[[Config, RunFolder, ExitStack], TrainingRun]
     """Makes the run at its beginning; what is to be closed with it goes on the stack."""
     conclude: Callable[[Any], object] = lambda run: None
     """Called with a run that has trained its last step."""
 
     def train(self, config: Config, origins: Mapping[str, str] = NO_ORIGINS) -> Outcome:
         """Trains from the newest checkpoint to the last step."""
-        with Training(config, self, origins) as training:
+        with open_training(config, self, origins, Listeners()) as training:
             return training.fit()
 
 
+@contextmanager
+def open_training(
+    config: Config, kind: RunKind, origins: Mapping[str, str], listeners: Listeners
+) -> Iterator[Training]:
+    """Locks the folder of a run and starts its processes for the time of the block."""
+    with ExitStack() as things:
+        things.enter_context(torch_settings_restored())
+        lock = things.enter_context(FolderLock(config.trainer.default_local_dir))
+        wanted = kind.pools(config)
+        if sum(pool.size for pool in wanted) > 1:
+            from paddock.workers.ray import cluster
+
+            things.enter_context(cluster(config, wanted))
+        folder = RunFolder(checkpoint_store(config), lock, listeners)
+        yield things.enter_context(Training(config, kind, origins, folder))
+
+
 class Training:
-    """A run that is open: its folder is locked, its processes are there. `fit` trains it to its end, `advance` a step.
+    """A run that is open. `fit` trains it to its end, `advance` a step.
 
     When a worker dies, the run begins again at its last checkpoint, `trainer.max_restarts` times: what came after that
     checkpoint is discarded and run again, so every sample counts once.
@@ -58,34 +75,20 @@ class Training:
     Generators of random numbers outside and the settings of torch are, at its end and between two steps, as they were.
     """
 
-    def __init__(
-        self, config: Config, kind: RunKind, origins: Mapping[str, str] = NO_ORIGINS, listeners: Listeners | None = None
-    ):
-        self.config, self.kind, self.origins, self.listeners = config, kind, origins, listeners or Listeners()
-        self.store = checkpoint_store(config)
+    def __init__(self, config: Config, kind: RunKind, origins: Mapping[str, str], folder: RunFolder):
+        self.config, self.kind, self.origins, self.folder = config, kind, origins, folder
         self.restarts = 0
         self.run: TrainingRun | None = None
         self.begun = False
         self.random: State | None = None
-        self.run_things, self.things = ExitStack(), ExitStack()
+        self.things = ExitStack()
+        """Closes what was opened with the run."""
 
     def __enter__(self) -> Training:
-        with ExitStack() as things:
-            things.enter_context(torch_settings_restored())
-            self.lock = things.enter_context(FolderLock(self.config.trainer.default_local_dir))
-            wanted = self.kind.pools(self.config)
-            if sum(pool.size for pool in wanted) > 1:
-                from paddock.workers.ray import cluster
-
-                things.enter_context(cluster(self.config, wanted))
-            self.things = things.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        try:
-            self.drop_run(*error)
-        finally:
-            self.things.__exit__(*error)
+        self.drop_run(*error)
 
     def fit(self) -> Outcome:
         """Trains all steps that are left. A signal ends it after the current step, with a checkpoint."""
@@ -113,15 +116,41 @@ class Training:
                     self.begin(run)
                 if run.step_no >= run.total_steps or self.config.trainer.val_only:
                     return None
-                with Interruption() as interruption, run.keeping(self.tracker):
+                with self.interruptible(run):
                     step = run.advance(self.tracker)
-                    if interruption.asked:
-                        run.save(self.tracker)
-                if interruption.asked:
-                    raise KeyboardInterrupt
                 if run.step_no == run.total_steps:
                     self.conclude(run)
                 return step
+
+    @contextmanager
+    def interruptible(self, run: TrainingRun) -> Iterator[None]:
+        """Lets the block train a step. A signal leaves a checkpoint behind the step, and then counts."""
+        with Interruption() as interruption, run.keeping(self.tracker):
+            yield
+            if interruption.asked:
+                run.save(self.tracker)
+        if interruption.asked:
+            raise KeyboardInterrupt
+
+    def save(self) -> Checkpoint:
+        """Writes a checkpoint of the last finished step, unless there is one."""
+        with self.own_state():
+            run = self.opened()
+            run.save(self.tracker)
+            assert run.saved is not None
+            return run.saved
+
+    def keep(self) -> None:
+        """Saves the last step of a run that is closed between two steps: the next call goes on behind it."""
+        run = self.run
+        if run is None or not run.intact or not self.config.trainer.save_last:
+            return
+        if run.finished["step"] == (run.saved.step if run.saved else 0):
+            return
+        try:
+            self.save()
+        except Exception as error:  # whatever ended the block in which the run was open is what people shall read
+            log.error("the steps since the last checkpoint could not be saved: %s", error)
 
     def begin(self, run: TrainingRun) -> None:
         run.begin(self.tracker)
@@ -156,22 +185,21 @@ class Training:
             return self.run
         with ExitStack() as things:
             seed_all(self.config.trainer.seed)
-            run = self.kind.open(self.config, self.store, self.lock, things)
-            run.listeners = self.listeners
-            checkpoint = self.store.newest() if self.store.wrote else resume_point(self.config.trainer, self.store)
+            run, store = self.kind.open(self.config, self.folder, things), self.folder.store
+            checkpoint = store.newest() if store.wrote else resume_point(self.config.trainer, store)
             loggers = run.restore(checkpoint) if checkpoint else None
             after = checkpoint.step if checkpoint else None
             self.tracker = things.enter_context(Tracker(self.config, run.total_steps, after, loggers))
             record_launch(self.config, self.kind.command, self.origins, run.devices(), run.step_no)
             if run.step_no >= run.total_steps:  # opened to evaluate or generate
                 record_end(Path(self.config.trainer.default_local_dir), run.step_no)
-            self.run_things = things.pop_all()
+            self.things = things.pop_all()
         self.run, self.begun = run, False
         return run
 
     def drop_run(self, *error: Any) -> None:
         self.run = None
-        self.run_things.__exit__(*(error or (None, None, None)))
+        self.things.__exit__(*(error or (None, None, None)))
 
     @contextmanager
     def own_state(self) -> Iterator[None]:

@@ -29,10 +29,9 @@ from paddock.models.load import open_tokenizer
 from paddock.models.reward_head import scored_batch, sequence_scores
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import Episode, Span
-from paddock.runs.checkpoint import KEY, CheckpointStore
-from paddock.runs.lock import FolderLock
+from paddock.runs.checkpoint import KEY
 from paddock.runs.tracking import Tracker
-from paddock.trainer.lifecycle import Metrics, TrainingRun
+from paddock.trainer.lifecycle import Metrics, RunFolder, TrainingRun
 from paddock.trainer.performance import throughput_metrics, timing_metrics, token_counts
 from paddock.trainer.run import RunKind
 from paddock.workers.roles import build_learner
@@ -57,9 +56,9 @@ class SupervisedTrainer(TrainingRun):
 
     def __init__(
         self, config: Config, learner: Learner | ShardedLearner, loader: Loader, validation: PromptDataset | None,
-        store: CheckpointStore, lock: FolderLock, tokenizer: Any, total_steps: int,
+        folder: RunFolder, tokenizer: Any, total_steps: int,
     ):  # fmt: skip
-        super().__init__(config, loader, store, total_steps, lock, validates=validation is not None)
+        super().__init__(config, loader, folder, total_steps, validates=validation is not None)
         self.learner, self.validation, self.tokenizer = learner, validation, tokenizer
 
     def step(self) -> tuple[Metrics, Batch]:
@@ -155,7 +154,7 @@ class RewardTrainer(SupervisedTrainer):
 def kind_of(trainer: type[SupervisedTrainer], command: str) -> RunKind:
     """Returns how a supervised trainer is opened and ended; a finished run leaves its model in the folder `EXPORT`."""
 
-    def open_trainer(config: Config, store: CheckpointStore, lock: FolderLock, things: ExitStack) -> SupervisedTrainer:
+    def open_trainer(config: Config, folder: RunFolder, things: ExitStack) -> SupervisedTrainer:
         config = copy.deepcopy(config)
         config.actor_rollout_ref.rollout.temperature = 1.0  # the likelihood is of the model's own distribution
         tokenizer = open_tokenizer(config.actor_rollout_ref.model, config.data)
@@ -165,7 +164,7 @@ def kind_of(trainer: type[SupervisedTrainer], command: str) -> RunKind:
         log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
         learner, close = build_learner(config, trainer.role, config.trainer.total_training_steps or total_steps)
         things.callback(close)
-        return trainer(config, learner, loader, validation, store, lock, tokenizer, total_steps)
+        return trainer(config, learner, loader, validation, folder, tokenizer, total_steps)
 
     return RunKind(command, partial(supervised_pools, role=trainer.role), open_trainer, trainer.export)
 

@@ -13,7 +13,7 @@ import torch
 from paddock.errors import UserError
 from paddock.runs.samples import Sample
 from paddock.trainer.metrics import batch_metrics, variance_proxy_metrics
-from paddock.trainer.validation_metrics import variable_metrics
+from paddock.trainer.validation import variable_metrics
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "compat"))
 utils, protocol = import_module("verl.trainer.ppo.metric_utils"), import_module("verl.protocol")

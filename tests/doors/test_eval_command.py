@@ -8,7 +8,7 @@ import pytest
 
 from paddock.cli import main
 from paddock.commands.keys_of import EVAL, GENERATE
-from paddock.trainer.validation_metrics import pass_at
+from paddock.trainer.validation import pass_at
 
 SAMPLED = ["rollout.val_kwargs.n=4", "rollout.val_kwargs.do_sample=True", "rollout.val_kwargs.temperature=1.0"]
 FEW = ["data.val_max_samples=24"]

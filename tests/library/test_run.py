@@ -301,7 +301,7 @@ def test_memory_comes_back_when_a_run_is_closed(tmp_path):
 
     run = rows_and_reward(tmp_path)
     run.train()
-    model = weakref.ref(run.open().training.opened().roles.actor.engine.model)
+    model = weakref.ref(run.open().opened().roles.actor.engine.model)
     assert model() is not None
     run.close()
     gc.collect()
@@ -317,7 +317,7 @@ def test_the_same_cell_again_goes_on_in_the_folder_of_the_run_that_it_left_open(
     assert next(steps).number == 1
     with rows_and_reward(tmp_path, steps=3, save_every=1) as again:
         assert [step.number for step in again] == [2, 3]
-    assert left.session is None and f"closed the earlier run in {tmp_path}, which was idle" in caplog.text
+    assert left.training is None and f"closed the earlier run in {tmp_path}, which was idle" in caplog.text
 
 
 def test_a_run_that_trains_keeps_its_folder_from_another_one(tmp_path):

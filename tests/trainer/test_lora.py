@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -26,6 +27,7 @@ from paddock.errors import UserError
 from paddock.facts.machine import this_machine
 from paddock.loading.load import load
 from paddock.models.adapters import MERGED, WEIGHTS_FILE
+from paddock.trainer.assembly import Assembly
 from paddock.trainer.reinforcement import train
 from paddock.workers.rank import Rank
 
@@ -172,7 +174,7 @@ def test_a_run_starts_from_an_adapter_and_generation_uses_it(finished, tmp_path)
     stored = adapter(finished, 2)
     for name, tensor in adapter_of(engine).items():
         assert torch.equal(tensor, stored["base_model.model." + name.replace(".default.", ".")])
-    policy = open_policy(config)
+    policy = open_policy(Assembly(config, ExitStack()))
     prompts = [Prompt([3, 5, 7], [0, 1])]
     sampling = Sampling(max_tokens=6, stop_tokens=frozenset(), seed=1, step=0, ignore_eos=True)
     assert policy.engine.generate(prompts, sampling) == EmbeddedEngine(engine.model).generate(prompts, sampling)

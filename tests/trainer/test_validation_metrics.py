@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paddock.runs.samples import Sample
-from paddock.trainer import validation_metrics as v
+from paddock.trainer import validation as v
 
 
 def sample(score, group=0, source="gsm8k", **extras) -> Sample:

@@ -1,4 +1,4 @@
-"""A step's metrics under verl's names; the numbers are `paddock.trainer.metrics` and `.validation_metrics`.
+"""A step's metrics under verl's names; the numbers are `paddock.trainer.metrics` and `.validation`.
 
 Where nothing counts (all rows aborted, all tokens masked) a mean, maximum or minimum is zero.
 """
@@ -15,7 +15,7 @@ from paddock.core.timing import Timer
 from paddock.errors import UserError
 from paddock.runs.samples import Sample
 from paddock.trainer import metrics as step_metrics
-from paddock.trainer import performance, validation_metrics
+from paddock.trainer import performance, validation
 from verl.protocol import to_batch
 
 THROUGHPUT = ("perf/total_num_tokens", "perf/time_per_step", "perf/throughput")
@@ -68,8 +68,8 @@ def bootstrap_metric(
     data: Sequence[Any],
     subset_size: int,
     reduce_fns: Sequence[Callable[[Any], float]],
-    n_bootstrap: int = validation_metrics.DRAWS,
-    seed: int = validation_metrics.SEED,
+    n_bootstrap: int = validation.DRAWS,
+    seed: int = validation.SEED,
 ) -> list[tuple[float, float]]:
     """Mean and standard deviation of each function over subsets drawn with replacement."""
     items = np.fromiter(data, dtype=object, count=len(data))
@@ -82,7 +82,7 @@ def calc_maj_val(data: Sequence[Mapping[str, Any]], vote_key: str, val_key: str)
     """The value of the first item that gives the most frequent vote; of equally frequent ones the first."""
     votes = [item[vote_key] for item in data]
     once, places = np.ones((len(votes), 1), np.float32), np.arange(len(votes), dtype=np.float32)[:, None]
-    (winner,) = validation_metrics.majority([votes.index(vote) for vote in votes], once, places)
+    (winner,) = validation.majority([votes.index(vote) for vote in votes], once, places)
     return data[winner][val_key]
 
 
@@ -90,15 +90,15 @@ def process_validation_metrics(
     data_sources: Sequence[str],
     sample_uids: Sequence[Any],
     infos_dict: Mapping[str, Sequence[Any]],
-    seed: int = validation_metrics.SEED,
+    seed: int = validation.SEED,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """`{data source: {variable: {metric: value}}}`; a variable whose values are no numbers has no entry."""
-    if seed != validation_metrics.SEED:
+    if seed != validation.SEED:
         raise UserError(
             "draws of another seed do not compare with those of other runs",
             key="seed",
             value=seed,
-            fix=f"leave it at {validation_metrics.SEED}; bootstrap_metric takes any",
+            fix=f"leave it at {validation.SEED}; bootstrap_metric takes any",
         )
     groups: dict[Any, int] = {}
     samples = []
@@ -108,12 +108,12 @@ def process_validation_metrics(
         samples.append(Sample("", "", score, 0, group, data_source=source, extras=extras))
     found = {
         source: {name: known_metrics(prompts, name) for name in infos_dict}
-        for source, prompts in validation_metrics.by_source(samples).items()
+        for source, prompts in validation.by_source(samples).items()
     }
     return {source: {name: each for name, each in named.items() if each} for source, named in found.items()}
 
 
 def known_metrics(prompts: Sequence[Sequence[Sample]], variable: str) -> dict[str, float]:
     """All but pass@k, which verl's readers do not expect."""
-    found = validation_metrics.variable_metrics(prompts, variable)
+    found = validation.variable_metrics(prompts, variable)
     return {name: value for name, value in found.items() if not name.startswith("pass@")}
