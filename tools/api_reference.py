@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from keys_reference import translations
@@ -245,8 +245,8 @@ def field_table(exported: Any, language: Language) -> str:
 
 
 def keyword_table(language: Language) -> str:
-    types = {name: inspect.formatannotation(kind) for name, kind in Keywords.__annotations__.items()}
-    types = {name: text.removeprefix("ForwardRef('").partition("'")[0] for name, text in types.items()}
+    types = {name: inspect.formatannotation(kind) for name, kind in get_type_hints(Keywords).items()}
+    types = {name: text.removeprefix("collections.abc.") for name, text in types.items()}
     meanings = {key: leaf.metadata["meaning"] for key, leaf in tree.leaves().items()}
     meanings |= translations() if language is CHINESE else {}
     rows = [(f"`{name}`", f"`{types[name]}`", f"`{key}`", meanings[key]) for name, key in KEYS.items()]

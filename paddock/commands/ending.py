@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from paddock.commands.guard import INTERRUPTED, say_last
+from paddock.commands.run_model import written
 from paddock.config import tree
 from paddock.config.schema import Config
 from paddock.config.secrets import masked
-from paddock.report.write import conclude_run
+from paddock.loading.load import Loaded
+from paddock.report.page import conclude_run
 from paddock.trainer.lifecycle import Outcome, resume_command
+from paddock.trainer.run import RunKind
+from paddock.trainer.supervised import EXPORT
 
 COLUMNS = ("prompt_key", "answer_key", "reward_fn_key", "apply_chat_template",
            "apply_chat_template_kwargs")  # fmt: skip
@@ -22,19 +26,22 @@ COLUMNS = ("prompt_key", "answer_key", "reward_fn_key", "apply_chat_template",
 SCORERS = frozenset({"custom_reward_function", "reward", "reward_kwargs", "reward_weights"})
 
 
+def supervised(kind: RunKind, loaded: Loaded, next_commands: Callable[[str], list[str]]) -> int:
+    """Trains on answers or on pairs; `next_commands` are for the folder of the model."""
+    outcome = kind.train(loaded.config, loaded.origins)
+    model = Path(loaded.config.trainer.default_local_dir) / EXPORT
+    return conclude(outcome, loaded.config, model, next_commands(str(model)))
+
+
 def conclude(outcome: Outcome, config: Config, model: Path | None, next_commands: Sequence[str]) -> int:
     """Writes the report of a run, prints its summary and how it ended, and returns the exit code of its command.
 
     `model` is the folder of the trained model, None if none was saved; `next_commands` are for people who have it.
     """
-    summary = conclude_run(Path(config.trainer.default_local_dir)) if has_steps(outcome) else []
+    has_steps = outcome.finished or outcome.checkpoint is not None
+    summary = conclude_run(Path(config.trainer.default_local_dir)) if has_steps else []
     say_last("\n".join([*summary, *last_lines(outcome, config, model, next_commands)]))
     return 0 if outcome.finished else INTERRUPTED
-
-
-def has_steps(outcome: Outcome) -> bool:
-    """True unless the run was stopped before anything that a report could show."""
-    return outcome.finished or outcome.checkpoint is not None
 
 
 def last_lines(outcome: Outcome, config: Config, model: Path | None, next_commands: Sequence[str]) -> list[str]:
@@ -111,14 +118,3 @@ def scorer_words(config: Config) -> list[str]:
     chosen = [key for key in tree.leaves() if key.partition(".")[0] in SCORERS or key.startswith(ENVIRONMENTS)]
     given = {key: tree.get(config, key) for key in chosen if tree.get(config, key) != tree.get(Config(), key)}
     return [setting(key, value) for key, value in given.items()]
-
-
-def written(value: Any) -> str:
-    """Returns a value in the grammar of overrides."""
-    if isinstance(value, list):
-        return f"[{','.join(map(written, value))}]"
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{name}:{written(item)}' for name, item in value.items())}}}"
-    if isinstance(value, str) and not re.fullmatch(r"[\w./:-]+", value, re.ASCII):
-        return "'" + value.replace("'", "\\'") + "'"
-    return "null" if value is None else str(value)

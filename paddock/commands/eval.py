@@ -8,14 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paddock.commands.guard import guarded, helpful
-from paddock.commands.preflight import (
-    check_paths,
-    choose_threads,
-    require_other_file,
-    require_prompts,
-    require_writable_file,
-)
+from paddock.commands.guard import guarded, helpful, tell
+from paddock.commands.preflight import check_paths, choose_threads, require_prompts, require_writable_file
 from paddock.errors import UserError
 from paddock.loading import rules
 
@@ -37,15 +31,13 @@ def run(arguments: list[str]) -> int:
     _, equals, file = flags[-1].partition("=") if flags else ("", "", "")
     if equals and not file:
         raise UserError("needs a file name, or no =", key=FLAG, fix=f"{FLAG}=accuracy.json")
-    for warning in loaded.warnings:
-        print(f"paddock: {warning}", file=sys.stderr)
+    tell(loaded.warnings)
     choose_threads(loaded.config)
     rules.require(loaded.config, rules.Scope.SCORING)
     check_paths(loaded.config, ("val",), ("trainer.validation_data_dir",))
     require_prompts(loaded.config, ("val",))
     if file:
-        require_writable_file(FLAG, Path(file).expanduser())
-        require_other_file(FLAG, Path(file).expanduser(), loaded.config)
+        require_writable_file(FLAG, Path(file).expanduser(), loaded.config)
     from paddock.commands.evaluation import evaluate
     from paddock.core.files import replacing
 
@@ -96,9 +88,5 @@ def cell(metrics: dict[str, float], name: str) -> str:
     return f"{100 * metrics[name]:.1f}%" if "pass@1" in metrics else f"{metrics[name]:.4g}"
 
 
-def main() -> int:
-    return guarded(helpful("eval", run), sys.argv[1:])
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(helpful("eval", run), sys.argv[1:]))

@@ -13,6 +13,7 @@ from typing import Any
 from paddock.config.paths import missing_folder
 from paddock.core.options import Options
 from paddock.errors import UserError
+from paddock.runs.reading import settings_at
 
 ACTOR, REWARD_MODEL, CONFIG, KEY, OUT = "actor", "reward_model", "config.json", "CHECKPOINT", "OUT"
 OVERRIDES, REMOTE_CODE = "actor_rollout_ref.model.override_config", "actor_rollout_ref.model.trust_remote_code"
@@ -94,7 +95,7 @@ def base_model(actor: Path) -> dict[str, Any]:
     from paddock.models.adapters import CONFIG_FILE
     from paddock.models.files import read_json
 
-    config, adapter = run_config(actor), read_json(actor / CONFIG_FILE, str(actor), KEY)
+    config, adapter = settings_at(actor.parent), read_json(actor / CONFIG_FILE, str(actor), KEY)
     base = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
     if not isinstance(base, str) or not base:
         reason = f"{CONFIG_FILE} has no base_model_name_or_path, the model that the adapter changes"
@@ -112,7 +113,7 @@ def find_actor(folder: Path) -> Path:
     from paddock.models.adapters import CONFIG_FILE
     from paddock.runs.checkpoint import NAME, CheckpointStore, find_damage
 
-    require_no_reward_model(folder)
+    require_policy(folder / REWARD_MODEL)
     if (folder / CONFIG).is_file() or (folder / CONFIG_FILE).is_file():
         step, actor = folder.parent, folder
     elif (folder / ACTOR / CONFIG).is_file() or (folder / ACTOR / CONFIG_FILE).is_file():
@@ -124,7 +125,7 @@ def find_actor(folder: Path) -> Path:
         newest = CheckpointStore(folder).newest()
         if newest is None:
             raise UserError("there is no checkpoint", key=KEY, value=folder, fix=fix)
-        require_no_reward_model(newest.folder)
+        require_policy(newest.folder / REWARD_MODEL)
         step, actor = newest.folder, newest.folder / ACTOR
     if NAME.fullmatch(step.absolute().name) and (problem := find_damage(step)):
         raise UserError(f"is damaged: {problem}", key=KEY, value=step, fix="export another step, or restore the files")
@@ -132,26 +133,16 @@ def find_actor(folder: Path) -> Path:
     return actor
 
 
-def require_no_reward_model(step: Path) -> None:
-    """Refuses a checkpoint of `paddock rm train`: it holds no language model."""
+def require_policy(folder: Path) -> None:
+    """Refuses the folder of a critic or a reward model: neither is a language model."""
     from paddock.models.value_head import HEAD_FILE
 
-    if (step / REWARD_MODEL / HEAD_FILE).is_file():
-        raise not_a_policy(step / REWARD_MODEL)
-
-
-def require_policy(actor: Path) -> None:
-    from paddock.models.value_head import HEAD_FILE
-
-    if (actor / HEAD_FILE).is_file():
-        raise not_a_policy(actor)
-
-
-def not_a_policy(folder: Path) -> UserError:
+    if not (folder / HEAD_FILE).is_file():
+        return
     what, fix = "a critic", "name the actor folder beside it"
     if folder.name == REWARD_MODEL:
         what, fix = "a reward model", "take the folder huggingface that `paddock rm train` left, as it is"
-    return UserError(f"is {what}, not a language model", key=KEY, value=folder, fix=fix)
+    raise UserError(f"is {what}, not a language model", key=KEY, value=folder, fix=fix)
 
 
 def save_readers(actor: Path, writing: Path) -> None:
@@ -170,7 +161,7 @@ def tokenizer_folder(actor: Path) -> Path:
 
     if any((actor / name).is_file() for name in TOKENIZER_FILES):
         return actor
-    config = run_config(actor)
+    config = settings_at(actor.parent)
     found = next((config[key] for key in TOKENIZER_KEYS if config.get(key)), None)
     if found is None:
         raise UserError(
@@ -180,10 +171,3 @@ def tokenizer_folder(actor: Path) -> Path:
             fix="copy tokenizer.json and tokenizer_config.json of the model into it",
         )
     return model_folder(str(found), KEY)
-
-
-def run_config(actor: Path) -> dict[str, Any]:
-    """Every key of the run that wrote the checkpoint, where it is beside it."""
-    from paddock.trainer.state import READABLE, load_state
-
-    return dict(load_state(actor.parent)["config"]) if (actor.parent / READABLE).is_file() else {}

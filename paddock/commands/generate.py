@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from paddock.commands.guard import guarded, helpful
-from paddock.commands.preflight import check_paths, choose_threads, require_other_file, require_writable_file
+from paddock.commands.guard import guarded, helpful, tell
+from paddock.commands.preflight import check_paths, choose_threads, require_writable_file
 from paddock.errors import UserError
 from paddock.loading.load import Loaded
 
@@ -41,12 +41,10 @@ def named_output(arguments: list[str]) -> tuple[Path, list[str]]:
 
 def write(loaded: Loaded, output: Path) -> int:
     """Writes the answers to the prompts of data.val_files."""
-    for warning in loaded.warnings:
-        print(f"paddock: {warning}", file=sys.stderr)
+    tell(loaded.warnings)
     choose_threads(loaded.config)
     check_paths(loaded.config, ("val",), ())
-    require_writable_file("output", output)
-    require_other_file("output", output, loaded.config)
+    require_writable_file("output", output, loaded.config)
     from paddock.commands.generation import generate
 
     print(f"{output}: {generate(loaded.config, output)}")
@@ -68,9 +66,7 @@ def answer(asked: list[str], arguments: list[str]) -> int:
             reason = f"is answered on the console, and {other} asks for a file"
             raise UserError(reason, key=PROMPT, value=text, fix=f"leave out one of {PROMPT} and {other}")
     loaded = GENERATE.load([*overrides, "data.val_files=null"])
-    for warning in loaded.warnings:
-        if not warning.startswith("data.val_files"):
-            print(f"paddock: {warning}", file=sys.stderr)
+    tell(warning for warning in loaded.warnings if not warning.startswith("data.val_files"))
     choose_threads(loaded.config)
     check_paths(loaded.config, (), ())
     from paddock.commands.generation import answer as answers_to
@@ -82,9 +78,5 @@ def answer(asked: list[str], arguments: list[str]) -> int:
     return 0
 
 
-def main() -> int:
-    return guarded(helpful("generate", run), sys.argv[1:])
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(helpful("generate", run), sys.argv[1:]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,7 +27,7 @@ from paddock.rollouts.collect import training_sampling
 from paddock.rollouts.episode import Episode, tokens_of
 from paddock.rollouts.roll_out import roll_out
 from paddock.rollouts.texts import texts_for_people
-from paddock.runs.samples import plain
+from paddock.runs.samples import line_of
 from paddock.trainer.assembly import Assembly
 from paddock.trainer.out_of_memory import explaining
 
@@ -158,7 +157,3 @@ def writer(output: Path) -> Iterator[Callable[[Record], None]]:
                 fix=f"{OUTPUT}={output.with_suffix('.jsonl')}",
             ) from error
         parquet.write_table(table, file)
-
-
-def line_of(record: Record) -> bytes:
-    return json.dumps(record, ensure_ascii=False, default=plain).encode(errors="replace") + b"\n"

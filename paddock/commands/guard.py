@@ -80,14 +80,9 @@ def log_to_stderr() -> None:
         logging.getLogger().addHandler(Messages())
 
 
-def start_log(warnings: Iterable[str]) -> None:
-    """Sends messages of a run to stderr, first those about its settings; other libraries only report problems."""
-    log_to_stderr()
-    log = logging.getLogger("paddock")
-    log.setLevel(logging.INFO)
+def tell(warnings: Iterable[str]) -> None:
     for warning in warnings:
-        log.warning(warning)
-    log.info("importing torch and transformers")
+        print(f"{PREFIX}{warning}", file=sys.stderr)
 
 
 def say_last(text: str) -> None:

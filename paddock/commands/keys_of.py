@@ -57,7 +57,7 @@ class Command:
         overrides = [self.translate(argument) for argument in arguments]
         given = {setting.key: setting.value for setting in parse(overrides).settings} | dict(values or {})
         defaults = recipes.left_to_user({**self.situation(given, chooses), **self.defaults}, given)
-        own = [f"{key}={text(value)}" for key, value in defaults.items() if key not in given]
+        own = [f"{key}={'null' if value is None else value}" for key, value in defaults.items() if key not in given]
         loaded = load([*own, *overrides], values=values, here=here, gpu=gpu, trains=self.trains, chooses=chooses)
         unset = defaults.keys() - given.keys()
         loaded.origins |= dict.fromkeys(unset, self.origin or f"paddock {self.name}")
@@ -102,10 +102,6 @@ class Command:
         return "" if section is None else f": it reads {section}.{key.rpartition('.')[2]}"
 
 
-def text(value: Any) -> str:
-    return "null" if value is None else str(value)
-
-
 SUPERVISED_READS = (
     *PROMPTS,
     *MACHINE,
@@ -127,29 +123,29 @@ SUPERVISED_NAMES = {
     "optim.": f"{_A}.optim.",
 }
 
-SFT = Command(
-    name="sft",
-    reads=SUPERVISED_READS,
-    names=SUPERVISED_NAMES,
-    defaults={
+
+def supervised(name: str, short_name: str, real: Mapping[str, Any], embedded: Mapping[str, Any]) -> Command:
+    """Returns a command that trains on given rows, by one optimizer step for each batch."""
+    defaults = {
         **NO_ESTIMATOR,
-        "trainer.experiment_name": "sft",
+        "trainer.experiment_name": short_name,
         f"{_A}.ppo_mini_batch_size": "${data.train_batch_size}",
-    },
-    real={f"{_A}.optim.lr": 1e-5, "data.train_batch_size": 256, "trainer.total_epochs": 3, "trainer.test_freq": 20},
+    }
+    real = {f"{_A}.optim.lr": 1e-5, **real}
+    return Command(name, SUPERVISED_READS, SUPERVISED_NAMES, defaults, real, embedded)
+
+
+SFT = supervised(
+    "sft",
+    "sft",
+    real={"data.train_batch_size": 256, "trainer.total_epochs": 3, "trainer.test_freq": 20},
     embedded={"data.train_files": "builtin:addition/warmup", "data.val_files": None},
 )
 
-RM = Command(
-    name="rm train",
-    reads=SUPERVISED_READS,
-    names=SUPERVISED_NAMES,
-    defaults={
-        **NO_ESTIMATOR,
-        "trainer.experiment_name": "rm",
-        f"{_A}.ppo_mini_batch_size": "${data.train_batch_size}",
-    },
-    real={f"{_A}.optim.lr": 1e-5, "data.train_batch_size": 128, "trainer.total_epochs": 1, "trainer.test_freq": 50},
+RM = supervised(
+    "rm train",
+    "rm",
+    real={"data.train_batch_size": 128, "trainer.total_epochs": 1, "trainer.test_freq": 50},
     embedded={
         "data.train_files": "builtin:addition/pairs",
         "data.val_files": "builtin:addition/pairs_test",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from paddock.commands.guard import log_to_stderr
 from paddock.config import tree
 from paddock.config.conversations import files_named
 from paddock.config.distillation import teachers_of
@@ -17,6 +19,7 @@ from paddock.errors import FIX, UserError
 from paddock.facts.files import TRUTH, columns_of, is_here, prompt_column, sources, without_prompts
 from paddock.facts.machine import Machine, this_machine
 from paddock.loading import rules
+from paddock.loading.load import Loaded
 from paddock.loading.rules import Scope, rule
 from paddock.plan.arithmetic import require_files
 from paddock.runs.lock import require_free
@@ -28,8 +31,23 @@ RUNS = Config().trainer.default_local_dir.partition("/")[0]
 OUTPUT_FOLDERS = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
 
 
+def begin(loaded: Loaded, alone: bool = False) -> None:
+    """Refuses what would not start, and shows messages of the run on stderr, first those about its settings. Torch is
+    imported behind it. `alone`: of a command beside `train`."""
+    check(loaded.config, alone=alone)
+    if not alone:
+        require_prompts(loaded.config)
+    choose_threads(loaded.config)
+    log_to_stderr()
+    log = logging.getLogger("paddock")
+    log.setLevel(logging.INFO)  # other libraries only report problems
+    for warning in loaded.warnings:
+        log.warning(warning)
+    log.info("importing torch and transformers")
+
+
 def check(config: Config, machine: Machine | None = None, alone: bool = False) -> None:
-    """Raises the first reason why this run would not start here. `alone`: of a command beside `train`."""
+    """Raises the first reason why this run would not start here. `alone`: see `begin`."""
     rules.require(config, Scope.TRAINING, Scope.SCORING, *[Scope.ALONE] if alone else [])
     check_paths(config)
     if config.reward_model.enable:
@@ -111,16 +129,12 @@ def require_writable(key: str, folder: Path) -> None:
         raise UserError(f"{there} may not be written", key=key, value=folder, fix="make it writable, or name another")
 
 
-def require_writable_file(key: str, file: Path) -> None:
+def require_writable_file(key: str, file: Path, config: Config) -> None:
+    """Refuses a file that cannot be written, or that holds the rows that the same command reads."""
     if os.path.isdir(file):
         raise UserError("is a folder, not a file", key=key, value=file, fix=f"name a file: {key}={file}/FILE")
     require_writable(key, file.absolute().parent)
-
-
-def require_other_file(key: str, file: Path, config: Config) -> None:
-    """Refuses to write over the rows that the same command reads."""
-    files = config.data.val_files
-    read = [os.path.expanduser(name) for name in (files if isinstance(files, list) else [files] if files else [])]
+    read = map(os.path.expanduser, files_of(config.data.val_files))
     if any(os.path.exists(name) and file.exists() and os.path.samefile(name, file) for name in read):
         raise UserError("is a file of rows that this command reads", key=key, value=file, fix="name another file")
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-from paddock.commands.guard import guarded, helpful, start_log
+from paddock.commands.guard import guarded, helpful
 from paddock.errors import UserError
 
 
@@ -19,24 +18,16 @@ def run(arguments: list[str]) -> int:
 
 def train(arguments: list[str]) -> int:
     from paddock.commands.keys_of import RM
-    from paddock.commands.preflight import check, choose_threads
+    from paddock.commands.preflight import begin
 
     loaded = RM.load(arguments, chooses=True)
-    check(loaded.config, alone=True)
-    choose_threads(loaded.config)
-    start_log(loaded.warnings)
-    from paddock.commands.ending import conclude, setting
-    from paddock.trainer.supervised import EXPORT, REWARD_MODELLING
+    begin(loaded, alone=True)
+    from paddock.commands.ending import setting, supervised
+    from paddock.trainer.supervised import REWARD_MODELLING
 
-    outcome = REWARD_MODELLING.train(loaded.config, loaded.origins)
-    model = Path(loaded.config.trainer.default_local_dir) / EXPORT
-    use = f"paddock train reward_model.enable=True {setting('reward_model.model.path', str(model))}"
-    return conclude(outcome, loaded.config, model, [use])
-
-
-def main() -> int:
-    return guarded(helpful("rm", train), sys.argv[1:])
+    use = "paddock train reward_model.enable=True"
+    return supervised(REWARD_MODELLING, loaded, lambda model: [f"{use} {setting('reward_model.model.path', model)}"])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(helpful("rm", train), sys.argv[1:]))

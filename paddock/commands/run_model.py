@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def with_run(command: Command, arguments: Sequence[str]) -> list[str]:
         (text for flag, text in zip(before, arguments, strict=False)
          if flag not in FLAGS and text and "=" not in text and text[0] not in "-+~"), None,
     )  # fmt: skip
-    overrides = [f"{MODEL}={quoted(text)}" if text is bare else text for text in arguments]
+    overrides = [f"{MODEL}={written(text)}" if text is bare else text for text in arguments]
     named = {key: value for key, _, value in (command.translate(text).lstrip("+").partition("=") for text in overrides)}
     path = expand(named.get(MODEL, "").strip("'\""))
     if not path or not Path(path).is_dir():
@@ -51,7 +51,6 @@ def policy(path: str) -> dict[str, Any]:
         TOKENIZER_KEYS,
         base_model,
         find_actor,
-        run_config,
         tokenizer_folder,
     )
 
@@ -63,7 +62,7 @@ def policy(path: str) -> dict[str, Any]:
         raise UserError(error.reason, key=MODEL, value=error.value, fix=fix) from None
     if (actor / CONFIG).is_file():
         return {MODEL: str(actor), TOKENIZER: str(tokenizer_folder(actor))}
-    base, config = base_model(actor), run_config(actor)
+    base, config = base_model(actor), settings_at(actor.parent)
     tokenizer = next((config[key] for key in TOKENIZER_KEYS if key != MODEL and config.get(key)), None)
     return {
         MODEL: base["path"],
@@ -75,11 +74,11 @@ def policy(path: str) -> dict[str, Any]:
 
 
 def written(value: Any) -> str:
-    """A value as Hydra's grammar takes it."""
-    return quoted(value) if isinstance(value, str) else json.dumps(value)
-
-
-def quoted(text: str) -> str:
-    """A text as Hydra's grammar takes it, whatever is in it."""
-    escaped = text.replace("'", "\\'")
-    return f"'{escaped}'"
+    """Returns a value in the grammar of overrides."""
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{name}:{written(item)}' for name, item in value.items())}}}"
+    if isinstance(value, str) and not re.fullmatch(r"[\w./:-]+", value, re.ASCII):
+        return "'" + value.replace("'", "\\'") + "'"
+    return "null" if value is None else str(value)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from pathlib import Path
 
-from paddock.commands.guard import guarded, helpful, start_log
+from paddock.commands.guard import guarded, helpful
 from paddock.loading.load import Loaded
 
 
@@ -17,26 +16,21 @@ def run(arguments: list[str]) -> int:
 
 
 def train(loaded: Loaded) -> int:
-    from paddock.commands.preflight import check, choose_threads
+    from paddock.commands.preflight import begin
 
-    check(loaded.config, alone=True)
-    choose_threads(loaded.config)
-    start_log(loaded.warnings)
-    from paddock.commands.ending import conclude, setting
-    from paddock.trainer.supervised import EXPORT, FINE_TUNING
+    begin(loaded, alone=True)
+    from paddock.commands.ending import setting, supervised
+    from paddock.trainer.supervised import FINE_TUNING
 
-    outcome = FINE_TUNING.train(loaded.config, loaded.origins)
-    model = Path(loaded.config.trainer.default_local_dir) / EXPORT
-    commands = [
-        f"paddock generate {shlex.quote(str(model))} prompt=TEXT",
-        f"paddock train {setting('actor_rollout_ref.model.path', str(model))} data.train_files=FILE",
-    ]
-    return conclude(outcome, loaded.config, model, commands)
-
-
-def main() -> int:
-    return guarded(helpful("sft", run), sys.argv[1:])
+    return supervised(
+        FINE_TUNING,
+        loaded,
+        lambda model: [
+            f"paddock generate {shlex.quote(model)} prompt=TEXT",
+            f"paddock train {setting('actor_rollout_ref.model.path', model)} data.train_files=FILE",
+        ],
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(helpful("sft", run), sys.argv[1:]))

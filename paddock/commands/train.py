@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from paddock.commands.guard import PLAN_ONLY, guarded, helpful, start_log
+from paddock.commands.guard import PLAN_ONLY, guarded, helpful
 
 
 def run(arguments: list[str], wide: bool = False) -> int:
@@ -14,19 +14,16 @@ def run(arguments: list[str], wide: bool = False) -> int:
     `wide`: a launch script written for verl has started it, and counts on verl's defaults. In a file or a pipe each
     step is also one long line with every metric, as readers of such logs expect (the logger `steps`).
     """
-    from paddock.commands.preflight import check, choose_threads, require_prompts
+    from paddock.commands.preflight import begin
     from paddock.loading.load import load
     from paddock.plan import report
 
     if os.environ.get(PLAN_ONLY):
         return report.run(arguments, strict=False, chooses=not wide)  # a script's data may be on another machine
     loaded = load(arguments, chooses=not wide)
-    check(loaded.config)
-    require_prompts(loaded.config)
-    choose_threads(loaded.config)
     if wide and "console" in loaded.config.trainer.logger and not sys.stdout.isatty():
         loaded.config.trainer.logger = list(dict.fromkeys([*loaded.config.trainer.logger, "steps"]))
-    start_log(loaded.warnings)
+    begin(loaded)
     from paddock.commands.ending import after_training, conclude
     from paddock.trainer.reinforcement import REINFORCEMENT
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from paddock import __version__
 from paddock.core.cache import cache_folder
-from paddock.doctor.extras import Found, find_extras, version_of
+from paddock.doctor.extras import Found, find_extras
 from paddock.errors import UserError
-from paddock.facts.machine import this_machine
+from paddock.facts.machine import GIB, this_machine
+from paddock.runs.record import cpu_name, version_of
 
-GIB = 1024**3
 CORE = ("torch", "transformers", "datasets", "pyarrow", "omegaconf", "hydra-core", "math-verify")
 CONTROL_GROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 HUB = "https://huggingface.co"
@@ -92,7 +92,7 @@ def look(network: bool = False) -> MachineReport:
         paddock=__version__,
         python=f"{platform.python_version()} ({sys.executable})",
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
-        processor=processor(),
+        processor=cpu_name(),
         cores=machine.cores,
         memory_gib=machine.memory / GIB,
         memory_free_gib=free_memory(),
@@ -107,14 +107,6 @@ def look(network: bool = False) -> MachineReport:
         hub=hub(network),
         cache=str(cache),
     )
-
-
-def processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def free_memory() -> float | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass
 
 from paddock.facts.distribution import install_command
+from paddock.runs.record import version_of
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,3 @@ def find(name: str, extra: Extra) -> Found:
     versions = {package: version for package in extra.packages if (version := version_of(package))}
     missing = [package for package in extra.packages if package not in versions]
     return Found(name, versions, missing, extra.purpose, extra.without, install_command(name))
-
-
-def version_of(package: str) -> str | None:
-    """Returns the installed version of a distribution, without importing it."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict, get_type_hints
 
 from paddock.config import tree
 from paddock.core.registry import suggest
@@ -15,71 +15,42 @@ _A, _M, _RO = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollo
 
 
 class Keywords(TypedDict, total=False):
-    """Keywords of `Run` that set one key each; any other key goes through `config`."""
+    """Keywords of `Run`, each with the key that it sets; any other key goes through `config`. `batch` is prompts of a
+    step; `n` responses to each of them."""
 
-    n: int
-    lr: float
-    batch: int
-    mini_batch: int
-    steps: int
-    epochs: int
-    prompt_length: int
-    response_length: int
-    temperature: float
-    top_p: float
-    stop: Sequence[str]
-    clip: float
-    entropy: float
-    lora_rank: int
-    engine: str
-    dtype: str
-    device: str
-    devices: int
-    nodes: int
-    seed: int
-    folder: str
-    name: str
-    project: str
-    logger: Sequence[str]
-    save_every: int
-    validate_every: int
-    validate_first: bool
-    reward_timeout: float
-
-
-KEYS: dict[str, str] = {
-    "n": f"{_RO}.n",
-    "lr": f"{_A}.optim.lr",
-    "batch": "data.train_batch_size",
-    "mini_batch": f"{_A}.ppo_mini_batch_size",
-    "steps": "trainer.total_training_steps",
-    "epochs": "trainer.total_epochs",
-    "prompt_length": "data.max_prompt_length",
-    "response_length": "data.max_response_length",
-    "temperature": f"{_RO}.temperature",
-    "top_p": f"{_RO}.top_p",
-    "stop": f"{_RO}.stop",
-    "clip": f"{_A}.clip_ratio",
-    "entropy": f"{_A}.entropy_coeff",
-    "lora_rank": f"{_M}.lora_rank",
-    "engine": f"{_RO}.name",
-    "dtype": f"{_RO}.dtype",
-    "device": "trainer.device",
-    "devices": "trainer.n_gpus_per_node",
-    "nodes": "trainer.nnodes",
-    "seed": "trainer.seed",
-    "folder": "trainer.default_local_dir",
-    "name": "trainer.experiment_name",
-    "project": "trainer.project_name",
-    "logger": "trainer.logger",
-    "save_every": "trainer.save_freq",
-    "validate_every": "trainer.test_freq",
-    "validate_first": "trainer.val_before_train",
-    "reward_timeout": "reward_model.timeout",
-}
-"""Keyword -> key. `batch` is prompts of a step; `n` responses to each of them."""
+    n: Annotated[int, f"{_RO}.n"]
+    lr: Annotated[float, f"{_A}.optim.lr"]
+    batch: Annotated[int, "data.train_batch_size"]
+    mini_batch: Annotated[int, f"{_A}.ppo_mini_batch_size"]
+    steps: Annotated[int, "trainer.total_training_steps"]
+    epochs: Annotated[int, "trainer.total_epochs"]
+    prompt_length: Annotated[int, "data.max_prompt_length"]
+    response_length: Annotated[int, "data.max_response_length"]
+    temperature: Annotated[float, f"{_RO}.temperature"]
+    top_p: Annotated[float, f"{_RO}.top_p"]
+    stop: Annotated[Sequence[str], f"{_RO}.stop"]
+    clip: Annotated[float, f"{_A}.clip_ratio"]
+    entropy: Annotated[float, f"{_A}.entropy_coeff"]
+    lora_rank: Annotated[int, f"{_M}.lora_rank"]
+    engine: Annotated[str, f"{_RO}.name"]
+    dtype: Annotated[str, f"{_RO}.dtype"]
+    device: Annotated[str, "trainer.device"]
+    devices: Annotated[int, "trainer.n_gpus_per_node"]
+    nodes: Annotated[int, "trainer.nnodes"]
+    seed: Annotated[int, "trainer.seed"]
+    folder: Annotated[str, "trainer.default_local_dir"]
+    name: Annotated[str, "trainer.experiment_name"]
+    project: Annotated[str, "trainer.project_name"]
+    logger: Annotated[Sequence[str], "trainer.logger"]
+    save_every: Annotated[int, "trainer.save_freq"]
+    validate_every: Annotated[int, "trainer.test_freq"]
+    validate_first: Annotated[bool, "trainer.val_before_train"]
+    reward_timeout: Annotated[float, "reward_model.timeout"]
 
 
+_HINTS = get_type_hints(Keywords, include_extras=True)
+KEYS: dict[str, str] = {name: kind.__metadata__[0] for name, kind in _HINTS.items()}
+"""Keyword -> key."""
 ARGUMENTS = {"model": f"{_M}.path", "data": "data.train_files", "validation": "data.val_files",
              "reward": "custom_reward_function.path", "environment": "environment"}  # fmt: skip
 """Arguments of `Run` that are no keywords of this table -> the key that each sets."""

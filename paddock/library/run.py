@@ -281,7 +281,7 @@ class Run:
         >>> run.report().name
         'report.html'
         """
-        from paddock.report.write import NAME, write_page
+        from paddock.report.page import NAME, write_page
         from paddock.runs.reading import read_run
 
         path = Path(out).expanduser() if out is not None else self.folder / NAME

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
-from typing import NoReturn
 
+from paddock.core.options import Options
 from paddock.errors import UserError
-from paddock.report.write import NAME, write_page
+from paddock.report.page import NAME, write_page
 from paddock.runs.reading import COMMAND, read_run
 
 DESCRIPTION = """\
@@ -16,13 +15,8 @@ Writes one self-contained HTML page about one or more run folders: curves, sampl
 Several runs are drawn into the same charts; runs that differ only by seed become their mean with a band."""
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message, key=COMMAND, fix=f"{COMMAND} checkpoints/my_run, or {COMMAND} RUN RUN --out FILE")
-
-
 def run(arguments: list[str]) -> int:
-    parser = Parser(prog=COMMAND, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Options(prog=COMMAND, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder: trainer.default_local_dir")
     parser.add_argument("--out", metavar="FILE", help=f"the page; default: RUN/{NAME}, of several runs ./{NAME}")
     given = parser.parse_args(arguments)
@@ -38,5 +32,5 @@ def run(arguments: list[str]) -> int:
     if out.exists() and out.suffix.lower() not in (".html", ".htm"):
         raise UserError("is there already, and is no page", key="--out", value=out, fix=f"--out {NAME}")
     write_page(runs, out, "--out")
-    print(f"{out}: {len(runs)} run{'s' if len(runs) > 1 else ''}, {out.stat().st_size / 1000:,.0f} kB", file=sys.stdout)
+    print(f"{out}: {len(runs)} run{'s' if len(runs) > 1 else ''}, {out.stat().st_size / 1000:,.0f} kB")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -14,12 +15,24 @@ from typing import Any
 from paddock import __version__
 from paddock.config import tree
 from paddock.config.secrets import masked
+from paddock.core.files import replacing
 from paddock.report.curves import Curve, Series, curves_of, metric_names, points_for, series_of, thinned
-from paddock.report.summary import HELD_OUT, duration, held_out, phase_seconds, speed, total_seconds, training
-from paddock.runs.reading import RecordedRun
+from paddock.report.summary import (
+    HELD_OUT,
+    duration,
+    held_out,
+    phase_seconds,
+    speed,
+    summary_lines,
+    total_seconds,
+    training,
+)
+from paddock.runs.reading import RecordedRun, read_run
 from paddock.trainer.learning import warning
 
-HERE = Path(__file__).parent
+log = logging.getLogger(__name__)
+
+HERE, NAME = Path(__file__).parent, "report.html"
 BINS = 80
 """Bars of the chart of time by phase at most; each is the mean of equally many steps."""
 SAMPLE_BYTES = 1_000_000
@@ -74,6 +87,29 @@ def render(runs: Sequence[RecordedRun]) -> str:
         "meanings": {key: leaf.metadata["meaning"] for key, leaf in tree.leaves().items()},
     }
     return fill((HERE / "page.html").read_text(encoding="utf-8"), title, data)
+
+
+def write_page(runs: Sequence[RecordedRun], path: Path, key: str) -> None:
+    """Writes the page about these runs; `key` is the setting or option that names its folder."""
+    page = render(runs).encode(errors="replace")
+    with replacing(path, key) as file:
+        file.write(page)
+
+
+def conclude_run(folder: Path) -> list[str]:
+    """Writes a run's page at its end and returns its summary, line by line; after an error no more than can be had."""
+    try:
+        run = read_run(folder)
+        said = summary_lines(run)
+    except Exception as error:  # whatever is in the folder: the run itself has ended well
+        log.warning("no summary of this run: %s", error)
+        return []
+    try:
+        write_page([run], folder / NAME, "trainer.default_local_dir")
+    except Exception as error:
+        log.warning("%s was not written: %s", NAME, error)
+        return said
+    return [*said, f"The report is in {folder / NAME}"]
 
 
 def warned(run: RecordedRun, curves: int) -> str | None:

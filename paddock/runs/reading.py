@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paddock.errors import UserError
+from paddock.runs.checkpoint import CheckpointStore
 from paddock.runs.record import starts
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
@@ -34,7 +35,10 @@ class RecordedRun:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Key -> value at the end of the run; from its newest checkpoint if the folder has no run.json."""
-        return dict(self.starts[-1].get("settings", {})) if self.starts else settings_of_checkpoint(self.folder)
+        if self.starts:
+            return dict(self.starts[-1].get("settings", {}))
+        store = CheckpointStore(self.folder)
+        return next((found for step in reversed(store.steps()) if (found := settings_at(store.folder(step)))), {})
 
     @cached_property
     def origins(self) -> dict[str, str]:
@@ -102,15 +106,16 @@ def lines(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
         raise UserError(reason, key=COMMAND, value=path, fix="make it readable") from error
-    found = []
-    for line in text.splitlines():
-        try:
-            record = json.loads(line, parse_constant=lambda name: None)  # NaN and Infinity are no JSON
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
-            found.append(record)
-    return found
+    return [record for line in text.splitlines() if (record := record_of(line))]
+
+
+def record_of(line: bytes) -> dict[str, Any] | None:
+    """Returns the record of a line that carries a step; None for a torn line."""
+    try:
+        record = json.loads(line, parse_constant=lambda name: None)  # NaN and Infinity are no JSON
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
 
 
 def numbers(row: dict[str, Any]) -> bool:
@@ -121,13 +126,6 @@ def whole_samples(line: dict[str, Any]) -> bool:
     return isinstance(line.get("samples"), list) and isinstance(line.get("source"), str)
 
 
-def settings_of_checkpoint(folder: Path) -> dict[str, Any]:
-    """Returns the settings that the newest checkpoint keeps; none if there is no readable one."""
-    found = [path for path in folder.glob("global_step_*/trainer_state.json") if step_of(path.parent) is not None]
-    newest_first = sorted(found, key=lambda path: step_of(path.parent) or 0, reverse=True)
-    return next((settings for path in newest_first if (settings := settings_at(path.parent))), {})
-
-
 def settings_at(checkpoint: Path) -> dict[str, Any]:
     """Returns the settings of the run that wrote a checkpoint; none if it cannot be read."""
     try:
@@ -135,8 +133,3 @@ def settings_at(checkpoint: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return settings if isinstance(settings, dict) else {}
-
-
-def step_of(checkpoint: Path) -> int | None:
-    number = checkpoint.name.removeprefix("global_step_")
-    return int(number) if number.isdigit() else None

@@ -59,20 +59,23 @@ def record_end(folder: Path, step: int) -> None:
 
 def is_finished(folder: Path) -> bool:
     """True if the run of this folder has trained its last step."""
-    try:
-        return FINISHED in json.loads((folder / FILE).read_bytes())
-    except (OSError, ValueError, TypeError, RecursionError):
-        return False
+    return FINISHED in recorded(folder)
 
 
 def starts(folder: Path) -> list[dict[str, Any]]:
     """Returns the starts that a run folder's run.json lists; none if there is no such file, or one of another shape."""
-    try:
-        found = json.loads((folder / FILE).read_bytes())["starts"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return []
+    found: Any = recorded(folder).get("starts")
     whole = isinstance(found, list) and all(isinstance(entry, dict) and "after_step" in entry for entry in found)
     return found if whole else []
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """Returns what run.json holds; nothing if it cannot be read."""
+    try:
+        found = json.loads((folder / FILE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -100,18 +103,21 @@ def environment(device: str) -> dict[str, str]:
 @cache
 def versions() -> dict[str, str]:
     """Returns the versions of the packages that matter and are here."""
-    found = {}
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+    return {package: found for package in PACKAGES if (found := version_of(package))}
+
+
+def version_of(package: str) -> str | None:
+    """Returns the installed version of a distribution, without importing it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def cpu_name() -> str:
     """Returns the processor's model; its architecture if the system does not tell."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -75,8 +75,13 @@ def dump_samples(folder: str | Path, step: int, samples: Sequence[Sample], key: 
     with replacing(path, key) as file:
         for sample in samples:
             record = {"step": step, **vars(sample), "extras": dict(sample.extras)}
-            file.write(json.dumps(record, ensure_ascii=False, default=plain).encode(errors="replace") + b"\n")
+            file.write(line_of(record))
     return path
+
+
+def line_of(record: Mapping[str, Any]) -> bytes:
+    """Returns a line of JSON, in which half a surrogate pair is a question mark."""
+    return json.dumps(record, ensure_ascii=False, default=plain).encode(errors="replace") + b"\n"
 
 
 def plain(value: Any) -> Any:

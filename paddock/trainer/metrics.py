@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paddock.algorithms.selection import informative_groups
 from paddock.core.batch import Batch, PerToken
-from paddock.core.masked import masked_mean, masked_sum
+from paddock.core.masked import masked_sum
 from paddock.trainer.learning import ALIKE, SAME_PROMPTS
 
 COUNTED = {"num_turns": "num_turns", "tool_call_counts": "tool_call_counts", "tool_seconds": "agent_loop/tool_calls"}
@@ -85,34 +85,6 @@ def mismatch(trained: PerToken, sampled: PerToken, mask: Tensor) -> dict[str, Te
             norm > 0, masked_sum(p_centred * q_centred, mask) / norm, same
         ),
     }
-
-
-@torch.no_grad()
-def variance_proxy_metrics(batch: Batch, grad_norm: float) -> dict[str, float]:
-    """Signal and noise of the gradient from forward passes alone; empty unless `sum_pi_squared` is there.
-
-    With ``W = sum_t w_t^2 (1 - 2 pi_t + sum_v pi_v^2)``, the squared norm of a row's gradient in the logits, and A the
-    row's mean advantage: signal ``|g|^2``, total power ``E[A^2 W]``, noise of the mean ``(power - signal) / (N - 1)``.
-    """
-    if batch.sum_pi_squared is None:
-        return {}
-    mask = batch.need("mask")
-    energy = 1 - 2 * batch.need("old_log_probs").exp() + batch.sum_pi_squared
-    if batch.weights is not None:
-        energy = energy * batch.weights.square()
-    advantage = masked_mean(batch.need("advantages"), mask, -1)
-    energy = masked_sum(energy, mask, -1)
-    signal = torch.full_like(energy[0], grad_norm**2)
-    power = (advantage.square() * energy.clamp(min=0)).mean()
-    return to_floats(
-        {
-            "variance_proxy/proxy1_signal_strength": signal,
-            "variance_proxy/proxy2_total_power": power,
-            "variance_proxy/proxy3_pure_noise": ((power - signal) / max(len(batch) - 1, 1)).clamp(min=0),
-            "variance_proxy/expected_a_squared": advantage.square().mean(),
-            "variance_proxy/expected_w": energy.mean(),
-        }
-    )
 
 
 def summary(name: str, x: Tensor, valid: Tensor) -> dict[str, Tensor]:

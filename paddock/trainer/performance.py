@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import re
-import resource
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 
 import torch
 
 from paddock.config.phases import PHASES
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
+from paddock.core.device import memory_in_use
 from paddock.core.timing import Timer
+from paddock.facts.machine import GIB
 from paddock.facts.models import ModelShape, shape_of
 from paddock.models.packing import sequence_lengths
 from paddock.workers.role import Role
 from paddock.workers.roles import Roles
 from paddock.workers.sharded import ShardedRole
 
-GIB = 1024**3
 SHORTEST = 1e-3
 """Seconds: a phase that took less was not computed."""
 PEAK_TFLOPS = {
@@ -121,7 +118,7 @@ def throughput_metrics(
         "perf/total_num_tokens": float(tokens),
         "perf/time_per_step": seconds,
         "perf/throughput": tokens / (seconds * devices),
-        "perf/cpu_memory_used_gb": resident_bytes() / GIB,
+        "perf/cpu_memory_used_gb": memory_in_use(torch.device("cpu")) / GIB,
     }
     if memory is not None:
         allocated, reserved = memory
@@ -151,14 +148,6 @@ def model_flops(shape: ModelShape, lengths: Iterable[int], backward: bool = True
 def peak_flops(device_name: str) -> float | None:
     words = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
     return next((1e12 * tera for needed, tera in PEAK_TFLOPS.items() if words.issuperset(needed)), None)
-
-
-def resident_bytes() -> int:
-    """Memory of this process; its peak where the system does not tell the present."""
-    status = Path("/proc/self/statm")
-    if status.exists():
-        return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def timing_metrics(timer: Timer, response_tokens: int, all_tokens: int) -> dict[str, float]:

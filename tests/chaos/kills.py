@@ -101,7 +101,7 @@ POINTS: dict[str, Point] = {
         "paddock.runs.tracking.jsonl.SamplesFile.log", "half a line", REINFORCED
     ),
     "the settings are being written": Point("paddock.runs.record.json.dumps", "after"),
-    "the report is being written": Point("paddock.report.write.render", "after"),
+    "the report is being written": Point("paddock.report.page.render", "after"),
     "a rollout dump is half written": Point("paddock.runs.samples.json.dumps", "after", REINFORCED),
     "the engine begins to generate": Point(
         "paddock.engines.rollout.embedded.engine.EmbeddedEngine.generate", "before", REINFORCED

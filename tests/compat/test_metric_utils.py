@@ -12,7 +12,7 @@ import torch
 
 from paddock.errors import UserError
 from paddock.runs.samples import Sample
-from paddock.trainer.metrics import batch_metrics, variance_proxy_metrics
+from paddock.trainer.metrics import batch_metrics
 from paddock.trainer.validation import variable_metrics
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "compat"))
@@ -85,16 +85,25 @@ def test_throughput_is_per_device():
     assert found == {"perf/total_num_tokens": 13.0, "perf/time_per_step": 2.0, "perf/throughput": 13 / 8}
 
 
-def test_variance_proxies_are_paddocks():
+def test_variance_proxies_split_power_into_signal_and_noise():
     assert utils.compute_variance_proxy_metrics(proto(), 0.3) == {}
-    data = proto(old_log_probs=torch.full((3, 3), -0.7), sum_pi_squared=torch.full((3, 3), 0.4))
-    found = utils.compute_variance_proxy_metrics(data, gradient_norm=0.3)
-    assert found == variance_proxy_metrics(protocol.to_batch(data), 0.3)
-    assert found["variance_proxy/proxy1_signal_strength"] == pytest.approx(0.09)
-    assert found["variance_proxy/proxy3_pure_noise"] > 0
+    data = proto(old_log_probs=torch.full((3, 3), 0.5).log(), sum_pi_squared=torch.full((3, 3), 0.5))
+    found = utils.compute_variance_proxy_metrics(data, gradient_norm=2.0)
+    # W = 0.5 a token: 1.5, 0.5, 0; A = 2, -6, 0; A^2 W = 6, 18, 0
+    assert found == pytest.approx(
+        {
+            "variance_proxy/proxy1_signal_strength": 4.0,
+            "variance_proxy/proxy2_total_power": 8.0,
+            "variance_proxy/proxy3_pure_noise": 2.0,
+            "variance_proxy/expected_a_squared": 40 / 3,
+            "variance_proxy/expected_w": 2 / 3,
+        }
+    )
     unknown = utils.compute_variance_proxy_metrics(data)
     names = {"variance_proxy/proxy1_signal_strength": 0.0, "variance_proxy/proxy3_pure_noise": 0.0}
     assert unknown == found | names
+    weighted = protocol.DataProto.from_dict({**data.batch, "rollout_is_weights": torch.full((3, 3), 2.0)})
+    assert utils.compute_variance_proxy_metrics(weighted, 2.0)["variance_proxy/proxy2_total_power"] == 32.0
 
 
 def test_trap_12_a_reduction_follows_words_of_the_name_and_no_part_of_one():

@@ -93,21 +93,3 @@ def test_turns_and_tool_calls_are_counted_where_the_rows_carry_them():
     found = metrics.batch_metrics(batch(extras={"num_turns": [1, 2, 6]}), 4, 3, False)
     assert (found["num_turns/min"], found["num_turns/max"], found["num_turns/mean"]) == (1.0, 6.0, 3.0)
     assert not any(name.startswith("tool_call_counts") for name in found)
-
-
-def test_the_variance_proxy_needs_sum_pi_squared_and_splits_power_into_signal_and_noise():
-    assert metrics.variance_proxy_metrics(batch(), grad_norm=1.0) == {}
-    full = batch(old_log_probs=torch.full((3, 3), 0.5).log(), sum_pi_squared=torch.full((3, 3), 0.5))
-    found = metrics.variance_proxy_metrics(full, grad_norm=2.0)
-    # W = 0.5 a token: 1.5, 0.5, 0; A = 2, -6, 0; A^2 W = 6, 18, 0
-    assert found == pytest.approx(
-        {
-            "variance_proxy/proxy1_signal_strength": 4.0,
-            "variance_proxy/proxy2_total_power": 8.0,
-            "variance_proxy/proxy3_pure_noise": 2.0,
-            "variance_proxy/expected_a_squared": 40 / 3,
-            "variance_proxy/expected_w": 2 / 3,
-        }
-    )
-    doubled = metrics.variance_proxy_metrics(full.with_(weights=torch.full((3, 3), 2.0)), grad_norm=2.0)
-    assert doubled["variance_proxy/proxy2_total_power"] == pytest.approx(32.0)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from paddock.core.files import replacing, unwritable
+from paddock.runs.reading import record_of
 from paddock.runs.samples import Sample, plain
 
 KEY = "trainer.default_local_dir"
@@ -76,8 +77,8 @@ class Ledger:
         """Reads the lines up to this step and cuts the file after them."""
         end = 0
         for line in self.path.read_bytes().splitlines(keepends=True):
-            record = parse(line)
-            if record is None or record["step"] > last:
+            record = record_of(line)
+            if record is None or record["step"] > last or not line.endswith(b"\n"):
                 break
             self.kept(record, end)
             end += len(line)
@@ -182,13 +183,3 @@ def shorten(text: str, longest: int) -> str:
 
 def to_line(record: Mapping[str, Any]) -> bytes:
     return to_text(record).encode() + b"\n"
-
-
-def parse(line: bytes) -> dict[str, Any] | None:
-    """Returns a complete record, or None."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    whole = line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("step"), int)
-    return record if whole else None

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
+from paddock.core.masked import masked_mean, masked_sum
 from paddock.core.timing import Timer
 from paddock.errors import UserError
 from paddock.runs.samples import Sample
@@ -57,11 +59,35 @@ def compute_throughout_metrics(batch: Any, timing_raw: Mapping[str, float], n_gp
     return {name: found[name] for name in THROUGHPUT}
 
 
+@torch.no_grad()
 def compute_variance_proxy_metrics(batch: Any, gradient_norm: float | None = None) -> dict[str, float]:
-    """Without a gradient's norm signal and noise are not known, and zero."""
-    found = step_metrics.variance_proxy_metrics(to_batch(batch), gradient_norm or 0.0)
-    unknown = "variance_proxy/proxy3_pure_noise"
-    return found | {unknown: 0.0} if found and gradient_norm is None else found
+    """Signal and noise of the gradient from forward passes alone; empty unless `sum_pi_squared` is there.
+
+    With ``W = sum_t w_t^2 (1 - 2 pi_t + sum_v pi_v^2)``, the squared norm of a row's gradient in the logits, and A the
+    row's mean advantage: signal ``|g|^2``, total power ``E[A^2 W]``, noise of the mean ``(power - signal) / (N - 1)``.
+    Without a gradient's norm signal and noise are not known, and zero.
+    """
+    rows = to_batch(batch)
+    if rows.sum_pi_squared is None:
+        return {}
+    mask = rows.need("mask")
+    energy = 1 - 2 * rows.need("old_log_probs").exp() + rows.sum_pi_squared
+    if rows.weights is not None:
+        energy = energy * rows.weights.square()
+    advantage = masked_mean(rows.need("advantages"), mask, -1)
+    energy = masked_sum(energy, mask, -1)
+    signal = torch.full_like(energy[0], (gradient_norm or 0.0) ** 2)
+    power = (advantage.square() * energy.clamp(min=0)).mean()
+    noise = ((power - signal) / max(len(rows) - 1, 1)).clamp(min=0)
+    return step_metrics.to_floats(
+        {
+            "variance_proxy/proxy1_signal_strength": signal,
+            "variance_proxy/proxy2_total_power": power,
+            "variance_proxy/proxy3_pure_noise": torch.zeros_like(noise) if gradient_norm is None else noise,
+            "variance_proxy/expected_a_squared": advantage.square().mean(),
+            "variance_proxy/expected_w": energy.mean(),
+        }
+    )
 
 
 def bootstrap_metric(
