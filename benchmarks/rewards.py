@@ -33,8 +33,8 @@ from paddock.rewards.score import ScoreRequest
 from paddock.rewards.scoring import Scoring
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.collect import Collector, Drawn
+from paddock.rollouts.environments import ids_of
 from paddock.rollouts.episode import Episode, Span
-from paddock.rollouts.roll_out import ids_of
 
 LIMIT = 2.0  # seconds
 WORDS, SAMPLES, TOKENS = 49_152, 8, 256

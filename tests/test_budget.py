@@ -24,7 +24,7 @@ LINES = {
     "__main__.py": 7,
     "algorithms": 1591,
     "cli.py": 112,
-    "commands": 1489,
+    "commands": 1488,
     "config": 2321,
     "core": 1867,
     "data": 4868,
@@ -46,7 +46,7 @@ LINES = {
     "rollouts": 1591,
     "runs": 1810,
     "sandbox": 3500,
-    "trainer": 2000,
+    "trainer": 1994,
     "verl": 2609,
     "workers": 2592,
 }

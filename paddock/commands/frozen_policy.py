@@ -21,9 +21,8 @@ from paddock.loading import rules
 from paddock.models.adapters import Lora, attach
 from paddock.models.load import load_causal_lm
 from paddock.rollouts.conversations import OnEpisodes
-from paddock.rollouts.environments import Environments
+from paddock.rollouts.environments import Environments, roll_out
 from paddock.rollouts.episode import Episode
-from paddock.rollouts.roll_out import roll_out
 from paddock.trainer.assembly import Assembly
 from paddock.workers.probe import sync
 from paddock.workers.rank import rollout_engine

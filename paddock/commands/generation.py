@@ -24,8 +24,8 @@ from paddock.data.loader import validation_batches
 from paddock.data.unscored import UnscoredDataset
 from paddock.errors import UserError
 from paddock.rollouts.collect import training_sampling
+from paddock.rollouts.environments import roll_out
 from paddock.rollouts.episode import Episode, tokens_of
-from paddock.rollouts.roll_out import roll_out
 from paddock.rollouts.texts import texts_for_people
 from paddock.runs.samples import line_of
 from paddock.trainer.assembly import Assembly

@@ -44,8 +44,7 @@ from paddock.environments.environment import (
 )
 from paddock.environments.tools import Schema, Tool, ToolError, ToolFailure, written
 from paddock.errors import UserError
-from paddock.rollouts.counts import Counts
-from paddock.rollouts.episode import Episode, Span
+from paddock.rollouts.episode import Counts, Episode, Span
 
 TIMED_OUT = "the tool took longer than {:g} s"
 OPENING_TOKENS = 8  # before a turn, in which the generation prompt may have begun its thinking

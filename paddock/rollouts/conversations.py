@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import sys
 import time
@@ -43,8 +44,11 @@ class Conversations:
     together and bits depend on nobody's speed.
     """
 
-    def __init__(self, engine: RolloutEngine, conversations: Iterable[Conversation], slots: int | None = None):
-        """`slots`: sequences that the engine holds at a time, if it is known."""
+    def __init__(
+        self, engine: RolloutEngine, conversations: Iterable[Conversation], slots: int | None = None,
+        clock: Clock | None = None,
+    ):  # fmt: skip
+        """`slots`: sequences that the engine holds at a time, if it is known. `clock`: takes the seconds."""
         self.engine, self.slots = engine, slots
         self.conversations = list(conversations)
         first = self.conversations[0]
@@ -68,7 +72,9 @@ class Conversations:
         self.over: list[int] = []
         """Parked conversations that have ended: the engine may free what it keeps of them."""
         self.episodes: dict[int, Episode] = {}
-        self.clock = Clock()
+        self.clock = clock or Clock()
+        self.runnable_since = math.inf
+        """When the engine could have gone on to work."""
 
     def run(self, on_done: OnEpisodes | None = None) -> list[Episode]:
         """Runs all conversations to their end; returns the episodes in their order. `on_done` hears of those that end
@@ -213,7 +219,7 @@ class Conversations:
         if not self.flying:
             return
         begun = time.perf_counter()
-        self.clock.idle += begun - self.runnable_since if self.clock.working else 0.0
+        self.clock.idle += max(0.0, begun - self.runnable_since)
         seconds = None if self.deterministic else 0.0 if self.served else TICK if self.waiting else None
         found = self.engine.advance(seconds)
         self.runnable_since = time.perf_counter()

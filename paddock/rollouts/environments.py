@@ -1,4 +1,4 @@
-"""The environments of a run: which one a row has, and episodes in them over a rollout engine."""
+"""From rows to episodes over a rollout engine: the environments of a run, which one a row has, and `roll_out`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from paddock.config.conversations import SINGLE, TOOLS, converses, environments_named, paths_of, with_verl_limits
@@ -21,7 +21,7 @@ from paddock.data.columns import ENVIRONMENT
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.dialogue import Dialogue
 from paddock.data.proof import HIDDEN, require_proof, untrained_marks
-from paddock.engines.rollout.base import RolloutEngine, Sampling
+from paddock.engines.rollout.base import Completion, Prompt, RolloutEngine, Sampling
 from paddock.environments.calls import format_of
 from paddock.environments.catalogue import Factory, environment_of, environments_at
 from paddock.environments.environment import Environment
@@ -32,7 +32,7 @@ from paddock.models.load import model_folder
 from paddock.models.untrained import untrained
 from paddock.rollouts.conversation import Conversation, ConversationSetting, prompts_are_texts
 from paddock.rollouts.conversations import Clock, Conversations, OnEpisodes
-from paddock.rollouts.episode import Episode
+from paddock.rollouts.episode import Episode, one_turn
 from paddock.sandbox.program import settings_of
 
 log = logging.getLogger(__name__)
@@ -57,20 +57,16 @@ class RowEnvironments:
     def __init__(self, config: Config, functions: Functions = NO_FUNCTIONS):
         """`functions`: what the config names as `python:NAME`, of the program that made the run."""
         self.config, self.functions = config, functions
-        self.factories: dict[tuple[str | None, str | None], Factory] = {}
+        self.factory = cache(self.made)
+        """Returns the factory of rows with this `agent_name`, or without one; the second argument: which environment,
+        of several."""
         if converses(config):
             self.import_library()
-
-    def factory(self, agent: str | None, environment: str | None = None) -> Factory:
-        """Returns the factory of rows with this `agent_name`, or without one; `environment`: which one, of several."""
-        if (agent, environment) not in self.factories:
-            self.factories[agent, environment] = self.made(agent, environment)
-        return self.factories[agent, environment]
 
     def of(self, row: PromptRow) -> Factory:
         """Returns the factory of a row."""
         if row.agent or not self.routed:
-            return self.factory(row.agent)
+            return self.factory(row.agent, None)
         if row.environment not in list(self.environments):
             said = "names no environment" if row.environment is None else f"there is no environment {row.environment!r}"
             reason = f"{said}, and the run has several"
@@ -176,7 +172,7 @@ class RowEnvironments:
 
     def prompting(self) -> Config:
         """Returns the config with prompts that tell the policy of its tools, if rows without an agent have some."""
-        schemas = [] if self.routed else [tool.schema() for tool in self.factory(None).tools]
+        schemas = [] if self.routed else [tool.schema() for tool in self.factory(None, None).tools]
         if not schemas:
             return self.config
         config = copy.deepcopy(self.config)
@@ -250,10 +246,8 @@ class Environments:
             for row in rows
             for sample in range(samples)
         ]
-        conversations = Conversations(engine, wanted, self.config.actor_rollout_ref.rollout.max_num_seqs)
-        found = conversations.run(on_done)
-        for name, seconds in vars(conversations.clock).items():
-            setattr(self.clock, name, getattr(self.clock, name) + seconds)
+        slots = self.config.actor_rollout_ref.rollout.max_num_seqs
+        found = Conversations(engine, wanted, slots, self.clock).run(on_done)
         self.tell_of_limits(found)
         return found
 
@@ -285,3 +279,32 @@ def decoder_of(tokenizer: Any) -> Callable[..., str]:
     """Returns the function that turns tokens into a text: the tokenizer's own, without Python around it if it can."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return tokenizer.decode if backend is None or tokenizer.clean_up_tokenization_spaces else backend.decode
+
+
+def roll_out(
+    engine: RolloutEngine, version: int, rows: Sequence[PromptRow], samples: int, sampling: Sampling,
+    on_done: OnEpisodes | None = None, environments: Environments | None = None,
+) -> list[Episode]:  # fmt: skip
+    """Returns `samples` episodes for each row, row after row; their ids are those of `prompt_batch`.
+
+    Rows are answered in `environments` if there are any, else each episode is one turn of the policy. `on_done` hears
+    of episodes that end while others do not.
+    """
+    if environments:
+        return environments.run(engine, version, rows, samples, sampling, on_done)
+    prompts = [Prompt(row.tokens, list(ids_of(row, samples)), row.images) for row in rows]
+    asked = {number: (row, prompt) for row, prompt in zip(rows, prompts, strict=True) for number in prompt.rows}
+
+    def episodes(completions: Sequence[Completion]) -> list[Episode]:
+        return [one_turn(one, *asked[one.row], version) for one in completions]
+
+    def ended(completions: list[Completion]) -> None:
+        assert on_done is not None
+        on_done(episodes(completions))
+
+    return episodes(engine.generate(prompts, sampling, on_done and ended)) if prompts else []
+
+
+def ids_of(row: PromptRow, samples: int) -> range:
+    """Returns the ids of the responses to a row."""
+    return range(row.group * samples, (row.group + 1) * samples)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,9 @@ class Sample:
     """What else the scorer returned (acc, pred, ...) and the row carried."""
 
 
-def samples_of(batch: Batch, decode: Callable[[list[list[int]]], list[str]]) -> list[Sample]:
-    """Returns the batch's rows as text; `decode` is a tokenizer's batch_decode."""
+def samples_of(batch: Batch, tokenizer: Any) -> list[Sample]:
+    """Returns the batch's rows as text, without special tokens."""
+    decode = partial(tokenizer.batch_decode, skip_special_tokens=True)
     prompts = [row[kept].tolist() for row, kept in zip(batch.prompts, batch.need("prompt_mask") != 0, strict=True)]
     advantages: Sequence[float | None] = [None] * len(batch)
     if batch.advantages is not None:

@@ -2,8 +2,8 @@
 
     step -> validate -> log -> save, until all steps are done or someone stops the run
 
-`TrainingRun` is the base of `Trainer` (loop.py: reinforcement learning) and of `SupervisedTrainer` (sft.py). A step is
-logged before it is saved, so that a checkpoint never holds a step without its line in metrics.jsonl.
+`TrainingRun` is the base of `Trainer` (loop.py: reinforcement learning) and of `SupervisedTrainer` (supervised.py). A
+step is logged before it is saved, so that a checkpoint never holds a step without its line in metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -176,10 +176,6 @@ class TrainingRun(ABC):
         """Returns a step's responses in words, if the policy wrote them."""
         return []
 
-    def keep_samples(self, tracker: Tracker, batch: Batch) -> None:
-        """Shows the tracker a step's rows, if the policy wrote them."""
-        return None
-
     def state(self) -> State:
         """Returns all that the rest of the run depends on, beside weights and config."""
         return {
@@ -228,7 +224,7 @@ class TrainingRun(ABC):
         self.count_void_updates(metrics)
         self.finished = self.state() | {"validation_owed": self.validation_due}
         self.lock.require()  # nothing more is written once another run owns the folder
-        self.keep_samples(tracker, batch)
+        tracker.rollouts(self.step_no, batch, self.samples)
         self.stop_if_void(batch)
         metrics |= self.publish()
 

@@ -176,15 +176,11 @@ class Trainer(TrainingRun):
             with self.timer("dump_rollout_generations"):
                 dump_samples(folder, self.step_no, self.samples(batch), "trainer.rollout_data_dir")
 
-    def keep_samples(self, tracker: Tracker, batch: Batch) -> None:
-        tracker.rollouts(self.step_no, batch, self.samples)
-
     def devices(self) -> str:
         return f"{self.roles.devices} x {self.performance.device_name}"
 
     def samples(self, batch: Batch) -> list[Sample]:
-        tokenizer = self.collector.tokenizer
-        return samples_of(batch, lambda tokens: tokenizer.batch_decode(tokens, skip_special_tokens=True))
+        return samples_of(batch, self.collector.tokenizer)
 
     def rows_of(self, batch: Batch) -> str:
         folder = Path(self.config.trainer.default_local_dir) / "nonfinite"

@@ -5,7 +5,7 @@ Where nothing counts (all rows aborted, all tokens rejected) a mean, maximum or 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -115,14 +115,19 @@ def counted(batch: Batch) -> dict[str, float]:
     """Returns turns, tool calls and the seconds of tools a row, means of what went wrong, and why episodes ended."""
     found: dict[str, float] = {}
     for column, name in COUNTED.items():
-        values = [float(value) for value in batch.extras.get(column, ())]
-        if values:
-            found |= {f"{name}/min": min(values), f"{name}/max": max(values), f"{name}/mean": sum(values) / len(values)}
+        found |= spread(name, [float(value) for value in batch.extras.get(column, ())])
     for name in MEANS:
         if counts := batch.extras.get(name):
             found[f"environment/{name}"] = sum(counts) / len(counts)
     ended = list(batch.extras.get("ended", ()))
     return found | {f"environment/ended/{why}": ended.count(why) / len(ended) for why in sorted(set(ended))}
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Returns the least, the most and the mean of counts; nothing if there are none."""
+    if not values:
+        return {}
+    return {f"{name}/min": min(values), f"{name}/max": max(values), f"{name}/mean": sum(values) / len(values)}
 
 
 def to_floats(found: Mapping[str, Tensor]) -> dict[str, float]:

@@ -49,28 +49,19 @@ class Performance:
         """Returns MFU per role. Counts all tokens of all rows, also of shared prompts; empty if the device's peak is
         unknown."""
         actor, critic, epochs = self.roles.actor, self.roles.critic, self.config.actor_rollout_ref.actor.ppo_epochs
-        found = {
-            "actor": self.share(self.actor_shape, actor, lengths * epochs, timer.seconds.get("update_actor", 0.0)),
-            "actor_infer": self.share(
-                self.actor_shape, actor, lengths, timer.seconds.get("old_log_prob", 0.0), backward=False
-            ),
-        }
+        phases: list[tuple[str, str, Role | ShardedRole, ModelShape | None, int]] = [
+            ("actor", "update_actor", actor, self.actor_shape, epochs),
+            ("actor_infer", "old_log_prob", actor, self.actor_shape, 1),
+        ]
         if critic:
-            rows = lengths * self.config.critic.ppo_epochs
-            found["critic"] = self.share(self.critic_shape, critic, rows, timer.seconds.get("update_critic", 0.0))
-        return {f"perf/mfu/{name}": value for name, value in found.items() if value is not None}
-
-    def share(
-        self,
-        shape: ModelShape | None,
-        role: Role | ShardedRole,
-        lengths: list[int],
-        seconds: float,
-        backward: bool = True,
-    ) -> float | None:
-        if shape is None or seconds < SHORTEST:
-            return None
-        return mfu(shape, lengths, seconds, role.devices, self.device_name, backward=backward)
+            phases.append(("critic", "update_critic", critic, self.critic_shape, self.config.critic.ppo_epochs))
+        found = {}
+        for name, phase, role, shape, times in phases:
+            seconds, backward = timer.seconds.get(phase, 0.0), phase.startswith("update")
+            if shape is not None and seconds >= SHORTEST:
+                share = mfu(shape, lengths * times, seconds, role.devices, self.device_name, backward=backward)
+                found[f"perf/mfu/{name}"] = share
+        return {name: share for name, share in found.items() if share is not None}
 
     @cached_property
     def device_name(self) -> str:

@@ -63,7 +63,9 @@ def open_training(
 
             things.enter_context(cluster(config, wanted))
         folder = RunFolder(checkpoint_store(config), lock, listeners)
-        yield things.enter_context(Training(config, kind, origins, folder))
+        training = Training(config, kind, origins, folder)
+        things.push(training.drop_run)
+        yield training
 
 
 class Training:
@@ -84,18 +86,13 @@ class Training:
         self.things = ExitStack()
         """Closes what was opened with the run."""
 
-    def __enter__(self) -> Training:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.drop_run(*error)
-
     def fit(self) -> Outcome:
         """Trains all steps that are left. A signal ends it after the current step, with a checkpoint."""
         while True:
             with self.restarting() as run:
                 first = run.step_no
-                self.begin(run)
+                run.begin(self.tracker)
+                self.begun = True
                 if self.config.trainer.val_only:
                     return Outcome(True, 0, run.total_steps, run.saved)
                 with Interruption() as interruption, run.keeping(self.tracker):
@@ -113,7 +110,8 @@ class Training:
         while True:
             with self.restarting() as run:
                 if not self.begun:
-                    self.begin(run)
+                    run.begin(self.tracker)
+                    self.begun = True
                 if run.step_no >= run.total_steps or self.config.trainer.val_only:
                     return None
                 with self.interruptible(run):
@@ -151,10 +149,6 @@ class Training:
             self.save()
         except Exception as error:  # whatever ended the block in which the run was open is what people shall read
             log.error("the steps since the last checkpoint could not be saved: %s", error)
-
-    def begin(self, run: TrainingRun) -> None:
-        run.begin(self.tracker)
-        self.begun = True
 
     def conclude(self, run: TrainingRun) -> None:
         """Does what follows the last step."""

@@ -6,18 +6,19 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from paddock.config.schema import Config
 from paddock.config.topology import ANSWERS, PAIRS, supervised_pools
-from paddock.core.batch import Batch, PerRow
+from paddock.core.batch import Batch
 from paddock.core.files import whole_folder
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.loader import Loader, prompt_batch, validation_batches
@@ -41,7 +42,6 @@ from paddock.workers.updates import one_step_plan
 
 log = logging.getLogger(__name__)
 
-LOG_PROBS, VALUES = frozenset({"log_probs"}), frozenset({"values"})
 EXPORT = "huggingface"
 
 
@@ -72,16 +72,20 @@ class SupervisedTrainer(TrainingRun):
 
     def validate(self, tracker: Tracker) -> Metrics:
         """Returns the mean over all tokens of all validation answers."""
+        total, tokens = 0.0, 0.0
+        for batch, log_probs in self.computed("log_probs"):
+            total -= float(log_probs.double().sum())
+            tokens += float(batch.need("mask").sum())
+        return {"val/loss": total / tokens}
+
+    def computed(self, column: str) -> Iterator[tuple[Batch, Tensor]]:
+        """Yields the validation rows batch by batch, with what the model computes for them."""
         assert self.validation is not None
-        data, total, tokens = self.config.data, 0.0, 0.0
+        data = self.config.data
         with self.timer("testing"):
             for rows in validation_batches(self.validation, data.val_batch_size or data.train_batch_size):
                 batch = self.batch(rows)
-                log_probs = self.learner.forward(batch, LOG_PROBS).log_probs
-                assert log_probs is not None
-                total -= float(log_probs.double().sum())
-                tokens += float(batch.need("mask").sum())
-        return {"val/loss": total / tokens}
+                yield batch, getattr(self.learner.forward(batch, frozenset({column})), column)
 
     def cost(self, batch: Batch) -> Metrics:
         responses, tokens = token_counts(batch)
@@ -135,19 +139,12 @@ class RewardTrainer(SupervisedTrainer):
 
     def validate(self, tracker: Tracker) -> Metrics:
         """Over all validation pairs: how often the preferred answer scores higher, by how much, and the loss."""
-        assert self.validation is not None
-        data, margins = self.config.data, list[PerRow]()
-        with self.timer("testing"):
-            for rows in validation_batches(self.validation, data.val_batch_size or data.train_batch_size):
-                batch = self.batch(rows)
-                values = self.learner.forward(batch, VALUES).values
-                assert values is not None
-                margins.append(margin(sequence_scores(batch, values)).double())
-        found = torch.cat(margins)
+        batches = self.computed("values")
+        margins = torch.cat([margin(sequence_scores(batch, values)).double() for batch, values in batches])
         return {
-            "val/loss": float(-logsigmoid(found).mean()),
-            "val/accuracy": float((found > 0).double().mean()),
-            "val/margin": float(found.mean()),
+            "val/loss": float(-logsigmoid(margins).mean()),
+            "val/accuracy": float((margins > 0).double().mean()),
+            "val/margin": float(margins.mean()),
         }
 
 

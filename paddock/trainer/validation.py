@@ -20,8 +20,9 @@ from paddock.core.timing import Timer
 from paddock.data.dataset import PromptDataset
 from paddock.data.loader import EXTRAS, validation_batches
 from paddock.rollouts.collect import Collector, validation_sampling
-from paddock.rollouts.counts import COLUMNS
+from paddock.rollouts.episode import COLUMNS
 from paddock.runs.samples import Sample, dump_samples, samples_of
+from paddock.trainer.metrics import spread
 from paddock.workers.updates import Metrics
 
 DRAWS, SEED = 1000, 42
@@ -56,9 +57,7 @@ class Validation:
         for rows in validation_batches(self.dataset, data.val_batch_size, shuffle=data.validation_shuffle, seed=seed):
             batch, _ = self.collector.score(self.collector.respond(rows, n, self.sampling), validation=True)
             returned |= set(batch.extras) - {*EXTRAS, *COLUMNS, "score"}
-            samples += samples_of(
-                batch, lambda tokens: self.collector.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-            )
+            samples += samples_of(batch, self.collector.tokenizer)
         return samples, returned
 
 
@@ -84,7 +83,8 @@ def validation_metrics(samples: Sequence[Sample], returned: Collection[str]) -> 
                     "val-core" if variable == core and statistic in ("mean", "maj", "best") and at_most else "val-aux"
                 )
                 found[f"{section}/{source}/{variable}/{metric}"] = value
-    return found | turns(samples)
+    turns = [float(sample.extras["num_turns"]) for sample in samples if "num_turns" in sample.extras]
+    return found | spread("val-aux/num_turns", turns)
 
 
 def core_variable(prompts: Sequence[Sequence[Sample]]) -> str:
@@ -174,14 +174,3 @@ def pass_at(n: int, correct: int, k: int) -> float:
 def value_of(sample: Sample, variable: str) -> float | None:
     value: Any = sample.score if variable == "reward" else sample.extras.get(variable)
     return float(value) if isinstance(value, int | float | np.number | np.bool_) else None
-
-
-def turns(samples: Sequence[Sample]) -> dict[str, float]:
-    counts = [float(sample.extras["num_turns"]) for sample in samples if "num_turns" in sample.extras]
-    if not counts:
-        return {}
-    return {
-        "val-aux/num_turns/min": min(counts),
-        "val-aux/num_turns/max": max(counts),
-        "val-aux/num_turns/mean": sum(counts) / len(counts),
-    }

@@ -12,9 +12,8 @@ from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
 from paddock.engines.rollout.base import Completion, CopyEngine, Prompt, RolloutEngine, Sampling
 from paddock.rollouts.conversations import OnEpisodes
-from paddock.rollouts.environments import Environments
+from paddock.rollouts.environments import Environments, roll_out
 from paddock.rollouts.episode import Episode
-from paddock.rollouts.roll_out import roll_out
 from paddock.workers.policy import Policy
 from paddock.workers.probe import sync
 from paddock.workers.transport import PackedEpisodes

@@ -26,9 +26,8 @@ from paddock.engines.rollout.base import Sampling
 from paddock.engines.train.base import EXPERT_COLUMNS, Outputs, Want
 from paddock.models.packing import sequence_lengths
 from paddock.rollouts.conversations import OnEpisodes
-from paddock.rollouts.environments import Environments
+from paddock.rollouts.environments import Environments, ids_of
 from paddock.rollouts.episode import Episode
-from paddock.rollouts.roll_out import ids_of
 from paddock.workers.critic import Critic
 from paddock.workers.policy import Policy
 from paddock.workers.probe import out_of_step

@@ -27,8 +27,8 @@ from paddock.facts.machine import this_machine
 from paddock.loading.load import load
 from paddock.models.packing import sequence_lengths
 from paddock.plan.arithmetic import roles
+from paddock.rollouts.environments import ids_of
 from paddock.rollouts.episode import Episode, Span
-from paddock.rollouts.roll_out import ids_of
 from paddock.runs.tracking.prometheus import allowed
 from paddock.workers.policy import Policy
 from paddock.workers.roles import Roles

@@ -66,7 +66,7 @@ def conversation(environment: Any, *settings: str, length: int = 32) -> Conversa
     """Returns a conversation that has been asked, to drive by hand."""
     environments = opened(environment, *settings)
     (row,) = rows(1)
-    found = Conversation(row, 0, environments.rows.factory(None), environments.setting, sampling(length), 7)
+    found = Conversation(row, 0, environments.rows.factory(None, None), environments.setting, sampling(length), 7)
     made = found.factory.make()
     found.tools = list(made.tools())
     found.asked = row.messages

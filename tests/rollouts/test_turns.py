@@ -30,10 +30,6 @@ def scored(batch: Batch) -> Batch:
     return batch.with_(scores=scores, rewards=scores, advantages=scores, returns=scores)
 
 
-def decode(rows: list[list[int]]) -> list[str]:
-    return TOKENIZER.batch_decode(rows, skip_special_tokens=True)
-
-
 def collector(rewards: RewardManager) -> Collector:
     """Has no loader and no engine: the batch is there."""
     return Collector(load([]).config, None, None, rewards, TOKENIZER, frozenset())  # type: ignore[arg-type]
@@ -71,7 +67,7 @@ def test_the_overlong_penalty_counts_what_the_policy_wrote():
 
 
 def test_samples_tell_the_policys_turns_from_a_tools_text():
-    samples = samples_of(scored(holes()), decode)
+    samples = samples_of(scored(holes()), TOKENIZER)
     assert [sample.answer for sample in samples] == ["ab#4c4", "de", "fghij", ""]
     assert [sample.length for sample in samples] == [5, 2, 5, 0]
     assert samples[0].extras["turns"] == ["ab", "c4"]

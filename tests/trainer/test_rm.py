@@ -26,7 +26,7 @@ from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.packing import sequence_lengths
 from paddock.models.reward_head import load_reward_model, save_classifier, scored_batch, sequence_scores
-from paddock.trainer.supervised import REWARD_MODELLING, VALUES, RewardTrainer, pair_batch
+from paddock.trainer.supervised import REWARD_MODELLING, RewardTrainer, pair_batch
 from paddock.workers.supervised import preference, whole_pairs
 
 PAIRS = [
@@ -34,6 +34,8 @@ PAIRS = [
     for a in range(1, 9)
     for b in (2, 30)
 ]
+
+VALUES = frozenset({"values"})
 
 
 def write_pairs(path, rows=PAIRS):

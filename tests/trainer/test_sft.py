@@ -24,7 +24,7 @@ from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
 from paddock.models.attention import NAME as ATTENTION
-from paddock.trainer.supervised import FINE_TUNING, LOG_PROBS, SupervisedTrainer, answer_batch
+from paddock.trainer.supervised import FINE_TUNING, SupervisedTrainer, answer_batch
 from paddock.workers.supervised import likelihood
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 9) for b in (2, 30)]
@@ -142,7 +142,7 @@ def engine(rows: int | None) -> Engine:
 def test_the_loss_is_the_mean_cross_entropy_of_the_answer_tokens(tmp_path):
     rows = dataset(tmp_path, ROWS).rows([1, 2, 7])
     batch = answer_batch(rows, 0)
-    found = (one := engine(None)).train_step(one.micro_batches(batch), loss_of(batch), LOG_PROBS)
+    found = (one := engine(None)).train_step(one.micro_batches(batch), loss_of(batch), frozenset({"log_probs"}))
     total, count, model = 0.0, 0, tiny_model("qwen3")
     for row in rows:
         tokens = torch.tensor([row.tokens + row.ground_truth])
@@ -158,7 +158,7 @@ def test_how_a_batch_is_split_does_not_change_the_gradient(tmp_path):
     for rows in (None, 1, 3):
         one = engine(rows)
         assert len(one.micro_batches(batch)) == {None: 1, 1: 8, 3: 3}[rows]
-        one.train_step(one.micro_batches(batch), loss_of(batch), LOG_PROBS)
+        one.train_step(one.micro_batches(batch), loss_of(batch), frozenset({"log_probs"}))
         weights.append(dict(one.weights()))
     start = dict(engine(None).weights())
     for name, whole in weights[0].items():

@@ -405,12 +405,15 @@ def text_batch() -> Batch:
     )
 
 
-def decode(rows: list[list[int]]) -> list[str]:
-    return [" ".join(map(str, row)) for row in rows]
+class Numbers:
+    """A tokenizer that writes the numbers of tokens."""
+
+    def batch_decode(self, rows: list[list[int]], skip_special_tokens: bool) -> list[str]:
+        return [" ".join(map(str, row)) for row in rows]
 
 
 def test_samples_leave_out_padding_and_average_the_advantage():
-    first, second = samples_of(text_batch(), decode)
+    first, second = samples_of(text_batch(), Numbers())
     assert (first.prompt, first.answer, first.length) == ("1 2", "6 7", 2)
     assert (second.prompt, second.answer, second.length) == ("3 4 5", "8", 1)
     assert [(s.score, s.advantage, s.group) for s in (first, second)] == [
@@ -421,7 +424,7 @@ def test_samples_leave_out_padding_and_average_the_advantage():
 
 
 def test_rollouts_are_dumped_one_line_a_sample(tmp_path):
-    path = dump_samples(tmp_path / "rollouts", 12, samples_of(text_batch(), decode), key="trainer.rollout_data_dir")
+    path = dump_samples(tmp_path / "rollouts", 12, samples_of(text_batch(), Numbers()), key="trainer.rollout_data_dir")
     assert path == tmp_path / "rollouts" / "12.jsonl" and os.listdir(path.parent) == ["12.jsonl"]
     first, second = lines(path)
     assert set(first) == {
