@@ -15,17 +15,17 @@ PACKAGE = ROOT / "paddock"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 25
-FILES_WITH_THE_WHOLE_CONFIG = 64
-PLACES_OF_ERRORS = 405
-WORDS = {"found": 1363, "told": 118, "one": 1718, "said": 254}
+FILES_WITH_THE_WHOLE_CONFIG = 62
+PLACES_OF_ERRORS = 404
+WORDS = {"found": 1341, "told": 116, "one": 1696, "said": 254}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
     "__main__.py": 7,
     "algorithms": 1591,
     "cli.py": 112,
-    "commands": 1488,
-    "config": 2321,
+    "commands": 1487,
+    "config": 2326,
     "core": 1867,
     "data": 4868,
     "doctor": 371,
@@ -37,16 +37,16 @@ LINES = {
     "grading": 2270,
     "help": 797,
     "kernels": 1875,
-    "library": 938,
+    "library": 929,
     "loading": 2451,
     "models": 5152,
     "plan": 1190,
     "report": 607,
     "rewards": 3263,
-    "rollouts": 1591,
-    "runs": 1810,
+    "rollouts": 1590,
+    "runs": 1789,
     "sandbox": 3500,
-    "trainer": 1994,
+    "trainer": 1999,
     "verl": 2609,
     "workers": 2592,
 }

@@ -48,7 +48,7 @@ def evaluate(config: Config) -> Evaluation:
         progress = things.enter_context(progress_bar())
         things.enter_context(explaining(config, dict))
         task = progress.add_task("evaluating", total=len(dataset))
-        environments = parts.environments_of(dataset, policy.stop_tokens, rewards.reads_environments)
+        environments = parts.environments(policy.stop_tokens, dataset, rewards.reads_environments)
         engine = FrozenRollout(policy.engine, lambda count: progress.advance(task, count), environments)
         collector = Collector(parts.config, loader, engine, rewards, parts.tokenizer, policy.stop_tokens, models)
         _, samples = Validation(collector, dataset).run(0, timer)

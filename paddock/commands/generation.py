@@ -15,7 +15,6 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from paddock.commands.frozen_policy import FrozenRollout, open_policy, progress_bar, prompts_at_a_time
-from paddock.config.conversations import converses
 from paddock.config.schema import Config
 from paddock.core.files import replacing
 from paddock.core.timing import Timer
@@ -78,7 +77,7 @@ def generate(config: Config, output: Path) -> Summary:
         things.enter_context(timer("gen"))
         write, progress = things.enter_context(writer(output)), things.enter_context(progress_bar())
         task = progress.add_task("generating", total=len(dataset))
-        environments = parts.environments_of(dataset, policy.stop_tokens)
+        environments = parts.environments(policy.stop_tokens, dataset)
         engine = FrozenRollout(policy.engine, lambda count: progress.advance(task, count), environments)
         for rows in validation_batches(dataset, prompts_at_a_time(config, samples)):
             found = engine.episodes(rows, samples, sampling)
@@ -99,7 +98,7 @@ def answer(config: Config, text: str) -> tuple[list[str], Summary]:
         (row,) = parts.rows_of_prompts([text], count(), "data.max_prompt_length={}")
         start, samples = time.perf_counter(), config.actor_rollout_ref.rollout.n
         sampling = training_sampling(parts.config, policy.stop_tokens)
-        environments = parts.environments(policy.stop_tokens) if converses(parts.config) else None
+        environments = parts.environments(policy.stop_tokens)
         if environments:
             environments.prove(row)
         found = roll_out(policy.engine, 0, [row], samples, sampling, environments=environments)

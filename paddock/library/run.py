@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import hashlib
 import itertools
 import json
@@ -205,12 +204,9 @@ class Run:
         """
         files = None if data is None else files_of_rows(data, "data")
         from paddock.core.timing import Timer
-        from paddock.trainer.validation import Validation
 
         with self.trainer() as trainer:
-            validation = trainer.validation
-            if files is not None:
-                validation = Validation(trainer.collector, trainer.parts.held_out(files))
+            validation = trainer.validation if files is None else trainer.validation_on(files)
             if validation is None:
                 fix = "evaluate(rows), or Run(..., validation=rows)"
                 raise UserError("there are no rows to evaluate on", key="data.val_files", fix=fix)
@@ -443,14 +439,10 @@ class Run:
         >>> run.close()
         """
         training, self.training = self.training, None
-        if training is None:
-            return
-        from paddock.core.device import device_of, empty_cache
-
-        training.keep()
-        self.things.close()
-        gc.collect()
-        empty_cache(device_of(self.config.trainer.device))
+        if training is not None:
+            training.keep()
+            self.things.close()
+            training.give_memory_back()
 
     def __enter__(self) -> Run:
         return self

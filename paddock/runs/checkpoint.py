@@ -221,62 +221,39 @@ class Damaged(Exception):
     """A checkpoint that differs from what was written; the text says in what."""
 
 
-@dataclass(frozen=True)
-class FileEntry:
-    """Size in bytes and SHA-256 of a file, as it was written."""
-
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a manifest.json says: the step, and every file under its path relative to the checkpoint's folder."""
-
-    step: int
-    files: dict[str, FileEntry]
-
-    @classmethod
-    def read(cls, folder: Path) -> Manifest:
-        """Raises Damaged unless the file is there and of the shape that `write_manifest` gives it."""
-        try:
-            values = json.loads((folder / MANIFEST).read_bytes())
-        except FileNotFoundError:
-            raise Damaged(f"there is no {MANIFEST}: it was not written by this program, or not to the end") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise Damaged(f"{MANIFEST} cannot be read: {error}") from None
-        if not isinstance(values, dict):
-            raise Damaged(f"{MANIFEST} holds {described(values)}, not an object")
-        version = values.get("format")
-        if not whole_number(version):
-            raise Damaged(f"{MANIFEST} has {described(version)} as format, not a number")
-        if version > FORMAT:
-            raise Damaged(f"it has format {version}, of a later version ({values.get('paddock')}); "
-                          f"this one reads {FORMAT}")  # fmt: skip
-        step, files = values.get("step"), values.get("files")
-        if not whole_number(step):
-            raise Damaged(f"{MANIFEST} has {described(step)} as step, not a number")
-        if not isinstance(files, dict) or not files:
-            raise Damaged(f"{MANIFEST} has {described(files)} as files, not an object with an entry for each file")
-        return cls(step, {name: file_entry(name, entry) for name, entry in files.items()})
+def read_manifest(folder: Path) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Returns the step, and size and SHA-256 of every file by its path in the checkpoint. Raises Damaged unless
+    `write_manifest` could have written it."""
+    try:
+        values = json.loads((folder / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise Damaged(f"there is no {MANIFEST}: it was not written by this program, or not to the end") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"{MANIFEST} cannot be read: {error}") from None
+    if isinstance(values, dict) and whole_number(version := values.get("format")) and version > FORMAT:
+        later = f"it has format {version}, of a later version ({values.get('paddock')})"
+        raise Damaged(f"{later}; this one reads {FORMAT}")
+    if not isinstance(values, dict) or not is_manifest(values):
+        raise Damaged(f"{MANIFEST} is not as this program writes it: {json.dumps(values):.200}")
+    return values["step"], values["files"]
 
 
-def file_entry(name: str, entry: Any) -> FileEntry:
+def is_manifest(values: dict[str, Any]) -> bool:
+    numbered, files = all(whole_number(values.get(name)) for name in ("format", "step")), values.get("files")
+    return numbered and isinstance(files, dict) and bool(files) and all(is_entry(*item) for item in files.items())
+
+
+def is_entry(name: str, entry: Any) -> bool:
+    """True for a file of this folder with its size and checksum."""
     path = PurePosixPath(name)
-    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
-        raise Damaged(f"{MANIFEST} names {name!r:.80}, which is no file in this folder")
-    size, checksum = (entry.get("size"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
-    if not whole_number(size) or not isinstance(checksum, str):
-        raise Damaged(f"{MANIFEST} has {described(entry)} for {name!r:.80}, not its size and sha256")
-    return FileEntry(size, checksum)
+    inside = bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+    return (
+        inside and isinstance(entry, dict) and whole_number(entry.get("size")) and isinstance(entry.get("sha256"), str)
+    )
 
 
 def whole_number(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def described(value: Any) -> str:
-    return "nothing" if value is None else f"{json.dumps(value):.60}"
 
 
 def find_damage(folder: Path) -> str | None:
@@ -285,11 +262,11 @@ def find_damage(folder: Path) -> str | None:
         if not folder.is_dir():
             kind = "a symbolic link to no folder" if folder.is_symlink() else "a file, not a folder"
             raise Damaged(f"it is {kind}" if os.path.lexists(folder) else "there is no such folder")
-        manifest = Manifest.read(folder)
+        step, files = read_manifest(folder)
         name = NAME.fullmatch(folder.absolute().name)
-        if name and int(name[1]) != manifest.step:
-            raise Damaged(f"{MANIFEST} is that of step {manifest.step}")
-        compare(folder, manifest)
+        if name and int(name[1]) != step:
+            raise Damaged(f"{MANIFEST} is that of step {step}")
+        compare(folder, files)
     except Damaged as damage:
         return str(damage)
     except OSError as error:
@@ -297,18 +274,18 @@ def find_damage(folder: Path) -> str | None:
     return None
 
 
-def compare(folder: Path, manifest: Manifest) -> None:
+def compare(folder: Path, files: dict[str, dict[str, Any]]) -> None:
     """Raises Damaged for the first file that is missing or has another size or content than was written."""
-    for name, entry in manifest.files.items():
+    for name, entry in files.items():
         if not (folder / name).is_file():
             raise Damaged(f"{name} is missing")
         size = (folder / name).stat().st_size
-        if size != entry.size:
-            raise Damaged(f"{name} has {size} bytes, and had {entry.size} when it was written")
+        if size != entry["size"]:
+            raise Damaged(f"{name} has {size} bytes, and had {entry['size']} when it was written")
     with ThreadPoolExecutor() as pool:
-        found = pool.map(checksum, [folder / name for name in manifest.files])
-        for (name, entry), value in zip(manifest.files.items(), found, strict=True):
-            if value != entry.sha256:
+        found = pool.map(checksum, [folder / name for name in files])
+        for (name, entry), value in zip(files.items(), found, strict=True):
+            if value != entry["sha256"]:
                 raise Damaged(f"{name} has the right size, but other content than was written")
 
 

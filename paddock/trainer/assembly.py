@@ -61,23 +61,22 @@ class Assembly:
         rewards.check(tries)
         return tries
 
-    def converses_on(self, dataset: PromptDataset) -> bool:
+    def converses_on(self, dataset: PromptDataset | None) -> bool:
         """True if rows are answered in environments: by the config, or because rows name agent loops."""
-        return converses(self.config) or dataset.names_agents
+        return converses(self.config) or (dataset is not None and dataset.names_agents)
 
-    def environments(self, stops: frozenset[int], hands: bool = False) -> Environments:
-        """Opens the environments that answer rows. `hands`: see `Environments`."""
-        return self.things.enter_context(closing(Environments(self.config, self.tokenizer, stops, self.rows, hands)))
-
-    def environments_of(
-        self, dataset: PromptDataset, stops: frozenset[int], hands: bool = False
+    def environments(
+        self, stops: frozenset[int], dataset: PromptDataset | None = None, hands: bool = False
     ) -> Environments | None:
-        """Opens the environments that answer these rows and tries them; None if none does."""
+        """Opens the environments that answer rows, and tries those of the dataset; None if none does. `hands`: see
+        `Environments`."""
         if not self.converses_on(dataset):
             return None
-        found = self.environments(stops, hands)
-        found.check(dataset)
-        return found
+        made = Environments(self.config, self.tokenizer, stops, self.rows, hands)
+        self.things.enter_context(closing(made))
+        if dataset is not None:
+            made.check(dataset)
+        return made
 
     def rows_of_prompts(self, prompts: Sequence[Messages], groups: Iterator[int], setting: str) -> list[PromptRow]:
         """Returns rows that ask these prompts, a text as a user's message if the tokenizer has a chat template.

@@ -170,6 +170,10 @@ class Trainer(TrainingRun):
         tracker.generations(self.step_no, samples)
         return metrics
 
+    def validation_on(self, files: list[str]) -> Validation:
+        """Returns a validation on the rows of other files."""
+        return Validation(self.collector, self.parts.held_out(files))
+
     def keep_rollouts(self, batch: Batch) -> None:
         folder = self.config.trainer.rollout_data_dir
         if folder:

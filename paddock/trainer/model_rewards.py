@@ -127,7 +127,5 @@ def where(used: torch.Tensor, values: PerRow) -> list[float | None]:
 
 
 def summary(rows: PerRow) -> Metrics:
-    numbers: dict[str, Any] = {
-        "mean": rows.mean(), "std": rows.std(correction=0), "min": rows.min(), "max": rows.max()
-    }  # fmt: skip
+    numbers = {"mean": rows.mean(), "std": rows.std(correction=0), "min": rows.min(), "max": rows.max()}
     return {f"reward/model/{name}": float(value) for name, value in numbers.items()}

@@ -36,16 +36,13 @@ def explaining(config: Config, memory_by: Callable[[], Mapping[str, str]]) -> It
         if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError) and HOST not in str(error):
             raise
         phase = str(vars(error).get(PHASE, ""))
-        raise explained(error, config, memory_by().get(phase, phase)) from error
-
-
-def explained(error: RuntimeError | MemoryError, config: Config, phase: str) -> UserError:
-    """Returns the error that a user sees: the phase, torch's own numbers, and a key with a value to try."""
-    said = " ".join(re.split(r"(?<=\.)\s", str(error).rpartition(HOST)[2])[:SENTENCES])
-    key, fix = less(config, phase)
-    value = None if key is None else tree.get(config, key)
-    where = f" in the phase `{phase}` ({PHASES[phase].title})" if phase in PHASES else ""
-    return UserError(f"the device ran out of memory{where}: {said}", key=key, value=value, fix=f"{fix}; {PLAN}")
+        phase = memory_by().get(phase, phase)
+        said = " ".join(re.split(r"(?<=\.)\s", str(error).rpartition(HOST)[2])[:SENTENCES])
+        key, fix = less(config, phase)
+        value = None if key is None else tree.get(config, key)
+        where = f" in the phase `{phase}` ({PHASES[phase].title})" if phase in PHASES else ""
+        reason = f"the device ran out of memory{where}: {said}"
+        raise UserError(reason, key=key, value=value, fix=f"{fix}; {PLAN}") from error
 
 
 def less(config: Config, phase: str) -> tuple[str | None, str]:

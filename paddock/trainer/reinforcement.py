@@ -51,7 +51,7 @@ def open_trainer(config: Config, folder: RunFolder, things: ExitStack, functions
     models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)
     if models:
         models.check(dataset)
-    environments = parts.environments_of(dataset, roles.stop_tokens, rewards.reads_environments)
+    environments = parts.environments(roles.stop_tokens, dataset, rewards.reads_environments)
     if environments:
         roles.rollout.open_environments(environments)
     collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ import torch
 
 from paddock.config.schema import Config
 from paddock.config.topology import THREADS, DevicePool, wants_one_thread
-from paddock.core.device import seed_all, torch_settings_restored
+from paddock.core.device import device_of, empty_cache, seed_all, torch_settings_restored
 from paddock.errors import UserError
 from paddock.runs.checkpoint import Checkpoint, checkpoint_store, resume_point
 from paddock.runs.lock import FolderLock
@@ -27,8 +28,6 @@ from paddock.trainer.state import restore_rng, rng_state
 from paddock.workers.sharded import WorkerLost
 
 log = logging.getLogger(__name__)
-
-NO_ORIGINS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,9 @@ class RunKind:
     conclude: Callable[[Any], object] = lambda run: None
     """Called with a run that has trained its last step."""
 
-    def train(self, config: Config, origins: Mapping[str, str] = NO_ORIGINS) -> Outcome:
+    def train(self, config: Config, origins: Mapping[str, str] | None = None) -> Outcome:
         """Trains from the newest checkpoint to the last step."""
-        with open_training(config, self, origins, Listeners()) as training:
+        with open_training(config, self, origins or {}, Listeners()) as training:
             return training.fit()
 
 
@@ -149,6 +148,11 @@ class Training:
             self.save()
         except Exception as error:  # whatever ended the block in which the run was open is what people shall read
             log.error("the steps since the last checkpoint could not be saved: %s", error)
+
+    def give_memory_back(self) -> None:
+        """Empties the cache of the device, once the run is closed: the program goes on."""
+        gc.collect()
+        empty_cache(device_of(self.config.trainer.device))
 
     def conclude(self, run: TrainingRun) -> None:
         """Does what follows the last step."""
