@@ -17,7 +17,7 @@ MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 25
 FILES_WITH_THE_WHOLE_CONFIG = 62
 PLACES_OF_ERRORS = 404
-WORDS = {"found": 1341, "told": 116, "one": 1696, "said": 254}
+WORDS = {"found": 1323, "told": 116, "one": 1694, "said": 254}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -42,7 +42,7 @@ LINES = {
     "models": 5152,
     "plan": 1190,
     "report": 607,
-    "rewards": 3263,
+    "rewards": 3252,
     "rollouts": 1590,
     "runs": 1789,
     "sandbox": 3500,

@@ -102,9 +102,6 @@ class RewardFunction:
 
     def call_for(self, request: ScoreRequest) -> Any:
         """Calls a function of one response."""
-        if self.shape in WHOLE:
-            reason = "takes a whole batch, and reward_model.reward_manager=rate_limited calls it for one response"
-            raise Failed(reason, fix="name `completion` in place of `completions`, or choose another reward_manager")
         return self.call(row_of(request) if self.shape == ROW else fields_of(request))
 
     def score(self, request: ScoreRequest) -> Score:

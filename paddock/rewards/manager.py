@@ -27,11 +27,10 @@ from paddock.rewards.functions import (
     READS_TOKENS,
     WHOLE,
     Target,
-    function_of,
     shape_of,
 )
 from paddock.rewards.rules import NAMED, NOTHING, SCORERS, Scorer, has_rule, prepared, scorer_of
-from paddock.rewards.runners import JobFailed, LimitedPool, ProcessPool, ScoringJob
+from paddock.rewards.runners import LimitedPool, ProcessPool
 from paddock.rewards.score import Failed, Score, ScoreRequest
 from paddock.rewards.scoring import Known, ScoreColumn, Scoring, WholeColumn, combined, where
 from paddock.rewards.sending import Sender
@@ -71,7 +70,7 @@ class RewardManager:
         self.prints = folder and folder / PRINTS
         self.printed = size_of(self.prints)
         """Bytes that scorers of earlier starts of the run printed."""
-        self.parts = [scorer_of_part(part, config, functions) for part in reward_parts(config)]
+        self.named = [scorer_of_part(part, config, functions) for part in reward_parts(config)]
         """All that the config names; empty if each row's data_source picks a rule."""
         self.weighted = config.custom_reward_function.weights is not None
         self.paid_elsewhere = config.environment is not None
@@ -88,8 +87,7 @@ class RewardManager:
         """The pool of user functions."""
         self.threads = ThreadPool(self.config.timeout)
         """Scores by functions of this program that processes cannot be given."""
-        held = {part.name: part.target for part in self.parts if part.target.function is not None}
-        self.sender = Sender(held, self.rule_pool)
+        self.sender = Sender(self.rule_pool)
         self.warned_of_unscored = False
         self.steps_done, self.total_steps = 0, config.trainer.total_training_steps or 1
         """The run's progress, for functions of TRL's contract that ask for it."""
@@ -121,10 +119,10 @@ class RewardManager:
         """Tries every scorer that these will need, so that a missing or broken one stops the run before it begins."""
         if self.loops_may_score:  # what a loop tells functions, and whether it scores itself, is known once it has run
             requests = [request for request in requests if has_rule(request.data_source)]
-        if self.reads_environments or (self.loops_may_score and self.parts):
+        if self.reads_environments or (self.loops_may_score and self.named):
             self._columns()  # imports them; what they read is there once an episode has run
             return
-        scorers = self.parts or [self._scorer(request) for request in requests]
+        scorers = self.named or [self._scorer(request) for request in requests]
         self._warn_of_unused_arguments(scorers, requests)
         if any(scorer.settings is not None for scorer in scorers):
             from paddock.sandbox.program import settings_of
@@ -135,7 +133,7 @@ class RewardManager:
         scores = []
         for column in self._columns():
             # twice each for a function of whole batches: a list of one score would pass for one row
-            times = 2 if isinstance(column, WholeColumn) and self.by_columns else 1
+            times = 2 if isinstance(column, WholeColumn) and self.of_trl else 1
             column.add(dict(enumerate(requests * times)))
             scores.append(column.collect()[: len(requests)])
             for request, score in zip(requests, scores[-1], strict=True):
@@ -148,7 +146,7 @@ class RewardManager:
     def pays(self, requests: Sequence[ScoreRequest]) -> bool:
         """True unless all that scores these is the rule that leaves the reward to the environment."""
         return (
-            bool(self.parts)
+            bool(self.named)
             or self.loops_may_score
             or any(self._scorer(request).target.name != NOTHING for request in requests)
         )
@@ -164,56 +162,55 @@ class RewardManager:
         return [self._column(part) for part in self.parts]
 
     def _column(self, part: Scorer) -> ScoreColumn:
-        scorer, shape = self.sender.current(part), self.shapes.get(part.name)
+        scorer = self.sender.current(part)
         pool: ProcessPool | ThreadPool = self.pool if part.own else self.rule_pool
-        if part.name in self.sender.kept or shape == ENVIRONMENTS:
+        if part.here or part.shape == ENVIRONMENTS:
             pool = self.threads
-        # limits are those of calls for one response
-        whole = shape in WHOLE and self.config.reward_manager != "rate_limited"
-        kind = WholeColumn if whole else ScoreColumn
-        return kind(lambda _: scorer, pool, self.known, self._error, shape in READS_TOKENS)
+        kind = WholeColumn if part.shape in WHOLE else ScoreColumn
+        return kind(lambda _: scorer, pool, self.known, self._error, part.shape in READS_TOKENS)
+
+    @functools.cached_property
+    def parts(self) -> list[Scorer]:
+        """All that the config names, with how each is called. A process imports functions of files: they may do
+        anything."""
+        return [self._loaded(part) if part.own else part for part in self.named]
+
+    def _loaded(self, part: Scorer) -> Scorer:
+        target = part.target
+        if target.function is not None:
+            part = replace(part, shape=shape_of(target.function, target.batch))
+            return replace(part, here=self.sender.obstacle_to(part))
+        try:
+            shape = self.rule_pool.shape_of(target)
+            if shape in BY_COLUMNS and self.config.reward_manager == "rate_limited":
+                reason = "takes a whole batch, and reward_model.reward_manager=rate_limited calls it for one response"
+                fix = "name `completion` in place of `completions`, or choose another reward_manager"
+                raise Failed(reason, fix=fix)
+        except Failed as error:
+            key, fix = "custom_reward_function.path", error.fix or SHAPES
+            raise UserError(f"{target.name} {error}", key=key, value=target.path, fix=fix) from None
+        return replace(part, shape=shape)
 
     @functools.cached_property
     def components(self) -> list[Scorer]:
         """Those of which each is a column and a metric: none if a function in our own form is the score itself."""
         single = len(self.parts) == 1 and self.parts[0].own and not self.weighted
-        return [] if single and not self.by_columns else self.parts
-
-    @property
-    def by_columns(self) -> frozenset[str]:
-        """Names of the functions of TRL's contract."""
-        if self.config.reward_manager == "rate_limited":
-            return frozenset()
-        return frozenset(name for name, shape in self.shapes.items() if shape in BY_COLUMNS)
-
-    @property
-    def reads_environments(self) -> bool:
-        """True if a function asks for the environments of conversations."""
-        return ENVIRONMENTS in self.shapes.values()
-
-    @property
-    def reads_tokens(self) -> bool:
-        """True if a function may ask for the token ids of responses."""
-        return not READS_TOKENS.isdisjoint(self.shapes.values())
+        return [] if single and not self.of_trl else self.parts
 
     @functools.cached_property
-    def shapes(self) -> dict[str, str]:
-        """How each function is called, by name. A process imports those of files: they may do anything."""
-        own = {part.name: part.target for part in self.parts if part.own}
-        shapes = {name: shape_of(function_of(each), each.batch) for name, each in own.items() if each.function}
-        away = {name: target for name, target in own.items() if name not in shapes}
-        jobs = [ScoringJob(target, ()) for target in away.values()]
-        self.rule_pool.submit(jobs)
-        try:
-            return shapes | dict(zip(away, self.rule_pool.results([job.future for job in jobs]), strict=True))
-        except JobFailed as error:
-            target = jobs[error.job].target
-            raise UserError(
-                f"{target.name} {error.failure}",
-                key="custom_reward_function.path",
-                value=target.path,
-                fix=error.failure.fix or SHAPES,
-            ) from None
+    def of_trl(self) -> bool:
+        """True if a function has TRL's contract."""
+        return any(part.shape in BY_COLUMNS for part in self.parts)
+
+    @functools.cached_property
+    def reads_environments(self) -> bool:
+        """True if a function asks for the environments of conversations."""
+        return any(part.shape == ENVIRONMENTS for part in self.parts)
+
+    @functools.cached_property
+    def reads_tokens(self) -> bool:
+        """True if a function may ask for the token ids of responses."""
+        return any(part.shape in READS_TOKENS for part in self.parts)
 
     def score(self, requests: Sequence[ScoreRequest | None]) -> list[Score]:
         """Returns one score per request, 0 for None; a UserError names the first that gave none."""
@@ -280,7 +277,7 @@ class RewardManager:
         }
         for part in self.components:
             metrics[f"reward/{part.name}/std"] = std_of(columns.get(part.name, ()))
-        if self.by_columns:
+        if self.of_trl:
             unscored = [index for index, score in enumerate(scores) if not score.applies]
             metrics["reward/unscored"] = float(len(unscored))
             if unscored and not self.warned_of_unscored:
@@ -292,7 +289,7 @@ class RewardManager:
                 )  # fmt: skip
         metrics["reward/timeouts"] = float(sum(score.timed_out for score in scores))
         metrics["reward/cache_hits"] = float(sum(score.cached for score in scores))
-        scorers = [*self.scorers.values(), *self.parts]
+        scorers = [*self.scorers.values(), *self.named]
         if any(scorer.limit < inf for scorer in scorers):
             metrics["reward/math_undecided"] = float(sum(score.undecided for score in scores))
         if self.config.reward_manager == "rate_limited":
@@ -315,25 +312,24 @@ class RewardManager:
     def _error(self, scorer: Scorer, request: ScoreRequest, failure: Failed) -> UserError:
         target = scorer.target
         reason = f"{target.name} {failure}, {where(request)}"
-        if not self.parts:
+        if not self.named:
             fix = "mend the row, or score with a function of your own: custom_reward_function.path=my_reward.py"
             return UserError(reason, key="reward", value=target.path, fix=fix)
         if not scorer.own:
             fix = f"mend the row, or choose another rule: {', '.join(NAMED)}"
             return UserError(reason, key="reward", value=scorer.name, fix=fix)
         returns = "a finite number, or a dict with one under 'score'"
-        if scorer.name in self.by_columns:
+        if scorer.shape in BY_COLUMNS:
             returns = "a list with a finite number, or None, for each completion"
         fix = failure.fix or f"mend the function: it returns {returns}"
-        if scorer.name in self.sender.kept:
-            why = self.sender.kept[scorer.name]
-            fix = f"{fix}. It runs in a thread, as it cannot be sent to a process: {why}"
+        if scorer.here:
+            fix = f"{fix}. It runs in a thread, as it cannot be sent to a process: {scorer.here}"
         value = target if target.path == PYTHON else target.path
         return UserError(reason, key="custom_reward_function.path", value=value, fix=fix)
 
     def _require_a_use_for_arguments(self, config: Config) -> None:
         """Refuses an argument that no rule takes."""
-        rules = {part.name: part for part in self.parts if not part.own}
+        rules = {part.name: part for part in self.named if not part.own}
         for key, given, scorers in (
             ("reward_model.compute_score_kwargs", self.config.compute_score_kwargs, SCORERS),
             ("reward_kwargs", config.reward_kwargs, rules),

@@ -27,7 +27,7 @@ from paddock.facts.distribution import install_command
 from paddock.facts.modules import MODULE
 from paddock.grading.limits import TooLong, cpu_seconds
 from paddock.rewards import verl_verdicts
-from paddock.rewards.functions import Target, load
+from paddock.rewards.functions import ROW, Target, load
 from paddock.rewards.score import Score, ScoreRequest
 
 if TYPE_CHECKING:
@@ -50,6 +50,10 @@ class Scorer:
     own: bool = False
     """True for a function of the user's own, which is given all turns of a response; False: a rule, which is given the
     last turn alone."""
+    shape: str = ROW
+    """How the function is called (functions.py)."""
+    here: str | None = None
+    """Why a function of this program runs in a thread of it, if it does."""
     pooled: bool = True
     """True if the function runs in a process that can be killed. False if it cannot hang and costs less than the way
     there and back, about 50 microseconds."""

@@ -150,6 +150,12 @@ class ProcessPool:
             self.cancel()
             raise
 
+    def shape_of(self, target: Target) -> str:
+        """Returns how a function is called; raises Failed if no process can import it."""
+        job = ScoringJob(target, ())
+        self.submit([job])
+        return job.future.result()
+
     def cancel(self) -> None:
         """Drops all work, and the processes that are at it."""
         with self._lock:
@@ -183,7 +189,7 @@ class ProcessPool:
             if not self.waiting and not self._jobs():
                 self._thread = None
                 return False
-        for worker in [worker for worker in self.workers if not worker.jobs and worker.channel.has_something()]:
+        for worker in [each for each in self.workers if not each.jobs and each.channel.has_something()]:
             self._remove(worker)  # it died since it last worked
         self._give()
         busy = [worker for worker in self.workers if worker.jobs]
@@ -281,7 +287,10 @@ class ProcessPool:
             for kind, number, value in worker.channel.arrived():
                 self._heard(worker, kind, number, value)
         except GONE:
-            self._ended(worker)
+            first, *rest = worker.jobs.values()
+            first.future.set_exception(Failed(f"ended its process, which {worker.how_it_ended()}"))
+            self._remove(worker)
+            self.waiting.extendleft(reversed(rest))
         if any(job.deadline <= time.monotonic() for job in worker.jobs.values()):
             self._cut_off(worker)
 
@@ -325,13 +334,6 @@ class ProcessPool:
 
     def _late(self, job: ScoringJob) -> None:
         job.future.set_result(None)
-
-    def _ended(self, worker: Worker) -> None:
-        first, *rest = worker.jobs.values()
-        reason = f"ended its process, which {worker.how_it_ended()}"
-        self._remove(worker)
-        self.waiting.extendleft(reversed(rest))
-        first.future.set_exception(Failed(reason))
 
     def _remove(self, worker: Worker) -> None:
         self.workers.remove(worker)

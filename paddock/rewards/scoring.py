@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -42,23 +43,35 @@ class Known:
     def __init__(self, most: int = MOST_KNOWN):
         self.most = most
         self.scores: OrderedDict[bytes, Score | Future[Any]] = OrderedDict()
+        self.lock = threading.Lock()
 
     def get(self, key: bytes) -> Score | Future[Any] | None:
-        found = self.scores.get(key)
-        if isinstance(found, Future) and found.done():  # nobody collected it: whatever it was, it is not known
-            return None
-        if found is not None:
-            self.scores.move_to_end(key)
-        return found
+        with self.lock:
+            if key in self.scores:
+                self.scores.move_to_end(key)
+            return self.scores.get(key)
 
-    def put(self, key: bytes, found: Score | Future[Any] | None) -> None:
-        """None forgets a score that was cut off: another time the machine may be less busy. A scorer that gave up by
-        itself remembers that, and answers at once."""
-        self.scores.pop(key, None)
-        if found is not None:
-            self.scores[key] = found
-        while len(self.scores) > self.most:
-            self.scores.popitem(last=False)
+    def put(self, key: bytes, score: Score | Future[Any]) -> None:
+        with self.lock:
+            self.scores.pop(key, None)
+            self.scores[key] = score
+            while len(self.scores) > self.most:
+                self.scores.popitem(last=False)
+
+    def expect(self, key: bytes, future: Future[Any]) -> None:
+        """Keeps the score of a job that is about to begin."""
+        self.put(key, future)
+        future.add_done_callback(lambda future: self._arrived(key, future))
+
+    def _arrived(self, key: bytes, future: Future[Any]) -> None:
+        """Forgets a score that was cut off: another time the machine may be less busy. A scorer that gave up by itself
+        remembers that, and answers at once."""
+        scores = None if future.cancelled() or future.exception() else future.result()
+        with self.lock:
+            if self.scores.get(key) is future:
+                del self.scores[key]
+                if scores and not scores[0].timed_out:
+                    self.scores[key] = scores[0]
 
 
 def key_of(target: Target, request: ScoreRequest) -> bytes:
@@ -109,8 +122,6 @@ class ScoreColumn:
         self.scores: dict[int, Score] = {}
         """Scores that are known already."""
         self.away: dict[int, Future[Any]] = {}
-        self.keys: dict[int, bytes] = {}
-        """Keys of the cache for the requests that are away."""
         self.shared: set[int] = set()
         """Indices that wait for the score of an equal, earlier request."""
         self.broken = False
@@ -152,27 +163,20 @@ class ScoreColumn:
                 (self.scores[index],) = load(scorer.target)([request])
             except Failed as error:
                 raise self.blame(scorer, request, error) from error
-        elif not self._is_known(index, scorer):
-            jobs.append(ScoringJob(scorer.target, (request,), scorer.limit))
-            self.away[index] = jobs[-1].future
-            jobs[-1].future.add_done_callback(self._look)
-            if index in self.keys:
-                self.known.put(self.keys[index], jobs[-1].future)
-
-    def _is_known(self, index: int, scorer: Scorer) -> bool:
-        """Takes the score, or waits for it, where an equal response has one or is about to."""
-        if not scorer.pure:
-            return False
-        key = key_of(scorer.target, self.requests[index])
-        found = self.known.get(key)
-        if isinstance(found, Score):
-            self.scores[index] = replace(found, cached=True)
-        elif found is not None:
-            self.away[index] = found
+            return
+        key = key_of(scorer.target, request) if scorer.pure else b""
+        equal = self.known.get(key)
+        if isinstance(equal, Score):
+            self.scores[index] = replace(equal, cached=True)
+        elif equal is not None:
+            self.away[index] = equal
             self.shared.add(index)
         else:
-            self.keys[index] = key
-        return found is not None
+            jobs.append(ScoringJob(scorer.target, (request,), scorer.limit))
+            future = self.away[index] = jobs[-1].future
+            future.add_done_callback(self._look)
+            if key:
+                self.known.expect(key, future)
 
     def _look(self, future: Future[Any]) -> None:
         self.broken |= not future.cancelled() and future.exception() is not None
@@ -181,11 +185,7 @@ class ScoreColumn:
         """Begins what waits for the last response; here nothing does."""
 
     def collect(self) -> list[Score]:
-        results = self._results()
-        for index, key in self.keys.items():
-            score = results[index]
-            self.known.put(key, None if score is None or score.timed_out else score)
-        scores = self.scores | {index: self._score_of(index, score) for index, score in results.items()}
+        scores = self.scores | {index: self._score_of(index, score) for index, score in self._results().items()}
         return [scores[index] for index in sorted(scores)]
 
     def _results(self) -> dict[int, Score | None]:

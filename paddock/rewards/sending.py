@@ -12,15 +12,16 @@ import io
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from paddock.rewards.functions import ENVIRONMENTS, Target, function_of, shape_of
+from paddock.rewards.functions import ENVIRONMENTS, Target
 from paddock.rewards.rules import Scorer
-from paddock.rewards.runners import JobFailed, ProcessPool, ScoringJob
+from paddock.rewards.runners import ProcessPool
+from paddock.rewards.score import Failed
 
 log = logging.getLogger(__name__)
 
@@ -35,66 +36,55 @@ class NotSent(Exception):
 class Sender:
     """Writes functions of this program to files of its own, from which processes read them."""
 
-    def __init__(self, targets: Mapping[str, Target], pool: ProcessPool):
-        """`targets`: the functions of this program, by the names that the log has for them."""
-        self.targets, self.pool = targets, pool
+    def __init__(self, pool: ProcessPool):
+        self.pool = pool
         self.last: dict[str, Target] = {}
-        """What was sent last, by name."""
+        """Targets that were sent last, by the name of the scorer."""
 
     @cached_property
     def folder(self) -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix="paddock-functions-", ignore_cleanup_errors=True)
 
-    def current(self, scorer: Scorer) -> Scorer:
-        """Returns the scorer as it is called: a function of this program as it is now."""
-        if scorer.name not in self.targets or scorer.name in self.kept:
-            return scorer
-        return replace(scorer, target=self.send(scorer.name))
-
-    @cached_property
-    def kept(self) -> dict[str, str]:
-        """Why functions run in a thread of this program, by name; those that are not here run in processes."""
-        found = {name: why for name in self.targets if (why := self.obstacle_to(name))}
-        for name in self.targets:
-            if name not in found:
-                log.info("the reward %s runs in processes, on a copy of what it reads of this program", name)
-                continue
+    def obstacle_to(self, scorer: Scorer) -> str | None:
+        """Returns why a function cannot run in a process, and tries one."""
+        why = self._obstacle_to(scorer)
+        if why is None:
+            log.info("the reward %s runs in processes, on a copy of what it reads of this program", scorer.name)
+        else:
             log.warning(
                 "the reward %s runs in a thread of this program, since it cannot be sent to a process: %s. It is given "
                 "up after %g s (reward_model.timeout), and cannot be killed",
-                *(name, found[name], self.pool.timeout),
+                *(scorer.name, why, self.pool.timeout),
             )
-        return found
+        return why
 
-    def obstacle_to(self, name: str) -> str | None:
-        """Returns why a function cannot run in a process; tries one."""
-        if shape_of(function_of(self.targets[name])) == ENVIRONMENTS:
+    def _obstacle_to(self, scorer: Scorer) -> str | None:
+        if scorer.shape == ENVIRONMENTS:
             return "it reads `environments`, which live here"
         try:
-            job = ScoringJob(self.send(name), ())
-            self.pool.submit([job])
-            self.pool.results([job.future])
+            self.pool.shape_of(self.current(scorer).target)
         except NotSent as error:
             return str(error)
-        except JobFailed as error:
-            return f"a process has not what it needs: it {error.failure}"
+        except Failed as error:
+            return f"a process has not what it needs: it {error}"
         return None
 
-    def send(self, name: str) -> Target:
-        """Returns the target without its function, with the file that holds the function as it is now."""
-        target = self.targets[name]
+    def current(self, scorer: Scorer) -> Scorer:
+        """Returns the scorer as processes call it: with the file that holds a function of this program as it is now."""
+        if scorer.target.function is None or scorer.here:
+            return scorer
         try:
-            content = content_of(function_of(target))
+            content = content_of(scorer.target.function)
         except NotSent as error:
-            if name not in self.last:
+            if scorer.name not in self.last:
                 raise
-            log.warning("the reward %s runs as it was sent before: %s", name, error)
-            return self.last[name]
-        file = Path(self.folder.name) / hashlib.blake2b(content, digest_size=16).hexdigest()
-        if not file.exists():
-            file.write_bytes(content)
-        self.last[name] = replace(target, function=None, sent=str(file))
-        return self.last[name]
+            log.warning("the reward %s runs as it was sent before: %s", scorer.name, error)
+        else:
+            file = Path(self.folder.name) / hashlib.blake2b(content, digest_size=16).hexdigest()
+            if not file.exists():
+                file.write_bytes(content)
+            self.last[scorer.name] = replace(scorer.target, function=None, sent=str(file))
+        return replace(scorer, target=self.last[scorer.name])
 
     def close(self) -> None:
         if "folder" in vars(self):  # it is made when something is sent, and again after this

@@ -53,7 +53,7 @@ def test_a_closure_that_needs_a_main_thread_runs_in_one(manager):
     bound = cosine_scaled(0.25)
     rewards = manager(bound)
     rewards.check([REQUEST])
-    assert [score.value for score in rewards.score([REQUEST])] == [1.25] and not rewards.sender.kept
+    assert [score.value for score in rewards.score([REQUEST])] == [1.25] and rewards.parts[0].here is None
 
 
 def test_files_of_functions_go_with_the_manager_and_none_is_made_for_rules(tmp_path, monkeypatch):
@@ -126,7 +126,7 @@ def test_what_no_process_can_load_runs_in_a_thread(manager, monkeypatch):
     monkeypatch.setitem(sys.modules, "made_here", module)
     rewards = manager(lambda completion: module.one(completion))
     assert [score.value for score in rewards.score([REQUEST])] == [1.0]
-    assert "No module named 'made_here'" in rewards.sender.kept["f"]
+    assert "No module named 'made_here'" in rewards.parts[0].here
 
 
 SCRIPT = """
