@@ -15,17 +15,17 @@ PACKAGE = ROOT / "paddock"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 25
-FILES_WITH_THE_WHOLE_CONFIG = 62
+FILES_WITH_THE_WHOLE_CONFIG = 54
 PLACES_OF_ERRORS = 404
-WORDS = {"found": 1323, "told": 116, "one": 1694, "said": 254}
+WORDS = {"found": 1323, "told": 116, "one": 1691, "said": 254}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
     "__main__.py": 7,
     "algorithms": 1591,
     "cli.py": 112,
-    "commands": 1487,
-    "config": 2326,
+    "commands": 1486,
+    "config": 2322,
     "core": 1867,
     "data": 4868,
     "doctor": 371,
@@ -38,17 +38,17 @@ LINES = {
     "help": 797,
     "kernels": 1875,
     "library": 929,
-    "loading": 2451,
+    "loading": 2450,
     "models": 5152,
-    "plan": 1190,
+    "plan": 1188,
     "report": 607,
     "rewards": 3252,
     "rollouts": 1590,
-    "runs": 1789,
+    "runs": 1784,
     "sandbox": 3500,
-    "trainer": 1999,
+    "trainer": 1998,
     "verl": 2609,
-    "workers": 2592,
+    "workers": 2590,
 }
 
 

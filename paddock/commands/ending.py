@@ -49,7 +49,7 @@ def last_lines(outcome: Outcome, config: Config, model: Path | None, next_comman
     if not outcome.finished and outcome.checkpoint is None:
         return ["Stopped before the first step was done: there is nothing to save."]
     if not outcome.finished:
-        return [f"Stopped, with a checkpoint in {folder}. {resume_command(config)} goes on from there."]
+        return [f"Stopped, with a checkpoint in {folder}. {resume_command(config.trainer)} goes on from there."]
     if config.trainer.val_only:
         return [f"Validated; nothing was trained (trainer.val_only=True). Metrics: {folder}/metrics.jsonl"]
     if outcome.trained == 0:

@@ -14,7 +14,6 @@ from paddock.data.loader import Loader
 from paddock.rollouts.collect import Collector
 from paddock.runs.samples import Sample
 from paddock.trainer.assembly import Assembly
-from paddock.trainer.model_rewards import open_models
 from paddock.trainer.out_of_memory import explaining
 from paddock.trainer.validation import Validation, by_source, core_variable, variable_metrics
 
@@ -43,7 +42,7 @@ def evaluate(config: Config) -> Evaluation:
         policy = open_policy(parts)
         dataset = parts.held_out()
         parts.try_scorers(dataset, rewards)
-        models = open_models(parts.config, parts.tokenizer, policy.stop_tokens)
+        models = parts.models(policy.stop_tokens)
         loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it
         progress = things.enter_context(progress_bar())
         things.enter_context(explaining(config, dict))

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from paddock.config.roles import MultiTurnConfig
-from paddock.config.schema import Config
+from paddock.config.roles import AgentConfig, MultiTurnConfig, RolloutConfig
 
 SINGLE, TOOLS = "single_turn_agent", "tool_agent"
 """Agent loops that are always there: one turn, and turns with tools."""
 
 
-def converses(config: Config) -> bool:
-    """True if the config names an environment, tools, or an agent loop of several turns."""
-    rollout = config.actor_rollout_ref.rollout
-    return bool(config.environment) or rollout.multi_turn.enable or rollout.agent.default_agent_loop != SINGLE
+def converses(rollout: RolloutConfig, environment: Any) -> bool:
+    """True if the run has an environment, tools, or an agent loop of several turns."""
+    return bool(environment) or rollout.multi_turn.enable or rollout.agent.default_agent_loop != SINGLE
 
 
-def environments_named(config: Config) -> dict[str | None, str]:
-    """Returns the run's environments by the names that rows give; under None the one of all rows."""
-    named = config.environment
-    if isinstance(named, dict):
-        return {str(name): str(one) for name, one in named.items()}
-    return {} if named is None else {None: str(named)}
+def environments_named(environment: Any) -> dict[str | None, str]:
+    """Returns the run's environments by the names that rows give; under None the environment of all rows."""
+    if isinstance(environment, dict):
+        return {str(name): str(address) for name, address in environment.items()}
+    return {} if environment is None else {None: str(environment)}
 
 
-def has_agent_loops(config: Config) -> bool:
+def has_agent_loops(agent: AgentConfig) -> bool:
     """True if rows may be answered by agent loops of the user's."""
-    agent = config.actor_rollout_ref.rollout.agent
     return agent.agent_loop_config_path is not None or agent.default_agent_loop not in (SINGLE, TOOLS)
 
 
@@ -45,11 +42,10 @@ def paths_of(value: object) -> list[str]:
 _TURNS = "actor_rollout_ref.rollout.multi_turn"
 
 
-def files_named(config: Config) -> list[tuple[str, str, str]]:
+def files_named(rollout: RolloutConfig, environment: Any) -> list[tuple[str, str, str]]:
     """Returns key, value and file of each Python or YAML file that environments, tools and agent loops are in."""
-    rollout = config.actor_rollout_ref.rollout
     named = {
-        "environment": list(environments_named(config).values()),
+        "environment": list(environments_named(environment).values()),
         f"{_TURNS}.function_tool_path": rollout.multi_turn.function_tool_path,
         f"{_TURNS}.tool_config_path": rollout.multi_turn.tool_config_path,
         f"{_TURNS}.interaction_config_path": rollout.multi_turn.interaction_config_path,

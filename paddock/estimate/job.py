@@ -208,7 +208,7 @@ def _rollout(config: Config) -> RolloutLoad:
     rollout, size, data = config.actor_rollout_ref.rollout, engine_size(config), config.data
     shares_prompts = engine_kind(rollout.name).trainer_log_probs and config.trainer.device != "cpu"
     # a later turn of an agent loop may have another prompt, which is cached behind the first
-    later_prompt = data.max_prompt_length if shares_prompts and has_agent_loops(config) else 0
+    later_prompt = data.max_prompt_length if shares_prompts and has_agent_loops(rollout.agent) else 0
     return RolloutLoad(
         engine=rollout.name or "embedded",
         rows=-(-config.data.train_batch_size * rollout.n * size // rollout_devices(config)),

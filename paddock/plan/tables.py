@@ -13,7 +13,8 @@ from rich.table import Table
 
 from paddock.config import tree
 from paddock.config.conversations import converses, environments_named, paths_of
-from paddock.config.schema import Config, DataConfig, row_tokens
+from paddock.config.roles import RolloutConfig
+from paddock.config.schema import DataConfig, row_tokens
 from paddock.config.secrets import masked
 from paddock.config.topology import pools
 from paddock.estimate.memory import MemoryPlan
@@ -147,12 +148,9 @@ def _batch(plan: Plan, console: Console) -> None:
         console,
         [
             *_files(plan),
-            *_episodes(config),
+            *_episodes(config.actor_rollout_ref.rollout, config.environment),
             ("a step", f"{batch.prompts} prompts x {batch.responses} responses = {batch.rows} rows"),
-            (
-                "update",
-                f"{batch.optimizer_steps} optimizer step(s), {mini} prompts each",
-            ),
+            ("update", f"{batch.optimizer_steps} optimizer step(s), {mini} prompts each"),
             ("micro-batches", f"per device and mini-batch: {batch.micro_batches}"),
             ("steps", _steps(batch)),
         ],
@@ -171,12 +169,11 @@ def _steps(batch: BatchPlan) -> str:
     return steps
 
 
-def _episodes(config: Config) -> list[tuple[str, str]]:
+def _episodes(rollout: RolloutConfig, environment: Any) -> list[tuple[str, str]]:
     """Returns who answers the policy, and for how many turns."""
-    rollout = config.actor_rollout_ref.rollout
-    if not converses(config):
+    if not converses(rollout, environment):
         return []
-    named = environments_named(config).values() or paths_of(rollout.multi_turn.function_tool_path)
+    named = environments_named(environment).values() or paths_of(rollout.multi_turn.function_tool_path)
     who = ", ".join(named) or "tools"
     most = rollout.multi_turn.max_assistant_turns
     turns = f"at most {most} turns" if most else "as many turns as it takes"
@@ -188,7 +185,8 @@ def _memory(plan: Plan, console: Console) -> None:
     if (memory := plan.memory) is None:
         return
     held = f"{memory.kv_sequences} full-length sequences at a time, per engine"
-    if converses(plan.loaded.config):
+    config = plan.loaded.config
+    if converses(config.actor_rollout_ref.rollout, config.environment):
         held = f"{memory.kv_sequences} whole conversations at a time, per engine, those that wait for a tool included"
     host = f"; {memory.host_bytes / GIB:.1f} GiB offloaded to each host" if memory.host_bytes else ""
     _rows(console, [("KV cache", f"{held}{host}")])

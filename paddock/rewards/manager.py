@@ -75,7 +75,7 @@ class RewardManager:
         self.weighted = config.custom_reward_function.weights is not None
         self.paid_elsewhere = config.environment is not None
         """True if an environment pays: rows whose data_source has no rule get nothing here."""
-        self.loops_may_score = has_agent_loops(config)
+        self.loops_may_score = has_agent_loops(config.actor_rollout_ref.rollout.agent)
         self._require_a_use_for_arguments(config)
         self.scorers: dict[str, Scorer] = {}
         self.names: dict[str, None] = {}

@@ -60,7 +60,7 @@ class RowEnvironments:
         self.factory = cache(self.made)
         """Returns the factory of rows with this `agent_name`, or without one; the second argument: which environment,
         of several."""
-        if converses(config):
+        if converses(config.actor_rollout_ref.rollout, config.environment):
             self.import_library()
 
     def of(self, row: PromptRow) -> Factory:
@@ -87,7 +87,7 @@ class RowEnvironments:
     def environments(self) -> dict[str | None, Any]:
         """Returns the classes, functions and names of environments by the names that rows give; under None the one of
         all rows."""
-        named = {name: self.named(one) for name, one in environments_named(self.config).items()}
+        named = {name: self.named(one) for name, one in environments_named(self.config.environment).items()}
         alone = named.get(None)
         held = environments_at(alone) if isinstance(alone, str) else None
         found: dict[str | None, Any] = dict((named if held is None else held).items())

@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 
 from paddock import __version__
-from paddock.config.schema import Config, TrainerConfig
+from paddock.config.schema import TrainerConfig
 from paddock.core.files import REFUSALS, replacing, sync_folder, unwritable
 from paddock.errors import UserError
 
@@ -298,17 +298,17 @@ def disk_refusal(error: BaseException) -> OSError | None:
     return OSError(errno.EFBIG if limited else errno.ENOSPC, "No space left on device") if native else None
 
 
-def checkpoint_store(config: Config) -> CheckpointStore:
+def checkpoint_store(trainer: TrainerConfig) -> CheckpointStore:
     """The store of a run. One folder holds actor and critic, so the larger of the two limits counts; none, if all of
     the actor's are kept."""
-    actor, critic = config.trainer.max_actor_ckpt_to_keep, config.trainer.max_critic_ckpt_to_keep
+    actor, critic = trainer.max_actor_ckpt_to_keep, trainer.max_critic_ckpt_to_keep
     if actor is None and critic is not None:
         log.warning(
             "trainer.max_critic_ckpt_to_keep=%d has no effect: trainer.max_actor_ckpt_to_keep is unset, which keeps "
             "all checkpoints, and the critic is in their folder",
             critic,
         )
-    return CheckpointStore(config.trainer.default_local_dir, None if actor is None else max(actor, critic or actor))
+    return CheckpointStore(trainer.default_local_dir, None if actor is None else max(actor, critic or actor))
 
 
 def resume_point(trainer: TrainerConfig, store: CheckpointStore) -> Checkpoint | None:

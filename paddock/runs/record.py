@@ -19,10 +19,9 @@ from typing import Any
 
 from paddock import __version__
 from paddock.config.loggers import LOGGERS
-from paddock.config.schema import Config
 from paddock.core.files import replacing
 from paddock.facts.machine import GIB, OPTIONAL_PACKAGES, this_machine
-from paddock.runs.settings import FREE, flat
+from paddock.runs.settings import FREE
 
 FILE, KEY = "run.json", "trainer.default_local_dir"
 FINISHED = "finished_at"
@@ -30,21 +29,17 @@ PACKAGES = ("torch", "transformers", "triton", "megatron-core", *OPTIONAL_PACKAG
             *(kind.package for kind in LOGGERS.values() if kind.package))  # fmt: skip
 
 
-def record_launch(config: Config, command: str, origins: Mapping[str, str], device: str, after_step: int) -> None:
+def record_launch(
+    folder: Path, settings: dict[str, Any], command: str, origins: Mapping[str, str], device: str, after_step: int
+) -> None:
     """Writes the start of a run, or of its continuation after step `after_step`, into run.json.
 
-    `origins`: of each key where its value came from, as `Loaded` has it.
+    `settings`: as `flat` returns them. `origins`: of each key where its value came from, as `Loaded` has it.
     """
-    path = Path(config.trainer.default_local_dir) / FILE
-    start = {
-        "after_step": after_step,
-        "command": command,
-        "settings": flat(config),
-        "origins": dict(origins),
-        "environment": environment(device),
-    }
-    start = json.loads(json.dumps(start, default=str))
-    earlier = [entry for entry in starts(path.parent) if entry["after_step"] < after_step]
+    path = folder / FILE
+    start = {"after_step": after_step, "command": command, "settings": settings, "origins": dict(origins)}
+    start = json.loads(json.dumps(start | {"environment": environment(device)}, default=str))
+    earlier = [entry for entry in starts(folder) if entry["after_step"] < after_step]
     if not earlier or differs(earlier[-1], start):
         earlier.append(start)
     with replacing(path, KEY) as file:

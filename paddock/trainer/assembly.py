@@ -19,7 +19,9 @@ from paddock.models.load import open_tokenizer
 from paddock.rewards.manager import NO_FUNCTIONS, Functions, RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.rollouts.environments import Environments, RowEnvironments
-from paddock.trainer.model_rewards import validation_styles
+from paddock.trainer.model_rewards import ModelRewards, validation_styles
+from paddock.workers.reward_model import open_reward_model
+from paddock.workers.sharded import Ranks, ShardedScorer
 
 PROMPT = "prompt"
 NOTHING_TOLD: dict[str, Any] = {"num_turns": 2, "tool_rewards": [], "turn_scores": [], "rollout_reward_scores": {}}
@@ -63,7 +65,8 @@ class Assembly:
 
     def converses_on(self, dataset: PromptDataset | None) -> bool:
         """True if rows are answered in environments: by the config, or because rows name agent loops."""
-        return converses(self.config) or (dataset is not None and dataset.names_agents)
+        named = dataset is not None and dataset.names_agents
+        return named or converses(self.config.actor_rollout_ref.rollout, self.config.environment)
 
     def environments(
         self, stops: frozenset[int], dataset: PromptDataset | None = None, hands: bool = False
@@ -77,6 +80,14 @@ class Assembly:
         if dataset is not None:
             made.check(dataset)
         return made
+
+    def models(self, stops: frozenset[int], scoring: Ranks | None = None) -> ModelRewards | None:
+        """Opens the reward model in this process, or in the ranks that have it; None if the run has none."""
+        keys = self.config.reward_model
+        if scoring is not None:
+            return ModelRewards(ShardedScorer(scoring, keys.judge.source is None, self.tokenizer, stops), keys)
+        scorer = open_reward_model(self.config, self.tokenizer, stops)
+        return ModelRewards(scorer, keys) if scorer else None
 
     def rows_of_prompts(self, prompts: Sequence[Messages], groups: Iterator[int], setting: str) -> list[PromptRow]:
         """Returns rows that ask these prompts, a text as a user's message if the tokenizer has a chat template.

@@ -19,7 +19,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, ClassVar
 
-from paddock.config.schema import Config
+from paddock.config.schema import Config, TrainerConfig
 from paddock.core.batch import Batch
 from paddock.core.garbage import collecting_new_objects
 from paddock.core.timing import Timer
@@ -340,7 +340,7 @@ class TrainingRun(ABC):
             return (
                 "There is no checkpoint: the same command begins at step 1 (trainer.save_freq sets how often to save)."
             )
-        return f"{resume_command(self.config)} goes on after step {self.saved.step}, from {self.saved.folder}."
+        return f"{resume_command(self.config.trainer)} goes on after step {self.saved.step}, from {self.saved.folder}."
 
 
 def forged(folder: Path, reason: str) -> UserError:
@@ -349,8 +349,8 @@ def forged(folder: Path, reason: str) -> UserError:
     return UserError(f"was not written by a run: {reason}", key="trainer.default_local_dir", value=folder, fix=fix)
 
 
-def resume_command(config: Config) -> str:
+def resume_command(trainer: TrainerConfig) -> str:
     """Names the command that resumes this run: with resume_mode=auto the same one."""
-    if config.trainer.resume_mode == "auto":
+    if trainer.resume_mode == "auto":
         return "The same command"
     return "The same command with trainer.resume_mode=auto"

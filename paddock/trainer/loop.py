@@ -43,7 +43,7 @@ class Trainer(TrainingRun):
         config = parts.config
         super().__init__(config, collector.loader, folder, total_steps, validates=validation is not None)
         self.parts, self.roles, self.collector, self.validation = parts, roles, collector, validation
-        self.performance = Performance(config, roles)
+        self.performance = Performance(config.actor_rollout_ref, config.critic, roles)
         self.kl = kl_controller(config.algorithm.kl_ctrl)
         self.correction = rollout_correction.parse(config.algorithm.rollout_correction)
         self.replays = config.actor_rollout_ref.actor.router_replay.mode
@@ -87,14 +87,14 @@ class Trainer(TrainingRun):
 
         `current`: the weights that drew it are those that learn, so the first optimizer step needs no old log-probs.
         """
-        time, roles, group, metrics = self.timer, self.roles, self.config.actor_rollout_ref, Metrics()
+        time, roles, keys, metrics = self.timer, self.roles, self.config, Metrics()
+        group = keys.actor_rollout_ref
         self.keep_rollouts(batch)
         if roles.critic:
             with time("update_critic"), self.updating():
-                longest = float(self.config.data.max_response_length)
-                plan = plan_update(self.config.critic, group.rollout.n, batch, self.step_no, longest)
+                plan = plan_update(keys.critic, group.rollout.n, batch, self.step_no, keys.data.max_response_length)
                 metrics |= roles.critic.learn(batch, plan)
-        if self.step_no >= self.config.trainer.critic_warmup:
+        if self.step_no >= keys.trainer.critic_warmup:
             with time("update_actor"), self.updating():
                 plan = actor_plan(group, batch, self.step_no)
                 plan = plan if current else replace(plan, uses_old_log_probs=True)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 
-from paddock.config.schema import Config, RewardModelConfig
+from paddock.config.schema import RewardModelConfig
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.data.dataset import BOTH, MODEL, RULE, PromptDataset, Styles, without_a_model
 from paddock.errors import UserError
 from paddock.rewards.manager import on_last_token
-from paddock.workers.reward_model import ModelScorer, open_reward_model
-from paddock.workers.sharded import Ranks, ShardedScorer
+from paddock.workers.reward_model import ModelScorer
 from paddock.workers.updates import Metrics
 
 log = logging.getLogger(__name__)
@@ -40,18 +38,6 @@ def training_styles(config: RewardModelConfig) -> Styles:
 def validation_styles(config: RewardModelConfig) -> Styles:
     """A validation row is scored as its file says; without a model, by a rule or a function of the user's own."""
     return (lambda _: {}) if config.enable else without_a_model
-
-
-def open_models(
-    config: Config, tokenizer: Any, stops: frozenset[int], scoring: Ranks | None = None
-) -> ModelRewards | None:
-    """Opens the reward model in this process, or in the ranks that have it."""
-    scorer: ModelScorer | None
-    if scoring is not None:
-        scorer = ShardedScorer(scoring, config.reward_model.judge.source is None, tokenizer, stops)
-    else:
-        scorer = open_reward_model(config, tokenizer, stops)
-    return ModelRewards(scorer, config.reward_model) if scorer else None
 
 
 class ModelRewards:

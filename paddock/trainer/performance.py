@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 
 from paddock.config.phases import PHASES
-from paddock.config.schema import Config
+from paddock.config.roles import ActorRolloutRefConfig, CriticConfig
 from paddock.core.batch import Batch
 from paddock.core.device import memory_in_use
 from paddock.core.timing import Timer
@@ -35,8 +35,8 @@ PEAK_TFLOPS = {
 class Performance:
     """Measures the steps of a run: throughput, memory, MFU and balance."""
 
-    def __init__(self, config: Config, roles: Roles):
-        self.config, self.roles = config, roles
+    def __init__(self, group: ActorRolloutRefConfig, critic: CriticConfig, roles: Roles):
+        self.group, self.critic, self.roles = group, critic, roles
 
     def metrics(self, batch: Batch, timer: Timer) -> dict[str, float]:
         """`batch`: what the step trained on."""
@@ -48,13 +48,13 @@ class Performance:
     def utilisation(self, lengths: list[int], timer: Timer) -> dict[str, float]:
         """Returns MFU per role. Counts all tokens of all rows, also of shared prompts; empty if the device's peak is
         unknown."""
-        actor, critic, epochs = self.roles.actor, self.roles.critic, self.config.actor_rollout_ref.actor.ppo_epochs
+        actor, critic, epochs = self.roles.actor, self.roles.critic, self.group.actor.ppo_epochs
         phases: list[tuple[str, str, Role | ShardedRole, ModelShape | None, int]] = [
             ("actor", "update_actor", actor, self.actor_shape, epochs),
             ("actor_infer", "old_log_prob", actor, self.actor_shape, 1),
         ]
         if critic:
-            phases.append(("critic", "update_critic", critic, self.critic_shape, self.config.critic.ppo_epochs))
+            phases.append(("critic", "update_critic", critic, self.critic_shape, self.critic.ppo_epochs))
         found = {}
         for name, phase, role, shape, times in phases:
             seconds, backward = timer.seconds.get(phase, 0.0), phase.startswith("update")
@@ -69,11 +69,11 @@ class Performance:
 
     @cached_property
     def actor_shape(self) -> ModelShape | None:
-        return shape_of(self.config.actor_rollout_ref.model.path or "")
+        return shape_of(self.group.model.path or "")
 
     @cached_property
     def critic_shape(self) -> ModelShape | None:
-        shape = shape_of(self.config.critic.model.path or "")
+        shape = shape_of(self.critic.model.path or "")
         return None if shape is None else replace(shape, scalar_head=True)
 
 

@@ -16,7 +16,7 @@ from paddock.rollouts.collect import Collector
 from paddock.trainer.assembly import Assembly
 from paddock.trainer.lifecycle import RunFolder
 from paddock.trainer.loop import Trainer
-from paddock.trainer.model_rewards import open_models, training_styles
+from paddock.trainer.model_rewards import training_styles
 from paddock.trainer.run import RunKind
 from paddock.trainer.validation import Validation
 from paddock.workers.roles import build
@@ -48,7 +48,7 @@ def open_trainer(config: Config, folder: RunFolder, things: ExitStack, functions
         )  # fmt: skip
     log.info("loading the weights of %s", config.actor_rollout_ref.model.path)
     roles = things.enter_context(closing(build(config, tokenizer, config.trainer.total_training_steps or total_steps)))
-    models = open_models(config, tokenizer, roles.stop_tokens, roles.scoring)
+    models = parts.models(roles.stop_tokens, roles.scoring)
     if models:
         models.check(dataset)
     environments = parts.environments(roles.stop_tokens, dataset, rewards.reads_environments)

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from paddock.errors import UserError
 from paddock.runs.checkpoint import Checkpoint, checkpoint_store, resume_point
 from paddock.runs.lock import FolderLock
 from paddock.runs.record import record_end, record_launch
+from paddock.runs.settings import flat
 from paddock.runs.tracking import Tracker
 from paddock.trainer.interruption import Interruption
 from paddock.trainer.lifecycle import Listeners, Outcome, RunFolder, State, Step, TrainingRun
@@ -61,7 +62,7 @@ def open_training(
             from paddock.workers.ray import cluster
 
             things.enter_context(cluster(config, wanted))
-        folder = RunFolder(checkpoint_store(config), lock, listeners)
+        folder = RunFolder(checkpoint_store(config.trainer), lock, listeners)
         training = Training(config, kind, origins, folder)
         things.push(training.drop_run)
         yield training
@@ -181,16 +182,17 @@ class Training:
         """Returns the run; makes it, from its newest checkpoint, if there is none."""
         if self.run is not None:
             return self.run
+        config, trainer = self.config, self.config.trainer
         with ExitStack() as things:
-            seed_all(self.config.trainer.seed)
-            run, store = self.kind.open(self.config, self.folder, things), self.folder.store
-            checkpoint = store.newest() if store.wrote else resume_point(self.config.trainer, store)
+            seed_all(trainer.seed)
+            run, store = self.kind.open(config, self.folder, things), self.folder.store
+            checkpoint = store.newest() if store.wrote else resume_point(trainer, store)
             loggers = run.restore(checkpoint) if checkpoint else None
             after = checkpoint.step if checkpoint else None
-            self.tracker = things.enter_context(Tracker(self.config, run.total_steps, after, loggers))
-            record_launch(self.config, self.kind.command, self.origins, run.devices(), run.step_no)
+            self.tracker = things.enter_context(Tracker(trainer, asdict(config), run.total_steps, after, loggers))
+            record_launch(store.root, flat(config), self.kind.command, self.origins, run.devices(), run.step_no)
             if run.step_no >= run.total_steps:  # opened to evaluate or generate
-                record_end(Path(self.config.trainer.default_local_dir), run.step_no)
+                record_end(store.root, run.step_no)
             self.things = things.pop_all()
         self.run, self.begun = run, False
         return run

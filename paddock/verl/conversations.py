@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
@@ -39,7 +40,7 @@ class VerlConversations:
         kind, own = self.listed.get(name) or (LOOPS.get(name), {})
         if kind is None:
             return None
-        arguments = {**loop_arguments(self.config, tools()), **own}
+        arguments = {**loop_arguments(asdict(self.config), self.rollout.multi_turn, tools()), **own}
         play = {"loop": kind, "arguments": arguments, "conversation": LoopConversation}
         return LoopFactory(name, no_environment, (), None, inline=True, **play)
 

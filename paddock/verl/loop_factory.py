@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from paddock.config.conversations import with_verl_limits
-from paddock.config.schema import Config
+from paddock.config.roles import MultiTurnConfig
 from paddock.environments.catalogue import Factory
 from paddock.environments.tools import Tool
 from paddock.errors import UserError
@@ -44,10 +44,9 @@ class Holder:
         return getattr(self.config, name)
 
 
-def loop_arguments(config: Config, tools: Sequence[Tool]) -> dict[str, Any]:
+def loop_arguments(settings: dict[str, Any], limits: MultiTurnConfig, tools: Sequence[Tool]) -> dict[str, Any]:
     """Returns what constructors of agent loops are given beside the episode's own; each takes what it names."""
-    tree = OmegaConf.create(asdict(config))
-    limits = config.actor_rollout_ref.rollout.multi_turn
+    tree = OmegaConf.create(settings)
     tree.actor_rollout_ref.rollout.multi_turn = asdict(with_verl_limits(limits))
     tree.data.apply_chat_template_kwargs.pop("tools", None)
     data = Holder(tree.data)

@@ -443,7 +443,7 @@ def test_errors_that_are_not_the_disks_are_not_blamed_on_it(tmp_path):
 
 
 def test_resume_mode_auto_takes_the_newest_and_disable_none(tmp_path):
-    store = checkpoint_store(config(f"trainer.default_local_dir={tmp_path}"))
+    store = checkpoint_store(config(f"trainer.default_local_dir={tmp_path}").trainer)
     assert resume_point(config().trainer, store) is None
     save(store, 3)
     (tmp_path / ".global_step_4.writing").mkdir()
@@ -473,10 +473,12 @@ def test_resume_path_takes_the_named_checkpoint_or_says_what_is_wrong(tmp_path):
 
 def test_the_larger_limit_counts(caplog):
     limits = ["trainer.max_actor_ckpt_to_keep=2", "trainer.max_critic_ckpt_to_keep=3"]
-    assert checkpoint_store(config(*limits)).keep == 3
-    assert checkpoint_store(config(limits[0])).keep == 2
-    assert checkpoint_store(config()).keep is None
-    assert checkpoint_store(config(limits[1])).keep is None, "it would delete the actor's, too, of which all are kept"
+    assert checkpoint_store(config(*limits).trainer).keep == 3
+    assert checkpoint_store(config(limits[0]).trainer).keep == 2
+    assert checkpoint_store(config().trainer).keep is None
+    assert checkpoint_store(config(limits[1]).trainer).keep is None, (
+        "it would delete the actor's, too, of which all are kept"
+    )
     assert "max_critic_ckpt_to_keep=3 has no effect" in caplog.text
 
 

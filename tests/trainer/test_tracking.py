@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 import types
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +45,10 @@ def config(folder: Path, *loggers: str, **trainer) -> Config:
     return load([f"trainer.default_local_dir={folder}", f"trainer.logger=[{names}]", *keys]).config
 
 
+def tracker_of(config: Config, total_steps: int, resumed: int | None = None, state: Any = None) -> Tracker:
+    return Tracker(config.trainer, asdict(config), total_steps, resumed, state)
+
+
 def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -55,7 +61,7 @@ def sample(answer: str = "4", group: int = 0) -> Sample:
 
 
 def test_every_step_is_one_line_whatever_loggers_are_named(tmp_path):
-    with Tracker(config(tmp_path, "file"), total_steps=2) as tracker:
+    with tracker_of(config(tmp_path, "file"), total_steps=2) as tracker:
         tracker.log(1, {"a": 0.5, "b": np.float32(2)})
         assert lines(tmp_path / "metrics.jsonl") == [{"step": 1, "a": 0.5, "b": 2.0}]  # readable while the run goes on
         tracker.log(2, {"a": math.nan})
@@ -220,11 +226,11 @@ def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
 
 def test_tensorboard_has_every_step_once_also_after_a_resume(tmp_path):
     pytest.importorskip("tensorboard")
-    with Tracker(config(tmp_path, "tensorboard", log_val_generations=1), total_steps=4) as tracker:
+    with tracker_of(config(tmp_path, "tensorboard", log_val_generations=1), total_steps=4) as tracker:
         for step in (1, 2, 3):
             tracker.log(step, {"a/b": float(step)})
         tracker.generations(3, [sample()])
-    with Tracker(config(tmp_path, "tensorboard"), total_steps=4, resumed=2) as tracker:
+    with tracker_of(config(tmp_path, "tensorboard"), total_steps=4, resumed=2) as tracker:
         for step in (3, 4):
             tracker.log(step, {"a/b": 10.0 * step})
     assert scalars(tmp_path / "tensorboard", "a/b") == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0)]
@@ -308,7 +314,7 @@ def test_a_resumed_run_continues_the_same_run_of_its_logger(tmp_path, monkeypatc
     book = Recorder()
     monkeypatch.setitem(sys.modules, name, FAKES[name](book))
     settings = config(tmp_path, name, log_val_generations=1, project_name="p", experiment_name="e")
-    with Tracker(settings, total_steps=4) as tracker:
+    with tracker_of(settings, total_steps=4) as tracker:
         tracker.log(1, {"val-core/x/acc/mean@8": 0.5})
         tracker.generations(1, [sample()])
         state = json.loads(json.dumps(tracker.state_dict()))
@@ -317,14 +323,14 @@ def test_a_resumed_run_continues_the_same_run_of_its_logger(tmp_path, monkeypatc
     assert book.calls[-1] == ("finish",)
 
     book.calls.clear()
-    with Tracker(settings, total_steps=4, resumed=1, state=state) as tracker:
+    with tracker_of(settings, total_steps=4, resumed=1, state=state) as tracker:
         assert tracker.state_dict() == state
     assert any(state[name] in call for call in book.calls)
 
 
 def test_two_new_runs_do_not_share_an_id(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", fake_wandb(Recorder()))
-    ids = {Tracker(config(tmp_path, "wandb"), total_steps=1).state_dict()["wandb"] for _ in range(2)}
+    ids = {tracker_of(config(tmp_path, "wandb"), total_steps=1).state_dict()["wandb"] for _ in range(2)}
     assert len(ids) == 2
 
 
@@ -332,7 +338,7 @@ def test_two_new_runs_do_not_share_an_id(tmp_path, monkeypatch):
 def test_a_logger_that_is_not_installed_is_a_user_error_with_the_command(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)  # the import system's own way to say: not there
     with pytest.raises(UserError, match=f"needs {name}") as error:
-        Tracker(config(tmp_path, name), total_steps=1)
+        tracker_of(config(tmp_path, name), total_steps=1)
     assert error.value.key == "trainer.logger" and f'pip install "paddock-rl[{name}]"' in error.value.fix
 
 
@@ -343,7 +349,7 @@ def test_a_logger_that_does_not_start_is_a_user_error(tmp_path, monkeypatch):
     closed = []
     monkeypatch.setattr(ConsoleLog, "close", lambda self: closed.append(self))
     with pytest.raises(UserError, match="api_key not configured"):
-        Tracker(config(tmp_path, "console", "wandb"), total_steps=1)
+        tracker_of(config(tmp_path, "console", "wandb"), total_steps=1)
     assert len(closed) == 1
 
 
@@ -360,7 +366,7 @@ def test_a_logger_that_fails_later_is_reported_once_and_the_run_goes_on(tmp_path
         generations = close = lambda *_: None
 
     monkeypatch.setattr("paddock.runs.tracking.adapters.WandB", Broken)
-    with Tracker(config(tmp_path, "wandb"), total_steps=2) as tracker:
+    with tracker_of(config(tmp_path, "wandb"), total_steps=2) as tracker:
         tracker.log(1, {"a": 1.0})
         tracker.log(2, {"a": 2.0})
     assert caplog.text.count("no answer from the server") == 1
@@ -370,7 +376,7 @@ def test_a_logger_that_fails_later_is_reported_once_and_the_run_goes_on(tmp_path
 def test_the_shown_generations_are_spread_over_the_samples(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(ConsoleLog, "generations", lambda self, step, samples: seen.extend(s.answer for s in samples))
-    with Tracker(config(tmp_path, "console", log_val_generations=3), total_steps=1) as tracker:
+    with tracker_of(config(tmp_path, "console", log_val_generations=3), total_steps=1) as tracker:
         tracker.generations(1, [sample(str(i)) for i in range(9)])
     assert seen == ["0", "3", "6"]
 
@@ -462,7 +468,7 @@ def test_two_steps_of_each_doubling_are_worth_keeping():
 
 
 def test_samples_of_early_and_late_steps_are_kept_and_their_number_grows_like_the_logarithm(tmp_path):
-    with Tracker(config(tmp_path, "file", test_freq=10), total_steps=1000) as tracker:
+    with tracker_of(config(tmp_path, "file", test_freq=10), total_steps=1000) as tracker:
         for step in range(0, 1001, 10):
             tracker.generations(step, answers(60))
     kept = lines(tmp_path / "samples.jsonl")
@@ -490,7 +496,7 @@ def test_samples_beyond_the_checkpoint_are_dropped_and_a_repeated_validation_lea
 
 
 def test_a_run_without_samples_leaves_no_file_of_them(tmp_path):
-    with Tracker(config(tmp_path, "file"), total_steps=2) as tracker:
+    with tracker_of(config(tmp_path, "file"), total_steps=2) as tracker:
         tracker.log(1, {"a": 1.0})
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 

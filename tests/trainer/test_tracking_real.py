@@ -61,6 +61,8 @@ class Found:
 
 def write(package: str, folder: str, state: str, resumed: str) -> dict[str, Any]:
     """Logs FIRST, or SECOND after the checkpoint of step `resumed`; what the run would keep in a checkpoint."""
+    from dataclasses import asdict
+
     from paddock.loading.load import load
     from paddock.runs.samples import Sample
     from paddock.runs.tracking import Tracker
@@ -70,7 +72,7 @@ def write(package: str, folder: str, state: str, resumed: str) -> dict[str, Any]
     config = load([*keys, "trainer.experiment_name=sums", "trainer.log_val_generations=2"]).config
     samples = [Sample(prompt, answer, score, 1, 0, ground_truth="4") for prompt, answer, score in ANSWERS]
     step = int(resumed) if resumed else None
-    with Tracker(config, total_steps=4, resumed=step, state=json.loads(state)) as tracker:
+    with Tracker(config.trainer, asdict(config), total_steps=4, resumed=step, state=json.loads(state)) as tracker:
         for number, metrics in (FIRST if step is None else SECOND).items():
             tracker.log(number, metrics)
             if ACCURACY in metrics:

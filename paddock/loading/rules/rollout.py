@@ -90,7 +90,7 @@ def served_log_probs_are_those_of_the_temperature(config: Config) -> Iterator[Br
 @rule(Scope.TRAINING)
 def conversations_have_what_they_need(config: Config) -> Iterator[Breach]:
     """Refuses what cannot serve several turns of the policy, where the config asks for them."""
-    if not converses(config):
+    if not converses(config.actor_rollout_ref.rollout, config.environment):
         return
     rollout, estimator = config.actor_rollout_ref.rollout, "algorithm.adv_estimator"
     if "one_turn" in estimator_needs(config):
@@ -105,7 +105,7 @@ def conversations_have_what_they_need(config: Config) -> Iterator[Breach]:
         reason = "conversations are driven in the process of their engine, and this one has several"
         yield key, reason, f"{key}=1: each device then has an engine of its own"
     named = {
-        "environment": environments_named(config).values(),
+        "environment": environments_named(config.environment).values(),
         f"{_RO}.multi_turn.function_tool_path": paths_of(rollout.multi_turn.function_tool_path),
     }
     for key, paths in named.items() if not in_one_process(config) else ():

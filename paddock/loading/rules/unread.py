@@ -24,11 +24,11 @@ _M = "actor_rollout_ref.model"
 _RO = "actor_rollout_ref.rollout"
 _D = "distillation.distillation_loss"
 
-COPIES_ONLY = (
-    *("gpu_memory_utilization", "pipeline_model_parallel_size", "data_parallel_size", "expert_parallel_size"),
-    *("enable_chunked_prefill", "enable_prefix_caching", "cudagraph_capture_sizes", "load_format", "logprobs_mode"),
-    *("scheduling_policy", "disable_log_stats", "multi_stage_wake_up", "checkpoint_engine.", "engine_kwargs."),
-)
+COPIES_ONLY = tuple(f"{_RO}.{name}" for name in (
+    "gpu_memory_utilization", "pipeline_model_parallel_size", "data_parallel_size", "expert_parallel_size",
+    "enable_chunked_prefill", "enable_prefix_caching", "cudagraph_capture_sizes", "load_format", "logprobs_mode",
+    "scheduling_policy", "disable_log_stats", "multi_stage_wake_up", "checkpoint_engine.", "engine_kwargs.",
+))  # fmt: skip
 """Keys of the rollout, or sections, that only an engine with a copy of the weights reads."""
 SWITCHED = {"algorithm.kl_ctrl.kl_coef": "algorithm.use_kl_in_reward", f"{_A}.kl_loss_coef": f"{_A}.use_kl_loss"}
 """Weights of terms, and the switch without which a term is not there."""
@@ -67,6 +67,7 @@ def small_models_learn_slowly(config: Config, origins: dict[str, str]) -> Iterat
 def without_effect(config: Config, origins: dict[str, str]) -> Iterator[str]:
     """Yields a warning for each key that the user set and that this run does not read."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    talks = converses(rollout, config.environment)
     other = ".fsdp_config." if actor.strategy == "megatron" else ".megatron."
     for key in (key for key, origin in origins.items() if set_by_user(origin)):
         if other in key:
@@ -83,11 +84,9 @@ def without_effect(config: Config, origins: dict[str, str]) -> Iterator[str]:
             yield f"{key} has no effect: no judge writes; a classifier runs without an engine of its own"
         elif key == f"{_RO}.tensor_model_parallel_size" and engine_size(config) < (tree.get(config, key) or 1):
             yield f"{key}={tree.get(config, key)} has no effect: {_RO}.name={rollout.name} runs on one device"
-        elif not engine_kind(rollout.name).copies_weights and key.startswith(
-            tuple(f"{_RO}.{name}" for name in COPIES_ONLY)
-        ):
+        elif key.startswith(COPIES_ONLY) and not engine_kind(rollout.name).copies_weights:
             yield f"{key} has no effect: {_RO}.name={rollout.name} runs the actor's own weights"
-        elif not converses(config) and (key.startswith(f"{_RO}.multi_turn.") or key == f"{_RO}.deterministic"):
+        elif key.startswith((f"{_RO}.multi_turn.", f"{_RO}.deterministic")) and not talks:
             yield f"{key} has no effect on rows without agent_name: set environment, or {_RO}.multi_turn.enable=True"
         elif key == f"{_RO}.multi_turn.function_tool_path" and config.environment:
             yield f"{key} has no effect on rows without agent_name: an environment has its own tools"

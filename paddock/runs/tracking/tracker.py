@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from paddock.config.loggers import LOGGERS
-from paddock.config.schema import Config
+from paddock.config.schema import TrainerConfig
 from paddock.config.secrets import masked
 from paddock.core.batch import Batch
 from paddock.errors import UserError
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Tracker:
-    """``with Tracker(config, total_steps) as tracker: tracker.log(step, metrics)``.
+    """``with Tracker(config.trainer, settings, total_steps) as tracker: tracker.log(step, metrics)``.
 
     A run that goes on from a checkpoint passes its step as `resumed` and what `state_dict` gave for it as `state`.
     A logger that fails later on is reported once and does not stop the run: the file has everything.
@@ -33,12 +33,12 @@ class Tracker:
 
     def __init__(
         self,
-        config: Config,
+        trainer: TrainerConfig,
+        settings: Mapping[str, Any],
         total_steps: int,
         resumed: int | None = None,
         state: Mapping[str, Any] | None = None,
     ):
-        trainer = config.trainer
         self.shown, self.every, self.total_steps = trainer.log_val_generations, trainer.test_freq, total_steps
         self.failed: set[str] = set()
         self.loggers: dict[str, Logger] = {}
@@ -46,7 +46,7 @@ class Tracker:
             project=trainer.project_name,
             name=trainer.experiment_name,
             folder=Path(trainer.default_local_dir),
-            settings=masked(dataclasses.asdict(config)),
+            settings=masked(settings),
             total_steps=total_steps,
             resumed=resumed,
         )
