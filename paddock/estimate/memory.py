@@ -31,9 +31,9 @@ from functools import cached_property
 from paddock.config.phases import PHASES
 from paddock.config.rollout_engines import engine_kind
 from paddock.estimate.splits import Fsdp, Megatron, States, share
+from paddock.facts.machine import GIB
 from paddock.facts.models import ModelShape
 
-GIB = 1024**3
 LOGITS_CHUNK = 1024
 LOGIT_BYTES_UPDATE = 16
 LOGIT_BYTES_FORWARD = 8
@@ -50,8 +50,6 @@ class Hardware:
     gpus: int
     gpus_per_node: int
     memory_bytes: int
-    host_bytes: int | None = None
-    """RAM of a node, where known."""
 
     @property
     def margin(self) -> int:
@@ -203,12 +201,8 @@ class MemoryPlan:
         return tuple(starved + full)
 
     @property
-    def host_fits(self) -> bool:
-        return self.hardware.host_bytes is None or self.host_bytes <= self.hardware.host_bytes
-
-    @property
     def fits(self) -> bool:
-        return not self.overfull and self.host_fits
+        return not self.overfull
 
 
 def estimate(job: StepLoad) -> MemoryPlan:

@@ -13,7 +13,7 @@ from paddock.config.topology import ROLES
 from paddock.estimate.memory import GIB, TRAINED, MemoryPlan, StepLoad, estimate
 from paddock.estimate.splits import Fsdp, Megatron
 
-ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 N_KEY = f"{ROLLOUT}.n"
 LR_KEY = f"{ACTOR}.optim.lr"
 KL_KEY = "algorithm.kl_ctrl.kl_coef"
@@ -218,7 +218,7 @@ def memory(facts: Facts) -> Iterator[Advice]:
     steps = list(changes(facts.job, needed_steps(facts.job, facts.cut_by_rows)))
     smallest = steps[-1].job if steps else facts.job
     plan = estimate(smallest)
-    adapters = [] if plan.fits or not plan.host_fits else adapters_that_fit(facts.job, facts.cut_by_rows)
+    adapters = [] if plan.fits else adapters_that_fit(facts.job, facts.cut_by_rows)
     job = facts.job
     for change in adapters or steps:
         yield Advice(change.key, f"{change.what}: {effect(estimate(job), estimate(change.job))}", change.overrides)
@@ -383,10 +383,6 @@ def tensor_parallel(job: StepLoad) -> Change | None:
 def last_resorts(job: StepLoad) -> Iterator[Advice]:
     """Yields advice for a run that none of the settings makes fit."""
     plan = estimate(job)
-    if not plan.host_fits:
-        message = f"the states offloaded by a node's GPUs take {plan.host_bytes / GIB:.0f} GiB, more than its host has"
-        yield Advice("trainer.nnodes", message, "more nodes, or less offload")
-        return
     nodes = nodes_that_fit(job)
     if nodes is not None:
         message = f"all parameters can be trained on {nodes} nodes of {job.hardware.gpus_per_node} such GPUs"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paddock.commands.preflight import refusals
@@ -61,6 +61,18 @@ def make(loaded: Loaded, gpu: str | None = None, assumed_rows: int | None = None
     time = seconds(config, work, gpu) if work else None
     advice = _advice(config, batch, work, merged_job(loaded, gpu))
     return Plan(loaded, train_files, val_files, batch, memory, time, advice)
+
+
+def make_supervised(loaded: Loaded, strict: bool = True) -> Plan:
+    """Returns the plan of supervised training: the update of one model, without rollouts and the roles beside it."""
+    loaded.warnings[:0] = refusals(loaded.config, Scope.ALONE)
+    plan, update = make(loaded, strict=strict), "update_actor"
+    memory, time = plan.memory, plan.time
+    if memory:  # no engine writes beside it
+        beside = ("rollout_weights", "kv_cache")
+        parts = {name: size for name, size in memory.phases[update].items() if name not in beside}
+        memory = replace(memory, phases={update: parts}, kv_sequences=1)
+    return replace(plan, memory=memory, time=time and Duration({update: time.phases[update]}), advice=[])
 
 
 def _advice(config: Config, batch: BatchPlan, work: StepLoad | None, merged: StepLoad | None) -> list[Advice]:

@@ -18,11 +18,11 @@ from paddock.config.schema import DataConfig, row_tokens
 from paddock.config.secrets import masked
 from paddock.config.topology import pools
 from paddock.estimate.memory import MemoryPlan
+from paddock.facts.machine import GIB
 from paddock.loading.overrides import LINE, PROGRAM
 from paddock.plan.arithmetic import BatchPlan, roles
 from paddock.plan.plan import Plan, algorithm
 
-GIB = 1024**3
 BAR = 24  # characters of a full memory bar
 MIN_WIDTH = 120  # long keys stay on one line, also in a file
 
@@ -197,11 +197,7 @@ def _phases(plan: Plan, console: Console) -> None:
         return
     size = memory.hardware.memory_bytes / GIB
     unit = "this process, RAM" if memory.hardware.gpus == 0 else "each GPU"
-    verdict = (
-        "[green]fits[/green]"
-        if memory.fits
-        else f"[red]does not fit[/red] ({', '.join(memory.overfull) or 'host memory'})"
-    )
+    verdict = "[green]fits[/green]" if memory.fits else f"[red]does not fit[/red] ({', '.join(memory.overfull)})"
     _title(console, f"Memory of {unit}, {size:.0f} GiB, if every row has full length: {verdict}")
     table = Table(box=None, padding=(0, 2, 0, 2))
     table.add_column("phase")

@@ -52,7 +52,7 @@ def supervise(surface: str, arguments: list[str]) -> int:
         leave_torchrun()
         return main_sft.train(loaded)
     from paddock.commands.keys_of import SFT
-    from paddock.plan.supervised import make_supervised
+    from paddock.plan.plan import make_supervised
     from paddock.plan.tables import render_supervised
 
     shown = replace(loaded, origins={key: origin for key, origin in loaded.origins.items() if SFT.is_read(key)})
