@@ -17,13 +17,13 @@ MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 25
 FILES_WITH_THE_WHOLE_CONFIG = 54
 PLACES_OF_ERRORS = 404
-WORDS = {"found": 1323, "told": 116, "one": 1691, "said": 254}
+WORDS = {"found": 1321, "told": 116, "one": 1691, "said": 254}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
     "__main__.py": 7,
     "algorithms": 1591,
-    "cli.py": 112,
+    "cli.py": 77,
     "commands": 1486,
     "config": 2322,
     "core": 1867,
@@ -35,7 +35,7 @@ LINES = {
     "estimate": 1061,
     "facts": 1435,
     "grading": 2270,
-    "help": 797,
+    "help": 802,
     "kernels": 1875,
     "library": 929,
     "loading": 2450,

@@ -16,8 +16,8 @@ from typing import Any
 
 from paddock.config import tree
 from paddock.data.prepare import NAMES
+from paddock.help.completion import KNOWN
 from paddock.help.entry import COMMANDS, KeyEntry, entries
-from paddock.help.known import FILE
 from paddock.models.get import CATALOGUE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,7 +118,7 @@ def main() -> int:
 def files() -> dict[Path, str]:
     """Everything that is generated, by its file."""
     return {
-        FILE: known(),
+        KNOWN: known(),
         ENGLISH.file: page(ENGLISH, {}),
         CHINESE.file: page(CHINESE, translations()),
     }

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 from paddock.errors import UserError
-from paddock.help.known import known
 from paddock.help.pages import PAGES
+
+KNOWN = Path(__file__).with_name("known.json")
+"""What `make keys-reference` generates about keys, for completion without the schema."""
 
 ASK = "--words"
 """`paddock completion --words WORD ... CURRENT` prints the words that may stand for CURRENT, one a line."""
@@ -20,9 +25,7 @@ FOLDERS = ("export", "report", "generate", "eval", "template")
 
 def run(arguments: list[str]) -> int:
     if arguments[:1] == [ASK]:
-        from paddock.cli import COMMANDS
-
-        print("\n".join(words(arguments[1:], [*COMMANDS])))
+        print("\n".join(words(arguments[1:])))
         return 0
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         given = " ".join(arguments) or None
@@ -31,11 +34,18 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def words(line: list[str], commands: list[str]) -> list[str]:
+@cache
+def known() -> dict[str, Any]:
+    """Returns by `keys` the values of each, and whether it is a path; by `commands` the patterns of keys that each
+    reads, and its short names; by `arguments` the words of other commands."""
+    return cast(dict[str, Any], json.loads(KNOWN.read_text(encoding="utf-8")))
+
+
+def words(line: list[str]) -> list[str]:
     """Returns what may stand for the last word of a line `paddock ...`. A word that ends in = . or / may go on."""
     *before, current = line or [""]
     if not before:
-        return starting([*commands, "--help", "--version"], current)
+        return starting([*PAGES, "--help", "--version"], current)
     command = before[0]
     if command == "rm" and len(before) == 1:
         return starting(["train", "--help"], current)

@@ -6,7 +6,7 @@ import shutil
 import textwrap
 
 from paddock.help import entry as keys
-from paddock.help.known import known
+from paddock.help.completion import known
 from paddock.help.pages import PAGES, Page
 
 ALL = "--all"

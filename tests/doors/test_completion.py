@@ -41,7 +41,7 @@ def place(tmp_path, monkeypatch):
 
 
 def offered(line: str) -> list[str]:
-    return words(line.split(" ")[1:], [*COMMANDS])
+    return words(line.split(" ")[1:])
 
 
 def test_the_first_word_is_a_command():

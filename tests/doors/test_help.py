@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT
 
 import paddock
-from paddock.cli import COMMANDS, OWN_HELP, USAGE, main
+from paddock.cli import COMMANDS, main, usage
 from paddock.commands.run_model import with_run
 from paddock.config import tree
 from paddock.help.entry import COMMANDS as TAKING_KEYS
@@ -51,8 +51,8 @@ def test_python_m_paddock_is_the_command():
 
 
 def test_the_first_help_stays_short_and_names_every_command():
-    assert len(USAGE.splitlines()) < 40
-    assert all(f"\n  paddock {name} " in USAGE for name in COMMANDS)
+    assert len(usage().splitlines()) < 40
+    assert all(f"\n  paddock {name} " in usage() for name in COMMANDS)
 
 
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if page.keys])
@@ -85,7 +85,7 @@ def test_help_of_a_script_or_of_one_data_set_is_left_to_them(capsys):
     assert "paddock run nowhere.sh: no such" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", [name for name in OWN_HELP if name != "data"])
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if page.parses and name != "data"])
 def test_flags_that_completion_offers_are_those_of_the_parser(name, capsys):
     flags = set(
         re.findall(r"(?<![\w-])--[a-z-]+", shown(capsys, name, *(["get"] if name == "models" else []), "--help"))
