@@ -17,7 +17,7 @@ MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 25
 FILES_WITH_THE_WHOLE_CONFIG = 54
 PLACES_OF_ERRORS = 404
-WORDS = {"found": 1321, "told": 116, "one": 1691, "said": 254}
+WORDS = {"found": 1315, "told": 116, "one": 1688, "said": 254}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -27,10 +27,10 @@ LINES = {
     "commands": 1486,
     "config": 2322,
     "core": 1867,
-    "data": 4868,
+    "data": 4799,
     "doctor": 371,
     "engines": 7060,
-    "environments": 3349,
+    "environments": 3328,
     "errors.py": 50,
     "estimate": 1061,
     "facts": 1435,

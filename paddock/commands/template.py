@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
         proof.notes.append(untrained_marks(tokenizer.convert_ids_to_tokens(unknown)))
     print(table([*proof.rows, *(("note", note) for note in proof.notes)]))
     for problem in proof.problems:
-        print(f"refused: {problem.error()}")
+        print(f"refused: {problem}")
     if not proof.problems:
         print("A run of several turns can use this template: tokens that were drawn are never written anew.")
     return EXIT_CODE if proof.problems else 0

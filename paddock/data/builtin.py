@@ -35,12 +35,8 @@ def builtin_rows(name: str) -> list[Row]:
     return build()
 
 
-def train() -> list[Row]:
-    return [_row(a, b, "train", index) for index, (a, b) in enumerate(_seen())]
-
-
-def test() -> list[Row]:
-    return [_row(a, b, "test", index) for index, (a, b) in enumerate(_held_out())]
+def sums(split: str) -> list[Row]:
+    return [_row(a, b, split, index) for index, (a, b) in enumerate(_numbers(split))]
 
 
 def warmup() -> list[Row]:
@@ -49,23 +45,18 @@ def warmup() -> list[Row]:
     return [_row(a, b, "warmup", index) | {"answer": reversed_sum(a, b)} for index, (a, b) in enumerate(pairs)]
 
 
-def pairs() -> list[Row]:
-    """Training pairs with a right and some wrong answers each, for a reward model."""
-    return [row for index, (a, b) in enumerate(_seen()) for row in _preferences(a, b, "pairs", index)]
-
-
-def pairs_test() -> list[Row]:
-    """Returns preference pairs of the sums that training never sees."""
-    return [row for index, (a, b) in enumerate(_held_out()) for row in _preferences(a, b, "pairs_test", index)]
+def pairs(split: str) -> list[Row]:
+    """Returns a right and some wrong answers to each sum, for a reward model; `pairs_test` has sums that training never
+    sees."""
+    return [
+        _row(a, b, split, index) | {"chosen": reversed_sum(a, b), "rejected": wrong}
+        for index, (a, b) in enumerate(_numbers(split))
+        for wrong in _wrong_answers(reversed_sum(a, b), a, b)
+    ]
 
 
 def reversed_sum(a: int, b: int) -> str:
     return str(a + b)[::-1]
-
-
-def _preferences(a: int, b: int, split: str, index: int) -> list[Row]:
-    right = reversed_sum(a, b)
-    return [_row(a, b, split, index) | {"chosen": right, "rejected": wrong} for wrong in _wrong_answers(right, a, b)]
 
 
 def _wrong_answers(right: str, a: int, b: int) -> list[str]:
@@ -85,8 +76,10 @@ def _changed(right: str, place: int, draw: int) -> str:
     return right[:place] + str((int(right[place]) + 1 + draw % 9) % 10) + right[place + 1 :]
 
 
-def _held_out() -> list[tuple[int, int]]:
-    """Returns each tested pair once, in one of its two orders."""
+def _numbers(split: str) -> list[tuple[int, int]]:
+    """Returns the pairs of a split. Each tested pair is there once, in one of its two orders."""
+    if not split.endswith("test"):
+        return _seen()
     return [(a, b) if _rank("order", a, b)[0] % 2 else (b, a) for a, b in _pairs()[:TEST_PAIRS]]
 
 
@@ -120,13 +113,11 @@ def _row(a: int, b: int, split: str, index: int) -> Row:
 
 def products(split: str) -> list[Row]:
     """Returns questions for products of two numbers; those of `test` are asked nowhere else."""
-    numbers = _seen() if split == "train" else _held_out()
-    return [product(a, b, split, index) for index, (a, b) in enumerate(numbers)]
-
-
-def product(a: int, b: int, split: str, index: int) -> Row:
-    truth = {"style": "rule", "ground_truth": str(a * b)}
-    return _row(a, b, split, index) | {"data_source": PRODUCTS, "prompt": f"{a}*{b}=", "reward_model": truth}
+    rows = []
+    for row, (a, b) in zip(sums(split), _numbers(split), strict=True):
+        truth = {"style": "rule", "ground_truth": str(a * b)}
+        rows.append(row | {"data_source": PRODUCTS, "prompt": f"{a}*{b}=", "reward_model": truth})
+    return rows
 
 
 def product_turns() -> list[Row]:
@@ -162,7 +153,9 @@ def episodes(split: str) -> list[Row]:
 
 
 SPLITS: dict[str, Callable[[], list[Row]]] = {
-    **{f"{BUILTIN}addition/{split.__name__}": split for split in (train, test, warmup, pairs, pairs_test)},
+    **{f"{BUILTIN}addition/{split}": partial(sums, split) for split in ("train", "test")},
+    f"{BUILTIN}addition/warmup": warmup,
+    **{f"{BUILTIN}addition/{split}": partial(pairs, split) for split in ("pairs", "pairs_test")},
     **{f"{BUILTIN}products/{split}": partial(products, split) for split in ("train", "test")},
     f"{BUILTIN}products/turns": product_turns,
     **{f"{BUILTIN}episodes/{split}": partial(episodes, split) for split in ("train", "test")},

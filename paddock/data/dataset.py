@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,9 @@ class PromptDataset:
             """The data sources and styles of rows, and for each row the number of its own."""
             self.scored_by = styles({style for _, style in self.scorers})
             self._content = b"".join(table.digest() for table in self.tables)
-            self.kept = self._choose(most, shuffle)
+            count = most if 0 < most < self.total else self.total
+            chosen = permutation(self.total, config.seed or 0, 0)[:count] if shuffle and count < self.total else None
+            self.kept = np.arange(count) if chosen is None else np.sort(chosen.numpy())
             self.left_out = 0
             if config.filter_overlong_prompts:
                 self._leave_out_overlong()
@@ -160,7 +162,7 @@ class PromptDataset:
 
     def first_of_each(self, column: str) -> list[PromptRow]:
         """Returns the first row for each value of a column."""
-        values = [value for table in self.tables for value in _values(table, column)]
+        values = [record[column] for table in self.tables for record in table.records([column])]
         first: dict[Any, int] = {}
         for index in self.kept.tolist():
             first.setdefault(str(values[index]), index)
@@ -230,11 +232,6 @@ class PromptDataset:
         if 2 * again > len(seen):
             log.warning("%s: %d of the first %d rows are equal to an earlier one", self.key, again, len(seen))
 
-    def _choose(self, most: int, shuffle: bool) -> np.ndarray:
-        if not 0 < most < self.total:
-            return np.arange(self.total)
-        return np.sort(permutation(self.total, self.config.seed or 0, 0)[:most].numpy()) if shuffle else np.arange(most)
-
     def _leave_out_overlong(self) -> None:
         longest, column = self.config.max_prompt_length, self.config.prompt_key
 
@@ -294,13 +291,6 @@ class PromptDataset:
         """An image is never cut: its features would find no tokens."""
         how = self.config.truncation if images is None else "error"
         return truncated(tokens, self.config.max_prompt_length, how, location)
-
-
-def _values(table: Table, column: str) -> Iterator[Any]:
-    """Yields the values of a column, None where a table has none."""
-    if column not in table.columns:
-        return itertools.repeat(None, table.count)
-    return (record.get(column) for record in table.records([column]))
 
 
 def scorers_of(table: Table, source: str) -> Arrays:

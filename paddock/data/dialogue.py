@@ -170,13 +170,9 @@ class Dialogue:
         return tail[tail.index(stand.end) :]
 
     def _stand(self, roles: tuple[str, ...], tools: bool) -> Stand:
-        found = self._stands.get((roles, tools))
-        if found is None:
-            found = self._stands[roles, tools] = self._found_stand(roles, tools)
-        return found
-
-    def _found_stand(self, roles: tuple[str, ...], tools: bool) -> Stand:
         """Returns the first form of the policy's turn behind which the template writes all that follows, in order."""
+        if (roles, tools) in self._stands:
+            return self._stands[roles, tools]
         messages = with_ids([{"role": role, "content": SAID.format(index)} for index, role in enumerate(roles)])
         if self.template is None:
             self._rendered(self.encoder, messages)  # says so
@@ -192,7 +188,8 @@ class Dialogue:
             if stands:
                 # A template that repeats the tools behind the last question must not: the prompt has them already.
                 first, last = (self._tail(stand, messages, known) for stand in (stands[0], stands[-1]))
-                return stands[0] if TOLD in last or first == last else stands[-1]
+                self._stands[roles, tools] = stands[0] if TOLD in last or first == last else stands[-1]
+                return self._stands[roles, tools]
         raise refusal(roles, reasons)
 
     def _checked(self, form: Stand, messages: Sequence[Message], tools: Tools | None) -> Stand:

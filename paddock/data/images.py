@@ -114,7 +114,9 @@ class ImagePrompts:
         asked = row.messages
         if self.images in row.record:
             asked = [message | {"content": with_entries(message.get("content"))} for message in asked]
-        wanted = sum(entry.get("type") == "image" for message in asked for entry in entries_of(message))
+        contents = [message["content"] for message in asked if isinstance(message.get("content"), list)]
+        entries = [entry for content in contents for entry in content if isinstance(entry, dict)]
+        wanted = sum(entry.get("type") == "image" for entry in entries)
         if wanted != images:
             raise bad_row(
                 row.location,
@@ -123,11 +125,6 @@ class ImagePrompts:
                 f"write {IMAGE} once for each image into {self.prompt!r}",
             )
         return asked
-
-
-def entries_of(message: dict[str, Any]) -> list[dict[str, Any]]:
-    content = message.get("content")
-    return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
 
 
 def with_entries(content: Any) -> Any:

@@ -33,8 +33,11 @@ def tables_of(
     if plugin.path is None:
         return [open_tables(path, key, wanted) for path in paths]
     found = class_at(plugin.path, plugin.name, ROWS, "name")
-    given = {"data_files": paths, "tokenizer": tokenizer, "processor": None, "config": config}
-    rows = made(found, {name: given[name] for name in taken(found, given)}, ROWS)
+    given: dict[str, Any] = {"data_files": paths, "tokenizer": tokenizer, "processor": None, "config": config}
+    parameters = inspect.signature(found).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        given = {parameter.name: given[parameter.name] for parameter in parameters if parameter.name in given}
+    rows = made(found, given, ROWS)
     for method in ("__len__", "__getitem__"):
         if not hasattr(rows, method):
             raise UserError(f"{found.__name__} has no {method}", key=f"{ROWS}.name", fix="a map-style torch Dataset")
@@ -110,15 +113,20 @@ class Order:
 
 
 @contextmanager
-def blaming(what: str, key: str, value: str) -> Iterator[None]:
+def blaming(what: str, key: str, value: str | None, fix: str = "mend the class") -> Iterator[None]:
     """Whatever the user's class raises is an error in the class."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        reason = f"{what} raised {type(error).__name__}: {error}"
-        raise UserError(reason, key=key, value=value, fix="mend the class") from error
+        raise UserError(f"{what} raised {type(error).__name__}: {error}", key=key, value=value, fix=fix) from error
+
+
+def made(found: type, arguments: dict[str, Any], section: str) -> Any:
+    fix = "mend the class; these are the arguments that it is given"
+    with blaming(f"{found.__name__}({', '.join(arguments)})", section, None, fix):
+        return found(**arguments)
 
 
 def class_at(path: str, name: str | None, section: str, last: str) -> type:
@@ -137,20 +145,3 @@ def class_at(path: str, name: str | None, section: str, last: str) -> type:
         fix = suggest(name or "", sorted(classes)) if classes else f"define one in {path}"
         raise UserError(f"is no class of {path}", key=key, value=name, fix=fix)
     return classes[name]
-
-
-def taken(found: type, given: dict[str, Any]) -> list[str]:
-    """The arguments, of those that could be given, that a class takes."""
-    parameters = inspect.signature(found).parameters.values()
-    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    return list(given) if everything else [parameter.name for parameter in parameters if parameter.name in given]
-
-
-def made(found: type, arguments: dict[str, Any], section: str) -> Any:
-    try:
-        return found(**arguments)
-    except UserError:
-        raise
-    except Exception as error:
-        reason = f"{found.__name__}({', '.join(arguments)}) raised {type(error).__name__}: {error}"
-        raise UserError(reason, key=section, fix="mend the class; these are the arguments that it is given") from error

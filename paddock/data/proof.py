@@ -38,26 +38,14 @@ class CallFormat(Protocol):
     def parse(self, text: str) -> tuple[Sequence[Any], Sequence[Any]]: ...
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Holds a reason to refuse a run of several turns, with the key that settles it."""
-
-    reason: str
-    key: str
-    fix: str
-
-    def error(self) -> UserError:
-        return UserError(self.reason, key=self.key, fix=self.fix)
-
-
 @dataclass
 class Proof:
     """Holds what was looked at in a chat template, and what was found."""
 
     rows: list[tuple[str, str]] = field(default_factory=list)
     """What was looked at, and what it is."""
-    problems: list[Problem] = field(default_factory=list)
-    """Reasons to refuse."""
+    problems: list[UserError] = field(default_factory=list)
+    """Reasons to refuse a run of several turns, each with the key that settles it."""
     notes: list[str] = field(default_factory=list)
     """What a user may want to know."""
     marks: list[int] = field(default_factory=list)
@@ -70,7 +58,7 @@ def require_proof(
     """Returns the proof for a run of several turns; a UserError has the first reason to refuse it."""
     proof = prove(dialogue, form, tools, prompt)
     if proof.problems:
-        raise proof.problems[0].error()
+        raise proof.problems[0]
     return proof
 
 
@@ -82,26 +70,24 @@ def prove(
     `form` reads tool calls. `tools` are those of the run: with them, what keeps tools from being used is a problem. A
     `prompt` that shows calls in the format may do so in another than the template's.
     """
-    if dialogue.template is None:
-        reason = "the tokenizer has no chat template, so no message can follow an answer"
-        return Proof(
-            problems=[Problem(reason, TEMPLATE_KEY, "use an instruct model, or set one; plain texts need none")]
-        )
-    try:
-        look = Look(dialogue, form, tools, prompt)
-    except UserError as error:
-        return Proof(problems=[Problem(error.reason, TEMPLATE_KEY, "set a template that writes a question")])
-    for part in (look.prefixes, look.ends, look.thinking, look.tools_shown, look.calls, look.equality):
-        part()
-    return look.proof
+    reason = "the tokenizer has no chat template, so no message can follow an answer"
+    fix = "use an instruct model, or set one; plain texts need none"
+    if dialogue.template is not None:
+        try:
+            look = Look(dialogue, form, tools, prompt)
+        except UserError as error:
+            reason, fix = error.reason, "set a template that writes a question"
+        else:
+            for part in (look.prefixes, look.ends, look.thinking, look.tools_shown, look.calls, look.equality):
+                part()
+            return look.proof
+    return Proof(problems=[UserError(reason, key=TEMPLATE_KEY, fix=fix)])
 
 
 class Look:
     """Looks at the parts of a template one after the other, and writes down what it finds."""
 
-    def __init__(
-        self, dialogue: Dialogue, form: CallFormat | None, tools: Tools | None, prompt: Sequence[Message]
-    ):  # fmt: skip
+    def __init__(self, dialogue: Dialogue, form: CallFormat | None, tools: Tools | None, prompt: Sequence[Message]):
         self.dialogue, self.form, self.tools, self.prompt, self.proof = dialogue, form, tools, prompt, Proof()
         self.base: Tools | None = None
         """Tools without which the template refuses everything."""
@@ -123,7 +109,7 @@ class Look:
             self.proof.notes.append(text)
 
     def refuse(self, reason: str, key: str, fix: str) -> None:
-        self.proof.problems.append(Problem(reason, key, fix))
+        self.proof.problems.append(UserError(reason, key=key, fix=fix))
 
     def hinder_tools(self, reason: str, key: str, fix: str) -> None:
         """Writes down what keeps tools from being used."""
@@ -151,7 +137,7 @@ class Look:
                 self.row(what, f"refused: {error.reason}")
                 continue
             pairs = [*pairwise(prompts), *pairwise(finished)]
-            changes = dict.fromkeys(changed(*pair) for pair in pairs if not begins(*map(self.tokens, pair)))
+            changes = dict.fromkeys(changed(*pair) for pair in pairs if not self.begins(*pair))
             self.row(what, f"rewritten: {'; '.join(changes)}" if changes else f"stable over {TURNS} turns")
             for change in changes:
                 self.note(f"rendered anew, {change}; {STAYS}")
@@ -299,6 +285,11 @@ class Look:
     def tokens(self, text: str) -> list[int]:
         return list(self.dialogue.tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    def begins(self, before: str, after: str) -> bool:
+        """True if the tokens of `after` begin with those of `before`."""
+        tokens = self.tokens(before)
+        return self.tokens(after)[: len(tokens)] == tokens
+
     def named(self, tokens: Sequence[int]) -> str:
         """Returns tokens as text and ids."""
         return f"{self.dialogue.text(tokens)!r} ({', '.join(map(str, tokens))})"
@@ -325,10 +316,6 @@ def common(one: Any, other: Any) -> Any:
     """Returns what two texts, or two lists of tokens, begin with."""
     same = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return one[:same]
-
-
-def begins(before: list[int], after: list[int]) -> bool:
-    return after[: len(before)] == before
 
 
 def changed(before: str, after: str) -> str:

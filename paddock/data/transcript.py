@@ -56,9 +56,9 @@ class Transcriber:
     def __init__(self, writer: PromptEncoder, reader: Any | None, stops: Collection[int], longest: int | None = None):
         """`reader` is the reward model's tokenizer; None: it reads the policy's tokens."""
         self.writer, self.stops, self.longest = writer, stops, longest
-        self.reader = None
-        if reader is not None and not read_alike(writer, reader):
-            self.reader = PromptEncoder(reader, {"add_generation_prompt": False})
+        template = writer.template_kwargs.get("chat_template", writer.tokenizer.chat_template)
+        alike = reader is None or (same_tokens(writer.tokenizer, reader) and reader.chat_template in (None, template))
+        self.reader = None if alike else PromptEncoder(reader, {"add_generation_prompt": False})
 
     @property
     def keeps_tokens(self) -> bool:
@@ -94,7 +94,11 @@ class Transcriber:
         turns: Sequence[list[Message]] | None,
     ) -> list[Transcript]:  # fmt: skip
         ended = [bool(answer) and answer[-1] in self.stops for answer in answers]
-        texts = self._texts([answer[:-1] if end else answer for answer, end in zip(answers, ended, strict=True)])
+        written = self.writer.tokenizer.batch_decode(
+            [answer[:-1] if end else answer for answer, end in zip(answers, ended, strict=True)],
+            skip_special_tokens=False, clean_up_tokenization_spaces=False,
+        )  # fmt: skip
+        texts = [text.replace(self.writer.tokenizer.eos_token, "") for text in written]  # a template writes its own
         said: Sequence[list[Message]] = turns or [[{"role": "assistant", "content": text}] for text in texts]
         conversations: list[Messages] = [
             asked if isinstance(asked, str) else with_answer(asked, own)
@@ -109,17 +113,6 @@ class Transcriber:
             for ids, answer, end, asked in zip(encoded, plain, last, messages, strict=True)
         ]
 
-    def _texts(self, answers: list[list[int]]) -> list[str]:
-        """Special tokens stay to be seen, but for the end of the text: a template writes its own."""
-        tokenizer = self.writer.tokenizer
-        texts = tokenizer.batch_decode(answers, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return [text.replace(tokenizer.eos_token, "") for text in texts]
-
-
-def read_alike(writer: PromptEncoder, reader: Any) -> bool:
-    """Equal texts get equal tokens, and the reader has no template of its own that writes conversations otherwise."""
-    return same_tokens(writer.tokenizer, reader) and reader.chat_template in (None, template_of(writer))
-
 
 def same_tokens(one: Any, other: Any) -> bool:
     """Equal texts get equal tokens, as far as that can be told."""
@@ -128,7 +121,3 @@ def same_tokens(one: Any, other: Any) -> bool:
     if not all(hasattr(tokenizer, "backend_tokenizer") for tokenizer in (one, other)):
         return False
     return bool(one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str())
-
-
-def template_of(encoder: PromptEncoder) -> str | None:
-    return encoder.template_kwargs.get("chat_template", encoder.tokenizer.chat_template)

@@ -24,8 +24,9 @@ def refused(environment: str, reason: str, fix: str) -> UserError:
     return UserError(reason, key="environment", value=environment, fix=fix)
 
 
-def unknown(environment: str, name: str, known: Collection[str], owner: str) -> UserError:
-    """Returns an error about a name that a package does not have, with the nearest ones: there may be hundreds."""
-    near = difflib.get_close_matches(name, known, n=6, cutoff=0.3) or sorted(known)[:6]
-    fix = f"e.g. {', '.join(near)}; {owner} has {len(known)}"
-    return refused(environment, f"{owner} has no {name!r}" if name else "does not say which one", fix)
+def require_known(environment: str, name: str, known: Collection[str], owner: str) -> None:
+    """Refuses a name that a package does not have, with the nearest ones: there may be hundreds."""
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=6, cutoff=0.3) or sorted(known)[:6]
+        reason = f"{owner} has no {name!r}" if name else "does not say which one"
+        raise refused(environment, reason, f"e.g. {', '.join(near)}; {owner} has {len(known)}")

@@ -13,13 +13,12 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
 from paddock.environments.environment import Environment, Message, messages_said
 
-T = TypeVar("T")
 TURN = threading.RLock()
 """Held while an episode draws from the global generators."""
 
@@ -46,35 +45,22 @@ class GameDraws:
                 np.random.set_state(others[1])
 
 
-class FreeGames(Generic[T]):
-    """Holds games that no episode plays: making one may read a dictionary, resetting one does not."""
-
-    def __init__(self, make: Callable[[], T]):
-        self.make = make
-        self.free: list[T] = []
-
-    def take(self) -> T:
-        try:
-            return self.free.pop()
-        except IndexError:
-            return self.make()
-
-    def give(self, game: T) -> None:
-        self.free.append(game)
-
-
 class Reused(Environment, ABC):
-    """Plays one episode on a game of a pool."""
+    """Plays an episode on a game that is used again: to make it may take reading a dictionary, to reset it does not."""
 
-    def __init__(self, pool: FreeGames[Any]):
-        self.pool = pool
+    def __init__(self, make: Callable[[], Any], free: list[Any]):
+        """`free` holds games that no episode plays."""
+        self.make, self.free = make, free
         self.game: Any = None
 
     @contextmanager
     def playing(self) -> Iterator[Any]:
         """Yields the game, which draws as this episode inside. `close` gives back no game that is still played, as one
         is that took too long, nor one that raised."""
-        game, self.game = self.game or self.pool.take(), None
+        try:
+            game, self.game = self.game or self.free.pop(), None
+        except IndexError:
+            game = self.make()
         with self.draws.drawing():
             yield game
         self.game = game
@@ -90,7 +76,7 @@ class Reused(Environment, ABC):
 
     def close(self) -> None:
         if self.game is not None:
-            self.pool.give(self.game)
+            self.free.append(self.game)
             self.game = None
 
 

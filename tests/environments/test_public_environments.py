@@ -25,7 +25,7 @@ from episodes import Policy, halving, play, script
 
 from paddock.environments.catalogue import environment_of
 from paddock.environments.environment import Answer
-from paddock.environments.reused import FreeGames, GameDraws, Reused
+from paddock.environments.reused import GameDraws, Reused
 from paddock.errors import UserError
 
 SEED = 7
@@ -188,17 +188,17 @@ def test_a_game_is_used_again_unless_it_raised_or_is_still_played():
         def begin(self, game: Any, seed: int) -> str:
             return "Throw."
 
-    pool: FreeGames[Any] = FreeGames(object)
+    free: list[Any] = []
 
     def begun() -> Dice:
-        dice = Dice(pool)
+        dice = Dice(object, free)
         dice.reset({}, 0)
         return dice
 
     first = begun()
     game = first.game
     first.close()
-    assert pool.free == [game]
+    assert free == [game]
     raised = begun()
     assert raised.game is game
     with pytest.raises(ZeroDivisionError), raised.playing():
@@ -207,7 +207,7 @@ def test_a_game_is_used_again_unless_it_raised_or_is_still_played():
     slow = begun()
     with slow.playing():
         slow.close()
-    assert pool.free == []
+    assert free == []
 
 
 @pytest.mark.parametrize("name", ["TicTacToe-v0", "Poker-v0", "Golf-v0"])

@@ -45,7 +45,9 @@ def main(name: str, argv: Sequence[str]) -> int:
         raw = _raw(preparer, source)
         rows = _rows(preparer, raw)
         write_splits(target, rows, preparer.columns, preparer.examples)
-        print(_summary(preparer, raw, rows, target))
+        left_out = sum(len(raw[split]) - len(rows[split]) for split in preparer.splits)
+        more = f" {left_out:,} records say nothing for this use and were left out." if left_out else ""
+        print(summary(rows, target, preparer.next_command) + more)
     except UserError as error:
         print(f"paddock: {error}", file=sys.stderr)
         return EXIT_CODE
@@ -139,9 +141,3 @@ def _rows(preparer: Preparer, raw: Splits) -> dict[str, list[Row]]:
         prepared = [preparer.row(record, split, index) for index, record in enumerate(records)]
         rows[split] = [row for row in prepared if row is not None]
     return rows
-
-
-def _summary(preparer: Preparer, raw: Splits, rows: dict[str, list[Row]], target: Path) -> str:
-    left_out = sum(len(raw[split]) - len(rows[split]) for split in preparer.splits)
-    more = f" {left_out:,} records say nothing for this use and were left out." if left_out else ""
-    return summary(rows, target, preparer.next_command) + more

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from paddock.data.prepare import gsm8k, gsm8k_tools
@@ -102,17 +103,12 @@ COLUMNS = {
     ]
 }
 CALCULATOR_COLUMNS = {**COLUMNS, "tools": "string"}
+_kind = partial(Preparer, hub=gsm8k.SOURCE, config="main", next_command="sft")
 PREPARERS = (
-    Preparer(
-        name="gsm8k_sft", title="GSM8K for supervised training", hub=gsm8k.SOURCE, config="main",
-        row=plain_row, columns=COLUMNS, next_command="sft",
-    ),
-    Preparer(
-        name="gsm8k_calculator_sft", title="GSM8K with a calculator, for supervised training", hub=gsm8k.SOURCE,
-        config="main", row=calculator_row, columns=CALCULATOR_COLUMNS, next_command="sft",
-    ),
-    Preparer(
-        name="gsm8k_calculator_text_sft", title="GSM8K with a calculator called in plain text, for supervised training",
-        hub=gsm8k.SOURCE, config="main", row=text_row, columns=CALCULATOR_COLUMNS, next_command="sft",
-    ),
+    _kind(name="gsm8k_sft", title="GSM8K for supervised training", row=plain_row, columns=COLUMNS),
+    _kind(name="gsm8k_calculator_sft", title="GSM8K with a calculator, for supervised training",
+          row=calculator_row, columns=CALCULATOR_COLUMNS),
+    _kind(name="gsm8k_calculator_text_sft",
+          title="GSM8K with a calculator called in plain text, for supervised training",
+          row=text_row, columns=CALCULATOR_COLUMNS),
 )  # fmt: skip

@@ -7,6 +7,7 @@ for `calculator`, which comes with the package and does not know the answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from paddock.data.prepare import gsm8k
 from paddock.data.prepare.preparer import ANSWERED, Preparer, Row, training_columns
@@ -79,17 +80,11 @@ CALCULATOR_NEXT = (
     f"plan algorithm.adv_estimator=grpo {TURNS}.enable=True {TURNS}.function_tool_path=calculator "
     f"{TURNS}.format={CALL_FORMAT}"
 )
+_kind = partial(Preparer, hub=gsm8k.SOURCE, config="main")
+_scored = partial(_kind, title="GSM8K with a tool that scores", next_command=SCORED_NEXT)
 PREPARERS = (
-    Preparer(
-        name="gsm8k_tool_agent_loop", title="GSM8K with a tool that scores", hub=gsm8k.SOURCE, config="main",
-        row=agent_row, columns=AGENT_COLUMNS, next_command=SCORED_NEXT,
-    ),
-    Preparer(
-        name="gsm8k_multiturn_w_tool", title="GSM8K with a tool that scores", hub=gsm8k.SOURCE, config="main",
-        row=scoring_row, columns=SCORING_COLUMNS, next_command=SCORED_NEXT,
-    ),
-    Preparer(
-        name="gsm8k_calculator", title="GSM8K with a calculator", hub=gsm8k.SOURCE, config="main",
-        row=calculator_row, columns=gsm8k.COLUMNS, next_command=CALCULATOR_NEXT,
-    ),
+    _scored(name="gsm8k_tool_agent_loop", row=agent_row, columns=AGENT_COLUMNS),
+    _scored(name="gsm8k_multiturn_w_tool", row=scoring_row, columns=SCORING_COLUMNS),
+    _kind(name="gsm8k_calculator", title="GSM8K with a calculator", row=calculator_row, columns=gsm8k.COLUMNS,
+          next_command=CALCULATOR_NEXT),
 )  # fmt: skip

@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from paddock.environments.environment import Answer, Environment, Turn
-from paddock.environments.packages import imported, unknown
-from paddock.environments.reused import FreeGames, GameDraws, Reused
+from paddock.environments.packages import imported, require_known
+from paddock.environments.reused import GameDraws, Reused
 
 PACKAGE = "reasoning-gym nltk && pip install --no-deps gem-llm"
 """Without its dependencies: its pins of antlr4 and reasoning-gym do not go with omegaconf's and each other's."""
@@ -42,16 +42,14 @@ def source(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
     full = f"gem:{name}"
     gem = quietly_imported(full)
     known = imported("gem.envs.registration", PACKAGE, full).ENV_REGISTRY
-    if name not in known:
-        raise unknown(full, name, known, "GEM")
+    require_known(full, name, known, "GEM")
 
     def make() -> Any:
         with GameDraws(0).drawing():  # constructors reset
             return gem.make(name, **kwargs)
 
-    pool: FreeGames[Any] = FreeGames(make)
-    pool.give(make())  # what does not suit is told now
-    return lambda: Gem(pool)
+    free = [make()]  # what does not suit is told now
+    return lambda: Gem(make, free)
 
 
 def quietly_imported(name: str) -> ModuleType:

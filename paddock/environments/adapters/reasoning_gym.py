@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from paddock.environments.environment import Answer, Environment, Messages, Turn
-from paddock.environments.packages import imported, unknown
+from paddock.environments.packages import imported, require_known
 from paddock.environments.reused import asked
 
 SEEDS = 2**31  # some tasks take no larger ones
@@ -57,7 +57,5 @@ def source(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
 def known(name: str) -> str:
     """Returns the name of a task; one that does not exist is refused."""
     full = f"reasoning_gym:{name}"
-    tasks = imported("reasoning_gym.factory", "reasoning-gym", full).DATASETS
-    if name not in tasks:
-        raise unknown(full, name, tasks, "Reasoning Gym")
+    require_known(full, name, imported("reasoning_gym.factory", "reasoning-gym", full).DATASETS, "Reasoning Gym")
     return name

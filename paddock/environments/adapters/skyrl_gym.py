@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paddock.environments.environment import Answer, Environment, Messages, Turn, messages_said
-from paddock.environments.packages import imported, refused, unknown
+from paddock.environments.packages import imported, refused, require_known
 
 
 class SkyRLGym(Environment):
@@ -50,8 +50,7 @@ def source(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
     full = f"skyrl_gym:{name}"
     imported("skyrl_gym.envs", "skyrl-gym", full)
     registration = imported("skyrl_gym.envs.registration", "skyrl-gym", full)
-    if name not in registration.registry:
-        raise unknown(full, name, registration.registry, "SkyRL Gym")
+    require_known(full, name, registration.registry, "SkyRL Gym")
     entry = registration.registry[name].entry_point
     kind = config_class(entry if callable(entry) else registration.load_env_creator(entry))
     return lambda: SkyRLGym(name, kind(**kwargs))

@@ -14,8 +14,8 @@ from functools import cache
 from typing import Any
 
 from paddock.environments.environment import Answer, Environment, Turn
-from paddock.environments.packages import imported, refused, unknown
-from paddock.environments.reused import FreeGames, GameDraws, Reused
+from paddock.environments.packages import imported, refused, require_known
+from paddock.environments.reused import GameDraws, Reused
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +72,7 @@ def source(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
     full = f"textarena:{name}"
     arena = imported("textarena", "textarena", full)
     known = imported("textarena.envs.registration", "textarena", full).ENV_REGISTRY
-    if name not in known:
-        raise unknown(full, name, known, "TextArena")
+    require_known(full, name, known, "TextArena")
     share_dictionaries()
 
     def make() -> Any:
@@ -85,9 +84,8 @@ def source(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
             fix = "python -m nltk.downloader words averaged_perceptron_tagger_eng, on a machine with a network"
             raise refused(full, "needs word lists of NLTK, which are not on this machine", fix) from error
 
-    pool: FreeGames[Any] = FreeGames(make)
-    pool.give(of_one_player(make(), full))
-    return lambda: TextArena(pool)
+    free = [of_one_player(make(), full)]
+    return lambda: TextArena(make, free)
 
 
 @cache

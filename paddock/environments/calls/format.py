@@ -47,7 +47,12 @@ class Format:
         texts = [one.strip() for one in re.split(beside.replace("(.", "(?:."), text, flags=re.S) if one.strip()]
         found: dict[str, Any] = {"role": "assistant", "content": texts[-1] if texts else ""}
         found |= {self.thought: thoughts[-1]} if thoughts else {}
-        return found | ({"tool_calls": [function_call(call) for call in calls]} if calls else {})
+        written = [
+            {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            | ({"id": call.id} if call.id else {})
+            for call in calls
+        ]
+        return found | ({"tool_calls": written} if calls else {})
 
     def parse(self, text: str) -> Read:
         """Returns the calls in a turn, and those that cannot be read, in the order in which they were written.
@@ -239,12 +244,6 @@ def headed_calls(
             reason = f"{wrong}; write {form}" if closed else f"{opening} is not closed by {closing}"
             yield Malformed(opening + inner + closed, reason)
         _, opened, rest = after.partition(opening)
-
-
-def function_call(call: Call) -> dict[str, Any]:
-    """Returns a call in OpenAI's form, with arguments as an object."""
-    named = {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
-    return named | ({"id": call.id} if call.id else {})
 
 
 def written_json(value: Any) -> str:
