@@ -24,6 +24,6 @@ FLOAT32 = [
 ON_DEVICE = (
     ["trainer.device=cpu"]
     if DEVICE.type == "cpu"
-    else [f"trainer.device={DEVICE.type}", "trainer.ranks_per_device=16", *FLOAT32]
+    else [f"trainer.device={DEVICE.type}", "trainer.ranks_per_device=16", "trainer.n_gpus_per_node=1", *FLOAT32]
 )
 """Keys of a run on that device, which on a GPU computes in float32, with memory left for runs of other test files."""

@@ -42,7 +42,7 @@ def test_interrupted_responses_draw_what_they_would_have_drawn(exact):
 
 
 @pytest.mark.parametrize("sampling", [
-    replace(PLAIN, stop=("ab<", "\n>a", "b\u00e9"), max_tokens=200),
+    replace(PLAIN, stop=("ab<a", "\n>ab", "b\u00e9<"), max_tokens=200),
     replace(PLAIN, stop=("ab<",), min_tokens=20, max_tokens=60, stop_tokens=frozenset(range(0, 260, 9))),
     replace(PLAIN, min_tokens=20, top_p=0.9, stop_tokens=frozenset(range(0, 260, 9))),
 ], ids=["strings", "both", "minimum"])  # fmt: skip
