@@ -39,6 +39,7 @@ OWN_MODEL = [
     "train", *RL, "algorithm.adv_estimator=grpo", "data.max_prompt_length=48", "data.max_response_length=6",
     "actor_rollout_ref.rollout.name=embedded", "actor_rollout_ref.actor.fsdp_config.dtype=float32",
     "custom_reward_function.path={fixtures}/score.py", "trainer.test_freq=-1", "trainer.val_before_train=False",
+    "actor_rollout_ref.actor.optim.lr=5e-4",  # what a run chooses for a named model is no number of the step
 ]  # fmt: skip
 CASES: dict[str, list[str]] = {
     "grpo": ["train", *RL, "algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_kl_loss=True"],
