@@ -17,7 +17,7 @@ MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 25
 FILES_WITH_THE_WHOLE_CONFIG = 54
 PLACES_OF_ERRORS = 404
-WORDS = {"found": 1315, "told": 116, "one": 1688, "said": 254}
+WORDS = {"found": 1280, "told": 112, "one": 1679, "said": 234}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -42,7 +42,7 @@ LINES = {
     "models": 5152,
     "plan": 1159,
     "report": 607,
-    "rewards": 3252,
+    "rewards": 3211,
     "rollouts": 1590,
     "runs": 1784,
     "sandbox": 3500,

@@ -47,9 +47,9 @@ class Channel:
         except (EOFError, ConnectionResetError):
             if not self.messages:
                 raise
-        found = list(self.messages)
+        messages = list(self.messages)
         self.messages.clear()
-        return found
+        return messages
 
     def has_something(self) -> bool:
         """True if a message has arrived, or the end."""

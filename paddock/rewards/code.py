@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from math import isclose, isfinite
 from typing import Any
 
@@ -75,7 +75,7 @@ def by_its_tests(
     truth = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
     if not isinstance(truth, Mapping):
         raise ValueError(f"the ground truth is {ground_truth!r:.80}, not tests: an object with inputs and outputs")
-    if "entry_point" in truth and "test_list" not in truth:  # it has one test
+    if "entry_point" in truth and "test_list" not in truth:  # a single test
         return humaneval(solution_str, truth, sandbox)
     given = {} if continuous is None else {"continuous": continuous}
     return (mbpp if "test_list" in truth else contest)(solution_str, truth, sandbox, **given)
@@ -122,9 +122,8 @@ def _closed(prompt: str) -> str:
 
 def _body(text: str) -> str:
     """Returns a function's body: up to the first line that is not indented."""
-    lines = text.splitlines()
-    ends = (place for place, line in enumerate(lines) if line and not line[0].isspace() and line[0] not in "#)]}")
-    return "\n".join(lines[: next(ends, len(lines))]) + "\n"
+    lines = takewhile(lambda line: not line or line[0].isspace() or line[0] in "#)]}", text.splitlines())
+    return "\n".join(lines) + "\n"
 
 
 def same_output(written: str, expected: str) -> bool:
@@ -132,25 +131,27 @@ def same_output(written: str, expected: str) -> bool:
 
     Words are taken one at a time: a list of all would need many times the memory of what the program wrote.
     """
-    return all(
-        line is not None and wanted is not None and _same_words(line, wanted)
-        for line, wanted in zip_longest(_lines(written), _lines(expected))
-    )
+    return _alike(_lines(written), _lines(expected), _same_words)
+
+
+def _alike(first: Iterable[str], second: Iterable[str], same: Callable[[str, str], bool]) -> bool:
+    """True if there are as many of both, and all pairs are the same."""
+    pairs = zip_longest(first, second)
+    return all(left is not None and right is not None and same(left, right) for left, right in pairs)
 
 
 def _lines(text: str) -> Iterator[str]:
     """Yields the lines that have words, split where `str.splitlines` splits."""
-    return (found.group() for found in LINE.finditer(text) if not found.group().isspace())
+    return (line.group() for line in LINE.finditer(text) if not line.group().isspace())
 
 
-def _same_words(line: str, wanted: str) -> bool:
-    words = zip_longest((found.group() for found in WORD.finditer(line)), wanted.split())
-    return all(
-        word is not None and other is not None and (word == other or _close(word, other)) for word, other in words
-    )
+def _same_words(line: str, expected: str) -> bool:
+    return _alike((word.group() for word in WORD.finditer(line)), expected.split(), _same_word)
 
 
-def _close(word: str, expected: str) -> bool:
+def _same_word(word: str, expected: str) -> bool:
+    if word == expected:
+        return True
     if not re.fullmatch(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?|[+-]?\d+\.?[eE][+-]?\d+", expected):
         return False
     try:

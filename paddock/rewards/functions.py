@@ -21,12 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from paddock.core.registry import suggest
 from paddock.facts.compat import importable, why_missing
 from paddock.facts.modules import MODULE, file_at, module_at
-from paddock.rewards.score import BadScore, Failed, Score, ScoreRequest, checked
+from paddock.rewards.score import Failed, Score, ScoreRequest, checked
 
 ROW, FIELDS, BATCH, COLUMNS, ENVIRONMENTS = "row", "fields", "batch", "columns", "environments"
 BY_COLUMNS = frozenset({COLUMNS, ENVIRONMENTS})
@@ -65,7 +65,7 @@ class Target:
     name: str
     kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     function: Callable[..., Any] | None = None
-    """The function itself, if it is one of this program's that no other process can import."""
+    """The function itself, if it is a function of this program that no other process can import."""
     sent: str | None = None
     """A file that holds it for other processes (sending.py)."""
     batch: bool = False
@@ -105,25 +105,36 @@ class RewardFunction:
         return self.call(row_of(request) if self.shape == ROW else fields_of(request))
 
     def score(self, request: ScoreRequest) -> Score:
-        with blaming(self.target):
+        try:
             return checked(finished(self.call_for(request)))
+        except BaseException as error:
+            self.fail(error)
 
     def scores(self, requests: Sequence[ScoreRequest]) -> list[Score]:
         """Scores all responses by one call."""
         logged: dict[str, list[Any]] = {}
-        count = len(requests)
-        with blaming(self.target):
+        count, row = len(requests), None
+        try:
             if self.shape == BATCH:
                 given = lists_of(requests)
             else:
                 given = {**columns_of(requests), **logging_into(logged, count)}
             results = listed(finished(self.call(given)), count)
-        for row, result in enumerate(results):
-            with blaming(self.target, row):
+            for row, result in enumerate(results):
                 score = DOES_NOT_APPLY if result is None and self.shape != BATCH else checked(result)
                 extras = checked({"score": 0.0, **{name: values[row] for name, values in logged.items()}}).extras
                 results[row] = replace(score, extras={**score.extras, **extras})
+        except BaseException as error:
+            self.fail(error, row)
         return results
+
+    def fail(self, error: BaseException, row: int | None = None) -> NoReturn:
+        """Raises what went wrong in a call as `Failed`, with the line of the function's own file."""
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        if isinstance(error, Failed):
+            raise Failed(str(error), row, error.lasting, error.fix) from error
+        raise Failed(f"raised {described(error, self.target)}", row, lasting=isinstance(error, MISTAKES)) from error
 
 
 # What a function is given
@@ -189,7 +200,7 @@ def extra_info_of(request: ScoreRequest) -> Mapping[str, Any]:
         "messages": list(request.turns),
         "last_turn": last,
         "num_turns": 1 + len(request.turns),
-        **request.told,
+        **request.extra_fields,
     }
 
 
@@ -343,26 +354,6 @@ def function_of(target: Target) -> Callable[..., Any]:
 # What a function returns
 
 
-class blaming:  # a generator's context takes longer than many a rule
-    """Whatever goes wrong inside is `Failed`, with the line of the function's own file."""
-
-    __slots__ = ("row", "target")
-
-    def __init__(self, target: Target, row: int | None = None):
-        self.target, self.row = target, row
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, Failed | KeyboardInterrupt):
-            return
-        if isinstance(error, BadScore):
-            raise Failed(str(error), self.row) from error
-        lasting = isinstance(error, MISTAKES)
-        raise Failed(f"raised {described(error, self.target)}", self.row, lasting) from error
-
-
 def described(error: BaseException, target: Target) -> str:
     """`ZeroDivisionError: division by zero (my_reward.py line 12)`: the innermost line of the function's own file."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -378,9 +369,9 @@ def listed(results: Any, count: int) -> list[Any]:
     """Returns one result per row. A mapping or a text has a length too, and is not meant."""
     results = results.tolist() if hasattr(results, "tolist") else results
     if not isinstance(results, list | tuple):
-        raise BadScore(f"returned {results!r:.80} ({type(results).__name__}), not a list with a score for each row")
+        raise Failed(f"returned {results!r:.80} ({type(results).__name__}), not a list with a score for each row")
     if len(results) != count:
-        raise BadScore(f"returned {len(results)} scores for {count} rows")
+        raise Failed(f"returned {len(results)} scores for {count} rows")
     return list(results)
 
 

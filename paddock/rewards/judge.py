@@ -64,38 +64,23 @@ class Reply:
 Complete = Callable[[Sequence[Conversation]], list[Reply]]
 
 
-@dataclass(frozen=True)
-class Rubric:
-    """How a judge is asked, and how its number is found."""
+class Judge:
+    """Scores answers by asking someone."""
 
-    template: str
-    pattern: re.Pattern[str]
-
-    @classmethod
-    def of(cls, config: JudgeConfig) -> Rubric:
-        template = TEMPLATE if config.template_path is None else read_template(config.template_path)
-        if "{response}" not in template:
-            raise UserError(
-                "the template has no {response}: a judge that does not see the answer cannot judge it",
-                key=f"{KEY}.template_path",
-                value=config.template_path,
-                fix="write {response} where the answer belongs; {prompt} and {ground_truth} are filled in, too",
-            )
+    def __init__(self, config: JudgeConfig, complete: Complete):
+        self.config, self.complete = config, complete
+        self.template = TEMPLATE if config.template_path is None else read_template(config.template_path)
         try:
-            pattern = re.compile(config.pattern)
+            self.pattern = re.compile(config.pattern)
         except re.error as error:
             raise UserError(
                 f"is not a regular expression: {error}", key=f"{KEY}.pattern", value=config.pattern, fix=r"Score: (\d+)"
             ) from error
-        return cls(template, pattern)
 
     def ask(self, prompt: Any, response: str, truth: Any) -> Conversation:
         """Filled in one pass: what an answer says about braces is left alone."""
-        values = {
-            "prompt": plain_text(prompt),
-            "response": response,
-            "ground_truth": "" if truth is None else str(truth),
-        }
+        truth = "" if truth is None else str(truth)
+        values = {"prompt": plain_text(prompt), "response": response, "ground_truth": truth}
         return [{"role": "user", "content": FIELD.sub(lambda field: values[field[1]], self.template)}]
 
     def read(self, reply: Reply) -> float | Reply:
@@ -110,44 +95,17 @@ class Rubric:
             value = float("nan")
         return value if isfinite(value) else Reply(reply.text, "no_number", f"it wrote {reply.text[-200:]!r}")
 
-
-def read_template(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise UserError(
-            reason, key=f"{KEY}.template_path", value=path, fix="a text file with {response} in it"
-        ) from error
-
-
-def plain_text(prompt: Any) -> str:
-    """Returns a conversation as a text; of a single question, the question."""
-    if isinstance(prompt, str):
-        return prompt
-    if len(prompt) == 1:
-        return str(prompt[0].get("content", ""))
-    return "\n\n".join(f"{message['role']}: {message.get('content', '')}" for message in prompt)
-
-
-class Judge:
-    """Scores answers by asking someone."""
-
-    def __init__(self, config: JudgeConfig, complete: Complete):
-        self.config, self.complete = config, complete
-        self.rubric = Rubric.of(config)
-
     def scores(
         self, prompts: Sequence[Any], responses: Sequence[str], truths: Sequence[Any]
     ) -> tuple[list[float], dict[str, float]]:
         """Returns one number each, and how many replies failed by which cause. Equal questions are asked once, if the
         judge does not draw lots."""
-        asked = [self.rubric.ask(*row) for row in zip(prompts, responses, truths, strict=True)]
+        asked = [self.ask(*row) for row in zip(prompts, responses, truths, strict=True)]
         names = [json.dumps(each) if self.config.temperature == 0 else str(i) for i, each in enumerate(asked)]
-        indices = {name: index for index, name in reversed(list(enumerate(names)))}
-        replies = self.complete([asked[index] for index in indices.values()])
-        found = {name: self.rubric.read(reply) for name, reply in zip(indices, replies, strict=True)}
-        verdicts = [found[name] for name in names]
+        questions = dict(zip(names, asked, strict=True))
+        replies = zip(questions, self.complete(list(questions.values())), strict=True)
+        by_name = {name: self.read(reply) for name, reply in replies}
+        verdicts = [by_name[name] for name in names]
         failures = [verdict for verdict in verdicts if isinstance(verdict, Reply)]
         if len(failures) == len(verdicts):
             raise self.nothing(failures)
@@ -162,14 +120,38 @@ class Judge:
     def nothing(self, failures: Sequence[Reply]) -> UserError:
         cause, _ = Counter(failure.cause for failure in failures).most_common(1)[0]
         detail = next(failure.detail for failure in failures if failure.cause == cause)
-        return UserError(
-            f"the judge gave no score to any of {len(failures)} answers; most often: {cause} ({detail})",
-            key=f"{KEY}.{'pattern' if cause == 'no_number' else 'source'}",
-            value=self.config.pattern if cause == "no_number" else self.config.source,
-            fix="a pattern that fits what it writes, or more tokens: reward_model.rollout.response_length"
-            if cause == "no_number"
-            else "see that it answers, and how long it takes: reward_model.judge.timeout",
+        key, fix = "source", "see that it answers, and how long it takes: reward_model.judge.timeout"
+        if cause == "no_number":
+            key = "pattern"
+            fix = "a pattern that fits what it writes, or more tokens: reward_model.rollout.response_length"
+        reason = f"the judge gave no score to any of {len(failures)} answers; most often: {cause} ({detail})"
+        return UserError(reason, key=f"{KEY}.{key}", value=getattr(self.config, key), fix=fix)
+
+
+def read_template(path: str) -> str:
+    try:
+        template = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        fix = "a text file with {response} in it"
+        raise UserError(reason, key=f"{KEY}.template_path", value=path, fix=fix) from error
+    if "{response}" not in template:
+        raise UserError(
+            "the template has no {response}: a judge that does not see the answer cannot judge it",
+            key=f"{KEY}.template_path",
+            value=path,
+            fix="write {response} where the answer belongs; {prompt} and {ground_truth} are filled in, too",
         )
+    return template
+
+
+def plain_text(prompt: Any) -> str:
+    """Returns a conversation as a text; of a single question, the question."""
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) == 1:
+        return str(prompt[0].get("content", ""))
+    return "\n\n".join(f"{message['role']}: {message.get('content', '')}" for message in prompt)
 
 
 class JudgeEndpoint:
@@ -192,16 +174,13 @@ class JudgeEndpoint:
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def reply(self, conversation: Conversation) -> Reply:
+    def reply(self, conversation: Conversation, attempt: int = 0) -> Reply:
         """Asked again after a failure that may pass, `judge.retries` times."""
-        found = Reply(cause="unreachable")
-        for attempt in range(self.config.retries + 1):
-            found, wait = self.attempt(conversation)
-            if found.cause in (None, "malformed") or attempt == self.config.retries:
-                break
-            if self.given_up.wait(min(max(wait, PAUSE * 2**attempt), self.config.timeout)):
-                break
-        return found
+        reply, wait = self.attempt(conversation)
+        last = reply.cause in (None, "malformed") or attempt == self.config.retries
+        if last or self.given_up.wait(min(max(wait, PAUSE * 2**attempt), self.config.timeout)):
+            return reply
+        return self.reply(conversation, attempt + 1)
 
     def attempt(self, conversation: Conversation) -> tuple[Reply, float]:
         """Returns the reply, and the seconds that the server asks to be left alone."""
@@ -220,8 +199,6 @@ class JudgeEndpoint:
                 return text_of(read_until(response, deadline)), 0.0
         except urllib.error.HTTPError as error:
             return self.refused(error), seconds(error.headers.get("Retry-After"))
-        except TimeoutError:
-            return Reply(cause="timeout", detail=f"no answer within {self.config.timeout:g} s"), 0.0
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, TimeoutError):
@@ -230,19 +207,20 @@ class JudgeEndpoint:
 
     def refused(self, error: urllib.error.HTTPError) -> Reply:
         try:
-            said = error.read(2000).decode(errors="replace").strip()
+            text = error.read(2000).decode(errors="replace").strip()
         except (OSError, http.client.HTTPException):
-            said = ""
+            text = ""
         if error.code in AGAIN:
-            return Reply(cause="busy", detail=f"{error.code} {said[:200]}")
+            return Reply(cause="busy", detail=f"{error.code} {text[:200]}")
         key = {401: "api_key_env", 403: "api_key_env", 404: "url"}.get(error.code, "request")
+        fix = f"see what it serves: {KEY}.url=http://host:port/v1 {KEY}.model=NAME"
+        if key == "api_key_env":
+            fix = f"put its key into the environment variable {self.config.api_key_env}"
         raise UserError(
-            f"the judge at {self.url} refuses to answer: {error.code} {error.reason} {said[:300]}".rstrip(),
+            f"the judge at {self.url} refuses to answer: {error.code} {error.reason} {text[:300]}".rstrip(),
             key=f"{KEY}.{key}",
             value=getattr(self.config, key),
-            fix=f"put its key into the environment variable {self.config.api_key_env}"
-            if key == "api_key_env"
-            else f"see what it serves: {KEY}.url=http://host:port/v1 {KEY}.model=NAME",
+            fix=fix,
         )
 
 
@@ -265,9 +243,9 @@ def text_of(body: bytes) -> Reply:
         content = json.loads(body)["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError):
         return Reply(cause="malformed", detail=f"not a chat completion: {body[:200]!r}")
-    return (
-        Reply(content) if isinstance(content, str) else Reply(cause="malformed", detail=f"its content is {content!r}")
-    )
+    if not isinstance(content, str):
+        return Reply(cause="malformed", detail=f"its content is {content!r}")
+    return Reply(content)
 
 
 def seconds(header: str | None) -> float:

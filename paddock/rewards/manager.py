@@ -29,7 +29,7 @@ from paddock.rewards.functions import (
     Target,
     shape_of,
 )
-from paddock.rewards.rules import NAMED, NOTHING, SCORERS, Scorer, has_rule, prepared, scorer_of
+from paddock.rewards.rules import NAMED, NOTHING, SCORERS, Scorer, prepared, rule_of, scorer_of
 from paddock.rewards.runners import LimitedPool, ProcessPool
 from paddock.rewards.score import Failed, Score, ScoreRequest
 from paddock.rewards.scoring import Known, ScoreColumn, Scoring, WholeColumn, combined, where
@@ -55,7 +55,7 @@ class RewardManager:
     function in our own form, without a weight, is the score itself and no component.
 
     >>> with RewardManager(config) as rewards:
-    ...     rewards.check(requests)                       # before training: one response of each source
+    ...     rewards.check(requests)                       # before training: a response of each source
     ...     batch, metrics = rewards.fill(batch, texts)
     ...
     ...     scoring = rewards.begin()                     # or, while responses are still generated
@@ -65,7 +65,7 @@ class RewardManager:
 
     def __init__(self, config: Config, functions: Functions = NO_FUNCTIONS, folder: Path | None = None):
         """`functions`: those of this program that the config names as `python:NAME`. `folder`: that of the run, whose
-        file `PRINTS` takes what processes that score print; without one their standard output is this process's."""
+        file `PRINTS` takes what processes that score print; without it their standard output is this process's."""
         self.config = config.reward_model
         self.prints = folder and folder / PRINTS
         self.printed = size_of(self.prints)
@@ -116,9 +116,9 @@ class RewardManager:
             log.warning("reward functions print: what they print is in %s", self.prints)
 
     def check(self, requests: Sequence[ScoreRequest]) -> None:
-        """Tries every scorer that these will need, so that a missing or broken one stops the run before it begins."""
+        """Tries every scorer that these will need, so that a missing or broken scorer stops the run at once."""
         if self.loops_may_score:  # what a loop tells functions, and whether it scores itself, is known once it has run
-            requests = [request for request in requests if has_rule(request.data_source)]
+            requests = [request for request in requests if rule_of(request.data_source)]
         if self.reads_environments or (self.loops_may_score and self.named):
             self._columns()  # imports them; what they read is there once an episode has run
             return
@@ -132,7 +132,7 @@ class RewardManager:
         requests = [replace(request, steps=(self.steps_done, self.total_steps)) for request in requests]
         scores = []
         for column in self._columns():
-            # twice each for a function of whole batches: a list of one score would pass for one row
+            # twice each for a function of whole batches: a list with a single score would pass for a row
             times = 2 if isinstance(column, WholeColumn) and self.of_trl else 1
             column.add(dict(enumerate(requests * times)))
             scores.append(column.collect()[: len(requests)])
@@ -140,7 +140,8 @@ class RewardManager:
                 if score.timed_out:
                     reason = f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"
                     raise self._error(column.scorer_of(request), request, Failed(reason))
-        self._remember_names(combined(self.components, scores) if self.components else scores[0])
+        rows = combined(self.components, scores) if self.components else scores[0]
+        self.names |= dict.fromkeys(name for score in rows for name in score.extras)
         self.warn_of_prints()
 
     def pays(self, requests: Sequence[ScoreRequest]) -> bool:
@@ -156,7 +157,7 @@ class RewardManager:
         return Scoring(self._columns(), self.components)
 
     def _columns(self) -> list[ScoreColumn]:
-        """Returns one column per rule or function that the config names; without any, one for all rows."""
+        """Returns one column per rule or function that the config names; without any, a column for all rows."""
         if not self.parts:
             return [ScoreColumn(self._scorer, self.pool, self.known, self._error)]
         return [self._column(part) for part in self.parts]
@@ -221,39 +222,44 @@ class RewardManager:
     def fill(self, batch: Batch, texts: Sequence[str]) -> tuple[Batch, dict[str, float]]:
         """`finish` with the scores of `texts`, the decoded responses to rows that the batch's extras describe."""
         tokens = batch.answers() if self.reads_tokens else [()] * len(batch)
-        said = ({name: values[index] for name, values in batch.extras.items()} for index in range(len(batch)))
-        rows = zip(said, batch.row.tolist(), texts, tokens, strict=True)
+        columns = ({name: values[index] for name, values in batch.extras.items()} for index in range(len(batch)))
+        rows = zip(columns, batch.row.tolist(), texts, tokens, strict=True)
         return self.finish(batch, self.score([self.request(*row) for row in rows]))
 
     def request(
-        self, said: Mapping[str, Any], number: int, text: str, tokens: Sequence[int] = (), last_turn: str | None = None
+        self,
+        columns: Mapping[str, Any],
+        number: int,
+        text: str,
+        tokens: Sequence[int] = (),
+        last_turn: str | None = None,
     ) -> ScoreRequest | None:
         """Returns what scorers are asked of a response; None if a reward model or its own agent loop scores it.
 
-        `said`: what its row and its environment say, by the names of a batch's columns. `number`: its id. `tokens`:
+        `columns`: what its row and its environment say, by the names of a batch's columns. `number`: its id. `tokens`:
         where the manager `reads_tokens`. `last_turn`: the text of the policy's last turn, if it wrote several.
         """
-        if said.get("style") == "model" or said.get("reward_score") is not None:
+        if columns.get("style") == "model" or columns.get("reward_score") is not None:
             return None
-        location = said.get("location")
+        location = columns.get("location")
         request = ScoreRequest(
-            said["data_source"],
+            columns["data_source"],
             text,
-            said["ground_truth"],
-            said.get("extra_info") or {},
+            columns["ground_truth"],
+            columns.get("extra_info") or {},
             f"{location} (row id {number})" if location else f"row {number}",
             last_turn=last_turn,
-            turns=said.get("completion", said.get("conversation")),
-            told=said.get("extra_fields") or {},
+            turns=columns.get("completion", columns.get("conversation")),
+            extra_fields=columns.get("extra_fields") or {},
         )
         if not self.reads_tokens:
             return request
         return replace(
             request,
-            prompt=said.get("written_prompt", said.get("messages")),
+            prompt=columns.get("written_prompt", columns.get("messages")),
             tokens=array("q", tokens),  # takes half as long as a list on its way to another process
             steps=(self.steps_done, self.total_steps),
-            environment=said.get("environment"),
+            environment=columns.get("environment"),
         )
 
     def finish(self, batch: Batch, scores: Sequence[Score]) -> tuple[Batch, dict[str, float]]:
@@ -262,7 +268,7 @@ class RewardManager:
         A response whose scoring was cut off has zeros in columns of numbers; a row whose scorer does not return what
         others return has None there.
         """
-        self._remember_names(scores)
+        self.names |= dict.fromkeys(name for score in scores for name in score.extras)
         self.warn_of_prints()
         values = torch.tensor([score.value for score in scores])
         columns = columns_of(scores, self.names, every_row_has_acc=self.config.reward_manager == "dapo")
@@ -297,9 +303,6 @@ class RewardManager:
         return batch.with_(
             scores=on_last_token(values, batch.need("mask")), extras={**batch.extras, **columns}
         ), metrics
-
-    def _remember_names(self, scores: Sequence[Score]) -> None:
-        self.names.update(dict.fromkeys(name for score in scores for name in score.extras))
 
     def _scorer(self, request: ScoreRequest) -> Scorer:
         """Returns the rule that the data source of the response picks."""

@@ -34,17 +34,17 @@ def answer_line(solution_str: str, ground_truth: Any, verdicts: str = "paddock")
     else:
         answer = ((last_boxed(lines[-1]) or lines[-1]) if lines else last_boxed(end) or "").strip()
         verdict = _compared(answer, ground_truth)
-    found = {"score": 1.0 if verdict.equal else -1.0, "acc": verdict.equal, "pred": answer}
-    return _unless_undecided(found, verdict)
+    score = {"score": 1.0 if verdict.equal else -1.0, "acc": verdict.equal, "pred": answer}
+    return _unless_undecided(score, verdict)
 
 
 def stated(solution_str: str, ground_truth: Any) -> float | Score:
     r"""1 if the last `\boxed{...}` equals the truth, or, if nothing is boxed, the last `answer is ...`."""
     if last_boxed(solution_str) is None:
         answer, rest = "", solution_str[-TAIL:]
-        while found := STATED.search(rest):  # also within the line that follows the one before
-            answer = found[1]
-            rest = rest[found.start(1) :]
+        while match := STATED.search(rest):  # also within the line that follows the one before
+            answer = match[1]
+            rest = rest[match.start(1) :]
         verdict = _compared(answer, ground_truth)
     else:
         verdict = _boxed_verdict(solution_str, ground_truth)
@@ -74,6 +74,6 @@ def _compared(answer: str, ground_truth: Any) -> Verdict:
     return next((each for each in verdicts if each.equal), max(verdicts, key=lambda each: each.undecided))
 
 
-def _unless_undecided(found: Any, verdict: Verdict) -> Any:
-    """Returns what the scorer found; as a Score that counts as cut off if the comparison was given up."""
-    return replace(checked(found), timed_out=True, undecided=True) if verdict.undecided else found
+def _unless_undecided(score: Any, verdict: Verdict) -> Any:
+    """Returns the score; as a Score that counts as cut off if the comparison was given up."""
+    return replace(checked(score), timed_out=True, undecided=True) if verdict.undecided else score

@@ -45,7 +45,7 @@ class Scorer:
 
     target: Target
     name: str = ""
-    """Name of its column and metric; that of a rule is the one that the key `reward` has for it."""
+    """Name of its column and metric; for a rule the name that the key `reward` has for it."""
     weight: float = 1.0
     own: bool = False
     """True for a function of the user's own, which is given all turns of a response; False: a rule, which is given the
@@ -88,17 +88,15 @@ def compute_score(
     return {"score": score.value, **score.extras} if score.extras else score.value
 
 
-def has_rule(data_source: str) -> bool:
-    return any(fnmatchcase(data_source, pattern) for pattern in SCORERS)
+def rule_of(data_source: str) -> Scorer | None:
+    """Returns the rule of a source, if there is one."""
+    return next((rule for pattern, rule in SCORERS.items() if fnmatchcase(data_source, pattern)), None)
 
 
 def scorer_of(data_source: str, optional: bool = False) -> Scorer:
-    """Returns the scorer of a source; `optional`: one that gives nothing, if there is none."""
-    for pattern, scorer in SCORERS.items():
-        if fnmatchcase(data_source, pattern):
-            return scorer
-    if optional:
-        return SCORERS["paddock/episodes"]
+    """Returns the rule of a source; `optional`: one that gives nothing, if there is none."""
+    if rule := rule_of(data_source) or (SCORERS["paddock/episodes"] if optional else None):
+        return rule
     raise UserError(
         "no scorer is known for this source",
         key="data_source",
@@ -147,11 +145,11 @@ def gsm8k(solution_str: str, ground_truth: str, method: str = "strict", verdicts
         raise ValueError(f"method is {method!r}, not {' or '.join(GSM8K)}")
     if as_verl(verdicts):
         return float(verl_verdicts.stated_number(solution_str[-TAIL:], method, str(ground_truth)))
-    found = re.findall(GSM8K[method].format(MONEY), solution_str[-TAIL:])
+    numbers = re.findall(GSM8K[method].format(MONEY), solution_str[-TAIL:])
     truth = number(str(ground_truth))
     if truth is None:
         raise ValueError(f"the ground truth {ground_truth!r} is not a number")
-    return float(bool(found) and number(found[-1]) == truth)
+    return float(bool(numbers) and number(numbers[-1]) == truth)
 
 
 def as_verl(verdicts: str) -> bool:
@@ -221,8 +219,8 @@ def regex(solution_str: str, ground_truth: Any, pattern: str | None = None) -> f
         patterns = [pattern.replace(TRUTH, re.escape(truth)) for truth in texts_of(ground_truth)]
     else:
         patterns = [pattern]
-    found = [compiled(each) for each in patterns]
-    return within_time(lambda: float(any(each.search(solution_str) for each in found)))
+    compiled_patterns = [compiled(each) for each in patterns]
+    return within_time(lambda: float(any(each.search(solution_str) for each in compiled_patterns)))
 
 
 def json_schema(solution_str: str, ground_truth: Any, schema: Mapping[str, Any] | None = None) -> float | Score:
@@ -297,9 +295,9 @@ def validator_of(schema: str) -> Any:
 
 
 def _valid(validator: Any, text: str, opening: str) -> float:
-    found = last_json(text, opening)
+    value = last_json(text, opening)
     try:
-        return 0.0 if found is None else float(validator.is_valid(found))
+        return 0.0 if value is None else float(validator.is_valid(value))
     except (RecursionError, ArithmeticError):  # too deep, or a number that overflows: a model can write such a thing
         return 0.0
 
@@ -339,7 +337,7 @@ def prepared(rule: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pattern_of(given: Any) -> Any:
-    compiled(str(given).replace(TRUTH, "x"))  # any text, where one will stand
+    compiled(str(given).replace(TRUTH, "x"))  # any text, where a truth will stand
     return given
 
 

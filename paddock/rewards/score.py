@@ -38,7 +38,7 @@ class ScoreRequest:
     """All messages behind the prompt, if the response is a conversation in an environment."""
     environment: Any = None
     """The environment of a conversation, for functions that ask for `environments`: they run in this process."""
-    told: Mapping[str, Any] = field(default_factory=dict)
+    extra_fields: Mapping[str, Any] = field(default_factory=dict)
     """What the environment of a conversation says of it."""
 
     @property
@@ -77,10 +77,6 @@ _values_of_score = attrgetter(*Score.__slots__)
 NOTHING_ELSE = _values_of_score(Score(0.0))[1:]
 
 
-class BadScore(Exception):
-    """A scorer returned what is not a score."""
-
-
 class Failed(Exception):
     """A scorer that cannot be loaded, raised, or returned what is no score; the text says which, and where."""
 
@@ -98,9 +94,9 @@ def checked(result: Any) -> Score:
     if not isinstance(result, Mapping):
         return Score(_number(result, "returned"))
     if "score" not in result:
-        raise BadScore(f"returned a dict without 'score': its keys are {sorted(map(str, result))}")
+        raise Failed(f"returned a dict without 'score': its keys are {sorted(map(str, result))}")
     if clash := RESERVED & result.keys():
-        raise BadScore(f"returned the key {min(clash)!r}, which is a column of the data: rename it")
+        raise Failed(f"returned the key {min(clash)!r}, which is a column of the data: rename it")
     extras = {str(name): _plain(value, name) for name, value in result.items() if name != "score"}
     return Score(_number(result["score"], "returned a dict whose 'score' is"), extras)
 
@@ -108,9 +104,9 @@ def checked(result: Any) -> Score:
 def _number(value: Any, verb: str) -> float:
     number = _scalar(value)
     if not isinstance(number, int | float):
-        raise BadScore(f"{verb} {value!r:.80} ({type(value).__name__}), not a number")
+        raise Failed(f"{verb} {value!r:.80} ({type(value).__name__}), not a number")
     if not math.isfinite(number):
-        raise BadScore(f"{verb} {number}")
+        raise Failed(f"{verb} {number}")
     return float(number)
 
 
@@ -130,7 +126,7 @@ def _plain(value: Any, name: Any) -> Any:
         return [_plain(item, name) for item in value]
     if isinstance(value, Mapping):
         return {str(key): _plain(item, name) for key, item in value.items()}
-    raise BadScore(f"returned under {name!r} a {type(value).__name__}, not a number or a text")
+    raise Failed(f"returned under {name!r} a {type(value).__name__}, not a number or a text")
 
 
 def _scalar(value: Any) -> Any:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +102,6 @@ def content_of(function: Callable[..., Any]) -> bytes:
 
 
 def pickled(value: Any) -> bytes:
-    buffer = Limited()
-    pickler()(buffer).dump(value)
-    return buffer.getvalue()
-
-
-@cache
-def pickler() -> Any:
     import cloudpickle  # for the few programs that have a function of their own
 
     class Pickler(cloudpickle.Pickler):
@@ -117,7 +110,9 @@ def pickler() -> Any:
                 raise NotSent(f"{what} stays in its process")
             return super().reducer_override(value)
 
-    return Pickler
+    buffer = Limited()
+    Pickler(buffer).dump(value)
+    return buffer.getvalue()
 
 
 class Limited(io.BytesIO):

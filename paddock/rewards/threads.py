@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future
 from concurrent.futures import wait as wait_for
+from functools import partial
 from typing import Any
 
 from paddock.rewards.functions import RewardFunction, Target
@@ -57,23 +58,17 @@ class ThreadPool:
                     return
                 job = self.running = self.waiting.popleft()
                 job.deadline = time.monotonic() + self.timeout
-            scores, error = self._scores(job)
+            try:
+                if job.target not in self.functions:  # held by nobody else: it may hold what the program wants back
+                    self.functions[job.target] = RewardFunction(job.target)
+                end = partial(job.future.set_result, self.functions[job.target](job.requests))
+            except Failed as error:
+                end = partial(job.future.set_exception, error)
             with self.lock:
                 if self.thread is not threading.current_thread():
                     return
                 self.running = None
-            if error:
-                job.future.set_exception(error)
-            else:
-                job.future.set_result(scores)
-
-    def _scores(self, job: ScoringJob) -> tuple[Any, Failed | None]:
-        try:
-            if job.target not in self.functions:  # held by nobody else: it may hold what the program wants back
-                self.functions[job.target] = RewardFunction(job.target)
-            return self.functions[job.target](job.requests), None
-        except Failed as error:
-            return None, error
+            end()
 
     def results(self, futures: Sequence[Future[Any]]) -> list[Any]:
         """Returns the results of these jobs, in order; None for one that took too long."""

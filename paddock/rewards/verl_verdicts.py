@@ -29,10 +29,10 @@ REWRITTEN = (
 def stated_number(response: str, method: str, truth: str) -> bool:
     """True if the last `#### number`, or with `flexible` the last number, is written as the truth is."""
     if method == "strict":
-        found = [text.replace(",", "") for text in re.findall(f"#### {NUMBER}", response)]
+        numbers = [text.replace(",", "") for text in re.findall(f"#### {NUMBER}", response)]
     else:
-        found = [text for text in re.findall(NUMBER, response) if text != "."]
-    return bool(found) and found[-1] == truth
+        numbers = [text for text in re.findall(NUMBER, response) if text != "."]
+    return bool(numbers) and numbers[-1] == truth
 
 
 def same_text(answer: str, truth: str) -> bool:

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from paddock.rewards.channel import GONE, Channel
-from paddock.rewards.functions import Target, blaming, function_of, load, shape_of
+from paddock.rewards.functions import Target, function_of, load, shape_of
 from paddock.rewards.score import Failed, ScoreRequest, checked
 
 READY, SCORED, FAILED, TIMED_OUT, TOOK, RETURNED = "ready", "scored", "failed", "timed out", "took", "returned"
@@ -110,7 +110,7 @@ async def answer_one(channel: Channel, target: Target, seconds: float, number: i
         function = load(target)
         interruptible = inspect.iscoroutinefunction(function.function)
         channel.send((READY, number, interruptible))
-        with blaming(target):
+        try:
             async with limit:
                 if interruptible:
                     limit.reschedule(asyncio.get_running_loop().time() + seconds)
@@ -119,6 +119,8 @@ async def answer_one(channel: Channel, target: Target, seconds: float, number: i
                     result = await asyncio.to_thread(function.call_for, request)
                     result = await result if inspect.isawaitable(result) else result
             score = checked(result)
+        except BaseException as error:
+            function.fail(error)
         channel.send((SCORED, number, [score]))
     except Failed as error:
         channel.send((TIMED_OUT, number, None) if limit.expired() else (FAILED, number, error))

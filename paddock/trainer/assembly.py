@@ -115,4 +115,4 @@ def trial(row: PromptRow, conversation: bool, chat: bool) -> ScoreRequest:
     prompt = messages_said("") if asks else row.written_prompt
     request = ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.location, prompt)
     turns = [{"role": "assistant", "content": ""}]
-    return replace(request, turns=turns, told=NOTHING_TOLD) if conversation else request
+    return replace(request, turns=turns, extra_fields=NOTHING_TOLD) if conversation else request

@@ -13,7 +13,7 @@ import pytest
 
 from paddock.config.schema import JudgeConfig
 from paddock.errors import UserError
-from paddock.rewards.judge import TEMPLATE, Judge, JudgeEndpoint, Reply, Rubric, plain_text, text_of
+from paddock.rewards.judge import TEMPLATE, Judge, JudgeEndpoint, Reply, plain_text, text_of
 
 
 class Server:
@@ -229,7 +229,7 @@ def test_a_template_and_a_pattern_of_ones_own(server, tmp_path):
 
 
 def test_a_pattern_without_groups_is_the_number_itself():
-    assert Rubric.of(JudgeConfig(pattern=r"[\d.]+")).read(Reply("between 3 and 4.5")) == 4.5
+    assert Judge(JudgeConfig(pattern=r"[\d.]+"), list).read(Reply("between 3 and 4.5")) == 4.5
 
 
 @pytest.mark.parametrize(
@@ -241,13 +241,13 @@ def test_a_pattern_without_groups_is_the_number_itself():
 )
 def test_settings_that_cannot_work_are_refused(keys, message):
     with pytest.raises(UserError, match=message):
-        Rubric.of(JudgeConfig(**keys))
+        Judge(JudgeConfig(**keys), list)
 
 
 def test_a_template_that_hides_the_answer_is_refused(tmp_path):
     (tmp_path / "t.txt").write_text("Is {prompt} a good question?")
     with pytest.raises(UserError, match=r"has no \{response\}"):
-        Rubric.of(JudgeConfig(template_path=str(tmp_path / "t.txt")))
+        Judge(JudgeConfig(template_path=str(tmp_path / "t.txt")), list)
 
 
 def test_conversations_are_told_apart_by_their_roles():
