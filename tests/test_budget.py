@@ -17,7 +17,7 @@ MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 25
 FILES_WITH_THE_WHOLE_CONFIG = 54
 PLACES_OF_ERRORS = 404
-WORDS = {"found": 1280, "told": 112, "one": 1679, "said": 234}
+WORDS = {"found": 1216, "told": 105, "one": 1679, "said": 231}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -33,12 +33,12 @@ LINES = {
     "environments": 3328,
     "errors.py": 50,
     "estimate": 1061,
-    "facts": 1435,
+    "facts": 1431,
     "grading": 2270,
     "help": 802,
     "kernels": 1875,
     "library": 929,
-    "loading": 2450,
+    "loading": 2440,
     "models": 5152,
     "plan": 1159,
     "report": 607,
@@ -47,7 +47,7 @@ LINES = {
     "runs": 1784,
     "sandbox": 3500,
     "trainer": 1998,
-    "verl": 2609,
+    "verl": 2574,
     "workers": 2590,
 }
 

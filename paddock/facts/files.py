@@ -162,12 +162,8 @@ def count_rows(path: str | Path, *, key: str | None = None) -> int:
     return sum(_count(source, key) for source in sources(path, key))
 
 
-def columns(path: str | Path, *, key: str | None = None) -> list[str]:
-    """Column names in file order; of a JSON file, those of its first record."""
-    return list(dict.fromkeys(name for source in sources(path, key) for name in columns_of(source, key)))
-
-
 def columns_of(source: FileSource, key: str | None = None) -> list[str]:
+    """Returns column names in file order; of a JSON file, those of its first record."""
     with readable(source, key):
         if source.kind == "parquet":
             return list(_metadata(source.file).schema.to_arrow_schema().names)

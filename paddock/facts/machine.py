@@ -67,6 +67,11 @@ class Machine:
     def has(self, package: str) -> bool:
         return package in self.installed
 
+    def holds_training(self, parameters: int, device: str) -> bool:
+        """True if weights, gradients and AdamW's moments in fp32, 16 bytes a parameter, leave a third of memory."""
+        memory = self.memory if device == "cpu" else self.device_memory or 16 * GIB
+        return parameters * 16 < memory * 2 / 3
+
     def with_gpu(self, name: str) -> Machine:
         """Returns this machine with devices of a kind in the table: as many as it has, or one."""
         device = "npu" if name.startswith("910") else "cuda"
@@ -100,7 +105,7 @@ def this_machine() -> Machine:
         device=device,
         devices=count,
         device_memory=_cuda_memory() if device == "cuda" else None,
-        memory=_ram(),
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         installed=Importable(),
         wandb_ready=_wandb_ready(),
@@ -142,7 +147,3 @@ def _cuda_memory() -> int | None:
         return min(int(line) for line in answer.split()) * 1024**2
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-
-
-def _ram() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -35,10 +35,9 @@ def module_at(path: str) -> ModuleType:
     module.__dict__.update(__file__=file, __source__=source, __package__=package_of(Path(file)))
     top, folder = top_of(Path(file)), Path(file).parent
     packaged = (folder / "__init__.py").is_file()
+    # Its neighbours are found as if it were run as a script; a package's never stand before others.
     for place in map(str, (folder, top.parent) if packaged else (folder,)):
-        if (
-            place not in sys.path
-        ):  # its neighbours, as if it were run as a script; a package's never stand before others
+        if place not in sys.path:
             sys.path.insert(len(sys.path) if packaged else 0, place)
     sys.modules[name] = module
     try:

@@ -49,11 +49,11 @@ def words(line: list[str]) -> list[str]:
     command = before[0]
     if command == "rm" and len(before) == 1:
         return starting(["train", "--help"], current)
-    found = flags(command, current) if current.startswith("-") else arguments_of(command, before, current)
+    options = flags(command, current) if current.startswith("-") else arguments_of(command, before, current)
     spoken = "rm train" if command == "rm" else command
     if spoken in known()["commands"] and not current.startswith("-"):
-        found += keys(spoken, current)
-    return list(dict.fromkeys(found))
+        options += keys(spoken, current)
+    return list(dict.fromkeys(options))
 
 
 def starting(options: Iterable[str], start: str) -> list[str]:
@@ -112,18 +112,18 @@ def full_name(name: str, names: dict[str, str]) -> str:
 
 def next_names(known_keys: Iterable[str], start: str) -> list[str]:
     """Keys that begin so, cut behind the next dot: actor_rollout_ref.ro -> actor_rollout_ref.rollout."""
-    found: dict[str, None] = {}
+    options: dict[str, None] = {}
     for key in known_keys:
         if key.startswith(start):
             dot = key.find(".", len(start))
-            found[key[: dot + 1] if dot >= 0 else f"{key}="] = None
-    return [*found]
+            options[key[: dot + 1] if dot >= 0 else f"{key}="] = None
+    return [*options]
 
 
 def values(before: str, key: str, start: str) -> list[str]:
     about = known()["keys"].get(key, {})
-    found = [before + word for word in starting(about.get("values", ()), start)]
-    return found + (files(before, start) if about.get("path") or key == "output" else [])
+    options = [before + word for word in starting(about.get("values", ()), start)]
+    return options + (files(before, start) if about.get("path") or key == "output" else [])
 
 
 def files(before: str, start: str) -> list[str]:
@@ -133,8 +133,8 @@ def files(before: str, start: str) -> list[str]:
         entries = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda entry: entry.name)
     except OSError:
         return []
-    found = []
+    options = []
     for entry in entries:
         if entry.name.startswith(name) and (name.startswith(".") or not entry.name.startswith(".")):
-            found.append(before + os.path.join(folder, entry.name) + ("/" if entry.is_dir() else ""))
-    return found
+            options.append(before + os.path.join(folder, entry.name) + ("/" if entry.is_dir() else ""))
+    return options

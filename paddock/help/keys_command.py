@@ -56,14 +56,14 @@ def answer(words: list[str]) -> str:
         inside = [entry for key, entry in entries().items() if key.startswith(f"{name}.")]
         return "\n".join([f"{len(inside)} keys in {name}:", *map(line, inside)])
     exact = [(name, rule)] if (rule := foreign.rule_for(name)) and name else []
-    found, every = search(words)
+    matches, every = search(words)
     others = exact or search_foreign(words)
     of_trl = trl.key_of(name) if name else None
-    if not found and not others and not of_trl:
+    if not matches and not others and not of_trl:
         near = tree.meant(name) if name else []
         fix = f"did you mean {' or '.join(near)}?" if near else "fewer or other words; `paddock keys` lists sections"
         raise UserError("no key has this name or meaning", key="paddock keys", value=" ".join(words), fix=fix)
-    parts = listing(found, every, words) if found and not exact else []
+    parts = listing(matches, every, words) if matches and not exact else []
     if of_trl:
         said = f"{name} of TRL is {of_trl} here; docs/en/from_trl.md says which values it takes."
         parts[:0] = [said, whole(entries()[of_trl])]
@@ -72,13 +72,13 @@ def answer(words: list[str]) -> str:
     return "\n\n".join(parts)
 
 
-def listing(found: list[KeyEntry], every: bool, words: list[str]) -> list[str]:
-    if len(found) <= WHOLE and every:
-        return [whole(entry) for entry in found]
+def listing(matches: list[KeyEntry], every: bool, words: list[str]) -> list[str]:
+    if len(matches) <= WHOLE and every:
+        return [whole(entry) for entry in matches]
     note = "" if every else f" (no key has all of: {' '.join(words)})"
-    lines = [f"{len(found)} keys{note}:", *map(line, found[:MOST])]
-    if len(found) > MOST:
-        lines.append(f"  and {len(found) - MOST} more: add a word")
+    lines = [f"{len(matches)} keys{note}:", *map(line, matches[:MOST])]
+    if len(matches) > MOST:
+        lines.append(f"  and {len(matches) - MOST} more: add a word")
     return ["\n".join([*lines, "paddock keys KEY says all about one."])]
 
 

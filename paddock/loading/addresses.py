@@ -15,17 +15,17 @@ def functions_apart(settings: list[Setting]) -> list[Setting]:
     last = {setting.key: setting for setting in settings}
     named = last.get("reward")
     items = texts_of("reward", named.value) if named and isinstance(named.value, str | list) else []
-    found = {index: address for index, item in enumerate(items) if (address := address_of(item))}
-    if not named or not found:
+    functions = {index: address for index, item in enumerate(items) if (address := address_of(item))}
+    if not named or not functions:
         return settings
     if (other := last.get(PATH)) and other.value:
         fix = f"name all functions in one of them: reward=[{','.join(items)},...]"
         raise UserError(f"names a function, and {PATH} names others", key="reward", value=named.value, fix=fix)
-    parted: dict[str, Any] = {"reward": [item for index, item in enumerate(items) if index not in found] or None,
-                              PATH: list(found.values())}  # fmt: skip
+    parted: dict[str, Any] = {"reward": [item for index, item in enumerate(items) if index not in functions] or None,
+                              PATH: list(functions.values())}  # fmt: skip
     weights = last["reward_weights"].value if "reward_weights" in last else None
     if isinstance(weights, list) and len(weights) == len(items):
-        parted["reward_weights"] = [one for index, one in enumerate(weights) if index not in found] or None
-        parted[WEIGHTS] = [weights[index] for index in found]
+        parted["reward_weights"] = [one for index, one in enumerate(weights) if index not in functions] or None
+        parted[WEIGHTS] = [weights[index] for index in functions]
     kept = [setting for setting in settings if setting.key not in parted]
     return [*kept, *(replace(named, key=key, value=value) for key, value in parted.items())]

@@ -62,20 +62,20 @@ def decide(
     if work is None:
         return []
     memory = f"{work.hardware.memory_bytes / GIB:.0f} {MEMORY}"
-    found = [] if set_by_user(origins.get(SEQUENCES, "")) else _sequences(work, memory, trains)
-    for choice in found:
+    chosen = [] if set_by_user(origins.get(SEQUENCES, "")) else _sequences(work, memory, trains)
+    for choice in chosen:
         work = replace(work, rollout=replace(work.rollout, max_sequences=choice.value))
     if in_one_process(config) and trains:
         for phase in (PHASES["update_actor"], PHASES["update_critic"]):
             role = work.roles.get(phase.role)
             if role is not None:
-                found += _Update(config, origins, work, phase.name, role).choices(phase.checkpointing, memory)
-        found += _prefill(origins, work, config.actor_rollout_ref.rollout.max_num_batched_tokens, memory)
-    for choice in found:
+                chosen += _Update(config, origins, work, phase.name, role).choices(phase.checkpointing, memory)
+        chosen += _prefill(origins, work, config.actor_rollout_ref.rollout.max_num_batched_tokens, memory)
+    for choice in chosen:
         for key in (choice.key, *(cut.tokens_key for cut in _takers(choice.key, origins))):
             tree.put(config, key, choice.value)
         origins[choice.key] = choice.why
-    return found
+    return chosen
 
 
 def undecided(origins: dict[str, str]) -> dict[str, str]:
@@ -91,13 +91,13 @@ def _applies(config: Config, machine: Machine, gpu: str | None) -> bool:
 
 def _takers(key: str, origins: dict[str, str]) -> list[MicroBatches]:
     """Returns the micro-batches whose token budget is this key, or follows it unless it was set."""
-    found: list[MicroBatches] = []
+    cuts: list[MicroBatches] = []
     keys = {key}
     for cut in CUTS.values():
         if cut.tokens_key in keys or origins.get(cut.tokens_key, "").removeprefix("follows ") in keys:
             keys.add(cut.tokens_key)
-            found.append(cut)
-    return found
+            cuts.append(cut)
+    return cuts
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class _Update:
             if most is not None and most >= enough:
                 tokens, recompute, why = most, way, f"from {memory}"
                 break
-        found = [Choice(cut.tokens_key, tokens, why)] if budget_unset else []
-        return [*found, Choice(checkpointing, recompute, why)] if unset else found
+        chosen = [Choice(cut.tokens_key, tokens, why)] if budget_unset else []
+        return [*chosen, Choice(checkpointing, recompute, why)] if unset else chosen
 
     def sizes(self) -> range:
         """Budgets from one full row on; at the end, two rows find room, for reward models train on pairs."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from paddock.config import tree
 from paddock.config.schema import Config
@@ -142,8 +142,7 @@ def number_of(value: Any) -> float | None:
 @cache
 def rules() -> Mapping[str, KeyRule]:
     """Returns the rules by key; a pattern with `*` is for several. The one foreign surface is verl's."""
-    found: Mapping[str, KeyRule] = import_module("paddock.verl.keys").RULES
-    return found
+    return cast(Mapping[str, KeyRule], import_module("paddock.verl.keys").RULES)
 
 
 def rule_for(key: str, rules_by_key: Mapping[str, KeyRule] | None = None) -> KeyRule | None:
@@ -181,8 +180,8 @@ def translate(
             return [], None  # a key of theirs takes the value of another, and both are the same here
         case Mapped(to=to, value=convert):
             named = f"{key} is called {to} here"
-            found, said = translate(to, convert(value), given, planned)  # the other name may have a rule of its own
-            return found, f"{named}, and {said}" if said else named
+            pairs, note = translate(to, convert(value), given, planned)  # the other name may have a rule of its own
+            return pairs, f"{named}, and {note}" if note else named
         case Converted() | Several() if value is None or _refers(value):
             return [], None
         case Converted(to=to, value=convert, about=about):
@@ -192,8 +191,8 @@ def translate(
             several = to(key, value, given or {})
             if key in several:
                 return [(key, value)], None
-            told = " ".join(f"{name}={setting}" for name, setting in several.items()) or "the default"
-            return list(several.items()), f"{key}={value} is {told} ({about})"
+            settings = " ".join(f"{name}={setting}" for name, setting in several.items()) or "the default"
+            return list(several.items()), f"{key}={value} is {settings} ({about})"
         case Ignored() | Refused() as rule:
             return [], without_effect(rule, key, value, planned)
 
@@ -211,5 +210,4 @@ def differences(config: Config, origins: dict[str, str]) -> Iterable[str]:
     """Returns a warning for each default that differs in the checkout from which `paddock run` was called."""
     if not os.environ.get(CHECKOUT):
         return ()
-    found: Iterable[str] = import_module("paddock.verl.forks").differences(config, origins)
-    return found
+    return cast(Iterable[str], import_module("paddock.verl.forks").differences(config, origins))

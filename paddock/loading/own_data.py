@@ -15,7 +15,7 @@ from paddock.config import recipes
 from paddock.config.paths import expand, files_of
 from paddock.errors import UserError
 from paddock.facts.files import SAMPLED, FileSample, hub_name, is_here, sample
-from paddock.facts.machine import GIB, Machine
+from paddock.facts.machine import Machine
 from paddock.facts.models import BUILTIN, ModelShape, local_models, shape_of
 
 _M, _RO = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
@@ -84,7 +84,7 @@ def choices(chosen: Mapping[str, Any], machine: Machine) -> list[Choice]:
     model, shape, why = _model(machine, device) if named is None else (named, shape_of(expand(str(named))), "named")
     tiny = str(model).startswith(BUILTIN)
     here = f"{machine.devices} of this kind here" if machine.devices else "this machine has no accelerator"
-    found = [
+    all_choices = [
         Choice(recipes.DEVICE, device, here),
         Choice(recipes.DEVICES, 1, "one process"),
         Choice(MODEL, model, why),
@@ -98,7 +98,7 @@ def choices(chosen: Mapping[str, Any], machine: Machine) -> list[Choice]:
         settled.add(recipes.STEPS)
     if chosen.get("environment") or chosen.get(f"{_RO}.multi_turn.enable"):  # these write prompts, too
         settled.add("data.max_prompt_length")
-    return [choice for choice in found if choice.key not in settled]
+    return [choice for choice in all_choices if choice.key not in settled]
 
 
 def as_the_run_has_them(own: list[Choice], folder: str, chosen: Mapping[str, Any]) -> list[Choice]:
@@ -133,11 +133,8 @@ def _model(machine: Machine, device: str) -> tuple[str, ModelShape | None, str]:
 
 
 def _fits(shape: ModelShape, machine: Machine, device: str) -> bool:
-    """Weights, gradients and AdamW's moments in fp32 take 16 bytes a parameter; a third of memory is left."""
-    size = shape.parameters
-    if device == "cpu":
-        return size <= LARGEST_ON_CPU and size * 16 < machine.memory * 2 / 3
-    return size * 16 < (machine.device_memory or 16 * GIB) * 2 / 3
+    small = device != "cpu" or shape.parameters <= LARGEST_ON_CPU
+    return small and machine.holds_training(shape.parameters, device)
 
 
 def _lengths(rows: FileSample, tiny: bool, shape: ModelShape | None) -> list[Choice]:

@@ -53,15 +53,16 @@ def _hardware(config: Config, fill: _Filler, machine: Machine) -> None:
     """All accelerators that are there; without one, the CPU if the model fits it, else the guide's eight GPUs."""
     trainer = config.trainer
     asked_for_gpus = trainer.n_gpus_per_node is not None or trainer.nnodes > 1
+    shape = shape_of(config.actor_rollout_ref.model.path or "")
+    too_large = shape is not None and not machine.holds_training(shape.parameters, "cpu")
     if trainer.device == "cpu":
         fill("trainer.n_gpus_per_node", 1, "one CPU process")
     elif machine.devices and trainer.device in (None, machine.device):
         fill("trainer.device", machine.device, f"machine: {machine.devices} {machine.device} device(s)")
         fill("trainer.n_gpus_per_node", machine.devices * trainer.ranks_per_device, "machine")
-    elif trainer.device is not None or asked_for_gpus or not _fits_host(config, machine):
-        fill(
-            "trainer.device", "cuda", "GPUs are asked for" if asked_for_gpus else "the model is too large for this CPU"
-        )
+    elif trainer.device is not None or asked_for_gpus or too_large:
+        why = "GPUs are asked for" if asked_for_gpus else "the model is too large for this CPU"
+        fill("trainer.device", "cuda", why)
         each = recipes.GUIDE_NPUS_PER_NODE if trainer.device == "npu" else recipes.GUIDE_GPUS_PER_NODE
         fill("trainer.n_gpus_per_node", each, "guide: this machine has none")
     else:
@@ -87,12 +88,6 @@ def _cpu_budgets(config: Config, origins: dict[str, str]) -> None:
         if asked.startswith("follows") and origins.get(asked.removeprefix("follows "), why) == why:
             tree.put(config, key, min(room, tree.get(config, key)))
             origins[key] = why
-
-
-def _fits_host(config: Config, machine: Machine) -> bool:
-    """Weights, gradients and AdamW's moments in fp32: 16 bytes a parameter; a third of RAM is left for the rest."""
-    shape = shape_of(config.actor_rollout_ref.model.path or "")
-    return shape is None or shape.parameters * 16 < machine.memory * 2 / 3
 
 
 def _rollout_engine(config: Config, fill: _Filler, machine: Machine) -> None:
@@ -170,10 +165,10 @@ def _validation_files(config: Config, fill: _Filler) -> list[str]:
         for path in map(Path, files_of(config.data.train_files))
         if path.name.startswith("train")
     ]
-    found = [str(path) for path in siblings if path.exists() or known_dataset(str(path))]
-    found += [path for path in files_of(config.data.train_files) if held_out_split(path)]
-    fill("data.val_files", found or None, "beside data.train_files")
-    return [] if found else ["data.val_files is unset: there will be no validation"]
+    files = [str(path) for path in siblings if path.exists() or known_dataset(str(path))]
+    files += [path for path in files_of(config.data.train_files) if held_out_split(path)]
+    fill("data.val_files", files or None, "beside data.train_files")
+    return [] if files else ["data.val_files is unset: there will be no validation"]
 
 
 def _unused_row_counts(config: Config) -> list[str]:

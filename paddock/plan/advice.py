@@ -255,8 +255,8 @@ def adapters_that_fit(job: StepLoad, cut_by_rows: frozenset[str]) -> list[Change
     what = "with LoRA, whose adapters alone have gradients and moments"
     keys = [LORA_KEY, *(["critic.model.lora_rank"] if "critic" in adapted else [])]
     lora = Change(changed, LORA_KEY, what, " ".join(f"{key}={LORA_RANK}" for key in keys))
-    found = [lora, *changes(changed, needed_steps(changed, cut_by_rows))]
-    return found if estimate(found[-1].job).fits else []
+    steps = [lora, *changes(changed, needed_steps(changed, cut_by_rows))]
+    return steps if estimate(steps[-1].job).fits else []
 
 
 def needed_steps(job: StepLoad, cut_by_rows: frozenset[str]) -> list[Step]:

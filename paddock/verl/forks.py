@@ -17,18 +17,15 @@ from paddock.loading import foreign
 from paddock.loading.overrides import flatten, read_yaml
 from paddock.loading.rules.unread import set_by_user
 
-_A, _RO = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-CHANGES_TRAINING = (
-    *("algorithm.gamma", "algorithm.lam", "algorithm.kl_*", "algorithm.use_kl_in_reward", "algorithm.norm_adv_*"),
-    *(
-        f"{_A}.{name}"
-        for name in ("clip_ratio*", "entropy_coeff", "loss_agg_mode", "ppo_epochs", "ppo_mini_batch_size")
-    ),
-    *(f"{_A}.{name}" for name in ("use_kl_loss", "kl_loss_*", "policy_loss.*", "optim.*", "shuffle")),
-    *("critic.optim.*", "critic.cliprange_value", "critic.ppo_epochs", "critic.loss_agg_mode", "trainer.critic_warmup"),
-    *(f"{_RO}.{name}" for name in ("temperature", "top_k", "top_p", "val_kwargs.*")),
-    *("data.max_prompt_length", "data.max_response_length", "data.train_batch_size", "data.truncation"),
-    *("trainer.total_epochs", "trainer.test_freq", "trainer.val_before_train", "reward_model.reward_manager"),
+CHANGES_TRAINING = tuple(
+    foreign.keys_in(
+        "algorithm.{gamma,lam,kl_*,use_kl_in_reward,norm_adv_*} "
+        "@actor.{clip_ratio*,entropy_coeff,loss_agg_mode,ppo_epochs,ppo_mini_batch_size} "
+        "@actor.{use_kl_loss,kl_loss_*,policy_loss.*,optim.*,shuffle} trainer.critic_warmup "
+        "critic.{optim.*,cliprange_value,ppo_epochs,loss_agg_mode} @rollout.{temperature,top_k,top_p,val_kwargs.*} "
+        "data.{max_prompt_length,max_response_length,train_batch_size,truncation} "
+        "trainer.{total_epochs,test_freq,val_before_train} reward_model.reward_manager"
+    )
 )
 """Keys whose defaults decide what a run trains on, and how long."""
 PAYS_KL = re.compile(
@@ -64,13 +61,13 @@ def defaults_of(file: Path) -> dict[str, Any]:
         written = dict(flatten(read_yaml(file), ""))
     except UserError:
         return {}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in written.items():
         try:
-            found |= dict(foreign.translate(key, value, written)[0])
+            values |= dict(foreign.translate(key, value, written)[0])
         except UserError:
             continue  # a feature of its own, whose key would be refused
-    plain = {key: value for key, value in found.items() if isinstance(value, bool | int | float | str)}
+    plain = {key: value for key, value in values.items() if isinstance(value, bool | int | float | str)}
     return {key: value for key, value in plain.items() if "$" not in str(value) and key in tree.leaves()}
 
 

@@ -73,10 +73,10 @@ def no_environment() -> Any:
 def listed_loops(path: str) -> dict[str, tuple[Any, dict[str, Any]]]:
     """Returns the agent loops of a YAML file, each a class and its arguments: `[{name, _target_, ...}]`."""
     key = f"{AGENT}.agent_loop_config_path"
-    found = {}
+    loops = {}
     for entry in entries(path, key, None, "_target_"):
         if not isinstance(entry.get("name"), str):
             raise UserError(f"{entry['_target_']} has no name", key=key, value=path, fix="- name: my_agent")
         rest = {name: value for name, value in entry.items() if name != "_target_"}
-        found[entry["name"]] = class_of(entry["_target_"], key, path), rest
-    return found
+        loops[entry["name"]] = class_of(entry["_target_"], key, path), rest
+    return loops

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from paddock.commands.guard import PLAN_ONLY, guarded
 from paddock.loading.load import Loaded
@@ -18,26 +20,9 @@ OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TO
 """Beginnings of the variables that torchrun sets: the run's own processes must not meet in its group."""
 
 
-def fsdp_sft_trainer() -> int:
-    """`verl.trainer.fsdp_sft_trainer`: SFT on columns of prompts and answers, or on conversations."""
-    return guarded(lambda arguments: supervise("FSDP_SFT", arguments), sys.argv[1:])
-
-
-def sft_trainer() -> int:
-    """`verl.trainer.sft_trainer` and `sft_trainer_ray`: SFT on conversations."""
-    return guarded(lambda arguments: supervise("ENGINE_SFT", arguments), sys.argv[1:])
-
-
-def main_generation() -> int:
-    return guarded(lambda arguments: generate("GENERATION", arguments), sys.argv[1:])
-
-
-def main_generation_server() -> int:
-    return guarded(lambda arguments: generate("GENERATION_SERVER", arguments), sys.argv[1:])
-
-
-def main_eval() -> int:
-    return guarded(score, sys.argv[1:])
+def entry(command: Callable[..., int], *surface: str) -> Callable[[], int]:
+    """Returns an entry point that runs a command, on the named surface of commands.py."""
+    return lambda: guarded(partial(command, *surface), sys.argv[1:])
 
 
 def supervise(surface: str, arguments: list[str]) -> int:
@@ -100,3 +85,12 @@ def score(arguments: list[str]) -> int:
 
     print(mean_scores(loaded.config, columns))
     return 0
+
+
+fsdp_sft_trainer = entry(supervise, "FSDP_SFT")
+"""`verl.trainer.fsdp_sft_trainer`: SFT on columns of prompts and answers, or on conversations."""
+sft_trainer = entry(supervise, "ENGINE_SFT")
+"""`verl.trainer.sft_trainer` and `sft_trainer_ray`: SFT on conversations."""
+main_generation = entry(generate, "GENERATION")
+main_generation_server = entry(generate, "GENERATION_SERVER")
+main_eval = entry(score)

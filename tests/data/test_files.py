@@ -20,7 +20,7 @@ from paddock.data import hub
 from paddock.data.dataset import PromptDataset
 from paddock.data.unscored import AnswerDataset, UnscoredDataset
 from paddock.errors import UserError
-from paddock.facts.files import columns, count_rows, hub_name
+from paddock.facts.files import columns_of, count_rows, hub_name, sources
 
 PLAIN = [{"question": f"{n} + {n}?", "answer": str(2 * n), "level": "easy, or\nnot"} for n in range(7)]
 
@@ -66,7 +66,7 @@ NAMES = ["a.parquet", "a.jsonl", "a.ndjson", "a.json", "a.csv", "a.tsv", "a.json
 @pytest.mark.parametrize("name", NAMES)
 def test_every_format_gives_the_same_prompts_and_answers(tmp_path, name, caplog):
     path = save(tmp_path, name)
-    assert count_rows(path) == 7 and columns(path) == ["question", "answer", "level"]
+    assert count_rows(path) == 7 and columns_of(*sources(path)) == ["question", "answer", "level"]
     with caplog.at_level(logging.INFO, "paddock"):
         data = opened(path)
     rows = data.rows(range(7))

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from paddock.errors import UserError
-from paddock.facts.files import columns, count_rows
+from paddock.facts.files import columns_of, count_rows, sources
 
 ROWS = [{"data_source": "a", "prompt": [{"role": "user", "content": str(n)}]} for n in range(3)]
 
@@ -30,7 +30,7 @@ def file(request, tmp_path):
 
 def test_every_format_gives_the_same_count_and_columns(file):
     assert count_rows(file) == count_rows(str(file)) == 3
-    assert columns(file) == ["data_source", "prompt"]
+    assert columns_of(*sources(file)) == ["data_source", "prompt"]
 
 
 def test_the_home_folder_may_be_written_as_a_tilde(file, monkeypatch):
@@ -46,7 +46,7 @@ def test_a_missing_file_names_the_key_and_the_command_that_makes_it(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         count_rows("~no_such_user/rows.parquet")
     with pytest.raises(UserError, match="correct the path"):
-        columns(tmp_path / "mine.parquet", key="data.val_files")
+        columns_of(*sources(tmp_path / "mine.parquet"), key="data.val_files")
 
 
 @pytest.mark.parametrize("name", ["rows.txt", "rows", "rows.parquet.tmp", "rows.parquet.gz"])
@@ -75,7 +75,7 @@ def test_an_unreadable_file_is_a_user_error(tmp_path, name, content):
 def test_an_empty_file_has_no_rows(tmp_path):
     (tmp_path / "a.jsonl").write_text("")
     assert count_rows(tmp_path / "a.jsonl") == 0
-    assert columns(tmp_path / "a.jsonl") == []
+    assert columns_of(*sources(tmp_path / "a.jsonl")) == []
 
 
 def test_the_planner_can_import_it_without_torch_or_pyarrow():

@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from paddock.commands.guard import PLAN_ONLY, note
@@ -28,35 +27,24 @@ OVERRIDES = "PADDOCK_RUN_SET"  # overrides of `paddock run --set`, as a JSON lis
 PREFIX, PROGRAMS, SAID, OTHERS = "paddock-run-", "programs", "said", "others"
 
 
-@dataclass(frozen=True)
-class StandIn:
-    """What stands in for a program. A real run has no stand-in for those that are only passed over in a plan."""
-
-    launches: bool = False
-    """It starts another command, which may be Paddock's."""
-    real: bool = False
-    """It has a stand-in in real runs as well, since a command of Paddock's behind it is started here."""
-    answer: str = ""
-    """What it prints while planning, for scripts that count on it."""
-
-
-LAUNCHES_HERE, LAUNCHES_ELSEWHERE, PASSED_OVER = StandIn(launches=True, real=True), StandIn(launches=True), StandIn()
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(9, 16)))
 FLAGS = re.compile(r"-[uOBqvds]+|-[WX].*")
 RANKS = ("torchrun", "accelerate", "deepspeed")
-EIGHT_DEVICES = StandIn(answer="".join(f"GPU {n}: assumed while planning\n" for n in range(8)))
-TABLE = {
-    **dict.fromkeys((*PYTHONS, *RANKS, "uv", "srun", "ray"), LAUNCHES_HERE),
-    **dict.fromkeys(("sbatch", "apptainer", "singularity", "docker", "podman", "ssh", "mpirun"), LAUNCHES_ELSEWHERE),
-    **dict.fromkeys(("nsys", "numactl"), LAUNCHES_ELSEWHERE),
-    **dict.fromkeys(DEVICE_PROGRAMS, EIGHT_DEVICES),
-    "scontrol": StandIn(answer="localhost\n"),
-    **dict.fromkeys(("pip", "pip3", "conda", "mamba", "git", "apt", "apt-get", "sudo", "make"), PASSED_OVER),
-    **dict.fromkeys(("hf", "huggingface-cli", "modelscope", "wget", "curl", "aws", "gsutil", "hdfs"), PASSED_OVER),
-    **dict.fromkeys(("rsync", "scp", "rm", "pkill", "killall", "wandb"), PASSED_OVER),
-    "paddock": PASSED_OVER,
+LAUNCHERS = (*PYTHONS, *RANKS, "uv", "srun", "ray")
+"""Programs that start another command, which may be Paddock's: it is started here, in real runs as well."""
+LAUNCHERS_ELSEWHERE = ("sbatch", "apptainer", "singularity", "docker", "podman", "ssh", "mpirun", "nsys", "numactl")
+"""Programs that start another command where no stand-in is: they are passed over while planning, as the next ones."""
+PASSED_OVER = (
+    *("pip", "pip3", "conda", "mamba", "git", "apt", "apt-get", "sudo", "make", "rsync", "scp", "rm", "pkill"),
+    *("hf", "huggingface-cli", "modelscope", "wget", "curl", "aws", "gsutil", "hdfs", "wandb", "killall", "paddock"),
+)
+ANSWERS = {
+    **dict.fromkeys(DEVICE_PROGRAMS, "".join(f"GPU {n}: assumed while planning\n" for n in range(8))),
+    "scontrol": "localhost\n",
 }
-"""Programs by name. One that is not here is the script's own affair, also while planning: mkdir, tee, date."""
+"""What programs print while planning, for scripts that count on it."""
+PLANNED = (*LAUNCHERS, *LAUNCHERS_ELSEWHERE, *PASSED_OVER, *ANSWERS)
+"""Programs with a stand-in while planning. Any other is the script's own affair, also then: mkdir, tee, date."""
 
 PER_NODE = re.compile(r"--(?:nproc[-_]per[-_]node|num_gpus)[= ](\d+)")
 IN_ALL = re.compile(r"--num_processes[= ](\d+)")
@@ -105,10 +93,10 @@ def _called(words: list[str]) -> int:
         execute(flags, command)
     if not planning:
         return _itself(program, arguments)
-    if TABLE[program].launches and (script := shell_behind(words)):
+    if program in (*LAUNCHERS, *LAUNCHERS_ELSEWHERE) and (script := shell_behind(words)):
         return subprocess.run(["bash", *script]).returncode
     print(f"paddock: not run while planning: {shlex.join(words)}", file=sys.stderr)
-    sys.stdout.write(TABLE[program].answer)
+    sys.stdout.write(ANSWERS.get(program, ""))
     return 0
 
 
@@ -129,8 +117,8 @@ def behind(words: list[str]) -> tuple[list[str], list[str]]:
         if first is None or rest[first].endswith(".py"):
             return [], []
         return [], ["-m", *rest[first + 1 :], *ranks(rest[:first], rest[first + 1 :])]
-    if program in TABLE and TABLE[program].launches:
-        inner = next((n for n, word in enumerate(rest) if os.path.basename(word) in TABLE), None)
+    if program in (*LAUNCHERS, *LAUNCHERS_ELSEWHERE):
+        inner = next((n for n, word in enumerate(rest) if os.path.basename(word) in PLANNED), None)
         return ([], []) if inner is None else behind(rest[inner:])
     return [], []
 
@@ -169,16 +157,14 @@ def is_ours(command: list[str]) -> bool:
     if command[:1] != ["-m"] or len(command) < 2:
         return False
     module = command[1]
-    package = module.split(".")[0]
     path = shims().joinpath(*module.split("."))
-    told = next((reason for name, reason in NOT_BUILT.items() if module.startswith(name)), None)
+    reason = next((reason for name, reason in NOT_BUILT.items() if module.startswith(name)), None)
     if path.with_suffix(".py").is_file() or (path / "__main__.py").is_file():
         return True
-    if package != "verl" and told is None:
-        return package == "paddock"
-    told = told or "Paddock has no such module"
+    if not reason and not f"{module}.".startswith("verl."):
+        return f"{module}.".startswith("paddock.")
     fix = "verl.trainer.main_ppo trains; `paddock --help` lists what else there is"
-    raise UserError(told, key=f"python3 -m {module}", fix=fix)
+    raise UserError(reason or "Paddock has no such module", key=f"python3 -m {module}", fix=fix)
 
 
 def as_module(command: list[str]) -> list[str]:
@@ -261,17 +247,12 @@ def say(text: str) -> None:
         file.write(f"{text}\n")
 
 
-def is_stand_ins(folder: Path) -> bool:
-    """True for the folder of stand-ins of this run, or of one that has started it."""
-    return folder.name == PROGRAMS and folder.parent.name.startswith(PREFIX)
-
-
 def _itself(program: str, arguments: list[str]) -> int:
     """Calls the program that the script means. Without Ray its clusters are passed over: one machine needs none."""
-    parts = [part for part in os.environ.get("PATH", "").split(os.pathsep) if not is_stand_ins(Path(part))]
-    found = shutil.which(program, path=os.pathsep.join(parts))
-    if found:
-        os.execv(found, [found, *arguments])
+    stand_ins = re.compile(rf".*/{PREFIX}[^/]*/{PROGRAMS}/?")  # of this run, or of one that has started it
+    parts = [part for part in os.environ.get("PATH", "").split(os.pathsep) if not stand_ins.fullmatch(part)]
+    if program_file := shutil.which(program, path=os.pathsep.join(parts)):
+        os.execv(program_file, [program_file, *arguments])
     if program == "ray" and arguments[:1] in (["start"], ["stop"], ["status"]):
         print(f"paddock: passed over, ray is not installed: {shlex.join([program, *arguments])}", file=sys.stderr)
         return 0

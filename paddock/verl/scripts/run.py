@@ -22,7 +22,7 @@ from paddock.config.paths import missing_file
 from paddock.errors import UserError
 from paddock.facts.compat import PACKAGE, SERVES, python_path
 from paddock.verl.scripts.by_hand import installed
-from paddock.verl.scripts.launcher import FOLDER, OTHERS, OVERRIDES, PREFIX, PROGRAMS, TABLE
+from paddock.verl.scripts.launcher import FOLDER, LAUNCHERS, OTHERS, OVERRIDES, PLANNED, PREFIX, PROGRAMS
 
 Process = subprocess.Popen[bytes]
 OWN_ENVIRONMENT = "VERL_USE_UV"
@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
     try:
         write_programs(folder / PROGRAMS, plan)
         environment = surroundings(folder, plan, overrides, bool(ACTIVATES.search(text)))
-        command = [*_interpreter(script), script, *rest]
+        command = [sys.executable if script.endswith(".py") else "bash", script, *rest]
         code, left = (_planned(command, environment, script), False) if plan else _ended(command, environment)
         if (folder / STOPPED).exists():
             raise _not_run(script, (folder / STOPPED).read_text().strip(), "start what it waits for, or leave it out")
@@ -127,10 +127,6 @@ def _started(command: list[str], environment: dict[str, str], **options: Any) ->
         os.close(alive)
 
 
-def _interpreter(script: str) -> list[str]:
-    return [sys.executable] if script.endswith(".py") else ["bash"]
-
-
 def read_script(script: str) -> str:
     """Returns the script's text. What no interpreter would run is refused before anything of it has run."""
     if not os.path.isfile(script):
@@ -164,9 +160,7 @@ def _started_nothing(script: str, text: str, plan: bool, code: int, others: list
     fix = "python3 -m verl.trainer.main_ppo or paddock.trainer.main_ppo is what it must call"
     own = f": {others[-1]} is a program of its own" if others else ""
     if others:
-        fix += (
-            "; docs/en/from_trl.md has the settings of TRL and of trainers like it, docs/en/from_verl.md those of verl"
-        )
+        fix += "; docs/en/from_trl.md has the settings of TRL and trainers like it, docs/en/from_verl.md those of verl"
     if code:
         if others and not plan:
             print(f"paddock: {script} started no command of Paddock's{own}\n  fix: {fix}", file=sys.stderr)
@@ -183,11 +177,10 @@ def write_programs(folder: Path, plan: bool) -> None:
     """Writes a file for each program that has a stand-in: it comes first on PATH, and calls the launcher."""
     folder.mkdir()
     begin = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); from paddock.verl.scripts.launcher import main; "
-    for name, program in TABLE.items():
-        if plan or program.real:
-            call = [sys.executable, "-I", "-S", "-c", f"{begin}sys.exit(main(sys.argv[1:]))", name]
-            (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(call)} "$@"\n')
-            (folder / name).chmod(0o755)
+    for name in PLANNED if plan else LAUNCHERS:
+        call = [sys.executable, "-I", "-S", "-c", f"{begin}sys.exit(main(sys.argv[1:]))", name]
+        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(call)} "$@"\n')
+        (folder / name).chmod(0o755)
 
 
 def surroundings(folder: Path, plan: bool, overrides: list[str], activates: bool) -> dict[str, str]:
