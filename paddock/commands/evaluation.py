@@ -12,7 +12,6 @@ from paddock.config.schema import Config
 from paddock.core.timing import Timer
 from paddock.data.loader import Loader
 from paddock.rollouts.collect import Collector
-from paddock.runs.samples import Sample
 from paddock.trainer.assembly import Assembly
 from paddock.trainer.out_of_memory import explaining
 from paddock.trainer.validation import Validation, by_source, core_variable, variable_metrics
@@ -51,19 +50,18 @@ def evaluate(config: Config) -> Evaluation:
         engine = FrozenRollout(policy.engine, lambda count: progress.advance(task, count), environments)
         collector = Collector(parts.config, loader, engine, rewards, parts.tokenizer, policy.stop_tokens, models)
         _, samples = Validation(collector, dataset).run(0, timer)
+    sources = {}
+    for source, prompts in by_source(samples).items():
+        variable = core_variable(prompts)
+        metrics = variable_metrics(prompts, variable)
+        sources[source] = {"prompts": len(prompts), "variable": variable, "metrics": metrics}
     return Evaluation(
         model=str(config.actor_rollout_ref.model.path),
         files=files_of(config.data.val_files),
         sampling=dict(vars(validation)),
-        sources={source: of_source(prompts) for source, prompts in by_source(samples).items()},
+        sources=sources,
         mean_length=sum(sample.length for sample in samples) / len(samples),
         left_out=dataset.left_out,
         seconds=timer.seconds["testing"],
         adapter=config.actor_rollout_ref.model.lora_adapter_path,
     )
-
-
-def of_source(prompts: list[list[Sample]]) -> dict[str, Any]:
-    """`acc` where every scorer returned one, else the reward."""
-    variable = core_variable(prompts)
-    return {"prompts": len(prompts), "variable": variable, "metrics": variable_metrics(prompts, variable)}

@@ -134,16 +134,12 @@ def require_free_columns(dataset: PromptDataset) -> None:
 
 
 @contextmanager
-def writer(output: Path) -> Iterator[Callable[[Record], None]]:
+def writer(output: Path) -> Iterator[Callable[[Record], object]]:
     """Takes records one by one. jsonl goes to disk as it comes, parquet at the end, when all types are known."""
     records: list[Record] = []
     with replacing(output, OUTPUT) as file:
         if output.suffix == ".jsonl":
-
-            def write(record: Record) -> None:
-                file.write(line_of(record))
-
-            yield write
+            yield lambda record: file.write(line_of(record))
             return
         yield records.append
         try:

@@ -17,7 +17,10 @@ MODEL = "MODEL"
 
 def run(argv: Sequence[str]) -> int:
     """The command: 0 if a run of several turns can use the template, else 2."""
-    options = parser().parse_args(list(argv))
+    parser = Options(prog="paddock template")
+    parser.add_argument("model", metavar=MODEL, help="a folder, or a name of the hub")
+    parser.add_argument("--format", metavar="NAME", help="format of tool calls (default: as the template shows it)")
+    options = parser.parse_args(list(argv))
     from paddock.data.chat import PromptEncoder
     from paddock.data.dialogue import Dialogue
     from paddock.data.proof import prove, untrained_marks
@@ -37,13 +40,6 @@ def run(argv: Sequence[str]) -> int:
     if not proof.problems:
         print("A run of several turns can use this template: tokens that were drawn are never written anew.")
     return EXIT_CODE if proof.problems else 0
-
-
-def parser() -> Options:
-    found = Options(prog="paddock template")
-    found.add_argument("model", metavar=MODEL, help="a folder, or a name of the hub")
-    found.add_argument("--format", metavar="NAME", help="format of tool calls (default: as the template shows it)")
-    return found
 
 
 def end_tokens(folder: Path) -> set[int]:

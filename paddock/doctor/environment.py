@@ -87,7 +87,7 @@ class MachineReport:
 def look(network: bool = False) -> MachineReport:
     """All of it, in some seconds: torch is imported, and a sandbox is started once."""
     machine = this_machine()
-    cache = cache_folder("")
+    cache, temporary = cache_folder(""), Path(os.environ.get("TMPDIR") or "/tmp")
     return MachineReport(
         paddock=__version__,
         python=f"{platform.python_version()} ({sys.executable})",
@@ -97,7 +97,7 @@ def look(network: bool = False) -> MachineReport:
         memory_gib=machine.memory / GIB,
         memory_free_gib=free_memory(),
         memory_limit_gib=memory_limit(machine.memory),
-        disk_free_gib={str(folder): free_disk(folder) for folder in dict.fromkeys((Path.cwd(), cache, temporary()))},
+        disk_free_gib={str(folder): free_disk(folder) for folder in dict.fromkeys((Path.cwd(), cache, temporary))},
         packages={name: version_of(name) for name in CORE},
         compiler=compiler(),
         kernels_compiled=len([*cache_folder("kernels").glob("native-*.so")]),
@@ -130,10 +130,6 @@ def free_disk(folder: Path) -> float:
     """Returns the free GiB of the disk that holds the folder, or its nearest parent that exists."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     return shutil.disk_usage(there).free / GIB
-
-
-def temporary() -> Path:
-    return Path(os.environ.get("TMPDIR") or "/tmp")
 
 
 def compiler() -> str | None:

@@ -26,7 +26,9 @@ def files_of_rows(data: Any, name: str) -> list[str]:
         return [os.fspath(data)]
     if isinstance(data, Sequence) and data and all(isinstance(item, str | os.PathLike) for item in data):
         paths = [os.fspath(item) for item in data]
-        if text := next((path for path in paths if not is_data(path)), None):
+        if text := next(
+            (path for path in paths if not (is_here(path) or hub_name(path) or path.endswith(ENDINGS))), None
+        ):
             fix = 'rows are dicts: [{"prompt": "1+1=", "answer": "2"}, ...]; or the paths of data files'
             raise UserError("is no data file that is here; a list of texts is no list of rows", key=name,
                             value=f"{text!r:.80}", fix=fix)  # fmt: skip
@@ -43,11 +45,6 @@ def rows_of_texts(rows: Any) -> Any:
     """Returns texts that are no files as rows of prompts; anything else as it is."""
     texts = isinstance(rows, Sequence) and not isinstance(rows, str) and all(isinstance(row, str) for row in rows)
     return [{"prompt": row} for row in rows] if texts and not all(map(os.path.exists, rows)) else rows
-
-
-def is_data(path: str) -> bool:
-    """True for what names data, here or on the hub, or is spelt as a file of it."""
-    return is_here(path) or hub_name(path) or path.endswith(ENDINGS)
 
 
 def lines_of(rows: Sequence[Any], name: str) -> bytes:
@@ -96,13 +93,12 @@ def arrow_table(data: Any, name: str) -> Any:
 
 
 def parquet_of(table: Any) -> bytes:
-    import io
-
+    import pyarrow as pa
     from pyarrow import parquet
 
-    file = io.BytesIO()
+    file = pa.BufferOutputStream()
     parquet.write_table(table, file)
-    return file.getvalue()
+    return file.getvalue().to_pybytes()
 
 
 def written(name: str, content: bytes) -> Path:

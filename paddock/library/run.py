@@ -203,15 +203,13 @@ class Run:
         ['val-aux/data/reward/pass@1', 'val-core/data/reward/mean@1']
         """
         files = None if data is None else files_of_rows(data, "data")
-        from paddock.core.timing import Timer
-
         with self.trainer() as trainer:
             validation = trainer.validation if files is None else trainer.validation_on(files)
             if validation is None:
                 fix = "evaluate(rows), or Run(..., validation=rows)"
                 raise UserError("there are no rows to evaluate on", key="data.val_files", fix=fix)
-            with trainer.roles.rollout.awake(Timer()):
-                return validation.run(trainer.step_no, Timer())[0]
+            with trainer.apart() as timer:
+                return validation.run(trainer.step_no, timer)[0]
 
     def generate(
         self, prompts: Any, n: int = 1, temperature: float | None = None, response_length: int | None = None
@@ -234,7 +232,6 @@ class Run:
         if temperature is not None and not (isinstance(temperature, Real) and 0 <= temperature < math.inf):
             fix = "0 (greedy), or more"
             raise UserError("is no temperature", key="temperature", value=f"{temperature!r:.80}", fix=fix)
-        from paddock.core.timing import Timer
         from paddock.rollouts.texts import texts_for_people
 
         with self.trainer() as trainer:
@@ -245,7 +242,7 @@ class Run:
                 sampling = replace(sampling, temperature=temperature)
             if response_length is not None:
                 sampling = replace(sampling, max_tokens=response_length)
-            with trainer.roles.rollout.awake(Timer()):
+            with trainer.apart():
                 episodes = trainer.roles.rollout.episodes(rows, n, sampling)
             texts = iter(texts_for_people(episodes, trainer.collector.decode))
             found = [list(itertools.islice(texts, n)) for _ in rows]

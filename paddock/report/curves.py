@@ -124,10 +124,6 @@ def thinned(series: Series, most: int) -> Series:
     )
 
 
-def points_for(curves: int) -> int:
-    return max(FEWEST, POINTS // curves)
-
-
 def metric_names(runs: Iterable[RecordedRun]) -> list[str]:
     """Returns the names of all metrics, in the order in which the runs logged them."""
     return list(dict.fromkeys(name for run in runs for name in run.metrics))

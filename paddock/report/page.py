@@ -16,7 +16,7 @@ from paddock import __version__
 from paddock.config import tree
 from paddock.config.secrets import masked
 from paddock.core.files import replacing
-from paddock.report.curves import Curve, Series, curves_of, metric_names, points_for, series_of, thinned
+from paddock.report.curves import FEWEST, POINTS, Curve, Series, curves_of, metric_names, series_of, thinned
 from paddock.report.summary import (
     HELD_OUT,
     duration,
@@ -183,7 +183,7 @@ def headlines(curve: Curve) -> list[dict[str, Any]]:
 
 def all_series(curves: Sequence[Curve]) -> dict[str, Any]:
     """Returns every metric of every curve. Series name their steps by number, because most metrics share them."""
-    most, steps, numbered = points_for(len(curves)), list[list[int]](), dict[tuple[int, ...], int]()
+    most, steps, numbered = max(FEWEST, POINTS // len(curves)), list[list[int]](), dict[tuple[int, ...], int]()
 
     def packed(series: Series | None) -> dict[str, Any] | None:
         if series is None or not series.steps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -127,7 +127,8 @@ def speed(run: RecordedRun) -> float | None:
 
 def summary_lines(run: RecordedRun) -> list[str]:
     """Returns the summary of a run for a console, label by label."""
-    rows: list[tuple[str, str, str]] = [(c.label, c.text(), c.note) for c in (*held_out(run), *shown(training(run)))]
+    judged = [trend for trend in training(run) if trend.better]  # the page has those without a better direction, too
+    rows = [(trend.label, trend.text(), trend.note) for trend in (*held_out(run), *judged)]
     if total := total_seconds(run.rows):
         parts = sorted(total.items(), key=lambda part: -part[1])
         whole = sum(total.values())
@@ -137,8 +138,3 @@ def summary_lines(run: RecordedRun) -> list[str]:
         rows.append(("Warning", found, ""))
     width = max((len(label) for label, _, _ in rows), default=0)
     return [f"{label:<{width}}  {text}" + (f"  ({note})" if note else "") for label, text, note in rows]
-
-
-def shown(changes: Sequence[Trend]) -> list[Trend]:
-    """Returns the changes that have a better and a worse direction: the page has all of them."""
-    return [change for change in changes if change.better]

@@ -42,7 +42,7 @@ from paddock.environments.environment import (
     turn_of,
     with_text,
 )
-from paddock.environments.tools import Schema, Tool, ToolError, ToolFailure, written
+from paddock.environments.tools import Schema, ToolError, ToolFailure, written
 from paddock.errors import UserError
 from paddock.rollouts.episode import Counts, Episode, Span
 
@@ -179,12 +179,12 @@ class Conversation:
         said: Messages | None = None
         if overrides(environment, "reset"):
             said = yield from self.begun("reset", self.limited(environment, "reset", self.row_columns(), self.seed))
-        self.tools = list(environment.tools())
+        self.tools = {tool.name: tool for tool in environment.tools()}
         self.format = FORMATS[environment.call_format] if environment.call_format else self.setting.format
-        schemas = [tool.schema() for tool in self.tools]
+        self.schemas = [tool.schema() for tool in self.tools.values()]
         self.asked: Messages = self.row.messages
         self.written: Messages | None = self.row.written_prompt
-        if said is None and schemas == self.setting.prompted:
+        if said is None and self.schemas == self.setting.prompted:
             tokens = self.row.tokens
         else:
             if self.row.images is not None:
@@ -192,7 +192,7 @@ class Conversation:
                 raise self.failed(reason, "leave images out, or let reset return None")
             if said is not None:
                 self.asked = self.written = self.worded(said)
-            tokens = self.setting.dialogue.prompt(self.asked, schemas or None)
+            tokens = self.setting.dialogue.prompt(self.asked, self.schemas or None)
             tokens = truncated(tokens, self.setting.prompt_length, self.setting.truncation, self.row.location)
         self.prompt = Prompt(tokens, [self.id], self.row.images)
 
@@ -248,8 +248,7 @@ class Conversation:
             self.completion += told
             return
         self.counts.said += 1
-        schemas = [tool.schema() for tool in self.tools] or None
-        tokens = self.setting.dialogue.extension(said, answer.tokens, schemas, plain=self.plain)
+        tokens = self.setting.dialogue.extension(said, answer.tokens, self.schemas or None, plain=self.plain)
         room = self.sampling.max_tokens - self.length - len(tokens)
         if room >= 0:  # what does not fit is no part of the completion
             self.completion += told
@@ -280,8 +279,8 @@ class Conversation:
         """Returns a turn of the policy as reward functions read it."""
         if malformed and not calls:
             return {"role": "assistant", "content": text}
-        known = {tool.name: tool for tool in self.tools}
-        typed = [replace(call, arguments=known[call.name].typed(call.arguments)) if call.name in known else call
+        tools = self.tools
+        typed = [replace(call, arguments=tools[call.name].typed(call.arguments)) if call.name in tools else call
                  for call in calls]  # fmt: skip
         before = self.spans[-1].tokens if self.spans else self.prompt.tokens
         asked = self.setting.decode(before[-OPENING_TOKENS:], skip_special_tokens=False)
@@ -292,48 +291,47 @@ class Conversation:
 
         Functions run side by side; methods of the environment one after the other, since they share its state.
         """
-        known = {tool.name: tool for tool in self.tools}
         most, begun = self.limits.max_parallel_calls, time.monotonic()
-        found: list[Any] = []
+        started: list[Any] = []
         for call in answer.calls[:most]:
-            started = self.started(known.get(call.name), call)
-            if not isinstance(started, ToolFailure) and inspect.ismethod(known[call.name].function):
-                started = yield from self.outcome(*started)
-            found.append(started)
+            result = self.started(call)
+            if isinstance(result, Started) and inspect.ismethod(self.tools[call.name].function):
+                result = yield from self.outcome(*result)
+            started.append(result)
         results = []
-        for one in found:
-            results.append((yield from self.outcome(*one)) if isinstance(one, Started) else one)
-        if found:
+        for result in started:
+            results.append((yield from self.outcome(*result)) if isinstance(result, Started) else result)
+        if started:
             self.counts.tool_seconds += time.monotonic() - begun
         if left := answer.calls[len(results) :]:  # one message, however many they are
-            results.append(
-                ToolFailure(f"not run: at most {most} calls of a turn are run, and here are {len(left)} more")
-            )
-        told = [self.answering(call, result) for call, result in zip(answer.calls, results, strict=False)]
-        return [*told, *({"role": "tool", "content": f"error: {bad.reason}"} for bad in answer.malformed)]
+            reason = f"not run: at most {most} calls of a turn are run, and here are {len(left)} more"
+            results.append(ToolFailure(reason))
+        messages = [self.answering(call, result) for call, result in zip(answer.calls, results, strict=False)]
+        return [*messages, *({"role": "tool", "content": f"error: {bad.reason}"} for bad in answer.malformed)]
 
     def answering(self, call: Call, result: Any) -> Message:
         """Returns the message that answers a call; notes what reward functions read in its place: TRL's form."""
         text = written(result)
-        message = tool_message(call, self.cut(text))
+        message = {"role": "tool", "name": call.name, "content": self.cut(text)}
+        message |= {"tool_call_id": call.id} if call.id else {}
         if message["content"] is text:
             told = {"error": result.reason} if isinstance(result, ToolFailure) else result
             self.results_told[id(message)] = {**message, "content": told if isinstance(told, list) else str(told)}
         return message
 
-    def started(self, tool: Tool | None, call: Call) -> Started | ToolFailure:
-        """Begins a tool call; a Failure says why it cannot be run."""
+    def started(self, call: Call) -> Started | ToolFailure:
+        """Begins a tool call; a failure says why it cannot be run."""
+        tool = self.tools.get(call.name)
         if tool is None:
             self.counts.failed_calls += 1
-            return ToolFailure(f"there is no tool {call.name!r}; there are {', '.join(one.name for one in self.tools)}")
+            return ToolFailure(f"there is no tool {call.name!r}; there are {', '.join(self.tools)}")
         try:
             arguments = tool.arguments(call.arguments)
         except ToolError as error:
             self.counts.failed_calls += 1
             return ToolFailure(str(error))
         own, workers = partial(tool.function, **arguments), self.setting.workers
-        awaited = inspect.iscoroutinefunction(inspect.unwrap(tool.function))
-        if awaited or not (tool.inline or workers.belongs_here(tool.function)):
+        if is_awaited(tool.function) or not (tool.inline or workers.belongs_here(tool.function)):
             return Started(workers.start(tool.function, **arguments), own)
         found: Future[Any] = Future()
         try:
@@ -349,8 +347,7 @@ class Conversation:
         try:
             return future.result() if future.done() else (yield future)
         except ValueError as error:
-            awaited = inspect.iscoroutinefunction(inspect.unwrap(own.func))
-            if awaited or not self.setting.workers.sent_back(name_of(own.func), error):
+            if is_awaited(own.func) or not self.setting.workers.sent_back(name_of(own.func), error):
                 raise
             return own()
 
@@ -426,10 +423,8 @@ class Conversation:
         row = self.row
         own = {"prompt": row.messages, "ground_truth": row.ground_truth, "data_source": row.data_source,
                "index": row.index}  # fmt: skip
-        extra = {
-            name: value for name, value in row.extra_info.items() if not self.setting.routes or name != ENVIRONMENT
-        }
-        return {**extra, **own}
+        hidden = {ENVIRONMENT} if self.setting.routes else {}
+        return {**{name: value for name, value in row.extra_info.items() if name not in hidden}, **own}
 
     def call(self, inline: bool, function: Callable[..., Any], *args: Any) -> Waits:
         """Calls a function here, if it returns at once, else beside the decode."""
@@ -453,13 +448,9 @@ class Conversation:
     def limited(self, environment: Environment, method: str, *args: Any) -> Waits:
         """Calls a method of the environment; what it raises stops the run and names it."""
         function = getattr(environment, method)
-        inline = environment.inline or not overrides(environment, method)
+        inline = (environment.inline or not overrides(environment, method)) and not is_awaited(function)
         try:
-            return (
-                yield from self.call(
-                    inline and not inspect.iscoroutinefunction(inspect.unwrap(function)), function, *args
-                )
-            )
+            return (yield from self.call(inline, function, *args))
         except (TimeLimit, UserError, GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -467,6 +458,10 @@ class Conversation:
 
     def failed(self, reason: str, fix: str) -> UserError:
         return UserError(f"{reason}, {self.row.location}", key="environment", value=self.factory.name, fix=fix)
+
+
+def is_awaited(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(inspect.unwrap(function))
 
 
 def prompts_are_texts(row: PromptRow, dialogue: Dialogue) -> bool:
@@ -485,7 +480,3 @@ def shortened(text: str, most: int | None, side: str) -> str:
         return f"(truncated)...{text[-most:]}"
     half = most // 2
     return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"
-
-
-def tool_message(call: Call, text: str) -> Message:
-    return {"role": "tool", "name": call.name, "content": text} | ({"tool_call_id": call.id} if call.id else {})

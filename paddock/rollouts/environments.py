@@ -13,7 +13,6 @@ from paddock.config.conversations import SINGLE, TOOLS, converses, environments_
 from paddock.config.plugins import import_plugin
 from paddock.config.rewards import PYTHON
 from paddock.config.schema import Config
-from paddock.config.topology import in_one_process
 from paddock.core.background import Workers
 from paddock.core.registry import suggest
 from paddock.data.chat import PromptEncoder
@@ -188,13 +187,6 @@ class Environments:
     ):
         """`hands`: episodes carry their environments."""
         self.config, self.rows = config, rows
-        if hands and not in_one_process(config):
-            raise UserError(
-                "asks for `environments`, which live in the processes of their engines",
-                key="custom_reward_function.path",
-                value=config.custom_reward_function.path,
-                fix="run in one process; or let the environment pay: a method get_reward, or reward(episode)",
-            )
         self.clock = Clock()
         self.told: set[str] = set()
         rollout, kwargs = config.actor_rollout_ref.rollout, dict(config.data.apply_chat_template_kwargs)

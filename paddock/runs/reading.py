@@ -69,7 +69,11 @@ def read_run(folder: Path) -> RecordedRun:
     """Reads a run folder, or refuses what is none."""
     if folder.name == METRICS:
         folder = folder.parent
-    rows = [row for row in lines(metrics_of(folder)) if numbers(row)]
+    rows = [
+        row
+        for row in lines(metrics_of(folder))
+        if all(value is None or isinstance(value, int | float) for value in row.values())
+    ]
     if not rows:
         raise UserError(
             "no step was logged yet", key=COMMAND, value=folder, fix="wait for the first step, or name another run"
@@ -80,7 +84,11 @@ def read_run(folder: Path) -> RecordedRun:
     return RecordedRun(
         folder=folder,
         rows=[merged[step] for step in sorted(merged)],
-        samples=[line for line in lines(folder / SAMPLES) if whole_samples(line)],
+        samples=[
+            line
+            for line in lines(folder / SAMPLES)
+            if isinstance(line.get("samples"), list) and isinstance(line.get("source"), str)
+        ],
         starts=starts(folder),
     )
 
@@ -116,14 +124,6 @@ def record_of(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
-
-
-def numbers(row: dict[str, Any]) -> bool:
-    return all(value is None or isinstance(value, int | float) for value in row.values())
-
-
-def whole_samples(line: dict[str, Any]) -> bool:
-    return isinstance(line.get("samples"), list) and isinstance(line.get("source"), str)
 
 
 def settings_at(checkpoint: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from paddock.config.conversations import converses
 from paddock.config.schema import Config
+from paddock.config.topology import in_one_process
 from paddock.data.chat import Messages, PromptEncoder
 from paddock.data.dataset import MODEL, PromptDataset, PromptRow, Styles, without_a_model
 from paddock.environments.environment import messages_said
@@ -75,6 +76,13 @@ class Assembly:
         `Environments`."""
         if not self.converses_on(dataset):
             return None
+        if hands and not in_one_process(self.config):
+            raise UserError(
+                "asks for `environments`, which live in the processes of their engines",
+                key="custom_reward_function.path",
+                value=self.config.custom_reward_function.path,
+                fix="run in one process; or let the environment pay: a method get_reward, or reward(episode)",
+            )
         made = Environments(self.config, self.tokenizer, stops, self.rows, hands)
         self.things.enter_context(closing(made))
         if dataset is not None:

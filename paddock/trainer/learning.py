@@ -34,13 +34,8 @@ def warning(rows: Sequence[Mapping[str, Any]]) -> str | None:
     if all(row[ALIKE] == 1 for row in last):
         score = last[-1].get("critic/score/mean") or 0.0
         found = f"in the last {STEPS} steps all responses to a prompt scored alike ({score:.3g} on average)"
-        return f"{found}: the reward teaches nothing. {cause(last[-1])}"
+        causes = (text.format(last[-1][name]) for name, least, text in CAUSES if (last[-1].get(name) or 0) >= least)
+        return f"{found}: the reward teaches nothing. Likely cause: {next(causes, OTHERWISE)}"
     if all(row.get(SAME_PROMPTS) == 1 and "num_turns/mean" not in row for row in last):
         return f"in the last {STEPS} steps all prompts were the same. Check data.prompt_key, and the rows of the data"
     return None
-
-
-def cause(row: Mapping[str, Any]) -> str:
-    """Returns the likely cause, and what to do about it."""
-    found = next((text.format(row[name]) for name, least, text in CAUSES if (row.get(name) or 0) >= least), OTHERWISE)
-    return f"Likely cause: {found}"

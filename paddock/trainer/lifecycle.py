@@ -274,11 +274,11 @@ class TrainingRun(ABC):
                 fix="look at the rows and scores; lower actor_rollout_ref.actor.optim.lr, or use fp32",
             )
 
-    def save(self, tracker: Tracker) -> None:
+    def save(self, tracker: Tracker) -> Checkpoint:
         """Writes a checkpoint of the last finished step, unless there is one."""
         step = self.finished["step"]
         if self.saved and self.saved.step == step and self.saved.folder == self.store.folder(step):
-            return
+            return self.saved
         with self.timer("save_checkpoint"), self.store.write(step) as folder:
             self.lock.require()
             self.save_weights(folder)
@@ -286,6 +286,7 @@ class TrainingRun(ABC):
         self.saved = Checkpoint(step, self.store.folder(step))
         if self.listeners.saved:
             self.listeners.saved(self.saved)
+        return self.saved
 
     def restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Goes back to the state after the checkpoint's step; returns what loggers need to go on."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from paddock.algorithms.selection import resample
 from paddock.config import rollout_correction
 from paddock.config.topology import copies_rollout_log_probs, estimator_needs, learns_from_rewards, trusts_rollout
 from paddock.core.batch import GIVEN, Batch
+from paddock.core.timing import Timer
 from paddock.engines.train.base import EXPERT_COLUMNS
 from paddock.errors import UserError
 from paddock.models.adapters import MERGED
@@ -77,7 +80,11 @@ class Trainer(TrainingRun):
         with time("adv"):
             batch, kl_metrics = self.reward(batch)
             batch, correction_metrics = self.correct(batch)
-            batch = compute_advantages(batch, algorithm) if learns_from_rewards(self.config) else without_any(batch)
+            if learns_from_rewards(self.config):
+                batch = compute_advantages(batch, algorithm)
+            else:  # no loss reads them
+                nothing = torch.zeros_like(batch.need("rewards"))
+                batch = batch.with_(advantages=nothing, returns=nothing)
             if algorithm.use_pf_ppo:
                 batch = resample(batch, algorithm.pf_ppo, self.config.trainer.seed, self.step_no)
         return batch, kl_metrics | correction_metrics
@@ -170,6 +177,13 @@ class Trainer(TrainingRun):
         tracker.generations(self.step_no, samples)
         return metrics
 
+    @contextmanager
+    def apart(self) -> Iterator[Timer]:
+        """Lets the rollout answer in the block what is no part of a step, and gives it another timer."""
+        timer = Timer()
+        with self.roles.rollout.awake(timer):
+            yield timer
+
     def validation_on(self, files: list[str]) -> Validation:
         """Returns a validation on the rows of other files."""
         return Validation(self.collector, self.parts.held_out(files))
@@ -216,9 +230,3 @@ class Trainer(TrainingRun):
     def trained(self) -> dict[str, Any]:
         roles = {"actor": self.roles.actor, "critic": self.roles.critic}
         return {name: role for name, role in roles.items() if role is not None}
-
-
-def without_any(batch: Batch) -> Batch:
-    """Gives a batch advantages of 0, if no loss reads them."""
-    nothing = torch.zeros_like(batch.need("rewards"))
-    return batch.with_(advantages=nothing, returns=nothing)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import torch
 
@@ -37,6 +36,10 @@ class Performance:
 
     def __init__(self, group: ActorRolloutRefConfig, critic: CriticConfig, roles: Roles):
         self.group, self.critic, self.roles = group, critic, roles
+        self.device_name = roles.actor.device_name()
+        self.actor_shape = shape_of(group.model.path or "")
+        critic_shape = shape_of(critic.model.path or "") if roles.critic else None
+        self.critic_shape = critic_shape and replace(critic_shape, scalar_head=True)
 
     def metrics(self, batch: Batch, timer: Timer) -> dict[str, float]:
         """`batch`: what the step trained on."""
@@ -62,19 +65,6 @@ class Performance:
                 share = mfu(shape, lengths * times, seconds, role.devices, self.device_name, backward=backward)
                 found[f"perf/mfu/{name}"] = share
         return {name: share for name, share in found.items() if share is not None}
-
-    @cached_property
-    def device_name(self) -> str:
-        return self.roles.actor.device_name()
-
-    @cached_property
-    def actor_shape(self) -> ModelShape | None:
-        return shape_of(self.group.model.path or "")
-
-    @cached_property
-    def critic_shape(self) -> ModelShape | None:
-        shape = shape_of(self.critic.model.path or "")
-        return None if shape is None else replace(shape, scalar_head=True)
 
 
 def balance_metrics(lengths: Sequence[int], parts: Sequence[Sequence[int]]) -> dict[str, float]:

@@ -64,7 +64,7 @@ def open_training(
             things.enter_context(cluster(config, wanted))
         folder = RunFolder(checkpoint_store(config.trainer), lock, listeners)
         training = Training(config, kind, origins, folder)
-        things.push(training.drop_run)
+        things.callback(training.drop_run)
         yield training
 
 
@@ -133,10 +133,7 @@ class Training:
     def save(self) -> Checkpoint:
         """Writes a checkpoint of the last finished step, unless there is one."""
         with self.own_state():
-            run = self.opened()
-            run.save(self.tracker)
-            assert run.saved is not None
-            return run.saved
+            return self.opened().save(self.tracker)
 
     def keep(self) -> None:
         """Saves the last step of a run that is closed between two steps: the next call goes on behind it."""
@@ -197,9 +194,9 @@ class Training:
         self.run, self.begun = run, False
         return run
 
-    def drop_run(self, *error: Any) -> None:
+    def drop_run(self) -> None:
         self.run = None
-        self.things.__exit__(*(error or (None, None, None)))
+        self.things.close()
 
     @contextmanager
     def own_state(self) -> Iterator[None]:

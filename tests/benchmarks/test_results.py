@@ -16,7 +16,6 @@ import pytest
 from conftest import ROOT
 from tiny_models import save_tiny
 
-from benchmarks.learning_curves import smooth
 from benchmarks.results import experiment, pictures, records, tables
 from paddock.commands.keys_of import EVAL
 from paddock.data.prepare import humaneval
@@ -255,17 +254,6 @@ def test_the_page_names_command_date_versions_and_weights_of_the_runs(page):
         start = run["warm_up"].replace(" data=", " data=$HOME/data/") if "warm_up" in run else run["weights"]["sha256"]
         for fact in (run["date"], run["device"], start, *versions.values()):
             assert fact in text, fact
-
-
-def reached(run: dict[str, Any], level: float) -> int:
-    """First step after which the reward, smoothed as in the picture, is as high."""
-    return next(step for step, reward in enumerate(smooth(run["curves"]["reward"]), 1) if reward >= level)
-
-
-def late(run):
-    """Points gained from the last validation but one to the last."""
-    strict = run["held_out"]["strict"]
-    return f"{100 * (strict[-1] - strict[-2]):+.1f}"
 
 
 def test_both_languages_hold_the_same_numbers_and_commands():

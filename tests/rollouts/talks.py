@@ -68,7 +68,7 @@ def conversation(environment: Any, *settings: str, length: int = 32) -> Conversa
     (row,) = rows(1)
     found = Conversation(row, 0, environments.rows.factory(None, None), environments.setting, sampling(length), 7)
     made = found.factory.make()
-    found.tools = list(made.tools())
+    found.tools = {tool.name: tool for tool in made.tools()}
     found.asked = row.messages
     return found
 

@@ -19,14 +19,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from rich.console import Console
 
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.runs.samples import Sample, dump_samples, samples_of
-from paddock.runs.tracking.console import ConsoleLog, StepLines, highlights, validation
+from paddock.runs.tracking.console import ConsoleLog, Screen, StepLines, highlights, validation
 from paddock.runs.tracking.jsonl import MetricsFile, SamplesFile, worth_keeping
 from paddock.runs.tracking.run import LoggedRun
 from paddock.runs.tracking.tracker import Tracker
@@ -143,7 +142,7 @@ def run(folder: Path, **changes) -> LoggedRun:
 
 
 def shown(folder: Path, terminal: bool, *logged: tuple[int, dict], **changes) -> str:
-    screen = Console(file=io.StringIO(), force_terminal=terminal, width=160, color_system=None)
+    screen = Screen(file=io.StringIO(), force_terminal=terminal, width=160, color_system=None)
     console = ConsoleLog(run(folder, **changes), screen)
     for step, metrics in logged:
         console.log(step, metrics)
@@ -165,7 +164,7 @@ def test_a_log_file_gets_one_compact_line_a_step_with_the_time_left(tmp_path):
 
 
 def test_the_logger_steps_writes_every_metric_of_a_step_on_one_line(tmp_path):
-    screen = Console(file=io.StringIO(), force_terminal=False, width=160, color_system=None)
+    screen = Screen(file=io.StringIO(), force_terminal=False, width=160, color_system=None)
     lines = StepLines(run(tmp_path), screen)
     lines.log(12, STEP | ACCURACY)
     lines.generations(12, [sample()])
@@ -188,7 +187,7 @@ def test_a_terminal_gets_a_bar_and_no_line_for_parsers(tmp_path):
 def test_the_time_left_follows_the_pace_since_the_first_validation(tmp_path, monkeypatch):
     clock = iter([0.0, 500.0, 510.0, 520.0])  # start, end of the first validation, two steps
     monkeypatch.setattr("paddock.runs.tracking.console.time.monotonic", lambda: next(clock))
-    screen = Console(file=io.StringIO(), force_terminal=False)
+    screen = Screen(file=io.StringIO(), force_terminal=False)
     console = ConsoleLog(run(tmp_path), screen)
     for step in (0, 1, 2):
         console.log(step, ACCURACY if step == 0 else STEP)
@@ -201,7 +200,7 @@ def test_generations_are_shown_as_they_are(tmp_path):
 
 def test_no_escape_of_an_answer_reaches_the_terminal(tmp_path):
     answer = Sample("2 + 2 = ", "\x1b[2J\x1b]0;mine\x07 4\x9b", 1.0, 3, 0)
-    screen = Console(file=io.StringIO(), force_terminal=True, color_system=None)
+    screen = Screen(file=io.StringIO(), force_terminal=True, color_system=None)
     ConsoleLog(run(tmp_path), screen).generations(1, [answer])
     written = screen.file.getvalue()
     assert "\\x1b[2J\\x1b]0;mine\\x07 4" in written and "\x1b[2J" not in written and "\x07" not in written

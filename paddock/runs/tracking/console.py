@@ -24,7 +24,7 @@ from rich.text import Text
 
 from paddock.errors import printable
 from paddock.runs.samples import Sample
-from paddock.runs.tracking.run import LoggedRun
+from paddock.runs.tracking.run import LoggedRun, NumbersLogger
 
 HIGHLIGHTS = (
     ("Reward", ("critic/score/mean",)),
@@ -47,6 +47,10 @@ SHOWN_CHARACTERS = 300
 class Screen(Console):
     """A console whose reader may go away (`| head`): the run outlives it."""
 
+    def write(self, line: str) -> None:
+        """Prints a line as it is."""
+        self.print(line, soft_wrap=True, markup=False, emoji=False, highlight=False)
+
     def on_broken_pipe(self) -> None:
         self.quiet = True
         raise BrokenPipeError("its reader is gone")
@@ -55,7 +59,7 @@ class Screen(Console):
 class ConsoleLog:
     run_id: str | None = None
 
-    def __init__(self, run: LoggedRun, screen: Console | None = None):
+    def __init__(self, run: LoggedRun, screen: Screen | None = None):
         self.run = run
         self.screen = screen or Screen()
         self.started = time.monotonic()
@@ -80,9 +84,9 @@ class ConsoleLog:
         if parts := highlights(metrics):
             parts += [] if self.screen.is_terminal else [f"ETA {eta}"]
             line = f"{step}/{self.run.total_steps}  " + ", ".join(parts)
-            self.notebook.show(step, line) if self.notebook else self.write(line)
+            self.notebook.show(step, line) if self.notebook else self.screen.write(line)
         if found := validation(metrics):
-            self.write(found)
+            self.screen.write(found)
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         table = Table("prompt", "answer", "score", title=f"validation answers at step {step}")
@@ -92,9 +96,6 @@ class ConsoleLog:
 
     def close(self) -> None:
         self.progress.stop()
-
-    def write(self, line: str) -> None:
-        self.screen.print(line, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
     def time_left(self, step: int) -> str:
         """Returns the time left at the mean pace of the steps so far; the validation before the first one does not
@@ -123,23 +124,15 @@ class NotebookBar:
             self.handle.update(self.page(step, line))
 
 
-class StepLines:
+class StepLines(NumbersLogger):
     """Prints every metric of a step on one line."""
 
-    run_id: str | None = None
-
-    def __init__(self, run: LoggedRun, screen: Console | None = None):
+    def __init__(self, run: LoggedRun, screen: Screen | None = None):
         self.screen = screen or Screen()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         line = " - ".join([f"step:{step}", *(f"{name}:{number(value)}" for name, value in metrics.items())])
-        self.screen.print(line, soft_wrap=True, markup=False, emoji=False, highlight=False)
-
-    def generations(self, step: int, samples: Sequence[Sample]) -> None:
-        """Prints nothing: a parser reads numbers."""
-
-    def close(self) -> None:
-        """Does nothing: nothing is held open."""
+        self.screen.write(line)
 
 
 def highlights(metrics: Mapping[str, float]) -> list[str]:

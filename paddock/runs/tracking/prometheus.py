@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from paddock.errors import UserError
 from paddock.facts.distribution import install_command
-from paddock.runs.samples import Sample
-from paddock.runs.tracking.run import LoggedRun
+from paddock.runs.tracking.run import LoggedRun, NumbersLogger
 
 LABELS = ("project", "run")
 
 
-class Prometheus:
+class Prometheus(NumbersLogger):
     """One gauge a metric, `paddock_actor_grad_norm` for actor/grad_norm; project and run are its labels."""
-
-    run_id: str | None = None
 
     def __init__(self, run: LoggedRun):
         try:
@@ -40,12 +37,6 @@ class Prometheus:
             if math.isfinite(value):
                 self.gauges[safe](value)
         self.gauges["paddock_step"](float(step))
-
-    def generations(self, step: int, samples: Sequence[Sample]) -> None:
-        """Numbers alone."""
-
-    def close(self) -> None:
-        """The exporter belongs to the cluster."""
 
 
 def allowed(name: str) -> str:

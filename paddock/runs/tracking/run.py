@@ -40,3 +40,15 @@ class Logger(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class NumbersLogger:
+    """Is the base of loggers that show no answers and hold nothing open."""
+
+    run_id: str | None = None
+
+    def generations(self, step: int, samples: Sequence[Sample]) -> None:
+        """Logs nothing: its readers read numbers."""
+
+    def close(self) -> None:
+        """Closes nothing."""
