@@ -14,9 +14,9 @@ from conftest import ROOT
 PACKAGE = ROOT / "paddock"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES_OF_A_FOLDER = 25
-IMPORTS_OF_A_FILE = 25
+IMPORTS_OF_A_FILE = 24
 FILES_WITH_THE_WHOLE_CONFIG = 54
-PLACES_OF_ERRORS = 404
+PLACES_OF_ERRORS = 376
 WORDS = {"found": 1206, "told": 103, "one": 1672, "said": 231}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
@@ -25,10 +25,10 @@ LINES = {
     "algorithms": 1591,
     "cli.py": 77,
     "commands": 1476,
-    "config": 2322,
-    "core": 1867,
+    "config": 2274,
+    "core": 1862,
     "data": 4799,
-    "doctor": 367,
+    "doctor": 366,
     "engines": 7060,
     "environments": 3328,
     "errors.py": 50,
@@ -39,7 +39,7 @@ LINES = {
     "kernels": 1875,
     "library": 922,
     "loading": 2440,
-    "models": 5152,
+    "models": 5111,
     "plan": 1159,
     "report": 593,
     "rewards": 3211,

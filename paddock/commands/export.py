@@ -93,9 +93,9 @@ def export_adapter(checkpoint: Path, out: Path) -> Path:
 def base_model(actor: Path) -> dict[str, Any]:
     """Returns the base model of an adapter, as arguments of the loaders."""
     from paddock.models.adapters import CONFIG_FILE
-    from paddock.models.files import read_json
+    from paddock.models.files import ModelPath, read_json
 
-    config, adapter = settings_at(actor.parent), read_json(actor / CONFIG_FILE, str(actor), KEY)
+    config, adapter = settings_at(actor.parent), read_json(actor / CONFIG_FILE, ModelPath(str(actor), KEY))
     base = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
     if not isinstance(base, str) or not base:
         reason = f"{CONFIG_FILE} has no base_model_name_or_path, the model that the adapter changes"
@@ -148,10 +148,10 @@ def require_policy(folder: Path) -> None:
 def save_readers(actor: Path, writing: Path) -> None:
     """The tokenizer, and what reads images, if the model does."""
     from paddock.models.image_reader import copy_processor
-    from paddock.models.load import read_tokenizer
+    from paddock.models.load import ModelPath, read_tokenizer
 
     reads = tokenizer_folder(actor)
-    read_tokenizer(reads, str(reads), KEY).save_pretrained(writing)
+    read_tokenizer(reads, ModelPath(str(reads), KEY)).save_pretrained(writing)
     copy_processor(reads, writing)
 
 

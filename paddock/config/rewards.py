@@ -24,36 +24,12 @@ PATH, NAME, WEIGHTS = (f"custom_reward_function.{name}" for name in ("path", "na
 ARGUMENTS = "custom_reward_function.reward_kwargs"
 PYTHON = "python"
 """Path of a function that the program gave which made the run: `python:NAME`."""
-TAKEN = frozenset(
-    (
-        *(
-            "score",
-            "reward",
-            "acc",
-            "pred",
-            "rule",
-            "model",
-            "rule_score",
-            "model_score",
-            "overlong",
-            "overlong_reward",
-        ),
-        *("timeouts", "cache_hits", "retries", "unscored", "math_undecided", "sandbox", "num_turns"),
-        *(
-            "data_source",
-            "ground_truth",
-            "extra_info",
-            "messages",
-            "index",
-            "location",
-            "style",
-            "images",
-            "written_prompt",
-            "conversation",
-            "completion",
-        ),
-    )
-)
+TAKEN = frozenset({
+    "score", "reward", "acc", "pred", "rule", "model", "rule_score", "model_score", "overlong", "overlong_reward",
+    "timeouts", "cache_hits", "retries", "unscored", "math_undecided", "sandbox", "num_turns", "data_source",
+    "ground_truth", "extra_info", "messages", "index", "location", "style", "images", "written_prompt", "conversation",
+    "completion",
+})  # fmt: skip
 """Columns and metrics that are no part's: a function of such a name is called FILE.FUNCTION instead."""
 
 

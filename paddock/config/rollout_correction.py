@@ -15,6 +15,7 @@ from paddock.config.schema import RolloutCorrectionConfig
 from paddock.errors import UserError
 
 KEY = "algorithm.rollout_correction"
+WEIGHTS, REJECTIONS = "rollout_is_threshold", "rollout_rs_threshold"
 
 WeightLevel = Literal["token", "sequence"]
 BypassLoss = Literal["ppo_clip", "reinforce"]
@@ -98,9 +99,7 @@ def preset_settings(chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | N
     if not name:
         return None
     if name not in PRESETS:
-        raise UserError(
-            "is no known preset", key=f"{KEY}.preset", value=name, fix=f"use one of {', '.join(sorted(PRESETS))}"
-        )
+        raise wrong("preset", "is no known preset", name, f"use one of {', '.join(sorted(PRESETS))}")
     return name, {f"{KEY}.{key}": value for key, value in PRESETS[name].items()}
 
 
@@ -121,21 +120,24 @@ def parse(config: Any) -> CorrectionPlan:
     )
 
 
+def wrong(name: str, reason: str, value: Any, fix: str) -> UserError:
+    """Returns the refusal of a key of the section."""
+    return UserError(reason, key=f"{KEY}.{name}", value=value, fix=fix)
+
+
 def _choice(keys: dict[str, Any], name: str, choices: tuple[str | None, ...]) -> Any:
     value = keys[name]
     if value not in choices:
         names = ", ".join("null" if choice is None else choice for choice in choices)
-        raise UserError("is not one of the choices", key=f"{KEY}.{name}", value=value, fix=f"use one of {names}")
+        raise wrong(name, "is not one of the choices", value, f"use one of {names}")
     return value
 
 
 def _weight_bounds(spec: Any) -> tuple[float | None, float]:
     """A number u truncates weights at u; "lo_hi" zeroes those outside the band."""
-    key = f"{KEY}.rollout_is_threshold"
     if isinstance(spec, bool) or not isinstance(spec, int | float | str):
-        raise UserError("must be a number or a band", key=key, value=spec, fix="use a number such as 2.0, or '0.5_5.0'")
-    low, high = _bounds(str(spec), key)
-    return low, high
+        raise wrong(WEIGHTS, "must be a number or a band", spec, "use a number such as 2.0, or '0.5_5.0'")
+    return _bounds(str(spec), WEIGHTS)
 
 
 def _rejections(options: Any, thresholds: Any) -> tuple[Rejection, ...]:
@@ -144,60 +146,40 @@ def _rejections(options: Any, thresholds: Any) -> tuple[Rejection, ...]:
     names = list(dict.fromkeys(_items(options)))
     for name in names:
         if name not in REJECTION_OPTIONS:
-            raise UserError(
-                f"has no option {name!r}",
-                key=f"{KEY}.rollout_rs",
-                value=options,
-                fix=f"use a comma list of {', '.join(REJECTION_OPTIONS)}, or null",
-            )
+            fix = f"use a comma list of {', '.join(REJECTION_OPTIONS)}, or null"
+            raise wrong("rollout_rs", f"has no option {name!r}", options, fix)
     if not names:
-        raise UserError(
-            "names no option", key=f"{KEY}.rollout_rs", value=repr(options), fix="use null to reject nothing"
-        )
+        raise wrong("rollout_rs", "names no option", repr(options), "use null to reject nothing")
     specs = _threshold_items(names, thresholds)
     return tuple(_rejection(name, spec) for name, spec in zip(names, specs, strict=True))
 
 
 def _threshold_items(names: list[str], thresholds: Any) -> list[str]:
-    key = f"{KEY}.rollout_rs_threshold"
     if thresholds is None or isinstance(thresholds, bool) or not isinstance(thresholds, int | float | str):
-        raise UserError(
-            f"rollout_rs={','.join(names)} needs a threshold",
-            key=key,
-            value=thresholds,
-            fix="set one per option, or one for all",
-        )
+        reason = f"rollout_rs={','.join(names)} needs a threshold"
+        raise wrong(REJECTIONS, reason, thresholds, "set one per option, or one for all")
     specs = _items(str(thresholds))
     if len(specs) not in (1, len(names)):
-        raise UserError(
-            f"gives {len(specs)} thresholds for {len(names)} options ({', '.join(names)})",
-            key=key,
-            value=thresholds,
-            fix="give one per option in the same order, or one for all",
-        )
+        reason = f"gives {len(specs)} thresholds for {len(names)} options ({', '.join(names)})"
+        raise wrong(REJECTIONS, reason, thresholds, "give one per option in the same order, or one for all")
     return specs * len(names) if len(specs) == 1 else specs
 
 
 def _rejection(option: str, spec: str) -> Rejection:
-    key = f"{KEY}.rollout_rs_threshold"
     level, _, kind = option.rpartition("_")
-    low, high = _bounds(spec, key)
+    low, high = _bounds(spec, REJECTIONS)
     if kind == "k1":
         low = 1 / high if low is None else low
         if low > high:
-            raise UserError(
-                f"the band of {option} is empty: a single u means 1/u to u",
-                key=key,
-                value=spec,
-                fix="use a number of at least 1, or 'lo_hi' with lo <= hi",
-            )
+            reason = f"the band of {option} is empty: a single u means 1/u to u"
+            raise wrong(REJECTIONS, reason, spec, "use a number of at least 1, or 'lo_hi' with lo <= hi")
         return Rejection(level, kind, math.log(low), math.log(high))  # type: ignore[arg-type]
     if low is not None:
-        raise UserError(f"{option} has no lower bound", key=key, value=spec, fix="give one number; bands are for k1")
+        raise wrong(REJECTIONS, f"{option} has no lower bound", spec, "give one number; bands are for k1")
     return Rejection(level, kind, None, high)  # type: ignore[arg-type]
 
 
-def _bounds(spec: str, key: str) -> tuple[float | None, float]:
+def _bounds(spec: str, name: str) -> tuple[float | None, float]:
     """Read "hi" or "lo_hi"; every bound is positive and lo <= hi."""
     parts = spec.strip().split("_")
     try:
@@ -205,17 +187,11 @@ def _bounds(spec: str, key: str) -> tuple[float | None, float]:
     except ValueError:
         numbers = []
     if len(numbers) not in (1, 2):
-        raise UserError(
-            "is neither a number nor a band 'lo_hi'", key=key, value=spec, fix="use for example 2.0 or '0.5_2.0'"
-        )
+        raise wrong(name, "is neither a number nor a band 'lo_hi'", spec, "use for example 2.0 or '0.5_2.0'")
     if not all(number > 0 for number in numbers):
-        raise UserError(
-            "bounds of a probability ratio must be positive", key=key, value=spec, fix="use numbers above 0"
-        )
+        raise wrong(name, "bounds of a probability ratio must be positive", spec, "use numbers above 0")
     if numbers[0] > numbers[-1]:
-        raise UserError(
-            "the lower bound is above the upper", key=key, value=spec, fix=f"use '{numbers[1]:g}_{numbers[0]:g}'"
-        )
+        raise wrong(name, "the lower bound is above the upper", spec, f"use '{numbers[1]:g}_{numbers[0]:g}'")
     return (numbers[0] if len(numbers) == 2 else None), numbers[-1]
 
 

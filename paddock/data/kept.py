@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paddock.core.cache import cache_folder
 from paddock.core.files import whole_file
+from paddock.facts.machine import cache_folder
 
 Arrays = dict[str, np.ndarray]
 

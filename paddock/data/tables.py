@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from paddock.config.paths import BUILTIN
-from paddock.core.cache import cache_folder
 from paddock.core.files import whole_file
 from paddock.data.builtin import builtin_rows
 from paddock.data.kept import file_digest, kept_arrays
@@ -23,6 +22,7 @@ from paddock.data.processes import MANY, over_ranges
 from paddock.errors import UserError
 from paddock.facts import files
 from paddock.facts.files import FileSource
+from paddock.facts.machine import cache_folder
 
 Record = dict[str, Any]
 SMALL = 16 * 2**20

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paddock import __version__
-from paddock.core.cache import cache_folder
 from paddock.doctor.extras import Found, find_extras
 from paddock.errors import UserError
-from paddock.facts.machine import GIB, this_machine
+from paddock.facts.machine import GIB, cache_folder, this_machine
 from paddock.runs.record import cpu_name, version_of
 
 CORE = ("torch", "transformers", "datasets", "pyarrow", "omegaconf", "hydra-core", "math-verify")

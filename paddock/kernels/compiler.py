@@ -13,7 +13,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from paddock.core.cache import cache_folder
+from paddock.facts.machine import cache_folder
 
 log = logging.getLogger(__name__)
 

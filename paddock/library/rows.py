@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paddock.core.cache import cache_folder
 from paddock.errors import UserError
 from paddock.facts.files import ENDINGS, hub_name, is_here
+from paddock.facts.machine import cache_folder
 
 SHAPES = "a list of dicts, a datasets.Dataset, a pandas or arrow table, a path, or a name of the hub"
 

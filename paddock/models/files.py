@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +17,49 @@ LARGE_FILE_POINTER = b"version https://git-lfs"
 AGAIN = "download the model again"
 
 
-def weight_files(folder: Path, path: str, key: str) -> list[Path]:
+@dataclass(frozen=True)
+class ModelPath:
+    """The path or name of a model as the user gave it, and the key that names it: what errors of its files show."""
+
+    path: str
+    key: str
+
+    def wrong(self, reason: str, fix: str = AGAIN) -> UserError:
+        return UserError(reason, key=self.key, value=self.path, fix=fix)
+
+
+def weight_files(folder: Path, asked: ModelPath) -> list[Path]:
     """The files that hold the weights, each known to be there. safetensors come before pickles, as in transformers."""
     for name in (WEIGHTS, PICKLED):
         if (folder / name).is_file():
             return [folder / name]
         if (folder / f"{name}{INDEX}").is_file():
-            return shards_of(folder / f"{name}{INDEX}", path, key)
+            return shards_of(folder / f"{name}{INDEX}", asked)
     held = ", ".join(sorted(entry.name for entry in folder.iterdir()))
-    raise UserError(
-        f"the folder has no weights ({WEIGHTS} or {PICKLED}): it holds {held}", key=key, value=path, fix=AGAIN
-    )
+    raise asked.wrong(f"the folder has no weights ({WEIGHTS} or {PICKLED}): it holds {held}")
 
 
-def shards_of(index: Path, path: str, key: str) -> list[Path]:
+def shards_of(index: Path, asked: ModelPath) -> list[Path]:
     """Returns the files that an index names; they lie beside it."""
-    listed = read_json(index, path, key)
+    listed = read_json(index, asked)
     shards = listed.get("weight_map") if isinstance(listed, dict) else None
     if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
-        raise UserError(f"{index.name} has no weight_map of file names", key=key, value=path, fix=AGAIN)
+        raise asked.wrong(f"{index.name} has no weight_map of file names")
     names = sorted(set(shards.values()))
     for name in names:
         if Path(name).name != name or not (index.parent / name).is_file():
-            raise UserError(f"{index.name} names {name}, which is not in the folder", key=key, value=path, fix=AGAIN)
+            raise asked.wrong(f"{index.name} names {name}, which is not in the folder")
     if not isinstance(listed.get("metadata"), dict):
-        raise UserError(f"{index.name} has no metadata", key=key, value=path, fix=AGAIN)
+        raise asked.wrong(f"{index.name} has no metadata")
     return [index.parent / name for name in names]
 
 
-def check_weights(folder: Path, path: str, key: str) -> list[Path]:
+def check_weights(folder: Path, asked: ModelPath) -> list[Path]:
     """`weight_files`, of which those in safetensors have a header that describes the whole file."""
-    files = weight_files(folder, path, key)
+    files = weight_files(folder, asked)
     for file in files:
         if file.suffix == Path(WEIGHTS).suffix and (problem := damage_of(file)):
-            raise UserError(f"{file.name} is damaged: {problem}", key=key, value=path, fix=AGAIN)
+            raise asked.wrong(f"{file.name} is damaged: {problem}")
     return files
 
 
@@ -76,18 +86,18 @@ def damage_of(file: Path) -> str | None:
     return None if size == wanted else f"it has {size} bytes, and its header describes {wanted}"
 
 
-def read_json(file: Path, path: str, key: str) -> Any:
+def read_json(file: Path, asked: ModelPath) -> Any:
     try:
         return json.loads(file.read_bytes())
     except OSError as error:
         reason = error.strerror
     except (ValueError, RecursionError) as error:
         reason = str(error)
-    raise UserError(f"{file.name} cannot be read as JSON: {reason}", key=key, value=path, fix=AGAIN)
+    raise asked.wrong(f"{file.name} cannot be read as JSON: {reason}")
 
 
-def check_json(folder: Path, names: tuple[str, ...], path: str, key: str) -> None:
+def check_json(folder: Path, names: tuple[str, ...], asked: ModelPath) -> None:
     """Each of these files that is there holds a JSON object."""
     for file in (folder / name for name in names):
-        if file.is_file() and not isinstance(read_json(file, path, key), dict):
-            raise UserError(f"{file.name} holds no JSON object", key=key, value=path, fix=AGAIN)
+        if file.is_file() and not isinstance(read_json(file, asked), dict):
+            raise asked.wrong(f"{file.name} holds no JSON object")

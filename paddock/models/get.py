@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paddock.core.cache import cache_folder
 from paddock.core.options import Options
 from paddock.core.registry import suggest
 from paddock.errors import UserError
 from paddock.facts.distribution import install_command
+from paddock.facts.machine import cache_folder
 
 NEEDED, INSTALL = ("gguf", "accelerate"), install_command("models")
 PATH_KEY = "actor_rollout_ref.model.path"

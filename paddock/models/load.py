@@ -35,6 +35,7 @@ from paddock.errors import UserError
 from paddock.facts.models import read_config, require_sizes
 from paddock.models.attention import NAME as PADDOCK_ATTENTION
 from paddock.models.files import PICKLED, check_json, check_weights
+from paddock.models.files import ModelPath as ModelPath
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 MODEL_KEY = "actor_rollout_ref.model.path"
@@ -57,25 +58,17 @@ def model_folder(path: str, key: str = MODEL_KEY) -> Path:
     """Returns the local folder of a model: itself, an asset for `builtin:NAME`, or the hub's cache after a download."""
     if path.startswith(BUILTIN):
         return asset_folder(path.removeprefix(BUILTIN), key)
-    folder = Path(path).expanduser()
+    folder, asked = Path(path).expanduser(), ModelPath(path, key)
     if os.path.isdir(folder):
         if os.path.isfile(folder / "config.json"):
             return folder
         held = ", ".join(names_in(folder)) or "nothing that may be read"
         if "adapter_config.json" in held:
-            raise UserError(
-                "the folder holds a LoRA adapter, not a model",
-                key=key,
-                value=path,
-                fix=f"the folder that `paddock export` makes of it; or its base model, and "
-                f"actor_rollout_ref.model.lora_adapter_path={path}",
-            )
-        raise UserError(
-            f"the folder has no config.json: it holds {held}",
-            key=key,
-            value=path,
-            fix="name the folder that holds config.json and the weights",
-        )
+            base = f"its base model, and actor_rollout_ref.model.lora_adapter_path={path}"
+            fix = f"the folder that `paddock export` makes of it; or {base}"
+            raise asked.wrong("the folder holds a LoRA adapter, not a model", fix)
+        fix = "name the folder that holds config.json and the weights"
+        raise asked.wrong(f"the folder has no config.json: it holds {held}", fix)
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or os.path.isfile(folder):
         raise missing_folder(key, path, "check the path, or give a hub name such as Qwen/Qwen3-0.6B")
     return hub_folder(path, key)
@@ -97,19 +90,15 @@ def hub_folder(name: str, key: str) -> Path:
             huggingface_hub.snapshot_download(name, allow_patterns=["*.bin"])
         return folder
     except GatedRepoError:
-        reason, fix = (
-            "the hub asks for permission to download it",
-            "accept its terms on the hub, then run `hf auth login`",
-        )
+        reason = "the hub asks for permission to download it"
+        fix = "accept its terms on the hub, then run `hf auth login`"
     except (RepositoryNotFoundError, HFValidationError):
-        reason, fix = (
-            "neither a local folder nor a model of the hub",
-            "check the name: folder/path or organisation/model",
-        )
+        reason = "neither a local folder nor a model of the hub"
+        fix = "check the name: folder/path or organisation/model"
     except (OSError, HfHubHTTPError):
         reason = "no such folder here, and the hub cannot be reached"
         fix = f"download it where there is a network, and set {key} to its folder; {BUILTIN}tiny needs no network"
-    raise UserError(reason, key=key, value=name, fix=fix)
+    raise ModelPath(name, key).wrong(reason, fix)
 
 
 def load_config(
@@ -119,10 +108,10 @@ def load_config(
     key: str = MODEL_KEY,
 ) -> PreTrainedConfig:
     """The model's own config with the user's changes, and without dropout: sampling has none, nor may training."""
-    folder = model_folder(path, key)
-    check_json(folder, ("config.json",), path, key)
+    folder, asked = model_folder(path, key), ModelPath(path, key)
+    check_json(folder, ("config.json",), asked)
     read_config(folder / "config.json")
-    with reading("config.json", path, key):
+    with reading("config.json", asked):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     place = f"{key.rpartition('.')[0]}.override_config"
     require_sizes(override_config or {}, f" in {place}")
@@ -145,37 +134,10 @@ def load_config(
     return config
 
 
-def load_causal_lm(
-    path: str,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    trust_remote_code: bool = False,
-    override_config: Mapping[str, Any] | None = None,
-    attn: str = PADDOCK_ATTENTION,
-    key: str = MODEL_KEY,
-) -> PreTrainedModel:
-    """Loads a model in eval mode. On a CPU, weights stored in this type are mapped from the file, shared until
-    written."""
-    return load_model(AutoModelForCausalLM, path, dtype, device, trust_remote_code, override_config, attn, key)
-
-
-def load_backbone(
-    path: str,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    trust_remote_code: bool = False,
-    override_config: Mapping[str, Any] | None = None,
-    attn: str = PADDOCK_ATTENTION,
-    key: str = MODEL_KEY,
-) -> PreTrainedModel:
-    """Returns a causal LM without its head."""
-    return load_model(AutoModel, path, dtype, device, trust_remote_code, override_config, attn, key)
-
-
 def empty_causal_lm(path: str, trust_remote_code: bool = False, key: str = MODEL_KEY) -> PreTrainedModel:
     """Returns the model of a folder's config.json without weights: its tensors are on the meta device."""
     config = load_config(path, trust_remote_code, key=key)
-    with torch.device("meta"), reading("config.json", path, key):
+    with torch.device("meta"), reading("config.json", ModelPath(path, key)):
         return class_for(config).from_config(config, trust_remote_code=trust_remote_code)
 
 
@@ -186,22 +148,25 @@ def class_for(config: PreTrainedConfig) -> Any:
     return AutoModelForImageTextToText if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else AutoModelForCausalLM
 
 
-def load_model(
-    auto: Any,
+def load_causal_lm(
     path: str,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    trust_remote_code: bool,
-    override_config: Mapping[str, Any] | None,
-    attn: str,
-    key: str,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    trust_remote_code: bool = False,
+    override_config: Mapping[str, Any] | None = None,
+    attn: str = PADDOCK_ATTENTION,
+    key: str = MODEL_KEY,
+    kind: Any = None,
 ) -> PreTrainedModel:
+    """Loads a model in eval mode. On a CPU, weights stored in this type are mapped from the file, shared until written.
+
+    `kind`: another class of transformers that loads it, for a model without the head of a language model.
+    """
     config = load_config(path, trust_remote_code, override_config, key)
-    auto = class_for(config) if auto is AutoModelForCausalLM else auto
-    folder = model_folder(path, key)
-    files = check_weights(folder, path, key)
-    with reading(files[0].name, path, key):
-        model, report = auto.from_pretrained(
+    folder, asked = model_folder(path, key), ModelPath(path, key)
+    files = check_weights(folder, asked)
+    with reading(files[0].name, asked):
+        model, report = (kind or class_for(config)).from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -212,44 +177,41 @@ def load_model(
         )
     if wrong := sorted(report["mismatched_keys"]):
         name, stored, wanted = wrong[0]
-        raise UserError(
+        raise asked.wrong(
             f"{len(wrong)} of its tensors have another shape than its config.json says: {name} has {tuple(stored)}, "
             f"and {tuple(wanted)} is expected",
-            key=key,
-            value=path,
-            fix="config.json and weights must be those of one model: download both again",
+            "config.json and weights must be those of one model: download both again",
         )
     if missing := sorted(report["missing_keys"]):
-        raise UserError(
+        raise asked.wrong(
             f"its weights lack {len(missing)} tensors that a {config.model_type} model needs: {', '.join(missing[:3])}",
-            key=key,
-            value=path,
-            fix="take a whole checkpoint of a causal language model; a fresh tensor would be random",
+            "take a whole checkpoint of a causal language model; a fresh tensor would be random",
         )
     if attn == PADDOCK_ATTENTION and not model._supports_attention_backend:
-        raise UserError(
-            f"the code of {type(model).__name__} does not let its attention be exchanged",
-            key=key,
-            value=path,
-            fix="use a model that transformers itself implements",
-        )
+        reason = f"the code of {type(model).__name__} does not let its attention be exchanged"
+        raise asked.wrong(reason, "use a model that transformers itself implements")
     model = model.to(device).eval()
     model.tie_weights()  # on some devices what was one tensor has become two
     return model
 
 
+def load_backbone(path: str, **source: Any) -> PreTrainedModel:
+    """Loads a causal LM without its head, by the arguments of `load_causal_lm`."""
+    return load_causal_lm(path, **source, kind=AutoModel)
+
+
 @contextmanager
-def reading(file: str, path: str, key: str) -> Iterator[None]:
+def reading(file: str, asked: ModelPath) -> Iterator[None]:
     """Whatever transformers raises while it reads a user's `file` is an error in what the file holds."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        raise unreadable(error, file, path, key) from error
+        raise unreadable(error, file, asked) from error
 
 
-def unreadable(error: Exception, file: str, path: str, key: str) -> UserError:
+def unreadable(error: Exception, file: str, asked: ModelPath) -> UserError:
     said = str(error).split("\n") or [""]
     text = " ".join(part.strip() for part in said[: 2 if said[0].endswith(":") else 1])
     reason = f"{file} cannot be used: {type(error).__name__}{f': {text}' if text else ''}"
@@ -257,23 +219,19 @@ def unreadable(error: Exception, file: str, path: str, key: str) -> UserError:
     if file.startswith(PICKLED.removesuffix(".bin")):
         fix = "weights in safetensors: a pickle is read only if it holds tensors and runs no code"
     if isinstance(error, ValueError) and "trust_remote_code" in str(error):
-        section = key.rpartition(".")[0] or MODEL_KEY.rpartition(".")[0]
+        section = asked.key.rpartition(".")[0] or MODEL_KEY.rpartition(".")[0]
         reason, fix = "it comes with code of its own", f"{section}.trust_remote_code=True, if you trust it"
-    return UserError(reason, key=key, value=path, fix=fix)
+    return asked.wrong(reason, fix)
 
 
-def read_tokenizer(folder: Path, path: str, key: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def read_tokenizer(folder: Path, asked: ModelPath, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder as it is. Of a folder without its files transformers makes one that knows no text."""
-    check_json(folder, ("tokenizer.json", "tokenizer_config.json"), path, key)
-    with reading("the tokenizer", path, key):
+    check_json(folder, ("tokenizer.json", "tokenizer_config.json"), asked)
+    with reading("the tokenizer", asked):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if set(tokenizer.get_vocab()) <= {str(token) for token in tokenizer.all_special_tokens}:
-        raise UserError(
-            f"the folder has no tokenizer: it holds {', '.join(names_in(folder))}",
-            key=key,
-            value=path,
-            fix="copy tokenizer.json and tokenizer_config.json of the model into it",
-        )
+        reason = f"the folder has no tokenizer: it holds {', '.join(names_in(folder))}"
+        raise asked.wrong(reason, "copy tokenizer.json and tokenizer_config.json of the model into it")
     return tokenizer
 
 
@@ -281,14 +239,11 @@ def load_tokenizer(
     path: str, trust_remote_code: bool = False, chat_template: str | None = None, key: str = MODEL_KEY
 ) -> PreTrainedTokenizerBase:
     """Pads on the left; without a pad token of its own, with the end-of-sequence token."""
-    tokenizer = read_tokenizer(model_folder(path, key), path, key, trust_remote_code)
+    asked = ModelPath(path, key)
+    tokenizer = read_tokenizer(model_folder(path, key), asked, trust_remote_code)
     if tokenizer.eos_token_id is None:
-        raise UserError(
-            "its tokenizer has no end-of-sequence token, so no response could end",
-            key=key,
-            value=path,
-            fix="set eos_token in tokenizer_config.json",
-        )
+        reason = "its tokenizer has no end-of-sequence token, so no response could end"
+        raise asked.wrong(reason, "set eos_token in tokenizer_config.json")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if chat_template is not None:

@@ -22,8 +22,8 @@ from transformers import (
 
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.errors import UserError
-from paddock.models.attention import NAME as PADDOCK_ATTENTION
-from paddock.models.load import load_backbone, load_config, load_model, model_folder
+from paddock.models.files import ModelPath
+from paddock.models.load import load_backbone, load_causal_lm, load_config, model_folder
 from paddock.models.value_head import HEAD_FILE, ValueModel
 
 CLASSIFIERS = {
@@ -63,14 +63,10 @@ class RewardModel(ValueModel):
         self.every_token = False
         return self
 
-    def take_head(self, head: nn.Module, path: str, key: str) -> None:
+    def take_head(self, head: nn.Module, asked: ModelPath) -> None:
         if not isinstance(head, nn.Linear) or head.out_features != 1:
-            raise UserError(
-                f"its head is {head}, not one linear map to one number",
-                key=key,
-                value=path,
-                fix="a model of AutoModelForSequenceClassification or AutoModelForTokenClassification with one label",
-            )
+            fix = "a model of AutoModelForSequenceClassification or AutoModelForTokenClassification with one label"
+            raise asked.wrong(f"its head is {head}, not one linear map to one number", fix)
         with torch.no_grad():
             self.value_head.weight.copy_(head.weight)
             if head.bias is not None:
@@ -79,18 +75,18 @@ class RewardModel(ValueModel):
 
 def load_reward_model(
     path: str,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
     trust_remote_code: bool = False,
     override_config: Mapping[str, Any] | None = None,
     key: str = KEY,
     fresh_head: bool = False,
+    **where: Any,
 ) -> RewardModel:
-    """Loads a reward model in eval mode. With `fresh_head`, one without a head gets zeros to train; else it is
-    refused."""
-    folder, source = model_folder(path, key), (dtype, device, trust_remote_code)
+    """Loads a reward model in eval mode; `where`: device and dtype. With `fresh_head`, one without a head gets zeros to
+    train; else it is refused."""
+    folder, asked, where = model_folder(path, key), ModelPath(path, key), {**where, "key": key}
+    where |= {"trust_remote_code": trust_remote_code}
     if (folder / HEAD_FILE).is_file():
-        backbone = load_backbone(path, *source, override_config, key=key)
+        backbone = load_backbone(path, override_config=override_config, **where)
         model = RewardModel(backbone, every_token=not getattr(backbone.config, LAST_ONLY, False))
         model.load_head(folder)
         return model.eval()
@@ -98,12 +94,12 @@ def load_reward_model(
     kind = classifier_kind(config)
     if kind is None:
         if not fresh_head:
-            raise no_head(config, path, key)
-        return RewardModel(load_backbone(path, *source, override_config, key=key), every_token=False).eval()
+            raise no_head(config, asked)
+        return RewardModel(load_backbone(path, override_config=override_config, **where), every_token=False).eval()
     override = {**(override_config or {}), **ONE_LABEL}
-    whole = load_model(CLASSIFIERS[kind], path, *source, override, PADDOCK_ATTENTION, key)
+    whole = load_causal_lm(path, override_config=override, kind=CLASSIFIERS[kind], **where)
     model = RewardModel(whole.base_model, every_token=kind == "ForTokenClassification")
-    model.take_head(next((getattr(whole, name) for name in HEADS if hasattr(whole, name)), nn.Identity()), path, key)
+    model.take_head(next((getattr(whole, name) for name in HEADS if hasattr(whole, name)), nn.Identity()), asked)
     return model.eval()
 
 
@@ -112,12 +108,10 @@ def classifier_kind(config: PreTrainedConfig) -> str | None:
     return next((kind for kind in CLASSIFIERS for name in names if name.endswith(kind)), None)
 
 
-def no_head(config: PreTrainedConfig, path: str, key: str) -> UserError:
-    return UserError(
+def no_head(config: PreTrainedConfig, asked: ModelPath) -> UserError:
+    return asked.wrong(
         f"it is a {', '.join(config.architectures or ['model of unknown class'])}, which gives no score",
-        key=key,
-        value=path,
-        fix="a sequence or token classifier with one label; `paddock rm train` makes one from preference pairs; "
+        "a sequence or token classifier with one label; `paddock rm train` makes one from preference pairs; "
         "reward_model.judge.source=engine lets a language model judge in words",
     )
 

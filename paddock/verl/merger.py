@@ -67,7 +67,7 @@ def merge_shards(local: Path, target: Path, trust_remote_code: bool) -> Path:
 
     from paddock.core.files import whole_folder
     from paddock.models.image_reader import copy_processor
-    from paddock.models.load import empty_causal_lm, read_tokenizer
+    from paddock.models.load import ModelPath, empty_causal_lm, read_tokenizer
     from paddock.verl.shards import merged_shards
 
     described = next((folder for folder in (local / HUGGING_FACE, local) if (folder / "config.json").is_file()), None)
@@ -85,7 +85,7 @@ def merge_shards(local: Path, target: Path, trust_remote_code: bool) -> Path:
         raise UserError(reason, key=LOCAL, value=local, fix="name the folder of the actor; a critic is not merged")
     with whole_folder(target, TARGET) as writing:
         model.save_pretrained(writing, state_dict=weights)
-        read_tokenizer(described, str(described), LOCAL, trust_remote_code).save_pretrained(writing)
+        read_tokenizer(described, ModelPath(str(described), LOCAL), trust_remote_code).save_pretrained(writing)
         copy_processor(described, writing)
     return local
 

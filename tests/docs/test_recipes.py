@@ -107,7 +107,7 @@ def test_a_key_without_a_reader_is_found_and_one_with_a_reader_is_none(tmp_path)
     shutil.copytree(ROOT / "paddock", tmp_path / "paddock", ignore=shutil.ignore_patterns("__pycache__", "assets"))
     assert unread_keys(tmp_path / "paddock", ["trainer.greeting"]) == {"trainer.greeting"}
     loop = tmp_path / "paddock" / "trainer" / "reinforcement.py"
-    opening = "    tokenizer = open_tokenizer(config.actor_rollout_ref.model, config.data)\n"
+    opening = "    check_tokenizers(config.distillation"
     loop.write_text(loop.read_text().replace(opening, f"    print(config.trainer.greeting)\n{opening}"))
     assert unread_keys(tmp_path / "paddock", ["trainer.greeting"]) == set()
 

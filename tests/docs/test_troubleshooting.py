@@ -13,8 +13,7 @@ from pages import LANGUAGES, blocks
 
 from paddock.cli import main
 from paddock.commands import preflight
-from paddock.core.cache import cache_folder
-from paddock.facts.machine import Machine, this_machine
+from paddock.facts.machine import Machine, cache_folder, this_machine
 
 PAGE = ROOT / "docs" / LANGUAGES[0] / "troubleshooting.md"
 OWN_TASK = PAGE.with_name("own_task.md")

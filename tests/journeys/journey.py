@@ -21,7 +21,7 @@ from conftest import ROOT
 
 from paddock.cli import main
 from paddock.commands.guard import Messages
-from paddock.core.cache import cache_folder
+from paddock.facts.machine import cache_folder
 
 
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

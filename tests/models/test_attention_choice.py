@@ -15,15 +15,15 @@ import paddock.models.attention.shared_prompts as shared_prompts
 import paddock.models.attention.slot_attention as slot_attention
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.kernels import native
-from paddock.models.attention import Call, Packed, Scores, SharedPrompts, cache_layout, choose
+from paddock.models.attention import AttentionCall, Packed, Scores, SharedPrompts, cache_layout, choose
 
 MODULE = nn.Module()
 MODULE.layer_idx, MODULE.num_key_value_groups = 0, 2
 
 
-def call(dim: int = 16, values: int | None = None, dtype=torch.float32, keys: int = 8, **scores) -> Call:
+def call(dim: int = 16, values: int | None = None, dtype=torch.float32, keys: int = 8, **scores) -> AttentionCall:
     q, k, v = (torch.zeros(8, heads, n, dtype=dtype) for heads, n in ((4, dim), (2, dim), (2, values or dim)))
-    return Call(q, k, v, Scores(1.0, **scores), keys)
+    return AttentionCall(q, k, v, Scores(1.0, **scores), keys)
 
 
 SINKS = torch.zeros(4)

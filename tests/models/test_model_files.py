@@ -13,7 +13,7 @@ from conftest import ROOT
 from safetensors.torch import load_file, save_file
 
 from paddock.errors import UserError
-from paddock.models.files import check_weights, damage_of
+from paddock.models.files import ModelPath, check_weights, damage_of
 from paddock.models.load import load_causal_lm, load_config, load_tokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -85,7 +85,7 @@ def test_an_index_of_shards_is_checked(folder, index, problem):
 def test_shards_that_are_whole_are_found_and_a_damaged_one_is_named(folder):
     (folder / WEIGHTS).rename(folder / "part.safetensors")
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {"a": "part.safetensors"}}))
-    assert check_weights(folder, "m", "k") == [folder / "part.safetensors"]
+    assert check_weights(folder, ModelPath("m", "k")) == [folder / "part.safetensors"]
     (folder / "part.safetensors").write_bytes(b"junk")
     assert "part.safetensors is damaged" in refusal(load_causal_lm, folder)
 
