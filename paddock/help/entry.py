@@ -147,7 +147,7 @@ def set_elsewhere(key: str) -> list[str]:
     if key in recipes.ON_NPU:
         notes.append(f"{text_of(recipes.ON_NPU[key])} with trainer.device=npu")
     for name, command in COMMANDS.items():
-        for values in (command.defaults, command.real) if command else ():
+        for values in (command.defaults, command.real) if command and takes(command, key) else ():
             if key in values:
                 notes.append(f"{text_of(values[key])} in `paddock {name}`")
     return notes
