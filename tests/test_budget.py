@@ -17,7 +17,7 @@ MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 24
 FILES_WITH_THE_WHOLE_CONFIG = 54
 PLACES_OF_ERRORS = 376
-WORDS = {"found": 1206, "told": 103, "one": 1672, "said": 231}
+WORDS = {"found": 1206, "told": 103, "one": 1671, "said": 231}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -27,7 +27,7 @@ LINES = {
     "commands": 1476,
     "config": 2274,
     "core": 1862,
-    "data": 4799,
+    "data": 4744,
     "doctor": 366,
     "engines": 7060,
     "environments": 3328,
@@ -45,7 +45,7 @@ LINES = {
     "rewards": 3211,
     "rollouts": 1573,
     "runs": 1780,
-    "sandbox": 3500,
+    "sandbox": 3490,
     "trainer": 1997,
     "verl": 2574,
     "workers": 2590,

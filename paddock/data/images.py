@@ -88,12 +88,9 @@ class ImagePrompts:
         tokens = self.encoder.encode(prompts, [row.location for row in rows], self.prompt)
         for row, ids, shown in zip(rows, tokens, pictures, strict=True):
             if self.reader and (written := ids.count(self.reader.token)) != len(shown):
-                raise bad_row(
-                    row.location,
-                    self.prompt,
-                    f"the chat template writes {written} image tokens for {len(shown)} images",
-                    "use the chat template of a vision-language model, and write no image tokens in texts",
-                )
+                reason = f"the chat template writes {written} image tokens for {len(shown)} images"
+                fix = "use the chat template of a vision-language model, and write no image tokens in texts"
+                raise bad_row(row.location, self.prompt, reason, fix)
         return tokens, pictures
 
     def _pictures(self, row: Asked) -> list[Any]:
@@ -118,12 +115,8 @@ class ImagePrompts:
         entries = [entry for content in contents for entry in content if isinstance(entry, dict)]
         wanted = sum(entry.get("type") == "image" for entry in entries)
         if wanted != images:
-            raise bad_row(
-                row.location,
-                self.images,
-                f"has {images} images, and the prompt {wanted} places for one",
-                f"write {IMAGE} once for each image into {self.prompt!r}",
-            )
+            reason = f"has {images} images, and the prompt {wanted} places for one"
+            raise bad_row(row.location, self.images, reason, f"write {IMAGE} once for each image into {self.prompt!r}")
         return asked
 
 

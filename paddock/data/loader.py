@@ -19,17 +19,8 @@ from paddock.data.mixture import Mixture
 from paddock.data.plugins import Order
 from paddock.errors import UserError
 
-EXTRAS = (
-    "data_source",
-    "ground_truth",
-    "extra_info",
-    "messages",
-    "index",
-    "location",
-    "style",
-    "images",
-    "written_prompt",
-)
+EXTRAS = ("data_source", "ground_truth", "extra_info", "messages", "index", "location", "style", "images",
+          "written_prompt")  # fmt: skip
 """What a batch of prompts carries beside tokens."""
 
 

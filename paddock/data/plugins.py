@@ -90,12 +90,9 @@ class Order:
         self.sampler = made(found, {"data_source": dataset, "data_config": config}, ORDER)
         self.name = f"{found.__name__} of {hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:16]}"
         if callable(getattr(self.sampler, "update", None)):
-            raise UserError(
-                f"{found.__name__} learns from batches by `update`, which is not called yet",
-                key=f"{ORDER}.class_name",
-                value=found.__name__,
-                fix="an order that is known when an epoch begins",
-            )
+            reason = f"{found.__name__} learns from batches by `update`, which is not called yet"
+            fix = "an order that is known when an epoch begins"
+            raise UserError(reason, key=f"{ORDER}.class_name", value=found.__name__, fix=fix)
 
     def __call__(self, epoch: int) -> list[int]:
         with torch.random.fork_rng(devices=[]):

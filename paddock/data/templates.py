@@ -78,9 +78,7 @@ class Watch:
             try:
                 with self.lock:
                     self.done = True
-                if (
-                    self.raised
-                ):  # and has not arrived yet. To take back nothing would leave a mark: profilers hang on it
+                if self.raised:  # and not arrived yet. To take back nothing would leave a mark: profilers hang on it
                     raise_in(self.thread, None)
                 self.over.set()
             except TemplateTimeLimit as limit:  # it arrived here; there is no second one

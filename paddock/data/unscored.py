@@ -202,12 +202,9 @@ class AnswerDataset(UnscoredDataset):
         """An answer is cut at its end, whatever `data.truncation` does to prompts, and then does not end."""
         longest = self.config.max_response_length
         if len(answer) > longest and self.config.truncation == "error":
-            raise UserError(
-                f"{location} has an answer of {len(answer)} tokens",
-                key="data.max_response_length",
-                value=longest,
-                fix=f"{len(answer)} or more, data.filter_overlong_prompts=True, or data.truncation=right",
-            )
+            reason = f"{location} has an answer of {len(answer)} tokens"
+            fix = f"{len(answer)} or more, data.filter_overlong_prompts=True, or data.truncation=right"
+            raise UserError(reason, key="data.max_response_length", value=longest, fix=fix)
         return answer[:longest]
 
     def _within(self, prompt: list[int], answer: Any, location: str) -> tuple[list[int], Any]:
@@ -221,12 +218,9 @@ class AnswerDataset(UnscoredDataset):
         if how == "right" and over < len(answer):
             return prompt, answer[: len(answer) - over]
         ways = "data.truncation=left or right" if how == "error" else "data.filter_overlong_prompts=True"
-        raise UserError(
-            f"{location} has a prompt of {len(prompt)} tokens and an answer of {len(answer)}",
-            key="data.max_length",
-            value=longest,
-            fix=f"data.max_length={len(prompt) + len(answer)} or more, or {ways}",
-        )
+        reason = f"{location} has a prompt of {len(prompt)} tokens and an answer of {len(answer)}"
+        fix = f"data.max_length={len(prompt) + len(answer)} or more, or {ways}"
+        raise UserError(reason, key="data.max_length", value=longest, fix=fix)
 
 
 def named(record: Record) -> str:

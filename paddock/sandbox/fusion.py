@@ -52,19 +52,13 @@ class FusionClient(Runner):
     def __init__(self, settings: SandboxSettings):
         assert settings.url
         if settings.command:
-            raise UserError(
-                "holds for programs run here; the service is sent Python",
-                key="reward_model.sandbox.command",
-                value=" ".join(settings.command),
-                fix="leave out reward_model.sandbox_fusion.url, or the command",
-            )
+            reason = "holds for programs run here; the service is sent Python"
+            fix = "leave out reward_model.sandbox_fusion.url, or the command"
+            raise UserError(reason, key="reward_model.sandbox.command", value=" ".join(settings.command), fix=fix)
         if urlsplit(settings.url).scheme not in ("http", "https"):
-            raise UserError(
-                "is not an address of a service",
-                key="reward_model.sandbox_fusion.url",
-                value=settings.url,
-                fix=f"http://host:8080{PATH}",
-            )
+            reason = "is not an address of a service"
+            fix = f"http://host:8080{PATH}"
+            raise UserError(reason, key="reward_model.sandbox_fusion.url", value=settings.url, fix=fix)
         super().__init__(settings, settings.max_concurrent)
         self.url = settings.url if urlsplit(settings.url).path.endswith(PATH) else settings.url.rstrip("/") + PATH
 

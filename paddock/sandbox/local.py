@@ -96,12 +96,8 @@ def _first_cell(settings: SandboxSettings) -> tuple[str, Cell]:
             return isolation, Cell(isolation, settings)
         except CellFailed as error:
             reasons.append(f"{isolation}: {error}")
-    raise UserError(
-        f"programs cannot be kept apart from this machine ({'; '.join(reasons)})",
-        key=KEY,
-        value=settings.isolation,
-        fix="; ".join(_ways_out()),
-    )
+    reason = f"programs cannot be kept apart from this machine ({'; '.join(reasons)})"
+    raise UserError(reason, key=KEY, value=settings.isolation, fix="; ".join(_ways_out()))
 
 
 def _guard(cell: Cell) -> str:

@@ -144,7 +144,7 @@ def test_unknown_flags_are_a_usage_error(argv, capsys):
 
 
 def test_an_unknown_data_set_gets_a_suggestion(capsys):
-    assert "did you mean gsm8k?" in refusal(capsys, main("gsm8", []))
+    assert "did you mean 'gsm8k'?" in refusal(capsys, main("gsm8", []))
     assert all(name in refusal(capsys, main("imagenet", [])) for name in NAMES)
 
 

@@ -7,10 +7,10 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 from paddock.core.options import Options
+from paddock.core.registry import suggest
 from paddock.data.prepare import from_jsonl, geometry3k, gsm8k, gsm8k_sft, gsm8k_tools, hh_rlhf, humaneval, math, mbpp
 from paddock.data.prepare.preparer import Preparer, Row
 from paddock.data.prepare.records import FLAG, SUFFIXES, Splits, from_hub, from_path, read_file, split_files
@@ -37,7 +37,8 @@ def main(name: str, argv: Sequence[str]) -> int:
             return from_jsonl.run(argv)
         preparer = _preparer(name)
         options = _parser(preparer).parse_args(argv)
-        source, target = _source(options), _target(options, preparer)
+        local = options.local_dataset_path
+        source, target = None if local is None else _folder(FLAG, local), _target(options, preparer)
         if preparer.kinds:
             preparer, kind = preparer.kinds[options.split], options.split
             target = target if target.name == kind else target / kind
@@ -66,11 +67,9 @@ def _raw(preparer: Preparer, source: Path | None) -> Splits:
 
 def _preparer(name: str) -> Preparer:
     name = ALIASES.get(name, name)
-    if name in PREPARERS:
-        return PREPARERS[name]
-    close = get_close_matches(name, NAMES, n=1)
-    fix = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(NAMES)}"
-    raise UserError("no such data set to prepare", key="paddock data", value=name, fix=fix)
+    if name not in PREPARERS:
+        raise UserError("no such data set to prepare", key="paddock data", value=name, fix=suggest(name, list(NAMES)))
+    return PREPARERS[name]
 
 
 def _parser(preparer: Preparer) -> argparse.ArgumentParser:
@@ -86,10 +85,6 @@ def _parser(preparer: Preparer) -> argparse.ArgumentParser:
     if preparer.kinds:
         parser.add_argument("--split", required=True, choices=tuple(preparer.kinds), help="what the rows are for")
     return parser
-
-
-def _source(options: argparse.Namespace) -> Path | None:
-    return None if options.local_dataset_path is None else _folder(FLAG, options.local_dataset_path)
 
 
 def _target(options: argparse.Namespace, preparer: Preparer) -> Path:
@@ -118,12 +113,8 @@ def _folder(flag: str, value: str) -> Path:
 def _check_apart(source: Path | None, target: Path) -> None:
     """Raw files named like ours, train.parquet, must not be overwritten by their own preparation."""
     if source == target and source.is_dir() and not split_files(source):
-        raise UserError(
-            "is also the folder to write to, where the raw files would be overwritten",
-            key=FLAG,
-            value=source,
-            fix="give another --local_save_dir",
-        )
+        reason = "is also the folder to write to, where the raw files would be overwritten"
+        raise UserError(reason, key=FLAG, value=source, fix="give another --local_save_dir")
 
 
 def _rows(preparer: Preparer, raw: Splits) -> dict[str, list[Row]]:

@@ -128,11 +128,8 @@ def _truth(record: Record, options: argparse.Namespace) -> str | None:
         return None
     if value is None or value == "":
         have = ", ".join(map(repr, record.values)) or "no fields"
-        raise record.error(
-            options.answer_key,
-            f"there is no answer; the record has {have}",
-            "name its field: --answer-key KEY; or --style model, if a reward model shall score",
-        )
+        fix = "name its field: --answer-key KEY; or --style model, if a reward model shall score"
+        raise record.error(options.answer_key, f"there is no answer; the record has {have}", fix)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

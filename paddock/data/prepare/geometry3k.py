@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paddock.data.prepare.preparer import ANSWERED, Preparer, Row, maths_row, training_columns
+from paddock.data.prepare.preparer import ANSWERED, Preparer, Row, rule_row, training_columns
 from paddock.data.prepare.records import Record
 
 SOURCE = "hiyouga/geometry3k"
@@ -25,7 +25,7 @@ def row(record: Record, split: str, index: int) -> Row:
             "images", f"has {len(images)} drawings, and the problem {places} places for one", "mend or drop the record"
         )
     extra_info = {"split": split, "index": index, "answer": answer, "question": problem}
-    return maths_row(SOURCE, f"{problem} {INSTRUCTION}", answer, extra_info) | {"images": images}
+    return rule_row(SOURCE, f"{problem} {INSTRUCTION}", "math", answer, extra_info) | {"images": images}
 
 
 def _images(record: Record) -> list[Row]:

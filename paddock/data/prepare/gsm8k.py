@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paddock.data.prepare.preparer import ANSWERED, Preparer, Row, maths_row, training_columns
+from paddock.data.prepare.preparer import ANSWERED, Preparer, Row, rule_row, training_columns
 from paddock.data.prepare.records import Record
 
 SOURCE = "openai/gsm8k"
@@ -13,7 +13,7 @@ COLUMNS = training_columns(ANSWERED)
 def row(record: Record, split: str, index: int) -> Row:
     question, answer = record.text("question"), record.text("answer")
     extra_info = {"split": split, "index": index, "answer": answer, "question": question}
-    return maths_row(SOURCE, f"{question} {INSTRUCTION}", _final_answer(record, answer), extra_info)
+    return rule_row(SOURCE, f"{question} {INSTRUCTION}", "math", _final_answer(record, answer), extra_info)
 
 
 def _final_answer(record: Record, answer: str) -> str:

@@ -3,7 +3,7 @@ r"""MATH: competition problems, the answer in the solution's last `\boxed{...}`.
 from __future__ import annotations
 
 from paddock.core.boxed import last_boxed
-from paddock.data.prepare.preparer import Preparer, Row, maths_row, training_columns
+from paddock.data.prepare.preparer import Preparer, Row, rule_row, training_columns
 from paddock.data.prepare.records import Record
 
 SOURCE = "DigitalLearningGmbH/MATH-lighteval"
@@ -17,7 +17,7 @@ def row(record: Record, split: str, index: int) -> Row:
         raise record.error(
             "solution", r"no closed \boxed{...} in it", r"put the final answer in \boxed{...}, or drop the record"
         )
-    prepared = maths_row(SOURCE, f"{problem} {INSTRUCTION}", truth, {"split": split, "index": index})
+    prepared = rule_row(SOURCE, f"{problem} {INSTRUCTION}", "math", truth, {"split": split, "index": index})
     labels = {name: record.values.get(name) for name in ("level", "type")}
     return prepared | {name: None if label is None else str(label) for name, label in labels.items()}
 

@@ -41,10 +41,6 @@ class Preparer:
         return f"~/data/{self.name}"
 
 
-def maths_row(source: str, question: str, truth: str, extra_info: Row) -> Row:
-    return rule_row(source, question, "math", truth, extra_info)
-
-
 def rule_row(source: str, question: str, ability: str, truth: str, extra_info: Row) -> Row:
     """A question whose answer a rule can check."""
     return {

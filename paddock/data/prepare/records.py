@@ -54,7 +54,10 @@ def from_path(folder: Path, config: str | None, splits: Sequence[str] = SPLITS) 
     if files := split_files(folder):
         return {split: list(read_file(file)) for split, file in files.items()}
     if any((folder / "train").glob("*/*.json")):
-        return {split: [_read_single(file) for file in _record_files(folder / split)] for split in SPLITS}
+        found = {split: list((folder / split).glob("*/*.json")) for split in SPLITS}
+        for single in found.values():  # subject by subject, 2.json before 10.json
+            single.sort(key=lambda file: (file.parent.name, len(file.stem), file.stem))
+        return {split: [_read_single(file) for file in single] for split, single in found.items()}
     return _load_folder(folder, config, splits)
 
 
@@ -74,10 +77,8 @@ def from_hub(name: str, config: str | None, splits: Sequence[str] = SPLITS) -> S
     try:
         loaded = load_from_hub(name, config)
     except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's errors
-        raise UserError(
-            f"cannot fetch {name} from the hub: {first_line(error)}",
-            fix=f"get a copy on a machine that can, and pass its folder: {FLAG} PATH (HF_HUB_OFFLINE=1 uses the cache)",
-        ) from error
+        fix = f"get a copy on a machine that can, and pass its folder: {FLAG} PATH (HF_HUB_OFFLINE=1 uses the cache)"
+        raise UserError(f"cannot fetch {name} from the hub: {first_line(error)}", fix=fix) from error
     return _named(loaded, name, splits)
 
 
@@ -141,11 +142,6 @@ def _read_single(path: Path) -> Record:
         raise UserError(
             f"cannot be read: {first_line(error)}", key=str(path), fix="unpack the data set again"
         ) from error
-
-
-def _record_files(folder: Path) -> list[Path]:
-    """Subject by subject, 2.json before 10.json."""
-    return sorted(folder.glob("*/*.json"), key=lambda file: (file.parent.name, len(file.stem), file.stem))
 
 
 def _parse(text: str, location: str) -> Any:

@@ -19,10 +19,16 @@ FOLDER = "--local_save_dir"
 
 def write_splits(target: Path, rows: Mapping[str, list[Row]], columns: Columns, examples: bool = False) -> None:
     """Writes a file for each split; with `examples`, its first row also as JSON."""
-    for split, found in rows.items():
-        write_parquet(target / f"{split}.parquet", found, columns)
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    for split, prepared in rows.items():
+        table = pa.Table.from_pylist(prepared, schema=arrow_schema(columns))
+        with replacing(target / f"{split}.parquet", FOLDER) as file:
+            parquet.write_table(table, file)
         if examples:
-            write_json(target / f"{split}_example.json", found[0])
+            with replacing(target / f"{split}_example.json", FOLDER) as file:
+                file.write(json.dumps(prepared[0], indent=2, ensure_ascii=False).encode() + b"\n")
 
 
 def summary(rows: Mapping[str, list[Row]], target: Path, next_command: str, last: str = "") -> str:
@@ -31,15 +37,6 @@ def summary(rows: Mapping[str, list[Row]], target: Path, next_command: str, last
     keys = {"train": "data.train_files", "test": "data.val_files"}
     overrides = " ".join(shlex.quote(f"{keys[split]}={target / f'{split}.parquet'}") for split in rows)
     return f"Wrote {counts} rows to {target}. Next: paddock {next_command} {overrides}{last and f' {last}'}"
-
-
-def write_parquet(path: Path, rows: list[Row], columns: Columns) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    table = pa.Table.from_pylist(rows, schema=arrow_schema(columns))
-    with replacing(path, FOLDER) as file:
-        parquet.write_table(table, file)
 
 
 def arrow_schema(columns: Columns) -> pa.Schema:
@@ -53,8 +50,3 @@ def arrow_schema(columns: Columns) -> pa.Schema:
         return pa.struct([(name, typed(part)) for name, part in kind.items()])
 
     return pa.schema([(name, typed(kind)) for name, kind in columns.items()])
-
-
-def write_json(path: Path, row: Row) -> None:
-    with replacing(path, FOLDER) as file:
-        file.write(json.dumps(row, indent=2, ensure_ascii=False).encode() + b"\n")
