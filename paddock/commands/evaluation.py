@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.commands.frozen_policy import FrozenRollout, open_policy, progress_bar, prompts_at_a_time
+from paddock.commands.frozen_policy import open_policy, prompts_at_a_time
 from paddock.config.paths import files_of
 from paddock.config.schema import Config
 from paddock.core.timing import Timer
@@ -43,12 +43,9 @@ def evaluate(config: Config) -> Evaluation:
         parts.try_scorers(dataset, rewards)
         models = parts.models(policy.stop_tokens)
         loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it
-        progress = things.enter_context(progress_bar())
         things.enter_context(explaining(config, dict))
-        task = progress.add_task("evaluating", total=len(dataset))
-        environments = parts.environments(policy.stop_tokens, dataset, rewards.reads_environments)
-        engine = FrozenRollout(policy.engine, lambda count: progress.advance(task, count), environments)
-        collector = Collector(parts.config, loader, engine, rewards, parts.tokenizer, policy.stop_tokens, models)
+        rollout = policy.over(parts, dataset, "evaluating", rewards.reads_environments)
+        collector = Collector(parts.config, loader, rollout, rewards, parts.tokenizer, policy.stop_tokens, models)
         _, samples = Validation(collector, dataset).run(0, timer)
     sources = {}
     for source, prompts in by_source(samples).items():

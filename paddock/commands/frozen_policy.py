@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -12,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paddock.config.schema import Config
 from paddock.config.topology import world_size
 from paddock.core.device import compute_dtype, device_of
-from paddock.data.dataset import PromptRow
+from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.engines.rollout.base import RolloutEngine, Sampling
 from paddock.engines.train.open import frozen_engine
 from paddock.engines.train.settings import Settings, model_source
@@ -32,12 +31,35 @@ RESPONSES_AT_A_TIME = 512
 """Between two moves of a progress bar, unless data.val_batch_size says otherwise."""
 
 
-class FrozenPolicy(NamedTuple):
+@dataclass(frozen=True)
+class FrozenRollout:
+    """A rollout engine whose weights never change. It tells `answered` how many prompts it has answered."""
+
     engine: RolloutEngine
     stop_tokens: frozenset[int]
+    environments: Environments | None = None
+    answered: Callable[[int], None] = lambda count: None
+
+    def episodes(
+        self, rows: list[PromptRow], samples: int, sampling: Sampling, on_done: OnEpisodes | None = None
+    ) -> list[Episode]:
+        found = roll_out(self.engine, 0, rows, samples, sampling, on_done, self.environments)
+        self.answered(len(rows))
+        return found
+
+    def over(self, parts: Assembly, dataset: PromptDataset, title: str, hands: bool = False) -> FrozenRollout:
+        """Returns a rollout that answers the rows in their environments and moves a progress bar. It shows on a
+        terminal and on stderr: what a command prints stays clean. `hands`: see `Environments`."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                   TextColumn("ETA"), TimeRemainingColumn())  # fmt: skip
+        screen = Console(stderr=True)
+        bar = Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True)
+        task = parts.things.enter_context(bar).add_task(title, total=len(dataset))
+        environments = parts.environments(self.stop_tokens, dataset, hands)
+        return replace(self, environments=environments, answered=lambda count: bar.advance(task, count))
 
 
-def open_policy(parts: Assembly) -> FrozenPolicy:
+def open_policy(parts: Assembly) -> FrozenRollout:
     """Loads the policy of a config, to be sampled from on one device."""
     config = parts.config
     require_one_device(config)
@@ -50,7 +72,7 @@ def open_policy(parts: Assembly) -> FrozenPolicy:
     engine = frozen_engine(weights, Settings())
     rollout = rollout_engine(config, engine)
     sync(engine, rollout, config.actor_rollout_ref.rollout)
-    return FrozenPolicy(rollout, stop_tokens(engine, parts.tokenizer))
+    return FrozenRollout(rollout, stop_tokens(engine, parts.tokenizer))
 
 
 def require_one_device(config: Config) -> None:
@@ -66,27 +88,3 @@ def require_one_device(config: Config) -> None:
 
 def prompts_at_a_time(config: Config, samples: int) -> int:
     return config.data.val_batch_size or max(1, RESPONSES_AT_A_TIME // samples)
-
-
-@dataclass(frozen=True)
-class FrozenRollout:
-    """A rollout engine whose weights never change. It tells `answered` how many prompts it has answered."""
-
-    engine: RolloutEngine
-    answered: Callable[[int], None]
-    environments: Environments | None = None
-
-    def episodes(
-        self, rows: list[PromptRow], samples: int, sampling: Sampling, on_done: OnEpisodes | None = None
-    ) -> list[Episode]:
-        found = roll_out(self.engine, 0, rows, samples, sampling, on_done, self.environments)
-        self.answered(len(rows))
-        return found
-
-
-def progress_bar() -> Progress:
-    """Returns a progress bar, on a terminal and on stderr: what a command prints stays clean."""
-    screen = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-               TextColumn("ETA"), TimeRemainingColumn())  # fmt: skip
-    return Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True)

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from paddock.commands.frozen_policy import FrozenRollout, open_policy, progress_bar, prompts_at_a_time
+from paddock.commands.frozen_policy import open_policy, prompts_at_a_time
 from paddock.config.schema import Config
 from paddock.core.files import replacing
 from paddock.core.timing import Timer
@@ -75,12 +75,9 @@ def generate(config: Config, output: Path) -> Summary:
         require_free_columns(dataset)
         things.enter_context(explaining(config, lambda: {"gen": "testing"}))
         things.enter_context(timer("gen"))
-        write, progress = things.enter_context(writer(output)), things.enter_context(progress_bar())
-        task = progress.add_task("generating", total=len(dataset))
-        environments = parts.environments(policy.stop_tokens, dataset)
-        engine = FrozenRollout(policy.engine, lambda count: progress.advance(task, count), environments)
+        write, rollout = things.enter_context(writer(output)), policy.over(parts, dataset, "generating")
         for rows in validation_batches(dataset, prompts_at_a_time(config, samples)):
-            found = engine.episodes(rows, samples, sampling)
+            found = rollout.episodes(rows, samples, sampling)
             for index, row in enumerate(rows):
                 record = record_of(row, found[index * samples : (index + 1) * samples], parts.tokenizer)
                 write(record)

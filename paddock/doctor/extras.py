@@ -60,10 +60,9 @@ class Found:
 
 
 def find_extras() -> list[Found]:
-    return [find(name, extra) for name, extra in EXTRAS.items()]
-
-
-def find(name: str, extra: Extra) -> Found:
-    versions = {package: version for package in extra.packages if (version := version_of(package))}
-    missing = [package for package in extra.packages if package not in versions]
-    return Found(name, versions, missing, extra.purpose, extra.without, install_command(name))
+    found = []
+    for name, extra in EXTRAS.items():
+        versions = {package: version for package in extra.packages if (version := version_of(package))}
+        missing = [package for package in extra.packages if package not in versions]
+        found.append(Found(name, versions, missing, extra.purpose, extra.without, install_command(name)))
+    return found

@@ -311,10 +311,12 @@ class Conversation:
 
     def answering(self, call: Call, result: Any) -> Message:
         """Returns the message that answers a call; notes what reward functions read in its place: TRL's form."""
-        text = written(result)
-        message = {"role": "tool", "name": call.name, "content": self.cut(text)}
+        text, limits = written(result), self.limits
+        content = shortened(text, limits.max_tool_response_length, limits.tool_response_truncate_side)
+        message = {"role": "tool", "name": call.name, "content": content}
         message |= {"tool_call_id": call.id} if call.id else {}
-        if message["content"] is text:
+        self.counts.cut_results += content is not text
+        if content is text:
             told = {"error": result.reason} if isinstance(result, ToolFailure) else result
             self.results_told[id(message)] = {**message, "content": told if isinstance(told, list) else str(told)}
         return message
@@ -364,13 +366,6 @@ class Conversation:
         except BaseException as error:  # a tool that runs a program may meet its SystemExit
             self.counts.failed_calls += 1
             return ToolFailure(str(error), "" if isinstance(error, ToolError) else type(error).__name__)
-
-    def cut(self, text: str) -> str:
-        """Returns at most `max_tool_response_length` characters of a result."""
-        limits = self.limits
-        found = shortened(text, limits.max_tool_response_length, limits.tool_response_truncate_side)
-        self.counts.cut_results += found is not text
-        return found
 
     def pay(self, environment: Environment) -> Waits:
         """Adds the environment's reward of the whole episode to the policy's last turn."""

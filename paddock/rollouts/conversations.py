@@ -9,11 +9,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling
+from paddock.engines.rollout.base import Limits, Request, RolloutEngine, Sampling
 from paddock.rollouts.conversation import Conversation, TimeLimit, Wanted
 from paddock.rollouts.episode import Episode
 
@@ -171,13 +171,9 @@ class Conversations:
         if block and self.waiting:
             left = next(iter(self.waiting.values()))[1] - time.monotonic()
             seconds = max(0.0, left if most is None else min(left, most))
-            try:
-                first = self.ready.get(timeout=seconds)
-            except queue.Empty:
-                pass
-            else:
-                self.runnable_since = first[2]
-                self.returned(*first[:2])
+            with suppress(queue.Empty):
+                key, future, self.runnable_since = self.ready.get(timeout=seconds)
+                self.returned(key, future)
         while not self.ready.empty():
             self.returned(*self.ready.get()[:2])
         while self.waiting:
@@ -225,15 +221,12 @@ class Conversations:
         self.runnable_since = time.perf_counter()
         self.clock.working += self.runnable_since - begun
         for completion in found:
-            self.completed(completion)
+            if self.flying.pop(completion.key).keep:
+                self.parked.add(completion.key)
+            self.served.append((completion.key, completion, None))
         stuck = not found and (seconds is None or self.runnable_since < begun + seconds)
         if stuck:
             self.make_room()
-
-    def completed(self, completion: Completion) -> None:
-        if self.flying.pop(completion.key).keep:
-            self.parked.add(completion.key)
-        self.served.append((completion.key, completion, None))
 
     def make_room(self) -> None:
         """Frees what the engine keeps of conversations that wait for a tool, so that others begin; their next turn is

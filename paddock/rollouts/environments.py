@@ -113,8 +113,12 @@ class RowEnvironments:
         raise UserError("there is no such agent loop", key=AGENT, value=name, fix=suggest(name, known))
 
     def with_tools(self) -> Factory:
-        interactions = self.config.actor_rollout_ref.rollout.multi_turn.interaction_config_path
-        tools = self.named_tools() if interactions else self.tools()
+        limits, tools = self.config.actor_rollout_ref.rollout.multi_turn, self.named_tools()
+        if not tools and not limits.interaction_config_path:
+            raise UserError(
+                "no tool is named", key="actor_rollout_ref.rollout.multi_turn.enable", value=limits.enable,
+                fix="actor_rollout_ref.rollout.multi_turn.function_tool_path=FILE.py, or environment=FILE.py:Class",
+            )  # fmt: skip
         plain = Factory(TOOLS, lambda: ToolEnvironment(tools), tools, None, inline=True)
         return self.verl.with_tools(tools) or plain
 
@@ -145,17 +149,6 @@ class RowEnvironments:
             reason = "is a class of the program that made this run, and no other process has it"
             raise UserError(reason, key="environment", value=name, fix="put it into a file: environment=FILE.py:Class")
         return own
-
-    def tools(self) -> list[Tool]:
-        """Returns the tools that the config names; there is one at least."""
-        found = self.named_tools()
-        if not found:
-            limits = self.config.actor_rollout_ref.rollout.multi_turn
-            raise UserError(
-                "no tool is named", key="actor_rollout_ref.rollout.multi_turn.enable", value=limits.enable,
-                fix="actor_rollout_ref.rollout.multi_turn.function_tool_path=FILE.py, or environment=FILE.py:Class",
-            )  # fmt: skip
-        return found
 
     def named_tools(self) -> list[Tool]:
         """Returns the functions and classes that the config names as tools."""

@@ -85,7 +85,7 @@ def explore(tmp_path):
             rewards.check([ScoreRequest("mine", "", "")])
             (tmp_path / "log").write_text("")
             loader = Loader.train(config.data, dataset)
-            rollout = FrozenRollout(engine, lambda count: None)
+            rollout = FrozenRollout(engine, frozenset())
             collector = Collector(config, loader, rollout, rewards, tokenizer, frozenset())
             batch, metrics = collector.collect(1, timer, lambda time: contextlib.nullcontext())
         begun = sorted(float(line.split()[0]) for line in (tmp_path / "log").read_text().splitlines())
