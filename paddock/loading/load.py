@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, reduce
 from typing import Any, cast
 
@@ -16,12 +16,12 @@ from paddock.config import recipes, rollout_correction, tree
 from paddock.config.loggers import LOGGERS
 from paddock.config.paths import expanded
 from paddock.config.plugins import import_plugin
+from paddock.config.rewards import PATH, WEIGHTS, address_of, texts_of
 from paddock.config.rollout_engines import ENGINES
 from paddock.config.schema import Config
 from paddock.errors import UserError, together
 from paddock.facts.machine import Machine, this_machine
 from paddock.loading import budgets, foreign, own_data, resolve, rules, trl
-from paddock.loading.addresses import functions_apart
 from paddock.loading.overrides import LINE, PROGRAM, Setting, parse
 
 NO_SUCH_KEY = "no such key"
@@ -296,3 +296,25 @@ def _expand_paths(config: Config) -> None:
                 tree.put(config, key, expanded(key, value))
             elif isinstance(value, list):
                 tree.put(config, key, [expanded(key, item) if isinstance(item, str) else item for item in value])
+
+
+def functions_apart(settings: list[Setting]) -> list[Setting]:
+    """Returns the settings with addresses of functions in `reward`, and their weights, under the keys of functions:
+    `reward=[FILE.py:function, exact_match]`."""
+    last = {setting.key: setting for setting in settings}
+    named = last.get("reward")
+    items = texts_of("reward", named.value) if named and isinstance(named.value, str | list) else []
+    functions = {index: address for index, item in enumerate(items) if (address := address_of(item))}
+    if not named or not functions:
+        return settings
+    if (other := last.get(PATH)) and other.value:
+        fix = f"name all functions in one of them: reward=[{','.join(items)},...]"
+        raise UserError(f"names a function, and {PATH} names others", key="reward", value=named.value, fix=fix)
+    parted: dict[str, Any] = {"reward": [item for index, item in enumerate(items) if index not in functions] or None,
+                              PATH: list(functions.values())}  # fmt: skip
+    weights = last["reward_weights"].value if "reward_weights" in last else None
+    if isinstance(weights, list) and len(weights) == len(items):
+        parted["reward_weights"] = [one for index, one in enumerate(weights) if index not in functions] or None
+        parted[WEIGHTS] = [weights[index] for index in functions]
+    kept = [setting for setting in settings if setting.key not in parted]
+    return [*kept, *(replace(named, key=key, value=value) for key, value in parted.items())]

@@ -9,7 +9,6 @@ from typing import Any
 
 from paddock.config import tree
 from paddock.config.paths import BUILTIN, files_of, missing_file
-from paddock.config.roles import ActorConfig, CriticConfig, RefConfig
 from paddock.config.schema import Config, row_tokens
 from paddock.config.topology import (
     data_parallel_size,
@@ -59,13 +58,10 @@ def data_files(config: Config, split: str, strict: bool = True) -> list[DataFile
     """Returns the files of data.train_files or data.val_files. One that is neither here nor publicly known is an error
     if `strict`, else its rows are not known; nor are those that a user's data set makes of it."""
     key = f"data.{split}_files"
+    paths = files_of(tree.get(config, key))
     if config.data.custom_cls.path:
-        paths = files_of(getattr(config.data, f"{split}_files"))
         return [DataFile(path, None, here=path.startswith(BUILTIN) or os.path.exists(path)) for path in paths]
-    return [
-        _data_file(key, path, "train" if split == "train" else "test", strict)
-        for path in files_of(getattr(config.data, f"{split}_files"))
-    ]
+    return [_data_file(key, path, "train" if split == "train" else "test", strict) for path in paths]
 
 
 def _data_file(key: str, path: str, split: str, strict: bool) -> DataFile:
@@ -78,9 +74,7 @@ def _data_file(key: str, path: str, split: str, strict: bool) -> DataFile:
     known = known_dataset(path)
     if known is None and strict:
         raise missing_file(key, path, "check the path; to plan without the data, add --rows N")
-    return DataFile(
-        path, known.rows(split) if known else None, here=False, prepare=known.prepare_command if known else None
-    )
+    return DataFile(path, known.rows(split), False, known.prepare_command) if known else DataFile(path, None, False)
 
 
 def require_files(config: Config, splits: Sequence[str] = ("train", "val")) -> None:
@@ -102,12 +96,9 @@ def batch_plan(config: Config, train_files: list[DataFile], assumed_rows: int | 
     train_rows = assumed_rows if assumed_rows is not None else _total(train_files, data.train_max_samples)
     per_epoch = None if train_rows is None else train_rows // data.train_batch_size
     if per_epoch == 0:
-        raise UserError(
-            f"the training files hold only {train_rows} rows, less than one batch",
-            key="data.train_batch_size",
-            value=data.train_batch_size,
-            fix=f"at most {train_rows}",
-        )
+        reason = f"the training files hold only {train_rows} rows, less than one batch"
+        key = "data.train_batch_size"
+        raise UserError(reason, key=key, value=data.train_batch_size, fix=f"at most {train_rows}")
     total = trainer.steps(per_epoch) if per_epoch else trainer.total_training_steps
     mini_batches = data.train_batch_size // actor.ppo_mini_batch_size
     devices = data_parallel_size(config, actor)
@@ -149,27 +140,22 @@ def roles(config: Config) -> list[dict[str, Any]]:
     """Returns the devices of each role: roles share those of one pool, but for those that have one of their own."""
     table = list[dict[str, Any]]()
     devices = {name: pool.size for pool in pools(config) for name in pool.roles}
+
+    def held(role: str, engine: str | None, devices: int, rows: int, weights: int) -> None:
+        table.append({"role": role, "engine": engine, "devices": devices, "rows_split": rows, "weights_split": weights})
+
     for role in roles_of(config):
         keys, size = role.keys(config), devices[role.name]
         if role.name == "rollout":
-            spans = engine_size(config)
-            table.append(_row(role.name, keys.name, size, size // spans, spans))
+            held(role.name, keys.name, size, size // engine_size(config), engine_size(config))
         elif role.whole:
-            table.append(_row(role.name.replace("_", " "), keys.strategy, size, size, size))
+            held(role.name.replace("_", " "), keys.strategy, size, size, size)
         else:
-            fsdp_size = tree.get(config, role.fsdp).fsdp_size
-            table += [_held(name, keys, fsdp_size, size) for name in role.models(config)]
+            megatron, shards = keys.strategy == "megatron", tree.get(config, role.fsdp).fsdp_size
+            weights = size if shards < 1 else min(shards, size)
+            if megatron:
+                weights = keys.megatron.tensor_model_parallel_size * keys.megatron.pipeline_model_parallel_size
+            engine = "single" if size == 1 and not megatron else keys.strategy
+            for name in role.models(config):
+                held(name, engine, size, max(1, size // model_parallel_size(keys)), weights)
     return table
-
-
-def _row(role: str, engine: str | None, devices: int, rows: int, weights: int) -> dict[str, Any]:
-    return {"role": role, "engine": engine, "devices": devices, "rows_split": rows, "weights_split": weights}
-
-
-def _held(name: str, role: ActorConfig | RefConfig | CriticConfig, fsdp_size: int, world: int) -> dict[str, Any]:
-    if role.strategy == "megatron":
-        weights = role.megatron.tensor_model_parallel_size * role.megatron.pipeline_model_parallel_size
-    else:
-        weights = world if fsdp_size < 1 else min(fsdp_size, world)
-    engine = "single" if world == 1 and role.strategy != "megatron" else role.strategy
-    return _row(name, engine, world, max(1, world // model_parallel_size(role)), weights)

@@ -63,16 +63,14 @@ def _supervised(plan: Plan, console: Console) -> None:
     _title(console, f"Supervised training: {escape(str(config.actor_rollout_ref.model.path))}")
     _rows(
         console,
-        [
-            ("loss", "mean negative log-likelihood over the tokens of the answers"),
-            ("devices", f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} {trainer.device}"),
-            ("engine", f"{learner['engine']}, weights split over {learner['weights_split']}"),
-            *_files(plan),
-            ("columns", _columns(data)),
-            ("a step", f"{batch.prompts} rows of at most {row_tokens(data)} tokens, 1 optimizer step"),
-            ("micro-batches", f"per device: {batch.micro_batches}"),
-            ("steps", _steps(batch)),
-        ],
+        ("loss", "mean negative log-likelihood over the tokens of the answers"),
+        ("devices", f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} {trainer.device}"),
+        ("engine", f"{learner['engine']}, weights split over {learner['weights_split']}"),
+        *_files(plan),
+        ("columns", _columns(data)),
+        ("a step", f"{batch.prompts} rows of at most {row_tokens(data)} tokens, 1 optimizer step"),
+        ("micro-batches", f"per device: {batch.micro_batches}"),
+        ("steps", _steps(batch)),
     )
 
 
@@ -86,7 +84,7 @@ def _title(console: Console, text: str) -> None:
     console.print(f"\n[bold]{text}[/bold]")
 
 
-def _rows(console: Console, rows: list[tuple[str, str]]) -> None:
+def _rows(console: Console, *rows: tuple[str, str]) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 2), pad_edge=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -102,13 +100,11 @@ def _algorithm(plan: Plan, console: Console) -> None:
     _title(console, f"Algorithm: {facts['estimator']}")
     _rows(
         console,
-        [
-            ("what", facts["about"]),
-            ("loss", f"{facts['policy_loss'] or 'of the teachers alone'}, {facts['aggregation']}"),
-            *_distillation(facts["distillation"]),
-            ("critic", "yes" if facts["critic"] else "no"),
-            ("reference", f"yes: KL {' and '.join(terms)}" if facts["reference"] else "no: no KL term has a weight"),
-        ],
+        ("what", facts["about"]),
+        ("loss", f"{facts['policy_loss'] or 'of the teachers alone'}, {facts['aggregation']}"),
+        *_distillation(facts["distillation"]),
+        ("critic", "yes" if facts["critic"] else "no"),
+        ("reference", f"yes: KL {' and '.join(terms)}" if facts["reference"] else "no: no KL term has a weight"),
     )
 
 
@@ -123,11 +119,8 @@ def _distillation(facts: dict[str, Any] | None) -> list[tuple[str, str]]:
 def _placement(plan: Plan, console: Console) -> None:
     config = plan.loaded.config
     trainer = config.trainer
-    where = (
-        "one CPU process"
-        if trainer.device == "cpu" and trainer.n_gpus_per_node == 1
-        else (f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} {trainer.device}")
-    )
+    alone = trainer.device == "cpu" and trainer.n_gpus_per_node == 1
+    where = "one CPU process" if alone else f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} {trainer.device}"
     for pool in pools(config)[1:]:
         size = f"{pool.nodes} x {pool.per_node}"
         where += f"; {pool.name}: {size}, on the same devices" if pool.beside else f"; {pool.name}: {size}"
@@ -146,14 +139,12 @@ def _batch(plan: Plan, console: Console) -> None:
     _title(console, f"Model and data: {escape(str(config.actor_rollout_ref.model.path))}")
     _rows(
         console,
-        [
-            *_files(plan),
-            *_episodes(config.actor_rollout_ref.rollout, config.environment),
-            ("a step", f"{batch.prompts} prompts x {batch.responses} responses = {batch.rows} rows"),
-            ("update", f"{batch.optimizer_steps} optimizer step(s), {mini} prompts each"),
-            ("micro-batches", f"per device and mini-batch: {batch.micro_batches}"),
-            ("steps", _steps(batch)),
-        ],
+        *_files(plan),
+        *_episodes(config.actor_rollout_ref.rollout, config.environment),
+        ("a step", f"{batch.prompts} prompts x {batch.responses} responses = {batch.rows} rows"),
+        ("update", f"{batch.optimizer_steps} optimizer step(s), {mini} prompts each"),
+        ("micro-batches", f"per device and mini-batch: {batch.micro_batches}"),
+        ("steps", _steps(batch)),
     )
 
 
@@ -189,7 +180,7 @@ def _memory(plan: Plan, console: Console) -> None:
     if converses(config.actor_rollout_ref.rollout, config.environment):
         held = f"{memory.kv_sequences} whole conversations at a time, per engine, those that wait for a tool included"
     host = f"; {memory.host_bytes / GIB:.1f} GiB offloaded to each host" if memory.host_bytes else ""
-    _rows(console, [("KV cache", f"{held}{host}")])
+    _rows(console, ("KV cache", f"{held}{host}"))
 
 
 def _phases(plan: Plan, console: Console) -> None:
@@ -205,7 +196,9 @@ def _phases(plan: Plan, console: Console) -> None:
     table.add_column("")
     table.add_column("of which", overflow="fold")
     for phase in memory.phases:
-        table.add_row(phase, f"{memory.total(phase) / GIB:.1f}", _bar(memory, phase), _parts(memory, phase))
+        filled = min(BAR, round(BAR * memory.total(phase) / memory.hardware.memory_bytes))
+        bar = "█" * filled + "·" * (BAR - filled)
+        table.add_row(phase, f"{memory.total(phase) / GIB:.1f}", bar, _parts(memory, phase))
     console.print(table)
 
 
@@ -220,7 +213,7 @@ def _time(plan: Plan, console: Console) -> None:
         "estimated from a few milliseconds of products on this processor" if on_cpu else "by the device's data sheet"
     )
     _title(console, f"Time, {source}, if every response has full length")
-    _rows(console, [("a step", f"about {clock(plan.time.step)}{whole}"), ("of which", phases)])
+    _rows(console, ("a step", f"about {clock(plan.time.step)}{whole}"), ("of which", phases))
 
 
 def clock(seconds: float) -> str:
@@ -229,11 +222,6 @@ def clock(seconds: float) -> str:
     unit, size = next((unit, size) for unit, size, most in units if seconds < most * size)
     amount = seconds / size
     return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
-
-
-def _bar(memory: MemoryPlan, phase: str) -> str:
-    filled = min(BAR, round(BAR * memory.total(phase) / memory.hardware.memory_bytes))
-    return "█" * filled + "·" * (BAR - filled)
 
 
 def _parts(memory: MemoryPlan, phase: str) -> str:
@@ -245,25 +233,19 @@ def _origins(plan: Plan, console: Console) -> None:
     """Every value that is not the schema's own default, does not merely follow another key, and is read in this run."""
     _title(console, "Values, and where they came from")
     config = plan.loaded.config
-    idle = [
-        f"{role}."
-        for role, used in (("critic", config.critic.enable), ("reward_model", config.reward_model.enable))
-        if not used
-    ]
+    roles_of_keys = {"critic.": config.critic.enable, "reward_model.": config.reward_model.enable}
+    idle = tuple(section for section, used in roles_of_keys.items() if not used)
     for key, origin in sorted(plan.loaded.origins.items(), key=lambda item: (_rank(item[1]), item[0])):
-        if origin.startswith("follows") or (key.startswith(tuple(idle)) and origin not in (LINE, PROGRAM)):
+        if origin.startswith("follows") or (key.startswith(idle) and origin not in (LINE, PROGRAM)):
             continue
-        setting = f"{key}={_short(masked(tree.get(config, key)))}"
+        value = masked(tree.get(config, key))
+        setting = f"{key}=[{','.join(map(str, value))}]" if isinstance(value, list) else f"{key}={value}"
         console.print(f"  {escape(f'{setting:<88}')} [dim]{escape(origin)}[/dim]", soft_wrap=True)
 
 
 def _rank(origin: str) -> int:
     order = (LINE, PROGRAM, "recipe", "--config-name", "guide", "embedded")
     return next((place for place, start in enumerate(order) if origin.startswith(start)), len(order))
-
-
-def _short(value: Any) -> str:
-    return str(value) if not isinstance(value, list) else "[" + ",".join(map(str, value)) + "]"
 
 
 def _advice(plan: Plan, console: Console) -> None:

@@ -6,11 +6,11 @@ from paddock.config import tree
 from paddock.config.schema import Config
 from paddock.core.registry import suggest
 from paddock.errors import UserError
-from paddock.loading.rules import algorithm, devices, distillation, machine, megatron, rewards, rollout, run  # noqa: F401
-from paddock.loading.rules.data import absent_plugins
+from paddock.loading.rules import algorithm, devices, distillation, machine, rewards, rollout  # noqa: F401
 from paddock.loading.rules.distillation import served_teachers
 from paddock.loading.rules.form import Scope, broken, require, rule
 from paddock.loading.rules.limits import outside, unknown
+from paddock.loading.rules.run import absent_plugins
 from paddock.loading.rules.unread import done_otherwise, set_by_user, small_models_learn_slowly, without_effect
 
 __all__ = ["Scope", "broken", "check", "check_limits", "require", "rule", "set_by_user", "unknown"]
