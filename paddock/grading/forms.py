@@ -299,10 +299,8 @@ def is_name(left: Form | None) -> bool:
         return False
     if left.tree is None:
         return bool(re.match(r"\\(?:angle|triangle|text|overline|measuredangle)|[A-Za-z]\s*\(", left.text))
-    return (
-        left.tree.kind in ("letter", "apply")
-        or re.fullmatch(r"\|?[A-Z]{2,3}\|?|[A-Z]\([^()]*\)", left.text) is not None
-    )
+    named = re.fullmatch(r"\|?[A-Z]{2,3}\|?|[A-Z]\([^()]*\)", left.text)
+    return left.tree.kind in ("letter", "apply") or named is not None
 
 
 def _thousands(text: str) -> Form | None:

@@ -192,14 +192,9 @@ def _start(
 ) -> NoReturn:
     """Replaces this process by a new interpreter, so that nothing of its memory is inside the cell."""
     control.set_inheritable(True)
-    shown_in_tmp = [path for path in plan["binds"] if path.startswith("/tmp/")]
-    facts = {
-        "tmp_mb": plan["tmp_mb"],
+    facts = {name: plan.get(name) for name in ("tmp_mb", "send_buffer", "command", "proc")} | {
         "unsafe": plan["isolation"] == "unsafe",
-        "shown_in_tmp": shown_in_tmp,
-        "send_buffer": plan["send_buffer"],
-        "command": plan["command"],
-        "proc": plan.get("proc"),
+        "shown_in_tmp": [path for path in plan["binds"] if path.startswith("/tmp/")],
     }
     if facts["proc"] is not None:
         os.set_inheritable(facts["proc"], True)

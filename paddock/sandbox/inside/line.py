@@ -66,9 +66,9 @@ class Question(pickle.Pickler):
 class Line:
     """Questions to the program. `shared` are the names that both sides have from the setup."""
 
-    def __init__(self, link: socket.socket, shared: set[str] | None = None):
+    def __init__(self, link: socket.socket):
         self.reader, self.writer = link.makefile("rb"), link.makefile("wb")
-        self.shared = shared or set()
+        self.shared: set[str] = set()
         self.gone = False
         self.looking_back = self.binding = False
         self.functions: dict[str, int] = {}
