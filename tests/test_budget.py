@@ -17,7 +17,7 @@ MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 24
 FILES_WITH_THE_WHOLE_CONFIG = 54
 PLACES_OF_ERRORS = 376
-WORDS = {"found": 1203, "told": 103, "one": 1670, "said": 231}
+WORDS = {"found": 1203, "told": 103, "one": 1668, "said": 231}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -42,7 +42,7 @@ LINES = {
     "models": 5111,
     "plan": 1127,
     "report": 593,
-    "rewards": 3211,
+    "rewards": 3189,
     "rollouts": 1554,
     "runs": 1780,
     "sandbox": 3485,

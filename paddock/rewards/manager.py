@@ -25,14 +25,13 @@ from paddock.rewards.functions import (
     BY_COLUMNS,
     ENVIRONMENTS,
     READS_TOKENS,
-    WHOLE,
     Target,
     shape_of,
 )
 from paddock.rewards.rules import NAMED, NOTHING, SCORERS, Scorer, prepared, rule_of, scorer_of
 from paddock.rewards.runners import LimitedPool, ProcessPool
 from paddock.rewards.score import Failed, Score, ScoreRequest
-from paddock.rewards.scoring import Known, ScoreColumn, Scoring, WholeColumn, combined, where
+from paddock.rewards.scoring import Known, ScoreColumn, Scoring, combined, where
 from paddock.rewards.sending import Sender
 from paddock.rewards.threads import ThreadPool
 
@@ -133,7 +132,7 @@ class RewardManager:
         scores = []
         for column in self._columns():
             # twice each for a function of whole batches: a list with a single score would pass for a row
-            times = 2 if isinstance(column, WholeColumn) and self.of_trl else 1
+            times = 2 if column.whole and self.of_trl else 1
             column.add(dict(enumerate(requests * times)))
             scores.append(column.collect()[: len(requests)])
             for request, score in zip(requests, scores[-1], strict=True):
@@ -167,8 +166,7 @@ class RewardManager:
         pool: ProcessPool | ThreadPool = self.pool if part.own else self.rule_pool
         if part.here or part.shape == ENVIRONMENTS:
             pool = self.threads
-        kind = WholeColumn if part.shape in WHOLE else ScoreColumn
-        return kind(lambda _: scorer, pool, self.known, self._error, part.shape in READS_TOKENS)
+        return ScoreColumn(lambda _: scorer, pool, self.known, self._error, part.shape)
 
     @functools.cached_property
     def parts(self) -> list[Scorer]:
@@ -242,7 +240,15 @@ class RewardManager:
         if columns.get("style") == "model" or columns.get("reward_score") is not None:
             return None
         location = columns.get("location")
-        request = ScoreRequest(
+        whole: dict[str, Any] = {}
+        if self.reads_tokens:
+            whole = {
+                "prompt": columns.get("written_prompt", columns.get("messages")),
+                "tokens": array("q", tokens),  # takes half as long as a list on its way to another process
+                "steps": (self.steps_done, self.total_steps),
+                "environment": columns.get("environment"),
+            }
+        return ScoreRequest(
             columns["data_source"],
             text,
             columns["ground_truth"],
@@ -251,15 +257,7 @@ class RewardManager:
             last_turn=last_turn,
             turns=columns.get("completion", columns.get("conversation")),
             extra_fields=columns.get("extra_fields") or {},
-        )
-        if not self.reads_tokens:
-            return request
-        return replace(
-            request,
-            prompt=columns.get("written_prompt", columns.get("messages")),
-            tokens=array("q", tokens),  # takes half as long as a list on its way to another process
-            steps=(self.steps_done, self.total_steps),
-            environment=columns.get("environment"),
+            **whole,
         )
 
     def finish(self, batch: Batch, scores: Sequence[Score]) -> tuple[Batch, dict[str, float]]:

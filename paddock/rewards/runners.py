@@ -52,19 +52,11 @@ from paddock.core.supervisor import main
 main(*map(int, sys.argv[1:4]), "paddock.rewards.worker")"""
 
 
-class JobFailed(Exception):
-    """A job that gave no score: why, and its position among those waited for."""
-
-    def __init__(self, failure: Failed, job: int):
-        super().__init__(str(failure))
-        self.failure, self.job = failure, job
-
-
 def results_of(futures: Sequence[Future[Any]]) -> list[Any]:
-    """Returns the results of jobs that are done; raises the first failure, with the job's index."""
-    for index, future in enumerate(futures):
+    """Returns the results of jobs that are done; raises what the first of them raised."""
+    for future in futures:
         if future.done() and isinstance(error := future.exception(), Failed):
-            raise JobFailed(error, index) from None
+            raise error
     return [future.result() for future in futures]
 
 

@@ -13,9 +13,9 @@ from math import inf
 from typing import Any
 
 from paddock.errors import UserError
-from paddock.rewards.functions import Target, load
+from paddock.rewards.functions import READS_TOKENS, ROW, WHOLE, Target, load
 from paddock.rewards.rules import Scorer
-from paddock.rewards.runners import JobFailed, ProcessPool, ScoringJob
+from paddock.rewards.runners import ProcessPool, ScoringJob
 from paddock.rewards.score import Failed, Score, ScoreRequest
 from paddock.rewards.threads import ThreadPool
 
@@ -96,7 +96,7 @@ class Scoring:
     def collect(self) -> list[Score]:
         """Returns the scores in the order of the indices; a UserError names the first that has no score."""
         for column in self.columns:
-            column.start()
+            column.start()  # side by side
         scores = [column.collect() for column in self.columns]
         return combined(self.components, scores) if self.components else scores[0]
 
@@ -113,19 +113,19 @@ class ScoreColumn:
         pool: ProcessPool | ThreadPool,
         known: Known,
         blame: Blame,
-        reads_prompts: bool = False,
+        shape: str = ROW,
     ):
-        """`reads_prompts`: the scorer may be given prompts and token ids."""
         self.scorer_of, self.pool, self.known, self.blame = scorer_of, pool, known, blame
-        self.reads_prompts = reads_prompts
+        self.whole, self.reads_prompts = shape in WHOLE, shape in READS_TOKENS
         self.requests: dict[int, ScoreRequest] = {}
         self.scores: dict[int, Score] = {}
         """Scores that are known already."""
-        self.away: dict[int, Future[Any]] = {}
+        self.away: list[tuple[Future[Any], tuple[int, ...]]] = []
+        """Calls that have begun, each with the indices of the requests that it scores."""
         self.shared: set[int] = set()
         """Indices that wait for the score of an equal, earlier request."""
         self.broken = False
-        """True once a request that is away has failed."""
+        """True once a call has failed."""
 
     def add(self, requests: Requests) -> None:
         jobs: list[ScoringJob] = []
@@ -153,11 +153,13 @@ class ScoreColumn:
         return replace(request, prompt=None, tokens=(), steps=(0, 0), environment=None)
 
     def _begin(self, index: int, request: ScoreRequest, jobs: list[ScoringJob]) -> None:
-        """Scores the request if that is done here; appends a job for it if not."""
+        """Scores the request if that is done here; appends a job for it if it is a call of its own."""
         scorer = self.scorer_of(request)
         if request.last_turn is not None and not scorer.own:
             request = replace(request, solution=request.last_turn)
         self.requests[index] = request
+        if self.whole:
+            return
         if not scorer.pooled:
             try:
                 (self.scores[index],) = load(scorer.target)([request])
@@ -169,38 +171,56 @@ class ScoreColumn:
         if isinstance(equal, Score):
             self.scores[index] = replace(equal, cached=True)
         elif equal is not None:
-            self.away[index] = equal
+            self.away.append((equal, (index,)))
             self.shared.add(index)
         else:
-            jobs.append(ScoringJob(scorer.target, (request,), scorer.limit))
-            future = self.away[index] = jobs[-1].future
-            future.add_done_callback(self._look)
+            jobs.append(self._job(scorer, (index,)))
             if key:
-                self.known.expect(key, future)
+                self.known.expect(key, jobs[-1].future)
+
+    def _job(self, scorer: Scorer, indices: tuple[int, ...]) -> ScoringJob:
+        job = ScoringJob(scorer.target, tuple(self.requests[index] for index in indices), scorer.limit)
+        job.future.add_done_callback(self._look)
+        self.away.append((job.future, indices))
+        return job
 
     def _look(self, future: Future[Any]) -> None:
         self.broken |= not future.cancelled() and future.exception() is not None
 
     def start(self) -> None:
-        """Begins what waits for the last response; here nothing does."""
+        """Begins the call of a scorer that takes a whole batch: all responses are there."""
+        if self.whole and self.requests and not self.away:
+            indices = tuple(sorted(self.requests))
+            self.pool.submit([self._job(self.scorer_of(self.requests[indices[0]]), indices)])
 
     def collect(self) -> list[Score]:
-        scores = self.scores | {index: self._score_of(index, score) for index, score in self._results().items()}
-        return [scores[index] for index in sorted(scores)]
+        self.start()
+        for (_, indices), scores in zip(self.away, self._results(), strict=True):
+            if scores is None:
+                scores = [self._cut_off(indices)]
+            elif indices[0] in self.shared:
+                scores = [replace(scores[0], cached=True)]
+            self.scores |= zip(indices, scores, strict=True)
+        return [self.scores[index] for index in sorted(self.scores)]
 
-    def _results(self) -> dict[int, Score | None]:
-        """Waits for the scores of requests that are away; None for one that was cut off."""
+    def _results(self) -> list[list[Score] | None]:
+        """Waits for the scores of all calls; None for a call that was cut off."""
         try:
-            results = self.pool.results(list(self.away.values()))
-        except JobFailed as error:
-            request = self.requests[list(self.away)[error.job]]
-            raise self.blame(self.scorer_of(request), request, error.failure) from None
-        return {index: scores and scores[0] for index, scores in zip(self.away, results, strict=True)}
+            return self.pool.results([future for future, _ in self.away])
+        except Failed as error:
+            indices = next(each for future, each in self.away if future.done() and future.exception() is error)
+            raise self._failure(indices, error) from None
 
-    def _score_of(self, index: int, score: Score | None) -> Score:
-        if score is not None:
-            return replace(score, cached=True) if index in self.shared else score
-        request = self.requests[index]
+    def _failure(self, indices: tuple[int, ...], error: Failed) -> UserError:
+        request = self.requests[indices[error.row or 0]]
+        if len(indices) > 1 and error.row is None:
+            request = replace(request, location=f"{len(indices)} responses, the first of {request.location}")
+        return self.blame(self.scorer_of(request), request, error)
+
+    def _cut_off(self, indices: tuple[int, ...]) -> Score:
+        if self.whole:
+            raise self._failure(indices, Failed(f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"))
+        request = self.requests[indices[0]]
         scorer = self.scorer_of(request)
         if not self.pool.warned and scorer.limit == inf:
             self.pool.warned = True
@@ -210,38 +230,6 @@ class ScoreColumn:
                 *(scorer.target.name, self.pool.timeout, where(request), scorer.failed, self.pool.late),
             )
         return Score(scorer.failed, timed_out=True, undecided=scorer.limit < inf)
-
-
-class WholeColumn(ScoreColumn):
-    """Scores with one call that gets lists, when all responses are there."""
-
-    job: ScoringJob | None = None
-
-    def _begin(self, index: int, request: ScoreRequest, jobs: list[ScoringJob]) -> None:
-        self.requests[index] = request
-
-    def start(self) -> None:
-        if self.job is None and self.requests:
-            requests = tuple(self.requests[index] for index in sorted(self.requests))
-            self.job = ScoringJob(self.scorer_of(requests[0]).target, requests)
-            self.pool.submit([self.job])
-
-    def _results(self) -> dict[int, Score | None]:
-        self.start()
-        if self.job is None:
-            return {}
-        requests = self.job.requests
-        whole = replace(requests[0], location=f"{len(requests)} responses, the first of {requests[0].location}")
-        scorer = self.scorer_of(whole)
-        try:
-            (scores,) = self.pool.results([self.job.future])
-        except JobFailed as error:
-            row = error.failure.row
-            raise self.blame(scorer, whole if row is None else requests[row], error.failure) from None
-        if scores is None:
-            reason = f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"
-            raise self.blame(scorer, whole, Failed(reason))
-        return dict(zip(sorted(self.requests), scores, strict=True))
 
 
 def combined(components: Sequence[Scorer], columns: Sequence[Sequence[Score]]) -> list[Score]:

@@ -16,8 +16,8 @@ from paddock.rewards import runners as pools
 from paddock.rewards.channel import LENGTH, Channel
 from paddock.rewards.functions import Target
 from paddock.rewards.manager import mean_of
-from paddock.rewards.runners import JobFailed, ProcessPool, ScoringJob
-from paddock.rewards.score import Score, ScoreRequest, checked
+from paddock.rewards.runners import ProcessPool, ScoringJob
+from paddock.rewards.score import Failed, Score, ScoreRequest, checked
 from paddock.rewards.worker import READY, RECALL, RETURNED, SCORED, TOOK, serve
 
 
@@ -182,9 +182,12 @@ def test_a_call_that_fails_in_a_large_chunk_is_named(target, sizes):
     pool = ProcessPool(size=16, timeout=60.0)
     try:
         score(pool, target, ["a"] * 1024)
-        with pytest.raises(JobFailed, match="raised KeyError: 'broken'") as error:
-            score(pool, target, ["a"] * 77 + ["break"] + ["a"] * 900)
-        assert error.value.job == 77
+        with pytest.raises(Failed, match="raised KeyError: 'broken'") as error:
+            texts = ["a"] * 77 + ["break"] + ["a"] * 900
+            jobs = [ScoringJob(target, (ScoreRequest("mine", text, None),)) for text in texts]
+            pool.submit(jobs)
+            pool.results([job.future for job in jobs])
+        assert jobs[77].future.exception() is error.value
     finally:
         pool.close()
 

@@ -193,7 +193,7 @@ def test_after_a_row_that_cannot_be_asked_nobody_waits_for_the_rows_before_it(re
         rewards.score(asked)
     scoring = rewards.begin()
     scoring.add({0: asked[0]})
-    (future,) = scoring.columns[0].away.values()
+    ((future, _),) = scoring.columns[0].away
     assert [score.value for score in future.result(60)] == [1.0]
 
 
