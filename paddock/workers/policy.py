@@ -18,7 +18,8 @@ from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.masked import aggregate
-from paddock.engines.train.base import Outputs, TrainEngine
+from paddock.engines.train.base import Outputs
+from paddock.engines.train.engine import Engine
 from paddock.workers.role import MiniBatch, TrainedRole
 from paddock.workers.updates import UpdatePlan
 
@@ -26,7 +27,7 @@ from paddock.workers.updates import UpdatePlan
 class Policy(TrainedRole):
     """A language model that gives log-probs; the actor is also updated."""
 
-    def __init__(self, engine: TrainEngine, config: Config, name: str = "actor"):
+    def __init__(self, engine: Engine, config: Config, name: str = "actor"):
         super().__init__(engine, name)
         self.config = config
         self.loss_keys = loss_settings(config)
@@ -37,22 +38,19 @@ class Policy(TrainedRole):
             self.wants |= wanted_of_student(self.teaching)
 
     def log_probs(self, batch: Batch) -> PerToken:
-        log_probs = self.forward(batch, frozenset({"log_probs"})).log_probs
-        assert log_probs is not None
-        return log_probs
+        return self.forward(batch, frozenset({"log_probs"})).need("log_probs")
 
     def loss(self, mini: MiniBatch, micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
-        assert outputs.log_probs is not None
-        selected = None
+        log_probs, selected = outputs.need("log_probs"), None
         if mini.selected is not None:  # it was found on the host, where the rows of the mini-batch are
-            selected = mini.selected[indices_of(micro.row, mini.rows)].to(outputs.log_probs.device)
-        inputs = loss_inputs(micro, outputs.log_probs, mini.uses_old_log_probs, selected)
+            selected = mini.selected[indices_of(micro.row, mini.rows)].to(log_probs.device)
+        inputs = loss_inputs(micro, log_probs, mini.uses_old_log_probs, selected)
         if self.learns_from_rewards:
             total, metrics = policy_loss_terms(
                 inputs, self.loss_keys, mini.denominators, outputs.entropy, micro.ref_log_probs
             )
         else:
-            total, metrics = inputs.log_probs.new_zeros(()), entropy_metric(outputs.entropy, inputs.mask, mini)
+            total, metrics = log_probs.new_zeros(()), entropy_metric(outputs.entropy, inputs.mask, mini)
         if self.teaching:
             share, found = distillation_terms(
                 inputs, taught(micro, outputs), self.teaching, self.loss_keys, mini.denominators
@@ -60,7 +58,7 @@ class Policy(TrainedRole):
             total = total + share * (self.teaching.distillation_loss_coef if self.learns_from_rewards else 1.0)
             metrics |= found
         if micro.rollout_log_probs is not None and not mini.uses_old_log_probs:
-            metrics |= gap_shares(outputs.log_probs, micro.rollout_log_probs, micro.need("mask"), mini.denominators)
+            metrics |= gap_shares(log_probs, micro.rollout_log_probs, micro.need("mask"), mini.denominators)
         return total, metrics
 
     def select(self, rows: Batch, plan: UpdatePlan) -> PerToken | None:
@@ -68,8 +66,7 @@ class Policy(TrainedRole):
         loss = POLICY_LOSS.get(self.loss_keys.policy_loss.loss_mode)
         if not self.learns_from_rewards or not loss.needs_selection(self.loss_keys):
             return None
-        log_probs = self.engine.forward(rows, frozenset({"log_probs"})).log_probs
-        assert log_probs is not None
+        log_probs = self.engine.forward(rows, frozenset({"log_probs"})).need("log_probs")
         whole = joined(self.engine.everyones(loss_inputs(rows, log_probs, plan.uses_old_log_probs)))
         selected = loss.choose(whole, self.loss_keys, self.config.trainer.seed, plan.step)
         assert selected is not None and whole.rows is not None

@@ -10,7 +10,7 @@ import torch
 from paddock.config.roles import RolloutConfig
 from paddock.core.batch import Batch
 from paddock.engines.rollout.base import AdapterEngine, Completion, CopyEngine, Prompt, RolloutEngine, Sampling
-from paddock.engines.train.base import TrainEngine
+from paddock.engines.train.engine import Engine
 from paddock.errors import UserError
 from paddock.workers.updates import Metrics
 
@@ -19,7 +19,7 @@ TOLERANCE = {torch.float32: 5e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 """Nats a token, in the mean, that rounding in the coarser of both types explains. Stale weights are off by more."""
 
 
-def sync(trainer: TrainEngine, rollout: RolloutEngine, limits: RolloutConfig) -> Metrics:
+def sync(trainer: Engine, rollout: RolloutEngine, limits: RolloutConfig) -> Metrics:
     """The engine takes the trainer's weights, and proves it; one that runs the trainer's own has them."""
     if not isinstance(rollout, CopyEngine):
         return {}
@@ -31,7 +31,7 @@ def sync(trainer: TrainEngine, rollout: RolloutEngine, limits: RolloutConfig) ->
     return {"rollout/sync_gap": gap}
 
 
-def send(trainer: TrainEngine, rollout: CopyEngine) -> None:
+def send(trainer: Engine, rollout: CopyEngine) -> None:
     """The adapter alone to an engine that takes it; else all weights, an adapter merged into them."""
     if not (isinstance(rollout, AdapterEngine) and rollout.takes_adapter):
         return rollout.load_weights(trainer.weights())
@@ -40,7 +40,7 @@ def send(trainer: TrainEngine, rollout: CopyEngine) -> None:
         rollout.load_adapter(Path(folder))
 
 
-def verify(trainer: TrainEngine, rollout: CopyEngine, limits: RolloutConfig) -> float:
+def verify(trainer: Engine, rollout: CopyEngine, limits: RolloutConfig) -> float:
     """The mean difference of both sides' log-probs, for tokens that the engine draws. Every rank must call it."""
     prompt, sampling = question(trainer, limits)
     found = rollout.generate([prompt], sampling)
@@ -50,7 +50,7 @@ def verify(trainer: TrainEngine, rollout: CopyEngine, limits: RolloutConfig) -> 
     return gap
 
 
-def question(trainer: TrainEngine, limits: RolloutConfig) -> tuple[Prompt, Sampling]:
+def question(trainer: Engine, limits: RolloutConfig) -> tuple[Prompt, Sampling]:
     """What the engine is asked: tokens from all of the vocabulary."""
     words = trainer.rollout_model.config.get_text_config().vocab_size
     length = min(PROMPT, limits.prompt_length)
@@ -66,14 +66,13 @@ def question(trainer: TrainEngine, limits: RolloutConfig) -> tuple[Prompt, Sampl
     return Prompt(tokens, list(range(ROWS))), sampling
 
 
-def gap_of(trainer: TrainEngine, prompt: Prompt, found: list[Completion]) -> float:
+def gap_of(trainer: Engine, prompt: Prompt, found: list[Completion]) -> float:
     """The mean difference of log-probs. Every rank must call it."""
-    theirs = trainer.forward(as_batch(prompt.tokens, found), frozenset({"log_probs"})).log_probs
-    assert theirs is not None
+    theirs = trainer.forward(as_batch(prompt.tokens, found), frozenset({"log_probs"})).need("log_probs")
     return (theirs.float().cpu() - torch.tensor([one.log_probs for one in found])).abs().mean().item()
 
 
-def tolerance(trainer: TrainEngine, dtype: torch.dtype) -> float:
+def tolerance(trainer: Engine, dtype: torch.dtype) -> float:
     """`dtype` is the engine's."""
     return TOLERANCE[max(trainer.settings.compute, dtype, key=lambda one: torch.finfo(one).eps)]
 

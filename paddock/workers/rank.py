@@ -15,7 +15,8 @@ from paddock.config.topology import ANSWERS, PAIRS, rolls_out_beside, trains_ada
 from paddock.core.batch import Batch
 from paddock.core.device import device_name, device_of, peak_memory, peak_reserved
 from paddock.engines.rollout.base import CopyEngine, RolloutEngine
-from paddock.engines.train.base import Backend, TrainEngine
+from paddock.engines.train.base import Backend
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.open import (
     SingleBackend,
     actor_engine,
@@ -71,14 +72,14 @@ class Rank:
             if role:
                 role.engine.move("host")  # until it is asked for
 
-    def reference_engines(self, backend: type[Backend]) -> dict[str, TrainEngine]:
+    def reference_engines(self, backend: type[Backend]) -> dict[str, Engine]:
         """Makes the reference's engine; under LoRA it is the actor's with its adapters off, in the actor's pool."""
         if not trains_adapters(self.config.actor_rollout_ref):
             return {"reference": reference_engine(self.config, backend)}
         assert self.actor is not None
         return {"reference": self.actor.engine.without_adapters(reference_budget(self.config.actor_rollout_ref.ref))}
 
-    def teacher_engines(self, backend: type[Backend]) -> dict[str, TrainEngine]:
+    def teacher_engines(self, backend: type[Backend]) -> dict[str, Engine]:
         return {one.role: teacher_engine(self.config, one, backend) for one in teachers_of(self.config.distillation)}
 
     def role(self, name: str) -> Any:
@@ -123,21 +124,21 @@ class Rank:
         return self.scorer.scores(batch, texts) if texts else ModelScores(torch.zeros(0))
 
 
-FROZEN: dict[str, Callable[[Rank, type[Backend]], dict[str, TrainEngine]]] = {
+FROZEN: dict[str, Callable[[Rank, type[Backend]], dict[str, Engine]]] = {
     "reference": Rank.reference_engines,
     "teachers": Rank.teacher_engines,
 }
 """What makes the engines of each role that is not trained, by the names of topology.ROLES."""
 
 
-def rollout_engine(config: Config, trainer: TrainEngine | None) -> RolloutEngine:
+def rollout_engine(config: Config, trainer: Engine | None) -> RolloutEngine:
     """Makes the rollout engine that the config names. `trainer` has the weights that it samples with; None: they are on
     other devices."""
     module = importlib.import_module(engine_kind(config.actor_rollout_ref.rollout.name).module)
     return module.open_engine(config, trainer)
 
 
-def end_tokens(engine: TrainEngine) -> frozenset[int]:
+def end_tokens(engine: Engine) -> frozenset[int]:
     """Returns the tokens that the model's own generation config names: an end of turn, say."""
     named = getattr(engine.rollout_model.generation_config, "eos_token_id", None)
     return frozenset(token for token in (named if isinstance(named, list) else [named]) if token is not None)

@@ -17,7 +17,7 @@ from paddock.data.transcript import Transcriber, Transcript, same_tokens
 from paddock.engines.rollout.base import Prompt, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
-from paddock.engines.train.base import TrainEngine
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.open import frozen_engine
 from paddock.engines.train.settings import Budget, Settings, engine_settings, model_source
 from paddock.errors import UserError
@@ -60,7 +60,7 @@ class ClassifierScorer(Role):
 
     cheap = True
 
-    def __init__(self, engine: TrainEngine, transcriber: Transcriber, keys: RewardModelConfig):
+    def __init__(self, engine: Engine, transcriber: Transcriber, keys: RewardModelConfig):
         super().__init__(engine, "reward_model")
         assert isinstance(engine.model, RewardModel)
         self.unread, self.transcriber, self.keys = engine.model.unread, transcriber, keys
@@ -75,8 +75,7 @@ class ClassifierScorer(Role):
         transcripts = [each.without_last(self.unread) for each in self.transcripts(batch)]
         self.require_room(transcripts)
         whole = scored_batch([t.prompt for t in transcripts], [t.answer for t in transcripts], self.token_level)
-        values = self.forward(whole, frozenset({"values"})).values
-        assert values is not None
+        values = self.forward(whole, frozenset({"values"})).need("values")
         tokens = self.of_tokens(values, batch.need("mask")) if self.token_level else None
         rows = sequence_scores(whole, values) if tokens is None else tokens.sum(-1)
         require_finite(rows, batch)
@@ -133,7 +132,7 @@ def told(turns: Sequence[Mapping[str, Any]]) -> str:
 class EngineJudge(Role):
     """Asks a language model in this process."""
 
-    def __init__(self, engine: TrainEngine, rollout: RolloutEngine, tokenizer: Any, keys: RewardModelConfig, seed: int):
+    def __init__(self, engine: Engine, rollout: RolloutEngine, tokenizer: Any, keys: RewardModelConfig, seed: int):
         super().__init__(engine, "judge")
         self.rollout, self.encoder, self.limits = rollout, PromptEncoder(tokenizer), keys.rollout
         named = getattr(engine.model.generation_config, "eos_token_id", None)

@@ -16,7 +16,8 @@ from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.device import device_name
 from paddock.core.garbage import collecting_new_objects
 from paddock.core.masked import Denominators
-from paddock.engines.train.base import Outputs, Residency, TrainEngine, Want
+from paddock.engines.train.base import Outputs, Residency, Want
+from paddock.engines.train.engine import Engine
 from paddock.errors import UserError
 from paddock.workers.updates import Average, Metrics, UpdatePlan
 
@@ -24,7 +25,7 @@ from paddock.workers.updates import Average, Metrics, UpdatePlan
 class Role:
     """A model and its engine. Weights that the role's offload keys name are on the device only while it works."""
 
-    def __init__(self, engine: TrainEngine, name: str):
+    def __init__(self, engine: Engine, name: str):
         self.engine, self.name = engine, name
 
     @contextmanager
@@ -79,7 +80,7 @@ class TrainedRole(Role, ABC):
     rows_together = 1
     """Neighbouring rows that no cut may separate."""
 
-    def __init__(self, engine: TrainEngine, name: str, prefix: str | None = None):
+    def __init__(self, engine: Engine, name: str, prefix: str | None = None):
         super().__init__(engine, name)
         self.prefix = prefix or name
         """First part of the names of metrics."""

@@ -21,7 +21,7 @@ from paddock.config.topology import (
     supervised_pools,
 )
 from paddock.core.timing import Timer
-from paddock.engines.train.base import TrainEngine
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.open import backend_of
 from paddock.workers.critic import Critic
 from paddock.workers.policy import Policy
@@ -160,7 +160,7 @@ def teachers_among(frozen: Mapping[str, Policy | ShardedPolicy], config: Config)
     return Teachers(config.distillation, config.data.reward_fn_key, named) if named else None
 
 
-def stop_tokens(engine: TrainEngine, tokenizer: Any) -> frozenset[int]:
+def stop_tokens(engine: Engine, tokenizer: Any) -> frozenset[int]:
     return with_end_of_text(end_tokens(engine), tokenizer)
 
 

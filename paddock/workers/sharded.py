@@ -191,9 +191,7 @@ class ShardedPolicy(ShardedRole):
     kind = Policy
 
     def log_probs(self, batch: Batch) -> PerToken:
-        log_probs = self.forward(batch, frozenset({"log_probs"})).log_probs
-        assert log_probs is not None
-        return log_probs
+        return self.forward(batch, frozenset({"log_probs"})).need("log_probs")
 
 
 class ShardedCritic(ShardedRole):
@@ -202,9 +200,7 @@ class ShardedCritic(ShardedRole):
     kind = Critic
 
     def values(self, batch: Batch) -> PerToken:
-        values = self.forward(batch, frozenset({"values"})).values
-        assert values is not None
-        return values
+        return self.forward(batch, frozenset({"values"})).need("values")
 
 
 class ShardedLearner(ShardedRole):

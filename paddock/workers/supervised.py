@@ -13,7 +13,8 @@ from paddock.core.balance import token_budget_micro_batches
 from paddock.core.batch import Batch, PerRow
 from paddock.core.masked import Denominators, aggregate
 from paddock.core.processes import is_first
-from paddock.engines.train.base import Outputs, TrainEngine
+from paddock.engines.train.base import Outputs
+from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget
 from paddock.errors import UserError
 from paddock.models.packing import sequence_lengths
@@ -24,7 +25,7 @@ from paddock.workers.role import MiniBatch, TrainedRole
 class Learner(TrainedRole):
     """A model that learns from rows whose answers are given: one optimizer step per batch."""
 
-    def __init__(self, engine: TrainEngine):
+    def __init__(self, engine: Engine):
         super().__init__(engine, "learner", prefix="train")
 
     def export(self, folder: Path) -> None:
@@ -74,8 +75,7 @@ class PairLearner(Learner):
 
 def likelihood(micro: Batch, outputs: Outputs, denominators: Denominators) -> tuple[Tensor, dict[str, Tensor]]:
     """``-1/T sum_t log p(y_t | x, y_<t)`` over the T answer tokens of the whole batch: micro-batches add up to it."""
-    assert outputs.log_probs is not None
-    share = aggregate(-outputs.log_probs, micro.need("mask"), "token-mean", denominators)
+    share = aggregate(-outputs.need("log_probs"), micro.need("mask"), "token-mean", denominators)
     return share, {"train/loss": share.detach()}
 
 
@@ -84,8 +84,7 @@ def preference(micro: Batch, outputs: Outputs, pairs: int) -> tuple[Tensor, dict
 
     Bradley and Terry, 1952
     """
-    assert outputs.values is not None
-    margins = margin(sequence_scores(micro, outputs.values))
+    margins = margin(sequence_scores(micro, outputs.need("values")))
     share = -logsigmoid(margins).sum() / pairs
     found = margins.detach()
     return share, {

@@ -117,7 +117,7 @@ OPENINGS = {
     "ROLES": "    for role in (\n",
     "_ALL": "_ALL = (\n",
     "LOADS": "LOADS: dict[str, Callable[[Config, ModelShape], RoleLoad | None]] = {\n",
-    "FROZEN": "FROZEN: dict[str, Callable[[Rank, type[Backend]], dict[str, TrainEngine]]] = {\n",
+    "FROZEN": "FROZEN: dict[str, Callable[[Rank, type[Backend]], dict[str, Engine]]] = {\n",
     "Trainer.with_advantages": "        with roles.forwarding():\n",
 }
 """The line of each place that a recipe names, behind which its lines are written."""

@@ -20,7 +20,7 @@ from paddock.models.token_stats import forbid
 from paddock.models.vision import plain, plain_positions, vision_tokens
 
 if TYPE_CHECKING:
-    from paddock.engines.train.base import TrainEngine
+    from paddock.engines.train.engine import Engine
 
 
 class HFEngine(RolloutEngine):
@@ -151,7 +151,7 @@ def with_experts(found: list[Completion], lengths: list[int], width: int, chosen
     return completions
 
 
-def open_engine(config: Config, trainer: TrainEngine | None) -> HFEngine:
+def open_engine(config: Config, trainer: Engine | None) -> HFEngine:
     """Makes the engine over the trainer's own model."""
     rollout = config.actor_rollout_ref.rollout
     assert trainer is not None and rollout.max_num_seqs is not None

@@ -33,7 +33,7 @@ from paddock.engines.rollout.served import Server, arguments_of_this_server
 from paddock.errors import UserError
 
 if TYPE_CHECKING:
-    from paddock.engines.train.base import TrainEngine
+    from paddock.engines.train.engine import Engine
 
 KEY = "actor_rollout_ref.rollout"
 ARGUMENTS = f"{KEY}.engine_kwargs.sglang"
@@ -331,7 +331,7 @@ if __name__ == "__main__":
     serve()
 
 
-def open_engine(config: Config, trainer: TrainEngine | None) -> SGLangEngine:
+def open_engine(config: Config, trainer: Engine | None) -> SGLangEngine:
     """Opens the engine. Its log-probs are after temperature and before filters, as training needs them."""
     group, device = config.actor_rollout_ref, config.trainer.device
     model, rollout = group.model, group.rollout

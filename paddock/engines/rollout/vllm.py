@@ -27,7 +27,7 @@ from paddock.errors import UserError
 from paddock.models.load import model_folder
 
 if TYPE_CHECKING:
-    from paddock.engines.train.base import TrainEngine
+    from paddock.engines.train.engine import Engine
 
 KEY = "actor_rollout_ref.rollout"
 ARGUMENTS = f"{KEY}.engine_kwargs.vllm"
@@ -389,7 +389,7 @@ def parameters(sampling: Sampling, seed: int | None, max_tokens: int, min_tokens
     )
 
 
-def open_engine(config: Config, trainer: TrainEngine | None) -> VLLMEngine:
+def open_engine(config: Config, trainer: Engine | None) -> VLLMEngine:
     """Makes the engine as the config asks for it. Without a trainer beside it, it takes adapters merged."""
     group, device = config.actor_rollout_ref, config.trainer.device
     model, rollout = group.model, group.rollout

@@ -1,4 +1,4 @@
-"""The contract of training engines, and of the backends under them. Nothing here knows reinforcement learning."""
+"""The contract of the backends of a training engine. Nothing here knows reinforcement learning."""
 
 from __future__ import annotations
 
@@ -62,68 +62,6 @@ def join_shares(name: str, one: Any, other: Any) -> Any:
     return one + other
 
 
-class TrainEngine(Protocol):
-    """The contract: all that other packages may ask of a training engine. Over ranks, every rank makes each call."""
-
-    name: str
-    """Name of the backend, as in a plan: single, fsdp or megatron."""
-    settings: Settings
-    device: torch.device
-    model: Any
-    """Module that is trained."""
-    adapters: Adapters | None
-
-    @property
-    def rollout_model(self) -> Any:
-        """The transformers module that generates. Its weights may be read inside `gathered` only."""
-
-    def gathered(self) -> AbstractContextManager[None]:
-        """Holds all weights in `rollout_model` for the block."""
-
-    def forward(self, batch: Batch, want: Want) -> Outputs:
-        """Computes outputs without gradient, in micro-batches of its own choice. Column t is response token t."""
-
-    def micro_batches(self, batch: Batch, parts: list[Tensor] | None = None) -> list[Batch]:
-        """Cuts a mini-batch to the token budget or row count, or into `parts` of row indices; as many on every rank."""
-
-    def train_step(self, micro_batches: list[Batch], loss: LossFn, want: Want) -> dict[str, float]:
-        """Takes one optimizer step: zero, forward and backward of each micro-batch, clip, step.
-
-        Joins the metrics' shares; adds `grad_norm`, `lr` and `skipped` (1.0 if a non-finite loss or gradient made the
-        step void).
-        """
-
-    def advance(self) -> None:
-        """Advances the schedule of the learning rate: by one for each step of the run, whatever mini-batches it has."""
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields whole tensors as the model computes with them, under Hugging Face names, with adapters merged.
-
-        A head that is tied to the embedding comes once, as the embedding. Every rank must read to the end.
-        """
-
-    def everyones(self, thing: Any) -> list[Any]:
-        """Returns what each rank with rows of its own gives."""
-
-    def move(self, where: Residency) -> None:
-        """Moves the offloadable weights. "host" also moves the optimizer state, which returns when a step begins."""
-
-    def without_adapters(self, budget: Budget) -> TrainEngine:
-        """Returns the frozen model under this one's adapters, with micro-batches of its own, in the same memory."""
-
-    def save(self, path: Path) -> None:
-        """Writes what `load` reads, and the model or adapter in a form that `transformers` or `peft` loads."""
-
-    def load(self, path: Path) -> None:
-        """Reads what `save` wrote, so that training goes on as if it had not stopped."""
-
-    def save_adapter(self, path: Path) -> None:
-        """Writes the adapter as `peft` loads it, on every rank; the value head of a critic beside it."""
-
-    def export(self, path: Path) -> None:
-        """Writes the model as `transformers` loads it, in the type it computes in, without optimizer state."""
-
-
 class Backend(Protocol):
     """Places an engine's weights on devices and computes with them: in one process, or in shards over ranks."""
 
@@ -163,7 +101,7 @@ class Backend(Protocol):
         """Switches the adapters off for the block."""
 
     def everyones(self, thing: Any) -> list[Any]:
-        """See `TrainEngine.everyones`."""
+        """Returns what each rank with rows of its own gives."""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yields whole tensors in the type the model computes in, under the module's names: adapters on their own."""

@@ -27,7 +27,8 @@ from paddock.models.value_head import HEAD_FILE, ValueModel
 
 
 class Engine:
-    """See `TrainEngine`. A causal LM gives log-probs, entropy and sum_pi_squared, a `ValueModel` values."""
+    """Trains or runs one model over a backend: all that other packages may ask of it. Over ranks, every rank makes each
+    call. A causal LM gives log-probs, entropy and sum_pi_squared, a `ValueModel` values."""
 
     offload: Offload | None = None
     """Moves idle weights to the host. On a CPU there is none."""
@@ -41,10 +42,12 @@ class Engine:
 
     @property
     def rollout_model(self) -> Any:
+        """Returns the transformers module that generates. Its weights may be read inside `gathered` only."""
         return self.backend.gathered_model.model if self.backend.gathered_model else self.model
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
+        """Holds all weights in `rollout_model` for the block."""
         gathered_model = self.backend.gathered_model
         if gathered_model:
             gathered_model.fill(self.backend.tensors())
@@ -55,6 +58,7 @@ class Engine:
                 gathered_model.drop()
 
     def without_adapters(self, budget: Budget) -> Self:
+        """Returns the frozen model under this one's adapters, with micro-batches of its own, in the same memory."""
         other = copy.copy(self)
         other.settings = replace(self.settings, optim=None, forward_budget=budget)
         other.updater, other.adapters_off = None, True
@@ -64,6 +68,7 @@ class Engine:
 
     @torch.no_grad()
     def forward(self, batch: Batch, want: Want) -> Outputs:
+        """Computes outputs without gradient, in micro-batches of its own choice. Column t is response token t."""
         parts = self.backend.parts(batch, self.settings.forward_budget)
         columns: dict[str, Any] = {}
         with self.backend.without_adapters() if self.adapters_off else nullcontext():
@@ -76,6 +81,7 @@ class Engine:
         return Outputs(**{name: column.to(batch.row.device) for name, column in columns.items()})
 
     def micro_batches(self, batch: Batch, parts: list[Tensor] | None = None) -> list[Batch]:
+        """Cuts a mini-batch to the token budget or row count, or into `parts` of row indices; as many on every rank."""
         if parts is None:
             parts = self.backend.parts(batch, self.settings.budget)
         else:
@@ -84,6 +90,11 @@ class Engine:
         return [batch.rows(part) for part in parts]
 
     def train_step(self, micro_batches: list[Batch], loss: LossFn, want: Want) -> dict[str, float]:
+        """Takes one optimizer step: zero, forward and backward of each micro-batch, clip, step.
+
+        Joins the metrics' shares; adds `grad_norm`, `lr` and `skipped` (1.0 if a non-finite loss or gradient made the
+        step void).
+        """
         assert self.updater is not None, "the weights of this engine are frozen"
         routers = self.backend.routers
         self.model.train()
@@ -105,6 +116,7 @@ class Engine:
         return numbers
 
     def advance(self) -> None:
+        """Advances the schedule of the learning rate: by one for each step of the run, whatever mini-batches it has."""
         assert self.updater is not None, "the weights of this engine are frozen"
         self.updater.step_no += 1
 
@@ -136,13 +148,19 @@ class Engine:
         return total | {"grad_norm": norm}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields whole tensors as the model computes with them, under Hugging Face names, with adapters merged.
+
+        A head that is tied to the embedding comes once, as the embedding. Every rank must read to the end.
+        """
         tensors = self.backend.tensors()
         yield from self.adapters.merged(tensors) if self.adapters else tensors
 
     def everyones(self, thing: Any) -> list[Any]:
+        """Returns what each rank with rows of its own gives."""
         return self.backend.everyones(thing)
 
     def move(self, where: Residency) -> None:
+        """Moves the offloadable weights. "host" also moves the optimizer state, which returns when a step begins."""
         if where == "host":
             for offload in offloads_of(self):
                 offload.to_host()
@@ -153,11 +171,13 @@ class Engine:
 
     @with_state_on_device
     def export(self, path: Path) -> None:
+        """Writes the model as `transformers` loads it, in the type it computes in, without optimizer state."""
         self.backend.save_model(path, self.weights())
         self.everyones(None)  # no rank goes on before all is written
 
     @with_state_on_device
     def save(self, path: Path) -> None:
+        """Writes what `load` reads, and the model or adapter in a form that `transformers` or `peft` loads."""
         path.mkdir(parents=True, exist_ok=True)
         if self.updater is not None:
             self.backend.save_state(path)
@@ -171,6 +191,7 @@ class Engine:
 
     @with_state_on_device
     def save_adapter(self, path: Path, writes: bool = True) -> None:
+        """Writes the adapter as `peft` loads it, if it `writes`; the value head of a critic beside it."""
         assert self.adapters is not None
         adapter, head = adapter_of(self), {}
         if isinstance(self.model, ValueModel):
@@ -183,6 +204,7 @@ class Engine:
     @with_state_on_device
     @torch.no_grad()
     def load(self, path: Path) -> None:
+        """Reads what `save` wrote, so that training goes on as if it had not stopped."""
         for offload in offloads_of(self):
             offload.written()
         self.backend.load(path)

@@ -15,7 +15,7 @@ from paddock.config.plugins import import_plugin
 from paddock.config.schema import Config
 from paddock.config.topology import computes_merged
 from paddock.core.device import device_of
-from paddock.engines.train.base import Backend, Placement, TrainEngine
+from paddock.engines.train.base import Backend, Placement
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import (
     Settings,
@@ -64,7 +64,7 @@ def placement(config: Config, section: str) -> Placement:
     return Placement(device, section, keys.ulysses_sequence_parallel_size, fsdp, keys.megatron, lora)
 
 
-def actor_engine(config: Config, total_steps: int | None = None, backend: Kind = SingleBackend) -> TrainEngine:
+def actor_engine(config: Config, total_steps: int | None = None, backend: Kind = SingleBackend) -> Engine:
     """Makes the actor's engine. `total_steps` are those of the run in which it learns, if its schedule ends with it."""
     group, place = config.actor_rollout_ref, placement(config, _ACTOR)
     settings = actor_settings(group, place.device, total_steps, computes_merged(config))
@@ -76,7 +76,7 @@ def actor_engine(config: Config, total_steps: int | None = None, backend: Kind =
     return Engine(backend.place(policy, settings, place))
 
 
-def reference_engine(config: Config, backend: Kind = SingleBackend) -> TrainEngine:
+def reference_engine(config: Config, backend: Kind = SingleBackend) -> Engine:
     """Loads the frozen model in the type it computes in: weights stored in that type are mapped, not copied."""
     group, place = config.actor_rollout_ref, placement(config, _REF)
     settings = reference_settings(group, place.device)
@@ -84,7 +84,7 @@ def reference_engine(config: Config, backend: Kind = SingleBackend) -> TrainEngi
     return Engine(backend.place(model, settings, place))
 
 
-def teacher_engine(config: Config, teacher: Teacher, backend: Kind = SingleBackend) -> TrainEngine:
+def teacher_engine(config: Config, teacher: Teacher, backend: Kind = SingleBackend) -> Engine:
     """Loads a teacher as the reference is loaded. Tokens that the student has not are cut off: they are padding of the
     embedding, for both have one tokenizer (see `check_tokenizers`)."""
     group, place = config.actor_rollout_ref, placement(config, _REF)
@@ -99,7 +99,7 @@ def teacher_engine(config: Config, teacher: Teacher, backend: Kind = SingleBacke
     return Engine(backend.place(model, settings, place))
 
 
-def critic_engine(config: Config, total_steps: int | None = None, backend: Kind = SingleBackend) -> TrainEngine:
+def critic_engine(config: Config, total_steps: int | None = None, backend: Kind = SingleBackend) -> Engine:
     place, model = placement(config, "critic"), config.critic.model
     if model.external_lib:
         import_plugin(model.external_lib, "critic.model.external_lib")
@@ -113,7 +113,7 @@ def critic_engine(config: Config, total_steps: int | None = None, backend: Kind 
     return Engine(backend.place(critic, settings, place))
 
 
-def pairs_engine(config: Config, total_steps: int | None = None, backend: Kind = SingleBackend) -> TrainEngine:
+def pairs_engine(config: Config, total_steps: int | None = None, backend: Kind = SingleBackend) -> Engine:
     """Makes a reward model to train; a language model gets a head of zeros, which finds all answers equally good."""
     place, model = placement(config, _ACTOR), config.actor_rollout_ref.model
     settings = actor_settings(config.actor_rollout_ref, place.device, total_steps, computes_merged(config))
@@ -125,7 +125,7 @@ def pairs_engine(config: Config, total_steps: int | None = None, backend: Kind =
     return Engine(backend.place(reward_model.for_pairs(tokenizer.pad_token_id), settings, place))
 
 
-def frozen_engine(model: PreTrainedModel | ValueModel, settings: Settings) -> TrainEngine:
+def frozen_engine(model: PreTrainedModel | ValueModel, settings: Settings) -> Engine:
     """Makes the engine of a loaded model that this process has whole and does not train."""
     return Engine(SingleBackend(model, settings))
 

@@ -34,3 +34,9 @@ class Outputs:
     response_experts: Tensor | None = None
     routing: Routing | None = None
     """Choices of experts in this forward; not a column."""
+
+    def need(self, name: str) -> Tensor:
+        """Returns a column that the forward was asked for."""
+        column = getattr(self, name)
+        assert column is not None, f"the forward was not asked for {name}"
+        return column

@@ -39,7 +39,7 @@ from paddock.models.token_stats import Head, forbid
 from paddock.models.vision import Placed, place_images, vision_tokens
 
 if TYPE_CHECKING:
-    from paddock.engines.train.base import TrainEngine
+    from paddock.engines.train.engine import Engine
 
 ROUND = 16  # buffers grow in steps of so many positions
 PREFILL_SPARE = 8  # a share of a prefill that may be for nothing: lengths of prompts vary, and a prefill is short
@@ -411,7 +411,7 @@ def borrowed(model: PreTrainedModel, attention: str, autocast: torch.dtype | Non
             module.training = True
 
 
-def open_engine(config: Config, trainer: TrainEngine | None) -> EmbeddedEngine:
+def open_engine(config: Config, trainer: Engine | None) -> EmbeddedEngine:
     """Makes the engine over the trainer's own model."""
     rollout = config.actor_rollout_ref.rollout
     assert trainer is not None and rollout.max_num_seqs is not None
