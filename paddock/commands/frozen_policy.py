@@ -25,7 +25,7 @@ from paddock.rollouts.episode import Episode
 from paddock.trainer.assembly import Assembly
 from paddock.workers.probe import sync
 from paddock.workers.rank import rollout_engine
-from paddock.workers.roles import stop_tokens
+from paddock.workers.role import stop_tokens
 
 RESPONSES_AT_A_TIME = 512
 """Between two moves of a progress bar, unless data.val_batch_size says otherwise."""

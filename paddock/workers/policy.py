@@ -1,4 +1,4 @@
-"""The policy: the actor that is trained, or a frozen model: the reference, a teacher."""
+"""The policy (the actor that is trained, or a frozen model: the reference, a teacher) and its critic."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from paddock.algorithms.distillation import Taught, distillation_terms, wanted_of_student
-from paddock.algorithms.losses import POLICY_LOSS, LossInputs, policy_loss_terms, wanted_columns
+from paddock.algorithms.losses import POLICY_LOSS, LossInputs, policy_loss_terms, value_loss, wanted_columns
 from paddock.algorithms.rollout_gap import gap_shares
 from paddock.config import rollout_correction
+from paddock.config.roles import CriticConfig
 from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards
 from paddock.core.batch import Batch, PerRow, PerToken
@@ -52,9 +53,10 @@ class Policy(TrainedRole):
         else:
             total, metrics = log_probs.new_zeros(()), entropy_metric(outputs.entropy, inputs.mask, mini)
         if self.teaching:
-            share, found = distillation_terms(
-                inputs, taught(micro, outputs), self.teaching, self.loss_keys, mini.denominators
+            taught = Taught(
+                micro.teacher_log_probs, micro.teacher_topk_log_probs, outputs.choice_log_probs, outputs.kth_log_probs
             )
+            share, found = distillation_terms(inputs, taught, self.teaching, self.loss_keys, mini.denominators)
             total = total + share * (self.teaching.distillation_loss_coef if self.learns_from_rewards else 1.0)
             metrics |= found
         if micro.rollout_log_probs is not None and not mini.uses_old_log_probs:
@@ -71,6 +73,23 @@ class Policy(TrainedRole):
         selected = loss.choose(whole, self.loss_keys, self.config.trainer.seed, plan.step)
         assert selected is not None and whole.rows is not None
         return selected if len(selected) == len(rows) else selected[indices_of(rows.row, whole.rows)]
+
+
+class Critic(TrainedRole):
+    """A value model that is trained beside the actor: one number per token."""
+
+    wants = frozenset({"values"})
+
+    def __init__(self, engine: Engine, keys: CriticConfig):
+        super().__init__(engine, "critic")
+        self.keys = keys
+
+    def values(self, batch: Batch) -> PerToken:
+        return self.forward(batch, self.wants).need("values")
+
+    def loss(self, mini: MiniBatch, micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
+        old, returns, mask = micro.need("values"), micro.need("returns"), micro.need("mask")
+        return value_loss(outputs.need("values"), old, returns, mask, self.keys, mini.denominators)
 
 
 def loss_settings(config: Config) -> Any:
@@ -90,12 +109,6 @@ def entropy_metric(entropy: PerToken | None, mask: PerToken, mini: MiniBatch) ->
     if entropy is None:
         return {}
     return {"actor/entropy": aggregate(entropy.detach(), mask, "token-mean", mini.denominators)}
-
-
-def taught(micro: Batch, outputs: Outputs) -> Taught:
-    return Taught(
-        micro.teacher_log_probs, micro.teacher_topk_log_probs, outputs.choice_log_probs, outputs.kth_log_probs
-    )
 
 
 def loss_inputs(

@@ -27,9 +27,9 @@ from paddock.engines.train.open import (
 )
 from paddock.engines.train.settings import reference_budget
 from paddock.rollouts.environments import Environments, RowEnvironments
-from paddock.workers.critic import Critic
-from paddock.workers.policy import Policy
+from paddock.workers.policy import Critic, Policy
 from paddock.workers.reward_model import ModelScorer, ModelScores, open_reward_model
+from paddock.workers.role import end_tokens
 from paddock.workers.rollout import Rollout, RolloutServer
 from paddock.workers.supervised import AnswerLearner, Learner, PairLearner
 from paddock.workers.weight_sender import WeightSender
@@ -112,11 +112,7 @@ class Rank:
         """Opens the environments of the run in this process, beside its rollout engine."""
         rollout = self.rollout or self.server
         assert rollout is not None
-        rollout.open_environments(Environments(self.config, tokenizer, stops, RowEnvironments(self.config)))
-
-    def check_scorer(self, prompt: Any, truth: Any) -> None:
-        assert self.scorer is not None
-        self.scorer.check(prompt, truth)
+        rollout.environments = Environments(self.config, tokenizer, stops, RowEnvironments(self.config))
 
     def score(self, batch: Batch, texts: list[str]) -> ModelScores:
         """Scores this process's share of the rows, which may be none."""
@@ -136,9 +132,3 @@ def rollout_engine(config: Config, trainer: Engine | None) -> RolloutEngine:
     other devices."""
     module = importlib.import_module(engine_kind(config.actor_rollout_ref.rollout.name).module)
     return module.open_engine(config, trainer)
-
-
-def end_tokens(engine: Engine) -> frozenset[int]:
-    """Returns the tokens that the model's own generation config names: an end of turn, say."""
-    named = getattr(engine.rollout_model.generation_config, "eos_token_id", None)
-    return frozenset(token for token in (named if isinstance(named, list) else [named]) if token is not None)

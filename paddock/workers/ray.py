@@ -148,7 +148,7 @@ class RayPending(Generic[T]):
         return self.ranks.gather(self.futures, self.phase, arrived)[self.shares]
 
 
-class RayRanks:
+class RayRanks(Ranks):
     """See `Ranks`. The processes of one pool."""
 
     def __init__(
@@ -232,17 +232,6 @@ class RayRanks:
         ready = [[self.refs(item) if isinstance(item, SharedRows) else item for item in share] for share in shares]
         calls = [(*ready[rank % stage // each], *args) for rank in range(self.size)]
         return RayPending(self, *self.send(role, method.__name__, calls), slice(None, stage, each))
-
-    def map(
-        self,
-        role: str,
-        method: Callable[..., T],
-        shares: Sequence[Sequence[Any]],
-        *args: Any,
-        arrived: Callable[[T], None] | None = None,
-        stages: int = 1,
-    ) -> list[T]:
-        return self.begin(role, method, shares, *args, stages=stages).wait(arrived)
 
     def send(self, role: str, method: str, calls: Sequence[Sequence[Any]]) -> tuple[list[ray.ObjectRef], str]:
         """Queues a call in each process; returns the answers to come, and the phase that errors name."""

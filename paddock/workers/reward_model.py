@@ -24,7 +24,7 @@ from paddock.errors import UserError
 from paddock.models.load import load_causal_lm, load_tokenizer, model_folder
 from paddock.models.reward_head import KEY, RewardModel, load_reward_model, scored_batch, sequence_scores
 from paddock.rewards.judge import Conversation, Judge, JudgeEndpoint, Reply
-from paddock.workers.role import Role
+from paddock.workers.role import Role, stop_tokens
 from paddock.workers.updates import Metrics
 
 BUDGET = "reward_model.forward_max_token_len_per_gpu"
@@ -135,11 +135,9 @@ class EngineJudge(Role):
     def __init__(self, engine: Engine, rollout: RolloutEngine, tokenizer: Any, keys: RewardModelConfig, seed: int):
         super().__init__(engine, "judge")
         self.rollout, self.encoder, self.limits = rollout, PromptEncoder(tokenizer), keys.rollout
-        named = getattr(engine.model.generation_config, "eos_token_id", None)
-        stops = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
         self.sampling = Sampling(
             max_tokens=self.limits.response_length,
-            stop_tokens=frozenset(stops),
+            stop_tokens=stop_tokens(engine, tokenizer),
             seed=seed,
             step=0,
             temperature=keys.judge.temperature,

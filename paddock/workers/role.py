@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -22,11 +23,12 @@ from paddock.errors import UserError
 from paddock.workers.updates import Average, Metrics, UpdatePlan
 
 
-class Role:
-    """A model and its engine. Weights that the role's offload keys name are on the device only while it works."""
+class MovingWeights(ABC):
+    """A role whose weights, as far as its offload keys name them, are on the device only while it works."""
 
-    def __init__(self, engine: Engine, name: str):
-        self.engine, self.name = engine, name
+    @abstractmethod
+    def move(self, where: Residency) -> None:
+        """Moves the offloadable weights, or begins to."""
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
@@ -40,6 +42,13 @@ class Role:
     def prefetch(self) -> None:
         """Starts the copy of the role's offloaded weights to the device, and does not wait for it."""
         self.move("prefetch")
+
+
+class Role(MovingWeights):
+    """A model and its engine."""
+
+    def __init__(self, engine: Engine, name: str):
+        self.engine, self.name = engine, name
 
     def move(self, where: Residency) -> None:
         self.engine.move(where)
@@ -72,7 +81,7 @@ class MiniBatch:
     """1 on the tokens that the loss treats apart, in the order of `rows`."""
 
 
-class TrainedRole(Role, ABC):
+class TrainedRole(Role):
     """A role with an optimizer. `learn` is what one rank of many runs of its share of an update."""
 
     wants: Want
@@ -125,3 +134,18 @@ class TrainedRole(Role, ABC):
     def load(self, path: Path) -> None:
         self.engine.load(path)
         self.version += 1
+
+
+def end_tokens(engine: Engine) -> frozenset[int]:
+    """Returns the tokens that the model's own generation config names: an end of turn, say."""
+    named = getattr(engine.rollout_model.generation_config, "eos_token_id", None)
+    return frozenset(token for token in (named if isinstance(named, list) else [named]) if token is not None)
+
+
+def with_end_of_text(ends: frozenset[int], tokenizer: Any) -> frozenset[int]:
+    """Adds the tokenizer's end of text to the tokens that the model names."""
+    return ends if tokenizer.eos_token_id is None else ends | {tokenizer.eos_token_id}
+
+
+def stop_tokens(engine: Engine, tokenizer: Any) -> frozenset[int]:
+    return with_end_of_text(end_tokens(engine), tokenizer)

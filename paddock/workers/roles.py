@@ -21,11 +21,10 @@ from paddock.config.topology import (
     supervised_pools,
 )
 from paddock.core.timing import Timer
-from paddock.engines.train.engine import Engine
 from paddock.engines.train.open import backend_of
-from paddock.workers.critic import Critic
-from paddock.workers.policy import Policy
-from paddock.workers.rank import Rank, end_tokens
+from paddock.workers.policy import Critic, Policy
+from paddock.workers.rank import Rank
+from paddock.workers.role import with_end_of_text
 from paddock.workers.rollout import Rollout
 from paddock.workers.sharded import Ranks, RolloutServers, ShardedCritic, ShardedLearner, ShardedPolicy, ShardedRollout
 from paddock.workers.supervised import AnswerLearner, Learner, PairLearner
@@ -158,12 +157,3 @@ def sharded_roles(config: Config, tokenizer: Any, started: dict[str, Ranks]) -> 
 def teachers_among(frozen: Mapping[str, Policy | ShardedPolicy], config: Config) -> Teachers | None:
     named = {one.role: frozen[one.role] for one in teachers_of(config.distillation)}
     return Teachers(config.distillation, config.data.reward_fn_key, named) if named else None
-
-
-def stop_tokens(engine: Engine, tokenizer: Any) -> frozenset[int]:
-    return with_end_of_text(end_tokens(engine), tokenizer)
-
-
-def with_end_of_text(ends: frozenset[int], tokenizer: Any) -> frozenset[int]:
-    """Adds the tokenizer's end of text to the tokens that the model names."""
-    return ends if tokenizer.eos_token_id is None else ends | {tokenizer.eos_token_id}

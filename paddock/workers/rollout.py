@@ -89,9 +89,6 @@ class RolloutServer:
         self.engine, self.device = engine, device
         self.environments: Environments | None = None
 
-    def open_environments(self, environments: Environments) -> None:
-        self.environments = environments
-
     def answer(self, rows: list[PromptRow], samples: int, sampling: Sampling, version: int) -> PackedEpisodes:
         """Returns the episodes of a rank's share of the rows as they travel to the driver."""
         return PackedEpisodes.of(roll_out(self.engine, version, rows, samples, sampling, None, self.environments))

@@ -23,17 +23,16 @@ from paddock.core.batch import NOBODY, Batch, PerToken
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
 from paddock.engines.rollout.base import Sampling
-from paddock.engines.train.base import EXPERT_COLUMNS, Outputs, Want
+from paddock.engines.train.base import EXPERT_COLUMNS, Outputs, Residency, Want
 from paddock.models.packing import sequence_lengths
 from paddock.rollouts.conversations import OnEpisodes
 from paddock.rollouts.environments import Environments, ids_of
 from paddock.rollouts.episode import Episode
-from paddock.workers.critic import Critic
-from paddock.workers.policy import Policy
+from paddock.workers.policy import Critic, Policy
 from paddock.workers.probe import out_of_step
 from paddock.workers.rank import Rank
-from paddock.workers.reward_model import ModelScores
-from paddock.workers.role import TrainedRole
+from paddock.workers.reward_model import ModelScorer, ModelScores
+from paddock.workers.role import MovingWeights, TrainedRole
 from paddock.workers.rollout import Rollout, RolloutServer
 from paddock.workers.supervised import Learner
 from paddock.workers.transport import PackedEpisodes
@@ -114,12 +113,12 @@ class Ranks(Protocol):
         stages: int = 1,
     ) -> list[T]:
         """Begins a call as `begin` does and waits for its answers."""
-        ...
+        return list(self.begin(role, method, shares, *args, stages=stages).wait(arrived))
 
     def close(self) -> None: ...
 
 
-class ShardedRole:
+class ShardedRole(MovingWeights):
     """A role with a model that many ranks train or run together."""
 
     kind: type[TrainedRole]
@@ -141,16 +140,8 @@ class ShardedRole:
     def device_name(self) -> str:
         return self.ranks.broadcast(self.name, self.kind.device_name)[0]
 
-    @contextmanager
-    def on_device(self) -> Iterator[None]:
-        self.ranks.broadcast(self.name, self.kind.move, "device")
-        try:
-            yield
-        finally:
-            self.ranks.broadcast(self.name, self.kind.move, "host")
-
-    def prefetch(self) -> None:
-        self.ranks.broadcast(self.name, self.kind.prefetch)
+    def move(self, where: Residency) -> None:
+        self.ranks.broadcast(self.name, self.kind.move, where)
 
     def sent(self, columns: frozenset[str]) -> frozenset[str]:
         """Adds the recorded choices of experts for the actor, whose they are."""
@@ -335,7 +326,7 @@ class ShardedScorer:
         ranks.broadcast("", Rank.open_scorer, tokenizer, stops)
 
     def check(self, prompt: Any, truth: Any) -> None:
-        self.ranks.broadcast("", Rank.check_scorer, prompt, truth)
+        self.ranks.broadcast("scorer", ModelScorer.check, prompt, truth)
 
     def scores(self, batch: Batch, texts: Sequence[str]) -> ModelScores:
         cuts = balanced_order(sequence_lengths(batch), self.ranks.size)
