@@ -27,7 +27,7 @@ from paddock.models.value_head import HEAD_FILE, ValueModel
 
 
 class Engine:
-    """Trains or runs one model over a backend: all that other packages may ask of it. Over ranks, every rank makes each
+    """Trains or runs a model over a backend: all that other packages may ask of it. Over ranks, every rank makes each
     call. A causal LM gives log-probs, entropy and sum_pi_squared, a `ValueModel` values."""
 
     offload: Offload | None = None
