@@ -27,7 +27,7 @@ LINES = {
     "commands": 1468,
     "config": 2274,
     "core": 1862,
-    "data": 4744,
+    "data": 4736,
     "doctor": 365,
     "engines": 7026,
     "environments": 3328,

@@ -90,10 +90,8 @@ def _seen() -> list[tuple[int, int]]:
 
 def _pairs() -> list[tuple[int, int]]:
     """All a <= b of two digits, shuffled."""
-    return sorted(
-        ((a, b) for a in range(10, 100) for b in range(a, 100)),
-        key=lambda pair: _rank("split", *pair),
-    )
+    pairs = ((a, b) for a in range(10, 100) for b in range(a, 100))
+    return sorted(pairs, key=lambda pair: _rank("split", *pair))
 
 
 def _rank(use: str, a: int, b: int) -> bytes:

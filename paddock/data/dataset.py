@@ -106,7 +106,6 @@ class PromptDataset:
         """`opened` has the tables of each entry of the key."""
         self.tables = [self._adapted(table) for tables in opened for table in tables]
         self.reading = Rows(self.tables, self.config, self.prompts.reader is not None)
-        self.starts = self.reading.starts
         self.entries = [0, *itertools.accumulate(sum(table.count for table in tables) for tables in opened)]
         """Index of the first row of each entry, and of the end of the last one."""
 
@@ -135,7 +134,7 @@ class PromptDataset:
     @property
     def total(self) -> int:
         """Rows of all files, those left out included: indices are below it."""
-        return self.starts[-1]
+        return self.reading.starts[-1]
 
     @property
     def rows_of_entries(self) -> list[int]:

@@ -64,12 +64,8 @@ class PairDataset(AnswerDataset):
         parts = [self._parts(table.rows([row])[0], table.location(row)) for table, row in found]
         prompts, chosen, rejected = (list(column) for column in zip(*parts, strict=True))
         pairs = zip(self._answers(chosen, prompts), self._answers(rejected, prompts), strict=True)
-        return (
-            locations,
-            prompts,
-            self.encoder.encode(prompts, locations, self.config.prompt_key),
-            [AnswerPair(*p) for p in pairs],
-        )
+        tokens = self.encoder.encode(prompts, locations, self.config.prompt_key)
+        return locations, prompts, tokens, [AnswerPair(*pair) for pair in pairs]
 
     def _answers(self, texts: list[str], prompts: list[Messages]) -> list[list[int]]:
         """Encodes answers, each with its end: that of the text, or of the assistant's turn."""

@@ -133,10 +133,9 @@ class AnswerDataset(UnscoredDataset):
         single = [number for number, answer in enumerate(answers) if isinstance(answer, str)]
         if single:
             texts = [answers[number] for number in single]
-            for number, tokens in zip(
-                single, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"], strict=True
-            ):
-                answers[number] = [*tokens, tokenizer.eos_token_id]
+            tokens = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+            for number, ids in zip(single, tokens, strict=True):
+                answers[number] = [*ids, tokenizer.eos_token_id]
         encoded: dict[int, list[int]] = {}
         for tools, same in by_tools.items():
             asked, where = [prompts[number] for number in same], [rows[number].location for number in same]
