@@ -24,8 +24,7 @@ LIKE = 0.8  # share of letters in which a misspelt word agrees
 
 def run(arguments: list[str]) -> int:
     words = [word for argument in arguments for word in argument.split()]
-    if any(word.startswith("-") for word in words):
-        flag = next(word for word in words if word.startswith("-"))
+    if flag := next((word for word in words if word.startswith("-")), None):
         raise UserError("is not a flag", key=flag, fix="paddock keys WORD [WORD ...]")
     print(overview() if not words else answer(words))
     return 0
@@ -129,6 +128,8 @@ def becomes(key: str, rule: foreign.KeyRule) -> str:
             return f"  {key}: is called {to} here"
         case foreign.Converted(to=to, about=about):
             return f"  {key}: becomes {to} ({about})"
+        case foreign.Several(about=about):
+            return f"  {key}: becomes other keys ({about})"
         case foreign.Ignored(why=why):
             return f"  {key}: ignored, {why}"
         case foreign.Refused(why=why, fix=fix, harmless=harmless):

@@ -60,6 +60,7 @@ def test_sections_are_listed_with_their_counts_and_a_section_with_its_keys(capsy
         ("data.return_raw_chat", "ignored, messages are always kept"),
         ("global_profiler.tool", "refused (no profiler is started) unless it is null; fix: leave it out"),
         ("trainer.default_hdfs_dir", "refused (HDFS is not written) unless it is null; fix: mount it"),
+        ("actor_rollout_ref.rollout.val_temperature", "becomes other keys (a temperature above 0 samples)"),
         ("actor_rollout_ref.actor.veomni.anything", "refused (veomni is not a training engine here)"),
     ],
 )
