@@ -17,7 +17,7 @@ MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 24
 FILES_WITH_THE_WHOLE_CONFIG = 54
 PLACES_OF_ERRORS = 376
-WORDS = {"found": 1203, "told": 103, "one": 1668, "said": 231}
+WORDS = {"found": 1194, "told": 103, "one": 1668, "said": 231}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -35,10 +35,10 @@ LINES = {
     "estimate": 1061,
     "facts": 1431,
     "grading": 2268,
-    "help": 802,
+    "help": 803,
     "kernels": 1875,
     "library": 922,
-    "loading": 2410,
+    "loading": 2399,
     "models": 5111,
     "plan": 1127,
     "report": 593,
@@ -47,7 +47,7 @@ LINES = {
     "runs": 1780,
     "sandbox": 3485,
     "trainer": 1997,
-    "verl": 2574,
+    "verl": 2565,
     "workers": 2543,
 }
 

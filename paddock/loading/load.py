@@ -161,10 +161,8 @@ def _leaves_of(setting: Setting) -> list[Setting]:
 
 def _unknown(key: str, setting: Setting) -> UserError:
     if key in tree.sections():
-        inside = [leaf for leaf in tree.leaves() if leaf.startswith(f"{key}.")]
-        return UserError(
-            "is a section, not a key", key=key, value=setting.value, fix=f"set a key in it: {inside[0]}=..."
-        )
+        inside = next(leaf for leaf in tree.leaves() if leaf.startswith(f"{key}."))
+        return UserError("is a section, not a key", key=key, value=setting.value, fix=f"set a key in it: {inside}=...")
     if theirs := trl.key_of(key):
         fix = f"TRL's {key.rpartition('.')[2]} is {theirs} here; docs/en/from_trl.md says which values it takes"
         return UserError(NO_SUCH_KEY, key=key, value=setting.value, fix=fix)
@@ -182,7 +180,11 @@ def _layers(
     default = ours.get("algorithm.adv_estimator", Config().algorithm.adv_estimator)
     estimator = str(chosen.get("algorithm.adv_estimator", default))
     _import_declaring(chosen, estimator)
-    layers = [(f"recipe {estimator}", _recipe(estimator).values), ("--config-name", base)]
+    recipe = recipes.recipe_of(estimator)
+    if recipe is None:
+        names = (*recipes.ESTIMATORS, *recipes.ALIASES)
+        raise rules.unknown("advantage estimator", "algorithm.adv_estimator", estimator, names)
+    layers = [(f"recipe {estimator}", recipe.values), ("--config-name", base)]
     if embedded:
         values = recipes.embedded(chosen.get("environment"))
         if chosen.get(own_data.FILES) not in (None, values[own_data.FILES]):
@@ -212,15 +214,6 @@ def _import_declaring(chosen: dict[str, Any], estimator: str) -> None:
         import_plugin(plugin, PLUGIN)
 
 
-def _recipe(estimator: str) -> recipes.Recipe:
-    """Returns what the estimator sets and needs."""
-    recipe = recipes.recipe_of(estimator)
-    if recipe is None:
-        names = (*recipes.ESTIMATORS, *recipes.ALIASES)
-        raise rules.unknown("advantage estimator", "algorithm.adv_estimator", estimator, names)
-    return recipe
-
-
 def _assign(node: DictConfig, setting: Setting, origins: dict[str, str]) -> None:
     leaf = tree.leaf_of(setting.key)
     assert leaf is not None, setting.key
@@ -230,9 +223,8 @@ def _assign(node: DictConfig, setting: Setting, origins: dict[str, str]) -> None
     if value is None and leaf.open and setting.key == leaf.key:
         value = {}
     if value is None and not leaf.optional and not leaf.open:
-        raise UserError(
-            "cannot be null", key=setting.key, value="null", fix=f"{setting.key}: {leaf.metadata['meaning']}"
-        )
+        fix = f"{setting.key}: {leaf.metadata['meaning']}"
+        raise UserError("cannot be null", key=setting.key, value="null", fix=fix)
     if leaf.type is bool and isinstance(value, int) and value not in (0, 1):  # OmegaConf would take it for True
         raise _wrong_type(leaf, setting, ValueError("neither True nor False"))
     try:

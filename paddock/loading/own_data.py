@@ -154,12 +154,9 @@ def _lengths(rows: FileSample, tiny: bool, shape: ModelShape | None) -> list[Cho
     response = min(max(8, _up(answer * 3 // 2, 8)), TINY_ANSWER) if answer else TINY_ANSWER // 2
     room = (shape.max_positions if shape else 512) - response
     if shortest > room:
-        raise UserError(
-            f"the built-in model reads {room} bytes, and your shortest prompt has {shortest}",
-            key=MODEL,
-            value=TINY,
-            fix=f"{GET}, and the same command again takes it; or {MODEL}=FOLDER of a model of yours",
-        )
+        reason = f"the built-in model reads {room} bytes, and your shortest prompt has {shortest}"
+        fix = f"{GET}, and the same command again takes it; or {MODEL}=FOLDER of a model of yours"
+        raise UserError(reason, key=MODEL, value=TINY, fix=fix)
     because = f"your answers have up to {answer} bytes" if answer else "there are no answers to measure"
     return [
         Choice("data.max_prompt_length", min(_up(longest, 8), room), f"your prompts have up to {longest} bytes"),

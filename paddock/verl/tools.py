@@ -24,16 +24,7 @@ from paddock.environments.environment import Answer, Ended, Environment, Message
 from paddock.environments.tools import MARK, SCHEMA, Schema, Tool, ToolError, written
 from paddock.errors import UserError
 from paddock.rewards.functions import finished
-from paddock.verl.classes import (
-    MULTI_TURN,
-    Entry,
-    class_of,
-    entries,
-    made,
-    require_known,
-    settled,
-    taken,
-)
+from paddock.verl.classes import MULTI_TURN, Entry, class_of, entries, made, require_known, settled, taken
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +56,7 @@ def schema_of(own: Any) -> Schema:
 
 def load_verl_tools(path: str) -> list[VerlTool]:
     """Returns the tools of a YAML file: `tools: [{class_name, config, tool_schema}]`."""
-    found = []
+    tools = []
     for entry in tool_entries(path):
         name, config = entry["class_name"], entry["config"]
         tool_class, schema = class_of(name, TOOLS, path), entry.get("tool_schema")
@@ -74,14 +65,14 @@ def load_verl_tools(path: str) -> list[VerlTool]:
         own = made(tool_class, name, TOOLS, path, {"config": config, "tool_schema": schema})
         function = schema_of(own)["function"]
         about = str(function.get("description", "")), dict(function.get("parameters") or {})
-        found.append(VerlTool(str(function["name"]), *about, own.execute, own))
-    return found
+        tools.append(VerlTool(str(function["name"]), *about, own.execute, own))
+    return tools
 
 
 def tool_entries(path: str) -> list[Entry]:
     """Returns the entries of a YAML file of tools; refuses what no run takes, and imports no class."""
-    found = entries(path, TOOLS, "tools", "class_name")
-    for entry in found:
+    listed = entries(path, TOOLS, "tools", "class_name")
+    for entry in listed:
         name, config = entry["class_name"], dict(entry.get("config") or {})
         kind = config.setdefault("type", NATIVE)
         if kind != NATIVE:
@@ -92,15 +83,15 @@ def tool_entries(path: str) -> list[Entry]:
             raise UserError(reason, key=TOOLS, value=path, fix=fix)
         require_known(name, TOOLS, path)
         entry["config"] = config
-    return found
+    return listed
 
 
 def interaction_entries(path: str) -> list[Entry]:
     """Returns the entries of a YAML file of interactions; refuses what no run takes, and imports no class."""
-    found = entries(path, INTERACTIONS, "interaction", "class_name")
-    for entry in found:
+    listed = entries(path, INTERACTIONS, "interaction", "class_name")
+    for entry in listed:
         require_known(entry["class_name"], INTERACTIONS, path)
-    return found
+    return listed
 
 
 def load_interactions(path: str) -> dict[str, Any]:
