@@ -15,9 +15,9 @@ PACKAGE = ROOT / "paddock"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 24
-FILES_WITH_THE_WHOLE_CONFIG = 54
+FILES_WITH_THE_WHOLE_CONFIG = 52
 PLACES_OF_ERRORS = 376
-WORDS = {"found": 1194, "told": 103, "one": 1668, "said": 231}
+WORDS = {"found": 1194, "told": 103, "one": 1667, "said": 231}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from paddock.config.paths import files_of as files_of
 from paddock.config.roles import AgentConfig, MultiTurnConfig, RolloutConfig
 
 SINGLE, TOOLS = "single_turn_agent", "tool_agent"
@@ -34,11 +35,6 @@ def with_verl_limits(limits: MultiTurnConfig) -> MultiTurnConfig:
     return replace(limits, max_parallel_calls=calls, max_tool_response_length=length)
 
 
-def paths_of(value: object) -> list[str]:
-    """Returns the files that a key names: one, a list, or none."""
-    return [] if value is None else [value] if isinstance(value, str) else [str(path) for path in value]  # type: ignore[attr-defined]
-
-
 _TURNS = "actor_rollout_ref.rollout.multi_turn"
 
 
@@ -52,5 +48,5 @@ def files_named(rollout: RolloutConfig, environment: Any) -> list[tuple[str, str
         "actor_rollout_ref.rollout.agent.agent_loop_config_path": rollout.agent.agent_loop_config_path,
     }
     found = [(key, path, path.partition(".py:")[0] + ".py" if ".py:" in path else path)
-             for key, value in named.items() for path in paths_of(value)]  # fmt: skip
+             for key, value in named.items() for path in files_of(value)]  # fmt: skip
     return [one for one in found if one[2].endswith((".py", ".yaml", ".yml", ".json"))]

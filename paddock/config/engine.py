@@ -10,6 +10,8 @@ from paddock.config.field import key, section
 DTYPES = ("bfloat16", "bf16", "float16", "fp16", "float32", "fp32")
 PARTS = ("model", "optimizer", "extra", "hf_model")
 STRATEGIES = ("fsdp", "fsdp2", "megatron", "single")
+SPLITS_MODELS = frozenset({"megatron"})
+"""Training engines that split matrices and layers over ranks. They read the sections `megatron` and `lora`."""
 
 
 @dataclass

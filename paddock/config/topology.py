@@ -10,10 +10,11 @@ from typing import Any
 
 from paddock.config import rollout_correction, tree
 from paddock.config.distillation import teachers_of
+from paddock.config.engine import SPLITS_MODELS
 from paddock.config.recipes import needs_of
 from paddock.config.roles import ActorConfig, ActorRolloutRefConfig, CriticConfig, RefConfig
 from paddock.config.rollout_engines import engine_kind
-from paddock.config.schema import Config
+from paddock.config.schema import Config, RewardModelConfig
 from paddock.facts.models import shape_of
 
 ONE_THREAD_BELOW = 20_000_000  # parameters
@@ -149,10 +150,6 @@ def rollout_pool(config: Config) -> DevicePool:
     return next(pool for pool in pools(config) if "rollout" in pool.roles)
 
 
-def rollout_devices(config: Config) -> int:
-    return rollout_pool(config).size
-
-
 def device_count(wanted: Iterable[DevicePool]) -> int:
     """Returns the number of devices of these pools: a device that pools or ranks share counts once."""
     return math.ceil(sum(Fraction(pool.size, pool.ranks_per_device) for pool in wanted if not pool.beside))
@@ -188,9 +185,14 @@ def wants_one_thread(config: Config) -> bool:
     return config.trainer.device != "cpu" or (shape is not None and shape.parameters < ONE_THREAD_BELOW)
 
 
+def splits_models(role: ActorConfig | RefConfig | CriticConfig | RewardModelConfig) -> bool:
+    """True if the role's engine splits matrices and layers over ranks, by the keys of `megatron` and `lora`."""
+    return role.strategy in SPLITS_MODELS
+
+
 def model_parallel_size(role: ActorConfig | RefConfig | CriticConfig) -> int:
     """Devices that work on the same rows."""
-    if role.strategy == "megatron":
+    if splits_models(role):
         m = role.megatron
         return m.tensor_model_parallel_size * m.pipeline_model_parallel_size * m.context_parallel_size
     return role.ulysses_sequence_parallel_size
@@ -198,7 +200,7 @@ def model_parallel_size(role: ActorConfig | RefConfig | CriticConfig) -> int:
 
 def pipeline_stages(role: ActorConfig | RefConfig | CriticConfig) -> int:
     """Megatron's ranks stand stage after stage; those of one stage stand by their rows."""
-    return role.megatron.pipeline_model_parallel_size if role.strategy == "megatron" else 1
+    return role.megatron.pipeline_model_parallel_size if splits_models(role) else 1
 
 
 def data_parallel_size(config: Config, role: ActorConfig | RefConfig | CriticConfig) -> int:
@@ -217,7 +219,7 @@ def engine_size(config: Config) -> int:
 def trains_adapters(group: ActorRolloutRefConfig) -> bool:
     """True if the actor trains LoRA adapters, by the keys of its engine."""
     model = group.model
-    if group.actor.strategy == "megatron":
+    if splits_models(group.actor):
         return bool(model.lora.rank or model.lora.adapter_path)
     return bool(model.lora_rank or model.lora_adapter_path)
 
@@ -225,7 +227,7 @@ def trains_adapters(group: ActorRolloutRefConfig) -> bool:
 def merges_adapters(group: ActorRolloutRefConfig) -> bool:
     """True if rollouts run the actor's own weights with its adapters added to them. An engine that copies weights takes
     merged ones in any case, and Megatron's are always handed over so."""
-    own = not engine_kind(group.rollout.name).copies_weights and group.actor.strategy != "megatron"
+    own = not engine_kind(group.rollout.name).copies_weights and not splits_models(group.actor)
     return own and group.model.lora.merge and trains_adapters(group)
 
 
@@ -233,7 +235,7 @@ def computes_merged(config: Config) -> bool:
     """True if the actor itself computes by merged weights, in training and in rollouts: where one process has them
     whole."""
     group = config.actor_rollout_ref
-    alone = world_size(config) == 1 and group.actor.strategy != "megatron"
+    alone = world_size(config) == 1 and not splits_models(group.actor)
     return alone and group.model.lora.merge and trains_adapters(group)
 
 

@@ -22,9 +22,10 @@ from paddock.config.topology import (
     merges_adapters,
     pool_size,
     roles_of,
-    rollout_devices,
+    rollout_pool,
     rolls_out_apart,
     rolls_out_beside,
+    splits_models,
     trains_adapters,
     world_size,
 )
@@ -39,8 +40,7 @@ GUIDE_GPU = {"cuda": "h100", "npu": "910b"}  # planned for where no such device 
 
 def job(config: Config, gpu: str | None = None, machine: Machine | None = None) -> StepLoad | None:
     """Returns the job; None if the actor's shape is not known."""
-    group = config.actor_rollout_ref
-    shape = shape_of(group.model.path or "")
+    shape = shape_of(config.actor_rollout_ref.model.path or "")
     if shape is None:
         return None
     return StepLoad(
@@ -51,7 +51,7 @@ def job(config: Config, gpu: str | None = None, machine: Machine | None = None) 
             for role in roles_of(config)
             if role.name in LOADS and (load := LOADS[role.name](config, shape)) is not None
         },
-        compute_bytes=_bytes(group.actor.fsdp_config.dtype),
+        compute_bytes=_bytes(config.actor_rollout_ref.actor.fsdp_config.dtype),
         own_log_probs=not copies_rollout_log_probs(config),
     )
 
@@ -78,9 +78,9 @@ def _trained(config: Config, role: ActorConfig | CriticConfig, shape: ModelShape
     update, forward = ("update_actor", "old_log_prob") if isinstance(role, ActorConfig) else ("update_critic", "values")
     model = config.actor_rollout_ref.model if isinstance(role, ActorConfig) else role.model
     fsdp = role.fsdp_config if isinstance(role, ActorConfig) else role.model.fsdp_config
-    offload: FSDPConfig | MegatronConfig = role.megatron if role.strategy == "megatron" else fsdp
+    offload: FSDPConfig | MegatronConfig = role.megatron if splits_models(role) else fsdp
     most = _rows_of_a_step(config, role) * row_tokens(config.data)
-    rank = model.lora.rank if role.strategy == "megatron" else lora_rank(model)
+    rank = model.lora.rank if splits_models(role) else lora_rank(model)
     return RoleLoad(
         shape=shape,
         split=_split(config, role, fsdp),
@@ -124,7 +124,7 @@ def _teachers(config: Config, student: ModelShape) -> RoleLoad | None:
 
 def _reference(config: Config, shape: ModelShape) -> RoleLoad:
     ref = config.actor_rollout_ref.ref
-    offload: FrozenConfig | FrozenMegatronConfig = ref.megatron if ref.strategy == "megatron" else ref.fsdp_config
+    offload: FrozenConfig | FrozenMegatronConfig = ref.megatron if splits_models(ref) else ref.fsdp_config
     most = _rows_of_a_step(config, ref) * row_tokens(config.data)
     return RoleLoad(
         borrowed=trains_adapters(config.actor_rollout_ref),
@@ -170,7 +170,7 @@ def _rows_of_a_step(config: Config, role: ActorConfig | RefConfig | CriticConfig
 
 def _split(config: Config, role: ActorConfig | RefConfig | CriticConfig, fsdp: ShardedConfig) -> Fsdp | Megatron:
     world = pool_size(config, role)
-    if role.strategy == "megatron":
+    if splits_models(role):
         m = role.megatron
         return Megatron(
             world=world,
@@ -211,7 +211,7 @@ def _rollout(config: Config) -> RolloutLoad:
     later_prompt = data.max_prompt_length if shares_prompts and has_agent_loops(rollout.agent) else 0
     return RolloutLoad(
         engine=rollout.name or "embedded",
-        rows=-(-config.data.train_batch_size * rollout.n * size // rollout_devices(config)),
+        rows=-(-config.data.train_batch_size * rollout.n * size // rollout_pool(config).size),
         row_tokens=row_tokens(data) + later_prompt,
         max_sequences=rollout.max_num_seqs or 1,
         tensor=size,
@@ -236,7 +236,7 @@ def _validated(config: Config) -> int:
     most = rollout.max_num_seqs or 1
     if data.val_batch_size is None:
         return most
-    return min(most, -(-data.val_batch_size * rollout.val_kwargs.n * engine_size(config) // rollout_devices(config)))
+    return min(most, -(-data.val_batch_size * rollout.val_kwargs.n * engine_size(config) // rollout_pool(config).size))
 
 
 def _bytes(dtype: str) -> int:

@@ -16,6 +16,7 @@ from paddock.config.topology import (
     model_parallel_size,
     pools,
     roles_of,
+    splits_models,
 )
 from paddock.data.builtin import builtin_rows
 from paddock.errors import UserError
@@ -128,8 +129,7 @@ def _micro_batches(config: Config, rows: int) -> str:
     """Describes the micro-batches of one device for one mini-batch."""
     actor, data = config.actor_rollout_ref.actor, config.data
     if actor.use_dynamic_bsz:
-        longest = row_tokens(data)
-        most = -(-rows // max(1, actor.ppo_max_token_len_per_gpu // longest))
+        most = -(-rows // max(1, actor.ppo_max_token_len_per_gpu // row_tokens(data)))
         fewer = " or fewer" if most > 1 else ""
         return f"{rows} rows, at most {actor.ppo_max_token_len_per_gpu} tokens each: {most}{fewer}"
     size = actor.ppo_micro_batch_size_per_gpu or rows
@@ -151,7 +151,7 @@ def roles(config: Config) -> list[dict[str, Any]]:
         elif role.whole:
             held(role.name.replace("_", " "), keys.strategy, size, size, size)
         else:
-            megatron, shards = keys.strategy == "megatron", tree.get(config, role.fsdp).fsdp_size
+            megatron, shards = splits_models(keys), tree.get(config, role.fsdp).fsdp_size
             weights = size if shards < 1 else min(shards, size)
             if megatron:
                 weights = keys.megatron.tensor_model_parallel_size * keys.megatron.pipeline_model_parallel_size

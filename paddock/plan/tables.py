@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from paddock.config import tree
-from paddock.config.conversations import converses, environments_named, paths_of
+from paddock.config.conversations import converses, environments_named, files_of
 from paddock.config.roles import RolloutConfig
 from paddock.config.schema import DataConfig, row_tokens
 from paddock.config.secrets import masked
@@ -164,7 +164,7 @@ def _episodes(rollout: RolloutConfig, environment: Any) -> list[tuple[str, str]]
     """Returns who answers the policy, and for how many turns."""
     if not converses(rollout, environment):
         return []
-    named = environments_named(environment).values() or paths_of(rollout.multi_turn.function_tool_path)
+    named = environments_named(environment).values() or files_of(rollout.multi_turn.function_tool_path)
     who = ", ".join(named) or "tools"
     most = rollout.multi_turn.max_assistant_turns
     turns = f"at most {most} turns" if most else "as many turns as it takes"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any
 
-from paddock.config.conversations import SINGLE, TOOLS, converses, environments_named, paths_of, with_verl_limits
+from paddock.config.conversations import SINGLE, TOOLS, converses, environments_named, files_of, with_verl_limits
 from paddock.config.plugins import import_plugin
 from paddock.config.rewards import PYTHON
 from paddock.config.schema import Config
@@ -154,7 +154,7 @@ class RowEnvironments:
         """Returns the functions and classes that the config names as tools."""
         limits = self.config.actor_rollout_ref.rollout.multi_turn
         classes: list[Tool] = self.verl.tools()
-        paths = paths_of(limits.function_tool_path)
+        paths = files_of(limits.function_tool_path)
         functions = load_tools(paths, lambda: settings_of(self.config.reward_model).as_argument(), self.functions)
         names = [one.name for one in (*classes, *functions)]
         if repeated := [name for name in names if names.count(name) > 1]:

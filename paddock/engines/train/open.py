@@ -13,7 +13,7 @@ from paddock.config import tree
 from paddock.config.distillation import Teacher
 from paddock.config.plugins import import_plugin
 from paddock.config.schema import Config
-from paddock.config.topology import computes_merged
+from paddock.config.topology import computes_merged, splits_models
 from paddock.core.device import device_of
 from paddock.engines.train.base import Backend, Placement
 from paddock.engines.train.engine import Engine
@@ -41,7 +41,7 @@ M = TypeVar("M")
 
 def backend_of(config: Config, alone: bool) -> Kind:
     """Returns the backend that trains: Megatron's if the config says so, else FSDP's unless a process is `alone`."""
-    if config.actor_rollout_ref.actor.strategy == "megatron":
+    if splits_models(config.actor_rollout_ref.actor):
         assert config.actor_rollout_ref.numerics == "fast"
         if not config.actor_rollout_ref.model.use_remove_padding:
             log.warning("use_remove_padding=False has no effect: Megatron's layers always get packed sequences")

@@ -22,6 +22,7 @@ from paddock.config.topology import (
     rollout_pool,
     rolls_out_apart,
     runs_frozen_policies,
+    splits_models,
     trains_adapters,
 )
 from paddock.errors import UserError
@@ -39,7 +40,7 @@ def devices_divide_into_groups(config: Config) -> Iterator[Breach]:
         role = kind.keys(config)
         size, devices = model_parallel_size(role), pool_size(config, role)
         if devices % size:
-            key = "megatron.tensor x pipeline x context" if role.strategy == "megatron" else "ulysses_sequence"
+            key = "megatron.tensor x pipeline x context" if splits_models(role) else "ulysses_sequence"
             raise UserError(
                 f"{devices} devices do not divide into groups of {size}",
                 key=f"{kind.section}.{key}_parallel_size",
@@ -94,25 +95,25 @@ def token_budgets_hold_one_sequence(config: Config) -> Iterator[Breach]:
             )
 
 
-def trained_models(config: Config) -> Iterator[tuple[str, str, Any]]:
-    """Yields section, strategy and model settings of the actor, and of the critic if there is one."""
+def trained_models(config: Config) -> Iterator[tuple[str, Any, Any]]:
+    """Yields section, keys and model settings of the actor, and of the critic if there is one."""
     group, critic = config.actor_rollout_ref, config.critic
-    yield _M, group.actor.strategy, group.model
+    yield _M, group.actor, group.model
     if critic.enable:
-        yield "critic.model", critic.strategy, critic.model
+        yield "critic.model", critic, critic.model
 
 
 @rule
 def adapters_suit_their_engine(config: Config) -> Iterator[Breach]:
     """LoRA has other keys under Megatron; not every engine merges; its reference is the actor without adapters."""
     group, key = config.actor_rollout_ref, f"{_M}.lora.merge"
-    for section, strategy, model in trained_models(config):
-        if strategy == "megatron" and model.lora_rank:
-            reason = f"is not Megatron's, and the engine is {strategy}"
+    for section, role, model in trained_models(config):
+        if splits_models(role) and model.lora_rank:
+            reason = f"is not Megatron's, and the engine is {role.strategy}"
             yield f"{section}.lora_rank", reason, f"{section}.lora.rank={model.lora_rank}"
-        if strategy != "megatron" and model.lora.rank:
+        if not splits_models(role) and model.lora.rank:
             fix = f"{section}.lora_rank={model.lora.rank} {section}.lora_alpha={model.lora.alpha}"
-            yield f"{section}.lora.rank", f"is Megatron's, and the engine is {strategy}", fix
+            yield f"{section}.lora.rank", f"is Megatron's, and the engine is {role.strategy}", fix
     apart = merges_adapters(group) and not computes_merged(config)
     if apart and not engine_kind(group.rollout.name).merges_adapters:
         reason = f"{_RO}.name={group.rollout.name} runs adapters beside weights that are sharded"
@@ -132,9 +133,9 @@ def adapters_suit_their_engine(config: Config) -> Iterator[Breach]:
 @rule
 def offloaded_activations_are_few(config: Config) -> Iterator[Breach]:
     """Only the inputs of layers are worth the way to the host; Megatron recomputes by keys of its own."""
-    for section, strategy, model in trained_models(config):
+    for section, role, model in trained_models(config):
         key = f"{section}.enable_activation_offload"
-        if model.enable_activation_offload and strategy == "megatron":
+        if model.enable_activation_offload and splits_models(role):
             yield key, "is not Megatron's", "leave it out, and set recompute_granularity"
         if model.enable_activation_offload and not model.enable_gradient_checkpointing:
             fix = f"{section}.enable_gradient_checkpointing=True"
@@ -144,7 +145,7 @@ def offloaded_activations_are_few(config: Config) -> Iterator[Breach]:
 @rule(Scope.TRAINING)
 def roles_do_not_train_in_float16(config: Config) -> Iterator[Breach]:
     for role in engine_roles(config):
-        section = f"{role.section}.megatron" if role.keys(config).strategy == "megatron" else role.fsdp
+        section = f"{role.section}.megatron" if splits_models(role.keys(config)) else role.fsdp
         yield from no_float16(config, f"{section}.dtype")
 
 
@@ -178,11 +179,11 @@ def no_rollout_apart(config: Config) -> Iterator[Breach]:
 @rule
 def megatron_trains_all_or_none(config: Config) -> Iterator[Breach]:
     """Roles of one process share Megatron's process groups, or know nothing of them."""
-    actor = config.actor_rollout_ref.actor.strategy
+    actor = config.actor_rollout_ref.actor
     for role in engine_roles(config):
-        if (role.keys(config).strategy == "megatron") != (actor == "megatron"):
-            key = f"{role.section}.strategy"
-            yield key, f"the actor's engine is {actor}, and Megatron trains all roles or none", f"{key}={actor}"
+        if splits_models(role.keys(config)) != splits_models(actor):
+            key, engine = f"{role.section}.strategy", actor.strategy
+            yield key, f"the actor's engine is {engine}, and Megatron trains all roles or none", f"{key}={engine}"
 
 
 @rule(Scope.TRAINING)
@@ -197,7 +198,7 @@ def megatron_beside_other_keys(config: Config) -> Iterator[Breach]:
         (group.actor.use_prefix_grouper, f"{_A}.use_prefix_grouper",
          "a prompt is computed once for each of its responses", "False"),
     )  # fmt: skip
-    for wanted, key, why, fix in asked if group.actor.strategy == "megatron" else ():
+    for wanted, key, why, fix in asked if splits_models(group.actor) else ():
         if wanted:
             yield key, f"{why} under actor.strategy=megatron", f"{key}={fix}, or another engine"
 
@@ -205,7 +206,7 @@ def megatron_beside_other_keys(config: Config) -> Iterator[Breach]:
 @rule(Scope.ALONE)
 def megatron_does_not_supervise(config: Config) -> Iterator[Breach]:
     """Refuses Megatron in commands beside `train`."""
-    if config.actor_rollout_ref.actor.strategy == "megatron":
+    if splits_models(config.actor_rollout_ref.actor):
         key = f"{_A}.strategy"
         reason = "trains by reinforcement learning alone: supervised training and answering run FSDP or one process"
         yield key, reason, f"{key}=fsdp, or leave it out"

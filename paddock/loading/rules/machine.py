@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from paddock.config.loggers import LOGGERS
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
-from paddock.config.topology import device_count, in_one_process, pools, rolls_out_apart, trains_adapters
+from paddock.config.topology import device_count, in_one_process, pools, rolls_out_apart, splits_models, trains_adapters
 from paddock.facts.distribution import install_command
 from paddock.facts.machine import Machine
 from paddock.loading.rules.form import Breach, Scope, rule
@@ -20,12 +20,9 @@ DEVICES = "trainer.n_gpus_per_node"
 
 @rule(Scope.MACHINE)
 def packages_are_installed(config: Config, machine: Machine) -> Iterator[Breach]:
-    group, rollout, npu = (
-        config.actor_rollout_ref,
-        config.actor_rollout_ref.rollout.name,
-        config.trainer.device == "npu",
-    )
-    megatron, package = group.actor.strategy == "megatron", engine_kind(rollout).package
+    group, npu = config.actor_rollout_ref, config.trainer.device == "npu"
+    rollout = group.rollout.name
+    megatron, package = splits_models(group.actor), engine_kind(rollout).package
     if package and not machine.has(package):
         yield ENGINE, f"needs {package}", f"{install_command(package)}, or use {ENGINE}=embedded"
     by_peft = (trains_adapters(group) and not megatron) or config.critic.model.lora_rank
@@ -53,7 +50,7 @@ def processes_can_be_started(config: Config, machine: Machine) -> Iterator[Breac
     """Checks what only several processes can do, and what they need."""
     if in_one_process(config):
         return
-    if config.actor_rollout_ref.actor.strategy == "megatron" and config.trainer.device == "cpu":
+    if splits_models(config.actor_rollout_ref.actor) and config.trainer.device == "cpu":
         yield STRATEGY, "runs on a CPU in one process only", f"{STRATEGY}=fsdp, or GPUs"
     if not machine.has("ray"):
         several = pools(config)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from paddock.config import tree
 from paddock.config.rewards import PYTHON, reward_parts
 from paddock.config.schema import Config
+from paddock.config.topology import splits_models
 from paddock.loading.rules.devices import no_float16
 from paddock.loading.rules.form import Breach, Scope, rule
 
@@ -82,7 +83,7 @@ def reward_model_has_devices_and_an_engine(config: Config) -> Iterator[Breach]:
         return
     if reward.enable_resource_pool and reward.nnodes == 0:
         yield "reward_model.nnodes", "its pool has no node", "reward_model.nnodes=1"
-    if reward.strategy == "megatron":
+    if splits_models(reward):
         yield "reward_model.strategy", "is not built yet", "reward_model.strategy=fsdp, on one device"
     if reward.judge.source is None:
         yield from no_float16(config, "reward_model.model.fsdp_config.dtype")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paddock.config import tree
-from paddock.config.conversations import converses, environments_named, paths_of
+from paddock.config.conversations import converses, environments_named, files_of
 from paddock.config.rewards import PYTHON
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
@@ -106,7 +106,7 @@ def conversations_have_what_they_need(config: Config) -> Iterator[Breach]:
         yield key, reason, f"{key}=1: each device then has an engine of its own"
     named = {
         "environment": environments_named(config.environment).values(),
-        f"{_RO}.multi_turn.function_tool_path": paths_of(rollout.multi_turn.function_tool_path),
+        f"{_RO}.multi_turn.function_tool_path": files_of(rollout.multi_turn.function_tool_path),
     }
     for key, paths in named.items() if not in_one_process(config) else ():
         for path in paths:

@@ -13,6 +13,7 @@ from paddock.config.topology import (
     learns_from_rewards,
     rolls_out_apart,
     rolls_out_beside,
+    splits_models,
     trains_adapters,
 )
 from paddock.facts.models import shape_of
@@ -68,7 +69,7 @@ def without_effect(config: Config, origins: dict[str, str]) -> Iterator[str]:
     """Yields a warning for each key that the user set and that this run does not read."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     talks = converses(rollout, config.environment)
-    other = ".fsdp_config." if actor.strategy == "megatron" else ".megatron."
+    other = ".fsdp_config." if splits_models(actor) else ".megatron."
     for key in (key for key, origin in origins.items() if set_by_user(origin)):
         if other in key:
             yield f"{key} has no effect: {_A}.strategy={actor.strategy}"
@@ -76,7 +77,7 @@ def without_effect(config: Config, origins: dict[str, str]) -> Iterator[str]:
             yield f"{key}={tree.get(config, key):g} has no effect: {SWITCHED[key]}=False"
         elif key == f"{_M}.lora.merge" and not trains_adapters(config.actor_rollout_ref):
             yield f"{key} has no effect: the actor has no adapters"
-        elif ".model.lora." in key and actor.strategy != "megatron" and key != f"{_M}.lora.merge":
+        elif ".model.lora." in key and not splits_models(actor) and key != f"{_M}.lora.merge":
             yield f"{key} has no effect: it is Megatron's, and {_A}.strategy={actor.strategy}"
         elif key.startswith("critic.") and key != "critic.enable" and not config.critic.enable:
             yield f"{key} has no effect: algorithm.adv_estimator={config.algorithm.adv_estimator} trains no critic"
