@@ -9,22 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import ROOT
+from interpreted import DEVICE, INTERPRETED, NARROW, cases, on_gpu
 from torch import Tensor
-
-pytest.importorskip("triton")
-from paddock.kernels.launch import INTERPRETED
-
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
 from paddock.kernels import decode
 from paddock.kernels.arguments import Pieces
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-NARROW = torch.bfloat16 if torch.cuda.is_available() else torch.float16
-"""Triton's interpreter multiplies no bfloat16."""
 SCALE, ANSWER = 0.3, 150
-SIZES = {1: 65, 17: 63, 3: 1, 8: 200, 2: 64}
+SIZES = {1: 65, 5: 63, 3: 1, 2: 130} if INTERPRETED else {1: 65, 17: 63, 3: 1, 8: 200, 2: 64}
 """Rows that share a prompt, and its tokens."""
 
 
@@ -68,7 +60,7 @@ def close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("splits", [1, 4])
-@pytest.mark.parametrize("window,cap", [(None, None), (5, None), (None, 3.0), (70, 2.0)])
+@pytest.mark.parametrize("window,cap", cases((70, 2.0), on_gpu=[(None, None), (5, None), (None, 3.0)]))
 def test_decode_attends_to_prompt_and_answer_and_to_nothing_else(monkeypatch, splits, window, cap):
     monkeypatch.setattr(decode, "splits_of", lambda *_: splits)
     q, (keys, values) = torch.randn(6, 6, 16, device=DEVICE), torch.randn(2, 3000, 2, 16, device=DEVICE)
@@ -106,7 +98,7 @@ def test_rows_are_grouped_by_where_their_prompt_begins_and_by_its_length():
         assert (first[place], last[place]) == (names.index(name), names.index(name) + names.count(name))
 
 
-@pytest.mark.parametrize("rows", [1, 64, 65, 300])
+@pytest.mark.parametrize("rows", cases(65, on_gpu=[1, 64, 300]))
 def test_any_number_of_rows_is_grouped(rows):
     prompts = torch.randint(max(1, rows // 8), (rows,), device=DEVICE)
     columns = torch.stack([prompts, prompts + 5, prompts, prompts])
@@ -117,20 +109,22 @@ def test_any_number_of_rows_is_grouped(rows):
     assert torch.equal(last, torch.searchsorted(ordered, ordered, right=True))
 
 
-CASES = [
+CASES = cases(
     # group, dtype, splits, window, cap, sunk
-    (1, torch.float32, 1, None, None, False),
-    (3, torch.float32, 1, None, None, False),
-    (7, torch.float32, 4, None, None, True),
-    (8, torch.float32, 1, 90, None, False),
     (3, torch.float32, 4, 20, 2.0, True),
-    (7, torch.float32, 1, None, 3.0, True),
-    (1, NARROW, 4, 130, None, False),
-    (3, NARROW, 1, None, 3.0, False),
     (7, NARROW, 1, None, None, False),
-    (7, NARROW, 4, 20, None, True),
-    (8, NARROW, 4, None, None, False),
-]
+    on_gpu=[
+        (1, torch.float32, 1, None, None, False),
+        (3, torch.float32, 1, None, None, False),
+        (7, torch.float32, 4, None, None, True),
+        (8, torch.float32, 1, 90, None, False),
+        (7, torch.float32, 1, None, 3.0, True),
+        (1, NARROW, 4, 130, None, False),
+        (3, NARROW, 1, None, 3.0, False),
+        (7, NARROW, 4, 20, None, True),
+        (8, NARROW, 4, None, None, False),
+    ],
+)
 
 
 @pytest.mark.parametrize("group,dtype,splits,window,cap,sunk", CASES)
@@ -169,7 +163,7 @@ def test_a_tile_reads_its_prompt_and_nothing_else():
     close(found, slow(q, keys, values, columns, None, None, None), 1e-5)
 
 
-@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("window", cases(40, on_gpu=[None]))
 def test_exact_attention_is_the_same_bits_whether_prompts_are_shared_or_not(window):
     columns = groups({3: 70, 2: 9, 1: 3, 4: 4})
     q = torch.randn(columns.shape[1], 2, 16, device=DEVICE)
@@ -180,6 +174,7 @@ def test_exact_attention_is_the_same_bits_whether_prompts_are_shared_or_not(wind
     assert torch.equal(decode.decode_attention(q, keys, values, pieces, SCALE, window, None, exact=True), alone)
 
 
+@on_gpu
 def test_the_script_that_measures_both_prints_its_table(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     script = "decode_attention.py"

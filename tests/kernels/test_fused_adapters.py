@@ -1,25 +1,15 @@
-"""The fused forward of a model with adapters equals that of transformers' and peft's modules, and so do gradients.
-
-On a GPU as it is; elsewhere by triton's interpreter, in a process of its own: `make test-kernels`.
-"""
+"""The fused forward of a model with adapters equals that of transformers' and peft's modules, and so do gradients."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import peft
 import pytest
 import torch
-from torch import Tensor
-
-pytest.importorskip("triton")
-pytest.importorskip("peft")
-from paddock.kernels.launch import INTERPRETED
-
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
-
-import peft
+from interpreted import DEVICE, cases, on_gpu
 from tiny_models import tiny_batch, tiny_model
+from torch import Tensor
 
 from paddock.config.engine import OptimConfig
 from paddock.core.device import CopyStream
@@ -32,7 +22,6 @@ from paddock.models.attention import Packed, SharedPrompts
 from paddock.models.forward import FUSED, hidden_states, module_states
 from paddock.models.fused import fuse, fused
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LORA = Lora(rank=3, alpha=6)
 
 
@@ -91,7 +80,7 @@ def both_ways(
         same(trained[name], grad, 1e-4, name)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3"], ids=["biases", "head norms", "norms behind"])
+@pytest.mark.parametrize("family", cases("qwen2", "gemma3", on_gpu=["qwen3"]))
 def test_states_and_gradients_of_every_pair_are_those_of_the_modules(family):
     model = adapted(family, layers=2)
     both_ways(model, *stream())
@@ -99,6 +88,7 @@ def test_states_and_gradients_of_every_pair_are_those_of_the_modules(family):
     assert trained == {name for name, _ in model.named_parameters() if is_adapter(name)}
 
 
+@on_gpu
 @pytest.mark.parametrize(
     "lora",
     [
@@ -112,7 +102,7 @@ def test_some_projections_alone_may_have_adapters(lora):
     both_ways(adapted("qwen2", lora, layers=2), *stream())
 
 
-@pytest.mark.parametrize("ranks", [{}, {"k_proj": 5}], ids=["scales", "ranks and scales"])
+@pytest.mark.parametrize("ranks", cases({"k_proj": 5}, on_gpu=[{}]))
 def test_pairs_of_several_ranks_and_scales(tmp_path, ranks):
     config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "k_proj", "v_proj"],
                              rank_pattern=ranks, alpha_pattern={"v_proj": 7})  # fmt: skip
@@ -123,11 +113,13 @@ def test_pairs_of_several_ranks_and_scales(tmp_path, ranks):
     assert (beside.b is None) == bool(ranks) and len(set(beside.scales)) > 1
 
 
+@on_gpu
 @pytest.mark.parametrize("rank", [16, 32])
 def test_ranks_that_are_aligned(rank):
     both_ways(adapted("qwen2", Lora(rank=rank)), *stream())
 
 
+@on_gpu
 def test_adapters_that_have_memory_of_their_own():
     model = adapted("qwen2")
     both_ways(model, *stream(), keep_apart=True)
@@ -135,8 +127,8 @@ def test_adapters_that_have_memory_of_their_own():
     assert frozen.isdisjoint(p.untyped_storage().data_ptr() for n, p in model.named_parameters() if is_adapter(n))
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["fast", "exact"])
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3"], ids=["biases", "head norms", "norms behind"])
+@pytest.mark.parametrize("exact", cases(False, on_gpu=[True]))
+@pytest.mark.parametrize("family", cases("qwen2", on_gpu=["qwen3", "gemma3"]))
 def test_merged_weights_compute_what_modules_do_by_them_and_train_the_adapters(family, exact):
     beside = hidden_of(adapted(family, layers=2))
     model = adapted(family, layers=2)
@@ -156,6 +148,7 @@ def hidden_of(model: Any) -> Tensor:
         return module_states(model, *stream())
 
 
+@on_gpu
 @pytest.mark.parametrize("targets", [["k_proj", "o_proj", "up_proj"], ["model.layers.1.self_attn.q_proj"]])
 def test_merged_weights_of_some_projections_stand_beside_plain_ones(targets):
     model = adapted("qwen2", Lora(rank=3, targets=targets), layers=2)
@@ -182,6 +175,7 @@ def test_merged_weights_follow_their_adapters_when_renewed_and_are_not_read_whil
             assert torch.equal(hidden_states(model, *stream()), hidden_states(plain, *stream()))
 
 
+@on_gpu
 def test_merged_weights_that_were_offloaded_come_back_as_they_are():
     """What an update changed on the device is sent to the host once more; else the old copy would come back."""
     settings = Settings(optim=OptimConfig(lr=0.01), budget=Budget(64), offload_params=True, computes_merged=True)
@@ -256,6 +250,7 @@ def mean_log_prob(micro: Any, outputs: Any) -> Any:
     return (outputs.log_probs * micro.mask.to(DEVICE)).sum() / 20, {}
 
 
+@on_gpu
 def test_recomputed_layers_give_the_same_gradients():
     model = adapted()
     model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -268,13 +263,14 @@ def test_prompts_that_are_computed_once():
     both_ways(adapted("llama"), tokens, positions, SharedPrompts([2, 1], [[2, 1], [2]], DEVICE))
 
 
+@on_gpu
 def test_weights_beside_adapters_may_be_trained_as_well():
     model = adapted("qwen2")
     model.requires_grad_(True)
     both_ways(model, *stream())
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("family", cases("qwen2", on_gpu=["qwen3", "gemma3"]))
 def test_adapters_that_are_off_change_nothing_at_any_call(family):
     model = adapted(family, layers=2)
     plain = tiny_model(family, num_hidden_layers=2).to(DEVICE)

@@ -1,7 +1,4 @@
-"""The fused forward with its weights away in between, and with what its layers keep for backward on the host.
-
-On a GPU, or by triton's interpreter: `make test-kernels`.
-"""
+"""The fused forward with its weights away in between, and with what its layers keep for backward on the host."""
 
 from __future__ import annotations
 
@@ -11,13 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("triton")
-from paddock.kernels.launch import INTERPRETED
-
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
-
+from interpreted import DEVICE, on_gpu
 from tiny_models import tiny_batch, tiny_model
 
 from paddock.config.engine import OptimConfig
@@ -28,7 +19,6 @@ from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.models.fused import fused
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WANT = frozenset({"log_probs"})
 BATCH = tiny_batch(2, prompt_len=3, response_len=4)  # triton's interpreter takes its time for every token
 
@@ -66,6 +56,7 @@ def test_weights_that_were_away_compute_as_before_and_are_trained():
         torch.testing.assert_close(dict(engine.backend.tensors())[name], weight, atol=1e-6, rtol=1e-5)
 
 
+@on_gpu
 def test_what_recomputed_layers_keep_waits_on_the_host_and_the_gradients_are_the_same():
     expected = gradients(engine_of(checkpointing=True))
     engine = engine_of(checkpointing=True)

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from interpreted import DEVICE, cases
 from torch import Tensor, nn
-
-pytest.importorskip("triton")
-from paddock.kernels.launch import INTERPRETED
-
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
 from paddock.engines.rollout.base import Request
 from paddock.engines.rollout.embedded.pool import TokenPool
@@ -18,7 +13,6 @@ from paddock.engines.rollout.embedded.sequences import NewTokens
 from paddock.kernels import decode
 from paddock.models.attention import Packed, Scores
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LENGTHS, HEADS, KEYS = [5, 70], 4, 2
 
 
@@ -30,8 +24,8 @@ def stream(count: int, heads: int, dim: int) -> Tensor:
     return torch.randn(1, heads, count, dim, device=DEVICE)
 
 
-@pytest.mark.parametrize("splits", [1, 4])
-@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("splits", cases(4, on_gpu=[1]))
+@pytest.mark.parametrize("window", cases(6, on_gpu=[None]))
 @pytest.mark.parametrize(("dim", "value_dim", "sunk"), [(16, 16, True), (24, 12, False), (12, 24, False)])
 def test_a_decoded_query_gets_what_packing_gives_the_last_one(monkeypatch, splits, window, dim, value_dim, sunk):
     torch.manual_seed(0)
@@ -57,7 +51,7 @@ def test_a_decoded_query_gets_what_packing_gives_the_last_one(monkeypatch, split
     torch.testing.assert_close(found[:, 0], wanted[ends], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("window", cases(20, on_gpu=[None]))
 def test_rows_that_read_prompts_together_get_what_they_read_alone_after_moves_and_beside_new_tokens(window):
     """Rows of finished sequences are taken by others, so that those of one prompt are not neighbours; some are done but
     not retired, some stand for nothing, and new tokens of two sequences stand behind them."""
