@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -66,3 +66,26 @@ def cpu_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     elif library() is None:
         pytest.skip("no C++ compiler")
     return request.param
+
+
+@pytest.fixture
+def catalogues() -> Iterator[None]:
+    """Forgets afterwards what a plug-in of the test has registered, in any table."""
+    from paddock.algorithms.advantages import ESTIMATOR
+    from paddock.algorithms.losses import OF_THE_PROGRAM, POLICY_LOSS
+    from paddock.config import recipes
+    from paddock.config.loggers import LOGGERS
+    from paddock.config.roles import DECLARED_LOSSES
+    from paddock.config.rollout_engines import ENGINES
+    from paddock.environments.calls import FORMATS
+    from paddock.environments.catalogue import SOURCES
+    from paddock.library.plugins import SCORERS
+
+    tables = [recipes.ESTIMATORS, ESTIMATOR._entries, POLICY_LOSS._entries, OF_THE_PROGRAM, LOGGERS, ENGINES,
+              SOURCES._entries, FORMATS, SCORERS]  # fmt: skip
+    before, losses = [{*table} for table in tables], {*DECLARED_LOSSES}
+    yield
+    for table, names in zip(tables, before, strict=True):
+        for name in {*table} - names:
+            del table[name]
+    DECLARED_LOSSES.intersection_update(losses)

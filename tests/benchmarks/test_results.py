@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-from collections import Counter
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -242,26 +240,6 @@ def test_the_tables_of_the_page_are_those_of_the_runs(page):
     for name, rows in tables.tables().items():
         for row in rows:
             assert (row.removeprefix("|") if name == "start" else row) in text, name
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
-def test_the_page_names_command_date_versions_and_weights_of_the_runs(page):
-    text = re.sub(r"\s*\\\n\s*", " ", page.read_text())
-    assert GRPO[0]["command"].replace("DATA/", "$HOME/data/gsm8k/") in text
-    for run in ALL:
-        versions = {name: run["versions"][name] for name in ("torch", "transformers", "python")}
-        assert (run["weights"] is None) == ("warm_up" in run), "supervised training leaves no record of the file"
-        start = run["warm_up"].replace(" data=", " data=$HOME/data/") if "warm_up" in run else run["weights"]["sha256"]
-        for fact in (run["date"], run["device"], start, *versions.values()):
-            assert fact in text, fact
-
-
-def test_both_languages_hold_the_same_numbers_and_commands():
-    english, chinese = (page.read_text() for page in PAGES)
-    first, second = (Counter(re.findall(r"\d+(?:\.\d+)?", text)) for text in (english, chinese))
-    assert (first - second, second - first) == (Counter(), Counter())
-    commands = [re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S) for text in (english, chinese)]
-    assert commands[0] == commands[1]
 
 
 def run_two_steps(name: str, folder: Path, *more: str) -> dict[str, Any]:

@@ -10,12 +10,6 @@ import pytest
 from conftest import ROOT
 
 import paddock
-from paddock.algorithms.advantages import ESTIMATOR
-from paddock.algorithms.losses import OF_THE_PROGRAM, POLICY_LOSS
-from paddock.config import recipes
-from paddock.config.loggers import LOGGERS
-from paddock.config.roles import DECLARED_LOSSES
-from paddock.library.plugins import SCORERS
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +19,6 @@ def reference():
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture
-def catalogues():
-    """Forgets afterwards what an example has registered."""
-    tables = (recipes.ESTIMATORS, ESTIMATOR._entries, POLICY_LOSS._entries, OF_THE_PROGRAM, LOGGERS, SCORERS)
-    before, losses = [{*table} for table in tables], {*DECLARED_LOSSES}
-    yield
-    for table, names in zip(tables, before, strict=True):
-        for name in {*table} - names:
-            del table[name]
-    DECLARED_LOSSES.intersection_update(losses)
 
 
 def test_pages_are_up_to_date(reference):

@@ -24,12 +24,6 @@ HERE = [words for words in TYPED if any("builtin:" in word or FIRST.name in word
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_both_languages_hold_the_same_programs(name):
-    english, chinese = (blocks(ROOT / "docs" / language / f"{name}.md", "python") for language in LANGUAGES)
-    assert english == chinese and english
-
-
-@pytest.mark.parametrize("name", PAGES)
 def test_the_programs_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()

@@ -8,35 +8,12 @@ import re
 
 import pytest
 from conftest import ROOT
-from pages import LANGUAGES, READMES, blocks
+from pages import LANGUAGES, blocks
 
-from paddock.algorithms.advantages import ESTIMATOR
-from paddock.algorithms.losses import OF_THE_PROGRAM, POLICY_LOSS
-from paddock.config import recipes
-from paddock.config.loggers import LOGGERS
-from paddock.config.roles import DECLARED_LOSSES
 from paddock.library.keywords import KEYS
-from paddock.library.plugins import SCORERS
 
 GUIDES = [ROOT / "docs" / language / "library.md" for language in LANGUAGES]
 FROM_TRL = [ROOT / "docs" / language / "from_trl.md" for language in LANGUAGES]
-
-
-@pytest.fixture
-def catalogues():
-    """Forgets afterwards what the guide has registered."""
-    tables = (recipes.ESTIMATORS, ESTIMATOR._entries, POLICY_LOSS._entries, OF_THE_PROGRAM, LOGGERS, SCORERS)
-    before, losses = [{*table} for table in tables], {*DECLARED_LOSSES}
-    yield
-    for table, names in zip(tables, before, strict=True):
-        for name in {*table} - names:
-            del table[name]
-    DECLARED_LOSSES.intersection_update(losses)
-
-
-def test_both_languages_hold_the_same_code():
-    english, chinese = (blocks(page, "python") for page in GUIDES)
-    assert english == chinese and len(english) > 5
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=LANGUAGES)
@@ -56,11 +33,6 @@ def test_the_blocks_of_the_guide_run_in_order(tmp_path, monkeypatch, catalogues)
     assert "did you mean 'batch'?" in text and "Outcome(finished=True, trained=4" in text
     assert len(names["scores"]) == 2 and (tmp_path / "model" / "model.safetensors").is_file()
     assert len([*tmp_path.glob("runs/centred-*/lines.txt")]) == 1
-
-
-@pytest.mark.parametrize("page", READMES, ids=LANGUAGES)
-def test_the_readme_has_the_guides_first_lines(page):
-    assert blocks(page, "python") == blocks(GUIDES[0], "python")[:1]
 
 
 @pytest.mark.parametrize("page", FROM_TRL, ids=LANGUAGES)

@@ -15,14 +15,8 @@ from conftest import ROOT
 from pages import arguments_of
 from unread_keys import unread_keys
 
-from paddock.algorithms.advantages import ESTIMATOR
-from paddock.algorithms.losses import POLICY_LOSS
 from paddock.cli import main
-from paddock.config import recipes
-from paddock.config.loggers import LOGGERS
-from paddock.config.rollout_engines import ENGINES
 from paddock.environments.calls import FORMATS
-from paddock.environments.catalogue import SOURCES
 from paddock.environments.environment import Call
 from paddock.errors import UserError
 from paddock.loading.load import load
@@ -46,17 +40,6 @@ def test_every_kind_of_addition_has_a_recipe():
         "advantage estimator", "policy loss", "scorer", "logger", "rollout engine", "environment adapter",
         "tool-call format", "model family", "key", "role", "rule",
     ]  # fmt: skip
-
-
-@pytest.fixture
-def catalogues():
-    """Forgets afterwards what a plug-in has added."""
-    tables = (recipes.ESTIMATORS, ESTIMATOR._entries, POLICY_LOSS._entries, LOGGERS, ENGINES, SOURCES._entries, FORMATS)
-    before = [{*table} for table in tables]
-    yield
-    for table, names in zip(tables, before, strict=True):
-        for name in {*table} - names:
-            del table[name]
 
 
 @pytest.mark.parametrize(
