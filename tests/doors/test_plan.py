@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -76,23 +77,21 @@ def shell(*command: str, **environment: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
 
 
-@pytest.mark.parametrize("name", GUIDE)
-def test_commands_of_the_guide_plan_with_one_word_replaced(name, tmp_path):
+def test_a_command_of_the_guide_plans_with_one_word_replaced(tmp_path):
     script = tmp_path / "run.sh"
-    script.write_text(GUIDE[name].replace("verl.", "paddock."))
+    script.write_text(GUIDE["mixed"].replace("verl.", "paddock."))
     done = shell("bash", str(script), PADDOCK_PLAN="1", HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "Algorithm: rloo" in done.stdout
-    assert f"steps            {STEPS[name]}" in done.stdout
+    assert f"steps            {STEPS['mixed']}" in done.stdout
 
 
-@pytest.mark.parametrize("name", GUIDE)
-def test_commands_of_the_guide_plan_unchanged_through_run(name, tmp_path):
+def test_commands_of_the_guide_plan_unchanged_through_run(tmp_path):
     script = tmp_path / "run.sh"
-    script.write_text(GUIDE[name])
+    script.write_text("\n".join(GUIDE.values()))
     done = shell(sys.executable, "-m", "paddock.cli", "run", "--plan", str(script), HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert f"steps            {STEPS[name]}" in done.stdout
+    assert [int(steps) for steps in re.findall(r"steps {12}(\d+)", done.stdout)] == [*STEPS.values()]
 
 
 def test_run_hands_arguments_and_the_exit_code_on(tmp_path):

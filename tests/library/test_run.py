@@ -58,7 +58,7 @@ ADDITION = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "rloo"])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_the_command_and_the_library_give_the_same_bits(algorithm, tmp_path):
     estimator = "gae" if algorithm == "ppo" else algorithm
     line = [*ADDITION, f"algorithm.adv_estimator={estimator}", f"trainer.default_local_dir={tmp_path / 'line'}"]

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -371,15 +370,15 @@ def test_paddock_train_prints_no_wide_lines_into_a_pipe_and_the_module_of_launch
     assert "step:1 - " in said["paddock.trainer.main_ppo"]
 
 
-def start_of(folder: Path, *keys: str, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "paddock.cli", "train", *arguments(folder, GRPO, *keys)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE, **options)
-
-
 def test_a_reader_that_goes_away_ends_no_run(tmp_path):
-    keys = ["trainer.logger=[console]", "trainer.total_training_steps=4"]
-    with start_of(tmp_path, *keys, stdout=subprocess.PIPE) as process:
+    """A real start of Python, which writes what is left in buffers at its end."""
+    keys = arguments(tmp_path, GRPO, "trainer.logger=[console]", "trainer.total_training_steps=4")
+    command, environment = (
+        [sys.executable, "-m", "paddock.cli", "train", *keys],
+        {**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
         assert process.stdout.readline()
         process.stdout.close()
         said = process.stderr.read()
@@ -389,20 +388,21 @@ def test_a_reader_that_goes_away_ends_no_run(tmp_path):
 
 def test_a_run_whose_folder_is_removed_ends_with_a_reason(tmp_path):
     folder = tmp_path / "run"
-    with start_of(folder, "trainer.total_training_steps=4000", "trainer.save_freq=-1") as process:
-        while process.poll() is None and not ((folder / "metrics.jsonl").is_file() and ledger(folder)):
-            time.sleep(0.02)
-        shutil.rmtree(folder, ignore_errors=True)
-        said = process.stderr.read()
-    assert process.returncode == 2 and "Traceback" not in said, said
+    keys = arguments(folder, GRPO, "trainer.total_training_steps=4000", "trainer.save_freq=-1")
+    process = Forked(["train", *keys])
+    while process.poll() is None and not ((folder / "metrics.jsonl").is_file() and ledger(folder)):
+        time.sleep(0.02)
+    shutil.rmtree(folder, ignore_errors=True)
+    code, said = process.wait(), process.said()
+    assert code == 2 and "Traceback" not in said, said
     assert "removed while the run wrote into it" in said and "fix: put it back" in said
 
 
 def test_a_limit_of_file_sizes_is_no_full_disk(tmp_path):
     limited = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))  # noqa: E731
-    with start_of(tmp_path, preexec_fn=limited) as process:
-        said = process.stderr.read()
-    assert process.returncode == 2 and "larger than this process may write" in said and "ulimit -f" in said, said
+    process = Forked(["train", *arguments(tmp_path, GRPO)], before=limited)
+    code, said = process.wait(), process.said()
+    assert code == 2 and "larger than this process may write" in said and "ulimit -f" in said, said
     assert "are free" not in said
 
 
