@@ -12,6 +12,7 @@ import pytest
 from conftest import ROOT
 from test_plan import shell
 
+from paddock.cli import main
 from paddock.config import tree
 from paddock.errors import UserError
 from paddock.loading.load import load
@@ -255,16 +256,16 @@ def test_what_no_interpreter_would_run_is_refused_before_it_begins(tmp_path, nam
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("module", ["recipe.dapo.main_dapo", "recipe.entropy.main_entropy"])
-def test_a_recipe_whose_keys_are_ours_is_planned_by_the_config_beside_it(tmp_path, module):
-    folder = tmp_path.joinpath(*module.split(".")[:-1], "config")
+def test_a_recipe_whose_keys_are_ours_is_planned_by_the_config_beside_it(tmp_path):
+    folder = tmp_path / "recipe" / "dapo" / "config"
     folder.mkdir(parents=True)
     (folder / "own_trainer.yaml").write_text(
         "hydra: {searchpath: [file://verl/trainer/config]}\ndefaults: [ppo_trainer, _self_]\n"
         "actor_rollout_ref: {rollout: {n: 6}}\nalgorithm: {filter_groups: {metric: null}}\n"
     )
-    command = f"python3 -m {module} --config-path=config --config-name='own_trainer.yaml' algorithm.adv_estimator=grpo"
-    done = plan(tmp_path, f"{command} actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov --json\n")
+    command = "python3 -m recipe.dapo.main_dapo --config-path=config --config-name='own_trainer.yaml'"
+    keys = "algorithm.adv_estimator=grpo actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov"
+    done = plan(tmp_path, f"{command} {keys} --json\n")
     assert done.returncode == 0, done.stderr
     group = json.loads(done.stdout)["config"]["actor_rollout_ref"]
     assert (group["rollout"]["n"], group["actor"]["policy_loss"]["loss_mode"]) == (6, "kl_cov")
@@ -289,12 +290,13 @@ def test_trainers_of_others_are_named_with_the_page_that_has_their_settings(tmp_
         ("class_name: mine.Tool", ""),
     ],
 )
-def test_a_plan_names_tools_that_the_run_refuses_and_imports_none(tmp_path, entry, reason):
+def test_a_plan_names_tools_that_the_run_refuses_and_imports_none(tmp_path, entry, reason, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("open('ran', 'w')\n")
     (tmp_path / "tools.yaml").write_text(f"tools:\n  - {entry}\n")
-    command = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=2 "
     turns = "actor_rollout_ref.rollout.multi_turn"
-    done = plan(tmp_path, f"{command} {turns}.enable=True {turns}.tool_config_path=tools.yaml\n")
-    assert done.returncode == 0, done.stderr
-    assert (f"training refuses it: {turns}.tool_config_path=tools.yaml" in done.stdout) == bool(reason)
-    assert reason in done.stdout and not (tmp_path / "ran").exists()
+    keys = [f"{turns}.enable=True", f"{turns}.tool_config_path=tools.yaml", "actor_rollout_ref.rollout.n=2"]
+    assert main(["plan", "algorithm.adv_estimator=grpo", *keys]) == 0
+    planned = capsys.readouterr().out
+    assert (f"training refuses it: {turns}.tool_config_path=tools.yaml" in planned) == bool(reason)
+    assert reason in planned and not (tmp_path / "ran").exists()
