@@ -345,7 +345,9 @@ def _source(path: str, file: Path) -> FileSource | None:
 
 def _in_folder(path: str, folder: Path, key: str) -> list[FileSource]:
     if (folder / "dataset_dict.json").is_file():
-        split = _split(_saved_splits(path, folder, key), path, key)
+        with _written_by_datasets(path, "dataset_dict.json", key):
+            saved = list(json.loads((folder / "dataset_dict.json").read_text())["splits"])
+        split = _split(saved, path, key)
         return _saved(f"{path}/{split}", folder / split, key)
     if (folder / "state.json").is_file():
         return _saved(path, folder, key)
@@ -355,10 +357,9 @@ def _in_folder(path: str, folder: Path, key: str) -> list[FileSource]:
         reason = f"the folder holds no data files ({', '.join(SUFFIXES)})"
         raise UserError(reason, key=key, value=path, fix="name a folder that has some, or a file")
     named = {file: SPLIT.match(file.relative_to(folder).as_posix()) or SPLIT.match(file.name) for file in files}
-    splits = {found[1]: found[1] for found in named.values() if found}
-    if splits:
-        chosen = _split(splits, path, key)
-        files = [file for file in files if (found := named[file]) and found[1] == chosen]
+    if any(named.values()):
+        chosen = _split([match[1] for match in named.values() if match], path, key)
+        files = [file for file in files if (match := named[file]) and match[1] == chosen]
     return [cast(FileSource, _source(f"{path.rstrip('/')}/{file.relative_to(folder)}", file)) for file in files]
 
 
@@ -373,22 +374,16 @@ def held_out_split(path: str) -> bool:
     return bool(held_out) and train != held_out
 
 
-def _split(splits: dict[str, str], path: str, key: str) -> str:
+def _split(splits: Sequence[str], path: str, key: str) -> str:
     """Returns the split that this key asks for. A folder with one split has just that one to give."""
     wanted = HELD_OUT if key == "data.val_files" else ("train",)
-    found = next((splits[name] for name in wanted if name in splits), None)
-    if found is None and len(splits) == 1:
-        return next(iter(splits.values()))
-    if found is None:
-        reason = f"holds the splits {', '.join(sorted(splits)) or '(none)'}, and none is called {wanted[0]}"
-        raise UserError(reason, key=key, value=path, fix="name the folder or the files of a split")
-    return found
-
-
-def _saved_splits(path: str, folder: Path, key: str) -> dict[str, str]:
-    """Returns the splits that `datasets.DatasetDict.save_to_disk` wrote, as `_split` takes them."""
-    with _written_by_datasets(path, "dataset_dict.json", key):
-        return {name: name for name in json.loads((folder / "dataset_dict.json").read_text())["splits"]}
+    names = sorted(set(splits))
+    if split := next((name for name in wanted if name in names), None):
+        return split
+    if len(names) == 1:
+        return names[0]
+    reason = f"holds the splits {', '.join(names) or '(none)'}, and none is called {wanted[0]}"
+    raise UserError(reason, key=key, value=path, fix="name the folder or the files of a split")
 
 
 def _saved(path: str, folder: Path, key: str) -> list[FileSource]:

@@ -274,11 +274,8 @@ class ModelFile:
                 place = f"{key} in config.json of {self.name or 'the model'}"
                 raise UserError("must be a whole number", key=place, value=value, fix="download the model again")
         if default is None:
-            raise UserError(
-                f"config.json of model_type '{self.model_type}' has no '{keys[0]}', so its size is unknown",
-                key=self.name or None,
-                fix="give a decoder-only language model's config.json",
-            )
+            reason = f"config.json of model_type '{self.model_type}' has no '{keys[0]}', so its size is unknown"
+            raise UserError(reason, key=self.name or None, fix="give a decoder-only language model's config.json")
         return default
 
     def listed(self, key: str) -> tuple[Any, ...]:

@@ -42,9 +42,8 @@ def read_shard(file: Path, key: str) -> dict[str, Any]:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
         reason = f"cannot be read as weights: {str(error).splitlines()[0]}"
-        raise UserError(
-            reason, key=key, value=file, fix="check that the file is whole, and of an FSDP model"
-        ) from error
+        fix = "check that the file is whole, and of an FSDP model"
+        raise UserError(reason, key=key, value=file, fix=fix) from error
     return dict(found)
 
 

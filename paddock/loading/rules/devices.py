@@ -25,7 +25,6 @@ from paddock.config.topology import (
     splits_models,
     trains_adapters,
 )
-from paddock.errors import UserError
 from paddock.loading.rules.form import Breach, Scope, rule
 
 _A = "actor_rollout_ref.actor"
@@ -41,12 +40,9 @@ def devices_divide_into_groups(config: Config) -> Iterator[Breach]:
         size, devices = model_parallel_size(role), pool_size(config, role)
         if devices % size:
             key = "megatron.tensor x pipeline x context" if splits_models(role) else "ulysses_sequence"
-            raise UserError(
-                f"{devices} devices do not divide into groups of {size}",
-                key=f"{kind.section}.{key}_parallel_size",
-                value=size,
-                fix=f"a divisor of n_gpus_per_node x nnodes = {devices}",
-            )
+            reason = f"{devices} devices do not divide into groups of {size}"
+            fix = f"a divisor of n_gpus_per_node x nnodes = {devices}"
+            yield f"{kind.section}.{key}_parallel_size", reason, fix, size
     size, pool = engine_size(config), rollout_pool(config)
     if pool.size % size:
         reason = f"{pool.size} devices do not divide into engines of {size}"
