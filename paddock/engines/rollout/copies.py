@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -44,6 +45,37 @@ class WeightCopy(CopyEngine):
         assert self.sampling is None, "a session is open: pause it first"
         self.sampling = sampling
         self.strings = self.stop_tables.of(sampling.stop, torch.device("cpu"))
+
+    @abstractmethod
+    def release(self) -> None:
+        """Frees weights and KV cache on the device."""
+
+    @abstractmethod
+    def restore(self, part: str | None) -> None:
+        """Allocates what was freed: "weights", "kv_cache", or both."""
+
+    @abstractmethod
+    def drop_cache(self) -> None:
+        """Drops keys and values that were computed with the old weights."""
+
+    def sleep(self) -> None:
+        """Frees weights and KV cache on the device; the weights come with the next sync, or frozen ones from the
+        host's memory."""
+        if self.frees and not self.asleep:
+            self.release()
+            self.asleep = self.stale = True
+
+    def wake(self) -> None:
+        if self.asleep:
+            self.restore("weights" if self.staged_wake else None)
+            self.asleep = False
+
+    def begin_anew(self) -> None:
+        """Drops everything that was computed with the old weights."""
+        if self.staged_wake and self.frees:
+            self.restore("kv_cache")
+        self.drop_cache()
+        self.stale = False
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Loads new weights under Hugging Face names; every rank helps to gather them."""

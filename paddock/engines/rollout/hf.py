@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from paddock.config.schema import Config
-from paddock.engines.rollout.base import Chosen, Completion, Limits, Request, RolloutEngine, Sampling
+from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.engine import borrowed
+from paddock.engines.rollout.embedded.routes import chosen
 from paddock.engines.rollout.embedded.sampling import require_finite, sample, uniforms
 from paddock.engines.rollout.stops import StopTables
 from paddock.models.experts import ARGUMENT, Routing, experts_of, recordable
@@ -93,12 +94,12 @@ class HFEngine(RolloutEngine):
         stopped: set[int] = set()
         columns: list[tuple[list[int], list[float]]] = []
         experts = recordable(experts_of(self.model)) if self.record_experts else None
-        chosen: list[Tensor] = []
+        choices: list[Tensor] = []
         while len(columns) < max(ends):
             routing = Routing(experts) if experts else None
             logits = self.logits(tokens, mask, positions, cache, routing, pixels)
             if routing:
-                chosen.append(routing.chosen().unflatten(0, tokens.shape).cpu())
+                choices.append(routing.chosen().unflatten(0, tokens.shape).cpu())
             early = None if named is None else minimum > len(columns)
             drawn, log_probs = sample(logits, numbers[:, len(columns)], sampling, early, named)
             require_finite(log_probs.numpy(force=True))
@@ -121,7 +122,7 @@ class HFEngine(RolloutEngine):
                 zip(requests, ends, drawn_tokens, drawn_log_probs, strict=True)
             )
         ]
-        return with_experts(found, [len(one.tokens) for one in requests], width, chosen) if chosen else found
+        return with_experts(found, [len(one.tokens) for one in requests], width, choices) if choices else found
 
     def logits(
         self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache, routing: Routing | None,
@@ -140,15 +141,13 @@ class HFEngine(RolloutEngine):
         return forbid(output.logits[:, 0], vision_tokens(self.model.config))
 
 
-def with_experts(found: list[Completion], lengths: list[int], width: int, chosen: list[Tensor]) -> list[Completion]:
-    """`chosen` of the padded prompts, then of one token a row after another; nobody chose for the last one drawn."""
-    whole = torch.cat([*chosen, torch.zeros_like(chosen[0][:, :1])], 1)
-    completions = []
-    for row, (one, length) in enumerate(zip(found, lengths, strict=True)):
-        response = whole[row, width : width + len(one.tokens)].clone()
-        response[-1] = 0
-        completions.append(replace(one, experts=Chosen(whole[row, width - length : width], response)))
-    return completions
+def with_experts(found: list[Completion], lengths: list[int], width: int, choices: list[Tensor]) -> list[Completion]:
+    """`choices` of the padded prompts, then of one token a row after another; nobody chose for the last one drawn."""
+    whole = torch.cat([*choices, torch.zeros_like(choices[0][:, :1])], 1)
+    return [
+        replace(part, experts=chosen(row[width - length : width], row[width:], len(part.tokens)))
+        for row, part, length in zip(whole, found, lengths, strict=True)
+    ]
 
 
 def open_engine(config: Config, trainer: Engine | None) -> HFEngine:

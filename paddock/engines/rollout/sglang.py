@@ -170,13 +170,6 @@ class SGLangEngine(WeightCopy):
         if last:
             self.begin_anew()
 
-    def begin_anew(self) -> None:
-        """Drops everything that was computed with the old weights."""
-        if self.staged_wake and self.frees:
-            self.server_ranks.on_leader(lambda: self.open.post("/resume_memory_occupation", {"tags": ["kv_cache"]}))
-        self.server_ranks.on_leader(lambda: self.open.post("/flush_cache", {}))
-        self.stale = False
-
     def send(self, bucket: list[tuple[str, Tensor]]) -> None:
         parcel = base64.b64encode(packed(bucket)).decode()
         body = {"serialized_named_tensors": [parcel] * self.ranks, "flush_cache": False}
@@ -184,17 +177,15 @@ class SGLangEngine(WeightCopy):
         if not answer["success"]:
             raise self.open.error(f"new weights failed: {answer['message']}")
 
-    def sleep(self) -> None:
-        """Frees weights and KV cache on the device; the weights come with the next sync."""
-        if self.frees and not self.asleep:
-            self.server_ranks.on_leader(lambda: self.open.post("/release_memory_occupation", {}))
-            self.asleep = self.stale = True
+    def release(self) -> None:
+        self.server_ranks.on_leader(lambda: self.open.post("/release_memory_occupation", {}))
 
-    def wake(self) -> None:
-        if self.asleep:
-            body: dict[str, Any] = {"tags": ["weights"]} if self.staged_wake else {}
-            self.server_ranks.on_leader(lambda: self.open.post("/resume_memory_occupation", body))
-            self.asleep = False
+    def restore(self, part: str | None) -> None:
+        body: dict[str, Any] = {"tags": [part]} if part else {}
+        self.server_ranks.on_leader(lambda: self.open.post("/resume_memory_occupation", body))
+
+    def drop_cache(self) -> None:
+        self.server_ranks.on_leader(lambda: self.open.post("/flush_cache", {}))
 
     def differing_layers(self) -> list[str]:
         """Returns matrices whose first rows differ, for families whose layers SGLang reads back under their names."""

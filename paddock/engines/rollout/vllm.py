@@ -259,24 +259,14 @@ class VLLMEngine(WeightCopy):
             ) from error
         self.begin_anew()
 
-    def begin_anew(self) -> None:
-        """Drops everything that was computed with the old weights."""
-        if self.staged_wake and self.frees:
-            self.llm.wake_up(tags=["kv_cache"])
+    def release(self) -> None:
+        self.llm.sleep(level=1 if self.takes_adapter else 2)
+
+    def restore(self, part: str | None) -> None:
+        self.llm.wake_up(tags=[part] if part else None)
+
+    def drop_cache(self) -> None:
         self.llm.reset_prefix_cache()
-        self.stale = False
-
-    def sleep(self) -> None:
-        """Frees weights and KV cache on the device; the weights come with the next sync, or frozen ones from the
-        host's memory."""
-        if self.frees and not self.asleep:
-            self.llm.sleep(level=1 if self.takes_adapter else 2)
-            self.asleep = self.stale = True
-
-    def wake(self) -> None:
-        if self.asleep:
-            self.llm.wake_up(tags=["weights"] if self.staged_wake else None)
-            self.asleep = False
 
     def differing_layers(self) -> list[str]:
         """Matrices that are not what was sent, the most different first; where vLLM's layout can be compared."""

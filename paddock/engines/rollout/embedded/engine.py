@@ -187,7 +187,7 @@ class EmbeddedEngine(RolloutEngine):
             found = self.session.interrupt()
         finally:
             self.end_session()
-        self.rest()
+        self.sleep()
         return found
 
     def abandon(self) -> None:
@@ -367,10 +367,6 @@ class EmbeddedEngine(RolloutEngine):
             )
 
     def sleep(self) -> None:
-        """Frees what is idle; the next `generate` makes what it needs."""
-        self.rest()
-
-    def rest(self) -> None:
         """Frees the device memory of keys and values, unless they are to stay."""
         if self.slots is None or self.keeps:
             return

@@ -35,7 +35,9 @@ class KeyValues(Protocol):
     count: int
     """Sequences at a time."""
 
-    def begin(self) -> None: ...
+    def begin(self) -> None:
+        """Forgets all sequences."""
+        return
 
     def admit(self, requests: Sequence[Request]) -> int:
         """Reserves room behind the live sequences for the first of these requests; returns for how many."""
@@ -43,13 +45,15 @@ class KeyValues(Protocol):
 
     def release(self, rows: Sequence[int]) -> None:
         """Frees what these finished sequences hold; `move` and `shrink` are to follow."""
-        ...
+        return
 
     def move(self, sources: Tensor, targets: Tensor, movers: Sequence[int], holes: Sequence[int], held: Tensor) -> None:
         """Gives sequences the numbers of finished ones; `held`: tokens that each of them has."""
         ...
 
-    def shrink(self, left: int) -> None: ...
+    def shrink(self, left: int) -> None:
+        """Drops the sequences behind the first `left`."""
+        return
 
     def park(self, row: int, tokens: int) -> Any:
         """Takes what a sequence of so many tokens holds out of the live ones; `unpark` or `give` is to follow."""
@@ -60,8 +64,8 @@ class KeyValues(Protocol):
         ...
 
     def give(self, held: Any) -> None:
-        """Frees what a parked sequence holds."""
-        ...
+        """Frees what a parked sequence holds, where that does not end with the last reference to it."""
+        return
 
     def prefill(self, lengths: Sequence[int], targets: Sequence[range], device: torch.device) -> Attention: ...
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paddock.engines.rollout.base import Request
-from paddock.engines.rollout.embedded.sequences import Extension, NewTokens
+from paddock.engines.rollout.embedded.sequences import Extension, KeyValues, NewTokens
 from paddock.models.attention.shared_prompts import ranges
 from paddock.models.attention.slot_attention import SlotDecode, SlotPrefill
 
@@ -16,8 +16,9 @@ Parked = dict[int, tuple[Tensor, Tensor]]
 """Keys and values ``[kv_heads, tokens, head_dim]`` of a layer."""
 
 
-class Slots:
-    """Keys and values, each a buffer ``[slots, kv_heads, max_len, head_dim]`` a layer, made at first use."""
+class Slots(KeyValues):
+    """Keys and values, each a buffer ``[slots, kv_heads, max_len, head_dim]`` a layer, made at first use. A sequence
+    owns the slot of its number, so there is nothing to reserve or to forget."""
 
     def __init__(self, count: int, max_len: int, dtype: torch.dtype | None = None):
         self.count = count
@@ -35,14 +36,8 @@ class Slots:
                 buffers[index] = torch.zeros(shape, dtype=self.dtype or like.dtype, device=like.device)
         return self.keys[index], self.values[index]
 
-    def begin(self) -> None:
-        """A sequence owns the slot of its number, so there is nothing to forget."""
-
     def admit(self, requests: Sequence[Request]) -> int:
         return len(requests)
-
-    def release(self, rows: Sequence[int]) -> None:
-        pass
 
     def park(self, row: int, tokens: int) -> Parked:
         """Copies what a slot holds, for another sequence will have the slot."""
@@ -57,17 +52,11 @@ class Slots:
                 self.keys[layer][row, :, : keys.shape[1]] = keys
                 self.values[layer][row, :, : values.shape[1]] = values
 
-    def give(self, held: Parked) -> None:
-        """Copies end with the last reference to them."""
-
     def move(self, sources: Tensor, targets: Tensor, movers: Sequence[int], holes: Sequence[int], held: Tensor) -> None:
         """Copies the positions of some slots that hold something over others."""
         longest = int(held.max())
         for buffer in (*self.keys.values(), *self.values.values()):
             buffer[targets, :, :longest] = buffer[sources, :, :longest]
-
-    def shrink(self, left: int) -> None:
-        pass
 
     def prefill(self, lengths: Sequence[int], targets: Sequence[range], device: torch.device) -> SlotPrefill:
         return SlotPrefill(self, lengths, targets, device)

@@ -79,8 +79,8 @@ class MegatronBackend:
         self.beside: MegatronAdapters | None = None
         if lora is not None and adapts:
             section = "critic.model.lora" if self.critic else "actor_rollout_ref.model.lora"
-            self.beside = attach(self.mapping, lora, section, self.layout, settings.wide, self.layout.seed)
-            self.mapping.adapters = self.beside
+            self.beside = attach(self.mapping, lora, section, self.layout, settings.wide)
+            self.mapping.merged = self.beside.merged
         self.routers = Routers(theirs, None)
         self.pipeline = Pipeline(self.ranks.pipeline, self.device, settings.compute)
         self.share: Tensor | None = None

@@ -83,10 +83,10 @@ class Adapter:
         layer.lora_A, layer.lora_B = self.narrow, self.wide
         layer.register_forward_hook(self.add)
 
-    def start(self, name: str, config: LoraConfig, seed: int, layout: Layout, rank: int) -> None:
+    def start(self, name: str, config: LoraConfig, layout: Layout, rank: int) -> None:
         """Draws A by the layer's name alone: every layout starts from the same."""
         ways = 1 if self.columns or self.expert else layout.tensor
-        generator = torch.Generator().manual_seed(crc32(name.encode()) ^ seed)
+        generator = torch.Generator().manual_seed(crc32(name.encode()) ^ layout.seed)
         whole = torch.empty(len(self.narrow), self.narrow.shape[1] * ways)
         INITS[config.lora_A_init_method](whole, generator=generator)
         self.narrow.data.copy_(whole.chunk(ways, 1)[rank if ways > 1 else 0])
@@ -108,9 +108,7 @@ class Adapter:
         return output[0] + self.scale * linear(between, self.wide), output[1]
 
 
-def attach(
-    mapping: Mapping, config: LoraConfig, section: str, layout: Layout, dtype: torch.dtype, seed: int
-) -> MegatronAdapters:
+def attach(mapping: Mapping, config: LoraConfig, section: str, layout: Layout, dtype: torch.dtype) -> MegatronAdapters:
     """Freezes all that the model has, and puts adapters beside the layers that are named."""
     refuse_unsupported(config, section)
     gpt, ranks = mapping.decoder.gpt, mapping.ranks
@@ -126,7 +124,7 @@ def attach(
             key = f"{layout.key}.expert_tensor_parallel_size"
             raise UserError("adapters stand beside whole experts", key=key, value=layout.expert_tensor, fix=f"{key}=1")
         found = Adapter(layer, adapters, config, dtype, expert)
-        found.start(global_name(name, numbers, mapping), config, seed, layout, ranks.tensor.rank())
+        found.start(global_name(name, numbers, mapping), config, layout, ranks.tensor.rank())
         adapters.layers[name] = found
     return adapters
 

@@ -6,10 +6,9 @@ share. A layer's rules are those whose tensors it has, each tensor by the first 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -141,18 +140,13 @@ class MappedWeight:
         return [self.theirs + name for name in self.rule.theirs]
 
 
-class Merging(Protocol):
-    def merged(self, name: str, weight: Tensor) -> Tensor:
-        """Returns what this rank computes with in place of a parameter."""
-        ...
-
-
 class Mapping:
     """Copies between the tensors of a Hugging Face model and this rank's parameters."""
 
     def __init__(self, theirs: PreTrainedModel, decoder: Decoder):
         self.decoder, self.ranks = decoder, decoder.ranks
-        self.adapters: Merging | None = None
+        self.merged: Callable[[str, Tensor], Tensor] = lambda name, weight: weight
+        """Returns what this rank computes with in place of a parameter."""
         self.groups = decoder.config.num_query_groups
         state = theirs.state_dict()
         self.shapes = {name: tensor.shape for name, tensor in state.items()}
@@ -260,8 +254,7 @@ class Mapping:
         return [joined(torch.stack(own), 0, self.ranks.expert)]
 
     def value(self, name: str) -> Tensor:
-        value = self.own[name].detach()
-        return self.adapters.merged(name, value) if self.adapters else value
+        return self.merged(name, self.own[name].detach())
 
     def from_stage(self, stage: int, tensor: Tensor | None, name: str) -> Tensor:
         ranks = self.ranks.pipeline

@@ -56,25 +56,20 @@ class Buffer:
         wide = params[0].new_zeros(self.length)
         torch.cat([param.detach().flatten() for param in params], out=wide[:size])
         self.values = wide.to(kind.dtype)
-        own = self.own_share(wide)
         self.shares_values = wide.dtype == kind.dtype and self.shares == 1
-        self.master = nn.Parameter(self.values if self.shares_values else own.clone())
+        self.master = nn.Parameter(self.values if self.shares_values else self.own_share(wide).clone())
         self.grads: Tensor | None = None
-        self.point()
         for param, part in zip(params, self.parts(), strict=True):
+            param.data = self.values[part].view(param.shape)
             param.register_post_accumulate_grad_hook(self.collector(part))
 
     def parts(self) -> list[slice]:
+        """Returns the part of the buffer that each parameter is a view of."""
         ends = torch.tensor([0, *(param.numel() for param in self.params)]).cumsum(0).tolist()
         return [slice(a, b) for a, b in pairwise(ends)]
 
     def own_share(self, whole: Tensor) -> Tensor:
         return whole.view(self.shares, -1)[self.replicas.rank() if self.shares > 1 else 0]
-
-    def point(self) -> None:
-        """Makes the model's parameters views of the buffer."""
-        for param, part in zip(self.params, self.parts(), strict=True):
-            param.data = self.values[part].view(param.shape)
 
     def collector(self, part: slice) -> Callable[[Tensor], None]:
         def collect(param: Tensor) -> None:
