@@ -17,7 +17,7 @@ MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 24
 FILES_WITH_THE_WHOLE_CONFIG = 52
 PLACES_OF_ERRORS = 375
-WORDS = {"found": 1184, "told": 103, "one": 1667, "said": 231}
+WORDS = {"found": 1184, "told": 103, "one": 1664, "said": 231}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -29,7 +29,7 @@ LINES = {
     "core": 1862,
     "data": 4736,
     "doctor": 365,
-    "engines": 7026,
+    "engines": 7013,
     "environments": 3328,
     "errors.py": 50,
     "estimate": 1061,
