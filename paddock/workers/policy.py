@@ -51,7 +51,10 @@ class Policy(TrainedRole):
                 inputs, self.loss_keys, mini.denominators, outputs.entropy, micro.ref_log_probs
             )
         else:
-            total, metrics = log_probs.new_zeros(()), entropy_metric(outputs.entropy, inputs.mask, mini)
+            total, metrics = log_probs.new_zeros(()), {}
+            if outputs.entropy is not None:
+                entropy = aggregate(outputs.entropy.detach(), inputs.mask, "token-mean", mini.denominators)
+                metrics["actor/entropy"] = entropy
         if self.teaching:
             taught = Taught(
                 micro.teacher_log_probs, micro.teacher_topk_log_probs, outputs.choice_log_probs, outputs.kth_log_probs
@@ -102,13 +105,6 @@ def loss_settings(config: Config) -> Any:
         chosen = {**vars(actor.policy_loss), "loss_mode": "bypass_mode", "rollout_correction": plan}
         actor.policy_loss = SimpleNamespace(**chosen)  # type: ignore[assignment]
     return actor
-
-
-def entropy_metric(entropy: PerToken | None, mask: PerToken, mini: MiniBatch) -> dict[str, Tensor]:
-    """Returns the mean entropy of a token, if the forward pass was asked for it."""
-    if entropy is None:
-        return {}
-    return {"actor/entropy": aggregate(entropy.detach(), mask, "token-mean", mini.denominators)}
 
 
 def loss_inputs(

@@ -64,8 +64,7 @@ class ClassifierScorer(Role):
         super().__init__(engine, "reward_model")
         assert isinstance(engine.model, RewardModel)
         self.unread, self.transcriber, self.keys = engine.model.unread, transcriber, keys
-        self.token_level = keys.token_level
-        if self.token_level:
+        if keys.token_level:
             require_token_scores(engine.model, transcriber)
 
     def check(self, prompt: Any, truth: Any) -> None:
@@ -74,9 +73,9 @@ class ClassifierScorer(Role):
     def scores(self, batch: Batch, texts: Sequence[str]) -> ModelScores:
         transcripts = [each.without_last(self.unread) for each in self.transcripts(batch)]
         self.require_room(transcripts)
-        whole = scored_batch([t.prompt for t in transcripts], [t.answer for t in transcripts], self.token_level)
+        whole = scored_batch([t.prompt for t in transcripts], [t.answer for t in transcripts], self.keys.token_level)
         values = self.forward(whole, frozenset({"values"})).need("values")
-        tokens = self.of_tokens(values, batch.need("mask")) if self.token_level else None
+        tokens = self.of_tokens(values, batch.need("mask")) if self.keys.token_level else None
         rows = sequence_scores(whole, values) if tokens is None else tokens.sum(-1)
         require_finite(rows, batch)
         cut = sum(transcript.cut for transcript in transcripts)

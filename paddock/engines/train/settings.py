@@ -19,7 +19,7 @@ from paddock.engines.train.routers import RouterSettings
 from paddock.models.packing import sequence_lengths
 from paddock.models.sharing import parts_of_groups
 
-_A, _REF, _RO, _M = (f"actor_rollout_ref.{role}" for role in ("actor", "ref", "rollout", "model"))
+_A, _REF, _RO = (f"actor_rollout_ref.{role}" for role in ("actor", "ref", "rollout"))
 
 
 @dataclass(frozen=True)

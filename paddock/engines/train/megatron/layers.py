@@ -14,7 +14,6 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
-from transformers import PreTrainedConfig
 
 from paddock.models.attention import Packed, Scores
 
@@ -46,9 +45,9 @@ class PackedAttention(nn.Module):
         self.rotate = rotate
         self.scaling = float(theirs.scaling)
         self.layer_idx = layer_number - 1
-        has = getattr(theirs, "sliding_window", None) if "sliding_window" in vars(theirs) else None
-        everywhere = getattr(theirs.config, "sliding_window", None) if not layer_types(theirs.config) else None
-        self.window = has or everywhere or None
+        alike = not getattr(theirs.config, "layer_types", None)
+        everywhere = getattr(theirs.config, "sliding_window", None) if alike else None
+        self.window = getattr(theirs, "sliding_window", None) or everywhere or None
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: None, packed_seq_params: How, **unused: Any
@@ -58,10 +57,6 @@ class PackedAttention(nn.Module):
         query, key = self.rotate(query, key, how.cos, how.sin)
         found = how.packed.attend(self, query, key, value, Scores(self.scaling, self.window))
         return found.flatten(2).transpose(0, 1)
-
-
-def layer_types(config: PreTrainedConfig) -> Any:
-    return getattr(config, "layer_types", None)
 
 
 class MegatronNorm(nn.Module):
