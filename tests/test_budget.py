@@ -29,7 +29,7 @@ LINES = {
     "core": 1862,
     "data": 4736,
     "doctor": 365,
-    "engines": 7013,
+    "engines": 7008,
     "environments": 3328,
     "errors.py": 50,
     "estimate": 1061,
@@ -48,7 +48,7 @@ LINES = {
     "sandbox": 3485,
     "trainer": 1997,
     "verl": 2564,
-    "workers": 2543,
+    "workers": 2538,
 }
 
 
