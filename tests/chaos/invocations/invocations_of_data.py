@@ -264,7 +264,7 @@ PLUGINS = [
 
 PREPARED = [
     Case("paddock data", ("data",), ("paddock data", "which data set?")),
-    Case("paddock data", ("data", "gsm9k"), ("paddock data gsm9k", "did you mean gsm8k?")),
+    Case("paddock data", ("data", "gsm9k"), ("paddock data gsm9k", "did you mean 'gsm8k'?")),
     Case("paddock data", ("data", "imagenet"), ("paddock data imagenet",)),
     Case("paddock data", ("data", "gsm8k", "--no-such-flag"), ("--no-such-flag",)),
     Case("paddock data", ("data", "gsm8k", "--local_save_dir"), ("--local_save_dir",)),
