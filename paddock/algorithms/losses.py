@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from paddock.algorithms.correction import batch_norm_factor, kept_mask, truncated_weights
+from paddock.algorithms.correction_metrics import BOUND
 from paddock.algorithms.kl import kl_divergence
 from paddock.config.roles import DECLARED_LOSSES
 from paddock.config.rollout_correction import CorrectionPlan, parse
@@ -27,8 +28,6 @@ from paddock.core.masked import Denominators, aggregate, masked_mean, masked_sum
 from paddock.core.registry import Registry
 from paddock.core.rng import Stream, uniform
 from paddock.errors import UserError
-
-LOG_RATIO_BOUND = 20.0
 
 Matrices = dict[str, PerToken]
 
@@ -224,7 +223,7 @@ def clip(x: Tensor, config: Any) -> Tensor:
 
 
 def bounded_log_ratio(x: LossInputs) -> PerToken:
-    return x.log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return x.log_ratio.clamp(-BOUND, BOUND)
 
 
 def loss_metrics(log_ratio: PerToken, clipped: PerToken | None = None, lower: PerToken | None = None) -> Matrices:

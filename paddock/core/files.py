@@ -55,9 +55,9 @@ def remove_left_behind(path: Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def sync_folder(folder: Path) -> None:
-    """Names in a folder are on the disk only once the folder itself is."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Puts a file on the disk, or the names in a folder: they are there only once the folder itself is."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -111,11 +111,7 @@ def settle(folder: Path) -> None:
     for path in (*folder.rglob("*"), folder):
         if path.is_file():
             path.chmod(folder.stat().st_mode & 0o666)
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(path)
 
 
 def unwritable(folder: Path, key: str, error: Exception) -> UserError:

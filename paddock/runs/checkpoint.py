@@ -27,7 +27,7 @@ from typing import Any, TypeGuard
 
 from paddock import __version__
 from paddock.config.schema import TrainerConfig
-from paddock.core.files import REFUSALS, replacing, sync_folder, unwritable
+from paddock.core.files import REFUSALS, replacing, sync, unwritable
 from paddock.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -133,10 +133,10 @@ class CheckpointStore:
         if os.path.lexists(final):
             final.rename(replaced)
         self._hidden(step, "writing").rename(final)
-        sync_folder(self.root)
+        sync(self.root)
         with replacing(self.root / LATEST, KEY) as file:
             file.write(str(step).encode())
-        sync_folder(self.root)
+        sync(self.root)
         with suppress(OSError):
             remove(replaced)
 
@@ -203,7 +203,7 @@ def write_manifest(folder: Path, step: int) -> None:
     with replacing(folder / MANIFEST, KEY) as file:
         file.write(json.dumps(manifest, indent=1).encode())
     for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        sync_folder(inner)
+        sync(inner)
 
 
 def settle(path: Path) -> dict[str, Any]:
