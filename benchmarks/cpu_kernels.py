@@ -108,7 +108,7 @@ def training(turns: int, prompt: int, answer: int, each: int) -> None:
         torch.autograd.grad(ShortAttention.apply(q, k, v, how.prompt_groups, scale), (q, k, v), grad)
 
     def blocks() -> None:
-        torch.autograd.grad(BlockAttention.apply(q, k, v, how.blocks, scale, None, None), (q, k, v), grad)
+        torch.autograd.grad(BlockAttention.apply(q, k, v, how.blocks, Scores(scale)), (q, k, v), grad)
 
     compare(f"attention and back, {total} tokens, {prompt} + {answer} a row", own, blocks, turns)
 

@@ -21,7 +21,7 @@ from bound import speed_of
 from torch import Tensor
 
 from paddock.core.device import Recording, can_record, synchronize
-from paddock.kernels.arguments import Pieces
+from paddock.kernels.arguments import Pieces, Scores
 from paddock.kernels.decode import decode_attention, rows_by_prompt
 
 LAYERS = 8
@@ -98,7 +98,7 @@ def measure(name: str, shape: Shape, device: torch.device, turns: int) -> None:
     q = torch.randn(shape.rows, shape.heads, shape.dim, device=device, dtype=dtype)
 
     def step(pieces: Pieces) -> list[Tensor]:
-        return [decode_attention(q, *layer, pieces, shape.dim**-0.5, None, None) for layer in layers]
+        return [decode_attention(q, *layer, pieces, Scores(shape.dim**-0.5)) for layer in layers]
 
     off = max(float((a - b).norm() / b.norm()) for a, b in zip(step(together), step(alone), strict=True))
     assert off < 1e-2, f"they differ by {off:.1e}"

@@ -13,6 +13,10 @@ VECTOR = 16
 """Numbers that a CPU's kernels work on at once."""
 
 
+ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
+"""Numbers by which kernels know a gated MLP's activations."""
+
+
 def is_odd(vocab_size: int) -> bool:
     """True where a draw reads logits one by one: no 16 divides a row, so no row but the first is aligned."""
     return vocab_size % 16 != 0
@@ -27,6 +31,18 @@ class HeadNorm:
     eps: float
     unit: bool
     """See `norm.add_norm`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """How a layer scores keys: ``scaling * q.k``, then ``softcap * tanh(score / softcap)`` if one is set."""
+
+    scaling: float
+    window: int | None = None
+    """A query at position p sees keys at p - window + 1 .. p, or at 0 .. p without a window."""
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    """Scores ``[H]`` that stand beside those of the keys: see models/attention/sinks.py."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paddock.core.device import multiprocessors, shared_memory
-from paddock.kernels.arguments import Pieces
+from paddock.kernels.arguments import Pieces, Scores
 from paddock.kernels.launch import early, power_of_two
 
 MIN_ROWS = 16  # of a tensor core's product
@@ -245,18 +245,9 @@ def rows_by_prompt(pieces: Pieces) -> Tensor:
 
 
 def decode_attention(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    pieces: Pieces,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    exact: bool = False,
-    sinks: Tensor | None = None,
+    q: Tensor, keys: Tensor, values: Tensor, pieces: Pieces, scores: Scores, exact: bool = False
 ) -> Tensor:
     """``q [rows, H, D]`` over ``keys, values [tokens, K, D]``; returns ``[rows, H, D]``. Nothing waits for the device.
-    ``sinks [H]``: see models/attention/sinks.py.
 
     `exact`: with the very products of `packed.packed_attention`, so that a query's result is the same, bit by bit. Then
     no prompt is read for several rows at once.
@@ -267,8 +258,8 @@ def decode_attention(
     block_rows, wide = max(QUERIES if exact else MIN_ROWS, power_of_two(group)), max(16, power_of_two(dim))
     splits = 1 if exact else splits_of(rows * shared, q.device, 2)
     out, soon = torch.empty_like(q), early(q.device)
-    how = scale, softcap or 1.0, window or 0, shared, group
-    kind = window is not None, softcap is not None
+    how = scores.scaling, scores.softcap or 1.0, scores.window or 0, shared, group
+    kind = scores.window is not None, scores.softcap is not None
     launch = {"num_warps": WARPS, "num_stages": stages_of(q, wide), **soon}
     parts, state = 0, (out, out, out)
     if pieces.by_prompt is not None and not exact:
@@ -282,8 +273,8 @@ def decode_attention(
     found = (out, out, out) if splits == 1 else states(q, rows, shared, splits, block_rows, dim)
     attend_rows[(shared * rows, splits)](
         q, keys, values, *found, pieces.prompt, pieces.prompt_length, pieces.answer, pieces.length,
-        q if sinks is None else sinks, *state, *how, block_rows, dim, wide, BLOCK, splits, LEAST, parts, *kind,
-        sinks is not None, q.dtype == torch.float32, bool(soon), **launch,
+        q if scores.sinks is None else scores.sinks, *state, *how, block_rows, dim, wide, BLOCK, splits, LEAST, parts,
+        *kind, scores.sinks is not None, q.dtype == torch.float32, bool(soon), **launch,
     )  # fmt: skip
     if splits > 1:
         join_splits[(shared * rows,)](

@@ -8,10 +8,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from paddock.kernels.arguments import ACTIVATIONS
 from paddock.kernels.launch import early
 
 BLOCK = 1024
-ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 from paddock.kernels.decode import decode_attention, rows_by_prompt
 from paddock.kernels.gated import gated, gated_backward
 from paddock.kernels.norm import add_norm, add_norm_backward
-from paddock.kernels.rotary import rotary, rotary_backward, rotary_into
+from paddock.kernels.rotary import rotary, rotary_backward
 from paddock.kernels.sampling import draw
 from paddock.kernels.statistics import gather, gradient
 
@@ -18,6 +18,5 @@ __all__ = [
     "gradient",
     "rotary",
     "rotary_backward",
-    "rotary_into",
     "rows_by_prompt",
 ]

@@ -12,10 +12,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from paddock.kernels.arguments import Draws, HeadNorm, Pieces, PromptGroups
+from paddock.kernels.arguments import ACTIVATIONS, Draws, HeadNorm, Pieces, PromptGroups, Scores
 from paddock.kernels.compiler import library
 
-ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
 CHUNK = 64  # rows of a partial sum, as in cpu/layers.h
 NO_ROOM = "a CPU's kernels write rows without gaps"
 TYPES = {bool: ctypes.c_bool, int: ctypes.c_long, float: ctypes.c_float}
@@ -82,27 +81,9 @@ def gated_backward(dout: Tensor, both: Tensor, activation: str, room: int = 0) -
 
 
 def rotary(
-    qkv: Tensor, cos: Tensor, sin: Tensor, norm: HeadNorm | None, keys: int, dim: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    queries = qkv.shape[1] // dim - 2 * keys
-    q, k, v = (qkv.new_empty(len(qkv), heads, dim) for heads in (queries, keys, keys))
-    turn(qkv, cos, sin, norm, q, k, v, None)
-    return q, k, v
-
-
-def rotary_into(
-    qkv: Tensor, cos: Tensor, sin: Tensor, norm: HeadNorm | None, keys: Tensor, values: Tensor, place: Tensor
-) -> Tensor:
-    count, dim = keys.shape[1:]
-    assert place.dtype == torch.int64
-    q = qkv.new_empty(len(qkv), qkv.shape[1] // dim - 2 * count, dim)
-    turn(qkv, cos, sin, norm, q, keys, values, place)
-    return q
-
-
-def turn(
     qkv: Tensor, cos: Tensor, sin: Tensor, norm: HeadNorm | None, q: Tensor, k: Tensor, v: Tensor, place: Tensor | None
 ) -> None:
+    assert place is None or place.dtype == torch.int64
     (queries, dim), keys = q.shape[1:], k.shape[1]
     call("rotary", qkv.dtype, qkv, cos, sin, *weights(norm), q, k, v, place, len(qkv), queries, keys, dim, *kind(norm))
 
@@ -139,21 +120,13 @@ def rotary_backward(
 
 
 def decode_attention(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    pieces: Pieces,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    exact: bool = False,
-    sinks: Tensor | None = None,
+    q: Tensor, keys: Tensor, values: Tensor, pieces: Pieces, scores: Scores, exact: bool = False
 ) -> Tensor:
     assert pieces.prompt.dtype == pieces.answer.dtype == torch.int32 and pieces.length.dtype == torch.int64
     out, (rows, heads, dim), shared = torch.empty_like(q), q.shape, keys.shape[1]
     call("decode_attention", q.dtype, q, keys, values, out, pieces.prompt, pieces.prompt_length, pieces.answer,
-         pieces.length, None if sinks is None else sinks.float(), rows, shared, heads // shared, dim, scale,
-         softcap or 0.0, window or 0)  # fmt: skip
+         pieces.length, None if scores.sinks is None else scores.sinks.float(), rows, shared, heads // shared, dim,
+         scores.scaling, scores.softcap or 0.0, scores.window or 0)  # fmt: skip
     return out
 
 

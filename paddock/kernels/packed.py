@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paddock.core.device import to_device
+from paddock.kernels.arguments import Scores
 from paddock.kernels.decode import BLOCK, QUERIES, absorb, stages_of
 from paddock.kernels.launch import power_of_two
 
@@ -51,15 +52,14 @@ def tiles_of(lengths: list[int], device: torch.device) -> Tensor:
     return to_device(torch.tensor(rows, dtype=torch.int32).t().contiguous(), device)
 
 
-def packed_attention(
-    q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, scale: float, window: int | None, softcap: float | None
-) -> Tensor:
+def packed_attention(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, scores: Scores) -> Tensor:
     """``q [T, H, D]``, ``k, v [T, K, D]``; returns ``[T, H, D]``."""
     heads, dim = q.shape[1:]
     out, wide = torch.empty_like(q), max(16, power_of_two(dim))
     attend_tiles[(tiles.shape[1], heads)](
-        q.contiguous(), k.contiguous(), v.contiguous(), out, tiles[0], tiles[1], tiles[2], scale, softcap or 1.0,
-        window or 0, heads, k.shape[1], QUERIES, dim, wide, BLOCK, window is not None,
-        softcap is not None, q.dtype == torch.float32, num_warps=4, num_stages=stages_of(q, wide),
+        q.contiguous(), k.contiguous(), v.contiguous(), out, tiles[0], tiles[1], tiles[2], scores.scaling,
+        scores.softcap or 1.0, scores.window or 0, heads, k.shape[1], QUERIES, dim, wide, BLOCK,
+        scores.window is not None, scores.softcap is not None, q.dtype == torch.float32, num_warps=4,
+        num_stages=stages_of(q, wide),
     )  # fmt: skip
     return out

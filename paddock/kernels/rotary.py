@@ -117,29 +117,6 @@ def rotate_backward(
         tl.store(DWK + part + half, dk2, mask=column < half)
 
 
-def rotary(
-    qkv: Tensor, cos: Tensor, sin: Tensor, norm: HeadNorm | None, keys: int, dim: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``qkv [T, (H + 2K) D], cos, sin [T, D] -> q [T, H, D], k [T, K, D], v [T, K, D]``.
-
-    There may be other numbers between the rows of qkv, in `rotary_into` too.
-    """
-    queries = qkv.shape[1] // dim - 2 * keys
-    q, k, v = (qkv.new_empty(len(qkv), heads, dim) for heads in (queries, keys, keys))
-    launch(qkv, cos, sin, norm, q, k, v, None)
-    return q, k, v
-
-
-def rotary_into(
-    qkv: Tensor, cos: Tensor, sin: Tensor, norm: HeadNorm | None, keys: Tensor, values: Tensor, place: Tensor
-) -> Tensor:
-    """The queries ``[T, H, D]``; keys and values of token t go to row ``place[t]`` of buffers ``[rows, K, D]``."""
-    count, dim = keys.shape[1:]
-    q = qkv.new_empty(len(qkv), qkv.shape[1] // dim - 2 * count, dim)
-    launch(qkv, cos, sin, norm, q, keys, values, place)
-    return q
-
-
 def rotary_backward(
     dq: Tensor,
     dk: Tensor,
@@ -177,9 +154,11 @@ def rotary_backward(
     return dqkv, sums[0].to(norm.queries.dtype), sums[1].to(norm.keys.dtype)
 
 
-def launch(
+def rotary(
     qkv: Tensor, cos: Tensor, sin: Tensor, norm: HeadNorm | None, q: Tensor, k: Tensor, v: Tensor, place: Tensor | None
 ) -> None:
+    """Fills ``q [T, H, D]``, ``k`` and ``v [rows, K, D]`` from ``qkv [T, (H + 2K) D]``, between whose rows there may be
+    other numbers. Keys and values of token t go to row ``place[t]``, or to row t without `place`."""
     queries, dim = q.shape[1:]
     keys, soon, half = k.shape[1], early(qkv.device), power_of_two(dim // 2)
     rows, block = len(qkv) * (queries + 2 * keys), max(1, PAIRS // half)

@@ -13,7 +13,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paddock.core.device import shared_memory
-from paddock.kernels.gated import ACTIVATIONS, activation
+from paddock.kernels.arguments import ACTIVATIONS
+from paddock.kernels.gated import activation
 from paddock.kernels.launch import early
 
 ALIGNED = 64  # what columns and depths must be multiples of: nothing is masked but rows

@@ -37,7 +37,7 @@ from paddock.kernels import (
     statistics,
     thin,
 )
-from paddock.kernels.arguments import HeadNorm
+from paddock.kernels.arguments import ACTIVATIONS, HeadNorm, Scores
 
 HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32",
@@ -98,8 +98,8 @@ def test_attention_of_a_decode_step(launches, monkeypatch, splits, exact):
     monkeypatch.setattr(decode, "splits_of", lambda *_: splits)
     pieces = decode.Pieces(*zeros(4, ROWS, dtype=torch.int32))
     q, cache = zeros(ROWS, HEADS, DIM), zeros(100, KEYS, DIM)
-    decode.decode_attention(q, cache, cache, pieces, 0.1, None, None, exact)
-    decode.decode_attention(q, cache, cache, pieces, 0.1, 64, 30.0, exact, sinks=None if exact else zeros(HEADS))
+    decode.decode_attention(q, cache, cache, pieces, Scores(0.1), exact)
+    decode.decode_attention(q, cache, cache, pieces, Scores(0.1, 64, 30.0, None if exact else zeros(HEADS)), exact)
     assert ("join_splits" in launches) is (splits > 1 and not exact)
 
 
@@ -112,8 +112,8 @@ def test_attention_of_a_decode_step_that_reads_prompts_together(launches, monkey
     pieces = decode.Pieces(*zeros(3, ROWS, dtype=torch.int32), zeros(ROWS, dtype=torch.int64))
     pieces = replace(pieces, by_prompt=decode.rows_by_prompt(pieces).zero_())
     q, cache = zeros(ROWS, heads, dim, dtype=dtype), zeros(100, 3 if heads == 9 else 2, dim, dtype=dtype)
-    decode.decode_attention(q, cache, cache, pieces, 0.1, None, None)
-    decode.decode_attention(q, cache, cache, pieces, 0.1, 64, 30.0, sinks=zeros(heads))
+    decode.decode_attention(q, cache, cache, pieces, Scores(0.1))
+    decode.decode_attention(q, cache, cache, pieces, Scores(0.1, 64, 30.0, zeros(heads)))
     once = ["attend_prompts", "attend_rows"] + ["join_splits"] * (splits > 1)
     assert launches == ["order_rows", *once, *once]
 
@@ -125,10 +125,10 @@ def test_attention_of_wide_heads_in_float32(launches, exact):
     pieces = decode.Pieces(*zeros(3, rows, dtype=torch.int32), zeros(rows, dtype=torch.int64))
     if exact:
         q, tiles = zeros(ROWS, 2, 256, dtype=torch.float32), packed.tiles_of([20, 20], torch.device("cpu"))
-        packed.packed_attention(q, q, q, tiles, 0.1, None, None)
+        packed.packed_attention(q, q, q, tiles, Scores(0.1))
     else:
         q = zeros(rows, 2, 256, dtype=torch.float32)
-        decode.decode_attention(q, q[:8], q[:8], pieces, 0.1, None, None)
+        decode.decode_attention(q, q[:8], q[:8], pieces, Scores(0.1))
     assert launches[0] == ("attend_tiles" if exact else "attend_rows")
 
 
@@ -142,7 +142,7 @@ def test_copies_of_keys_for_every_response(launches):
 def test_attention_of_packed_rows_with_exact_numbers(launches):
     tiles = packed.tiles_of([20, 20], torch.device("cpu"))
     q, k = zeros(ROWS, HEADS, DIM), zeros(ROWS, KEYS, DIM)
-    packed.packed_attention(q, k, k, tiles, 0.1, None, None)
+    packed.packed_attention(q, k, k, tiles, Scores(0.1))
     assert launches == ["attend_tiles"]
 
 
@@ -151,9 +151,9 @@ def test_rotation(launches, norm):
     qkv, cos = zeros(ROWS, (HEADS + 2 * KEYS) * DIM), zeros(ROWS, DIM)
     if norm:
         norm.queries.requires_grad_()
-    rotary.rotary(qkv, cos, cos, norm, KEYS, DIM)
-    rotary.rotary_into(qkv, cos, cos, norm, *zeros(2, 100, KEYS, DIM), torch.arange(ROWS))
     q, k = zeros(ROWS, HEADS, DIM), zeros(ROWS, KEYS, DIM)
+    rotary.rotary(qkv, cos, cos, norm, q, k, k, None)
+    rotary.rotary(qkv, cos, cos, norm, q, *zeros(2, 100, KEYS, DIM), torch.arange(ROWS))
     rotary.rotary_backward(q, k, k, qkv if norm else None, cos, cos, norm)
     assert launches == ["rotate", "rotate", "rotate_backward"]
 
@@ -167,7 +167,7 @@ def test_norms(launches, unit):
     assert launches == ["norm_rows"] * 3 + ["norm_rows_backward"]
 
 
-@pytest.mark.parametrize("activation", sorted(gated.ACTIVATIONS))
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
 def test_gates(launches, activation):
     gated.gated(zeros(ROWS, 2048), activation)
     gated.gated_backward(zeros(ROWS, 1024), zeros(ROWS, 2048), activation)

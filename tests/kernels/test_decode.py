@@ -13,7 +13,7 @@ from interpreted import DEVICE, INTERPRETED, NARROW, cases, on_gpu
 from torch import Tensor
 
 from paddock.kernels import decode
-from paddock.kernels.arguments import Pieces
+from paddock.kernels.arguments import Pieces, Scores
 
 SCALE, ANSWER = 0.3, 150
 SIZES = {1: 65, 5: 63, 3: 1, 2: 130} if INTERPRETED else {1: 65, 17: 63, 3: 1, 8: 200, 2: 64}
@@ -66,7 +66,7 @@ def test_decode_attends_to_prompt_and_answer_and_to_nothing_else(monkeypatch, sp
     q, (keys, values) = torch.randn(6, 6, 16, device=DEVICE), torch.randn(2, 3000, 2, 16, device=DEVICE)
     columns = torch.tensor([[0, 0, 100, 100, 300, 500], [70, 70, 3, 3, 150, 64], [1000, 1200, 1400, 1600, 1800, 2000],
                             [70, 100, 3, 140, 190, 128]], device=DEVICE)  # fmt: skip
-    found = decode.decode_attention(q, keys, values, pieces_of(columns), SCALE, window, cap)
+    found = decode.decode_attention(q, keys, values, pieces_of(columns), Scores(SCALE, window, cap))
     close(found, slow(q, keys, values, columns, window, cap, None), 1e-5)
 
 
@@ -137,10 +137,10 @@ def test_a_prompt_that_rows_read_together_gives_each_what_it_would_read_alone(
     q = torch.randn(columns.shape[1], group * heads, 16, device=DEVICE).to(dtype)
     keys, values = torch.randn(2, int(columns[2].max()) + ANSWER, heads, 16, device=DEVICE).to(dtype)
     sinks = torch.randn(group * heads, device=DEVICE) if sunk else None
-    pieces = pieces_of(columns)
-    alone = decode.decode_attention(q, keys, values, pieces, SCALE, window, cap, sinks=sinks)
+    pieces, scores = pieces_of(columns), Scores(SCALE, window, cap, sinks)
+    alone = decode.decode_attention(q, keys, values, pieces, scores)
     pieces = replace(pieces, by_prompt=decode.rows_by_prompt(pieces))
-    together = decode.decode_attention(q, keys, values, pieces, SCALE, window, cap, sinks=sinks)
+    together = decode.decode_attention(q, keys, values, pieces, scores)
     wanted = slow(q, keys, values, columns, window, cap, sinks)
     tolerance = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
     close(alone, wanted, tolerance)
@@ -159,7 +159,7 @@ def test_a_tile_reads_its_prompt_and_nothing_else():
     keys[~seen], values[~seen] = torch.nan, torch.nan
     pieces = pieces_of(columns)
     pieces = replace(pieces, by_prompt=decode.rows_by_prompt(pieces))
-    found = decode.decode_attention(q, keys, values, pieces, SCALE, None, None)
+    found = decode.decode_attention(q, keys, values, pieces, Scores(SCALE))
     close(found, slow(q, keys, values, columns, None, None, None), 1e-5)
 
 
@@ -169,9 +169,9 @@ def test_exact_attention_is_the_same_bits_whether_prompts_are_shared_or_not(wind
     q = torch.randn(columns.shape[1], 2, 16, device=DEVICE)
     keys, values = torch.randn(2, int(columns[2].max()) + ANSWER, 1, 16, device=DEVICE)
     pieces = pieces_of(columns)
-    alone = decode.decode_attention(q, keys, values, pieces, SCALE, window, None, exact=True)
+    alone = decode.decode_attention(q, keys, values, pieces, Scores(SCALE, window), exact=True)
     pieces = replace(pieces, by_prompt=decode.rows_by_prompt(pieces))
-    assert torch.equal(decode.decode_attention(q, keys, values, pieces, SCALE, window, None, exact=True), alone)
+    assert torch.equal(decode.decode_attention(q, keys, values, pieces, Scores(SCALE, window), exact=True), alone)
 
 
 @on_gpu

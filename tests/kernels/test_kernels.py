@@ -17,7 +17,7 @@ from paddock.kernels.lora import narrow, widen
 from paddock.kernels.matmul import exact_linear
 from paddock.kernels.norm import add_norm, add_norm_backward
 from paddock.kernels.packed import packed_attention, tiles_of
-from paddock.kernels.rotary import HeadNorm, rotary, rotary_backward, rotary_into
+from paddock.kernels.rotary import HeadNorm, rotary_backward
 from paddock.kernels.sampling import Draws, draw, fill_uniforms
 from paddock.kernels.statistics import log_probs
 from paddock.kernels.thin import thin_gated, thin_parts
@@ -25,6 +25,7 @@ from paddock.models.attention import Packed, Scores
 from paddock.models.attention.shared_prompts import Repeated, SharedPrompts, summed
 from paddock.models.forward import hidden_states, module_states
 from paddock.models.fused import fuse, fused
+from paddock.models.fused.passes import rotary, rotary_into
 from paddock.models.token_stats import CHUNK, Head, token_stats
 
 
@@ -319,7 +320,7 @@ def test_exact_attention_is_attention_and_decode_gives_the_same_bits(window, cap
     lengths, heads, keys, dim = [70, 3, 130], 4, 2, 16
     tokens = sum(lengths)
     q, k, v = randn(tokens, heads, dim), randn(tokens, keys, dim), randn(tokens, keys, dim)
-    found = packed_attention(q, k, v, tiles_of(lengths, DEVICE), 0.3, window, cap)
+    found = packed_attention(q, k, v, tiles_of(lengths, DEVICE), Scores(0.3, window, cap))
     wanted = Packed(lengths, "cpu").attend(
         None, *(x.cpu().transpose(0, 1)[None] for x in (q, k, v)), Scores(0.3, window, cap)
     )
@@ -328,7 +329,7 @@ def test_exact_attention_is_attention_and_decode_gives_the_same_bits(window, cap
     last = torch.tensor([start + length - 1 for start, length in zip(starts, lengths, strict=True)], device=DEVICE)
     columns = [starts, [length - 1 for length in lengths], last.tolist(), [length - 1 for length in lengths]]
     pieces = decode.Pieces(*torch.tensor(columns, dtype=torch.int32, device=DEVICE))
-    one = decode.decode_attention(q[last], k, v, pieces, 0.3, window, cap, exact=True)
+    one = decode.decode_attention(q[last], k, v, pieces, Scores(0.3, window, cap), exact=True)
     assert torch.equal(one, found[last])
 
 

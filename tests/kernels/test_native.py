@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from paddock.kernels import compiler, native
-from paddock.kernels.arguments import Draws, HeadNorm, Pieces, PromptGroups
+from paddock.kernels.arguments import ACTIVATIONS, Draws, HeadNorm, Pieces, PromptGroups, Scores
 from paddock.kernels.launch import INTERPRETED
 from paddock.models.attention import SharedPrompts
 from paddock.models.attention.blocks import BlockAttention
+from paddock.models.fused.passes import rotary, rotary_into
 
 pytestmark = [
     pytest.mark.skipif(compiler.library() is None, reason="no C++ compiler"),
@@ -67,7 +68,7 @@ def test_a_norm_with_the_sum_before_it_and_back(stream, dtype, columns, unit):
     assert torch.equal(again[0], y) and again[1] is total
 
 
-@pytest.mark.parametrize("name", native.ACTIVATIONS)
+@pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_gate_and_back(dtype, name):
     both, dout = numbers(9, 2 * 37, dtype=dtype) * 3, numbers(9, 37, dtype=dtype, seed=1)
@@ -108,7 +109,7 @@ def test_a_rotation_and_back(dtype, dim, kind):
         leaf, cos.double(), sin.double(), norm and HeadNorm(*wide.unbind(), norm.eps, norm.unit), keys, dim
     )
     with torch.no_grad():
-        found = native.rotary(qkv, cos, sin, norm, keys, dim)
+        found = rotary(qkv, cos, sin, norm, keys, dim)
     for mine, theirs in zip(found, wanted, strict=True):
         close(mine, theirs.detach(), dtype)
     grads = [numbers(*x.shape, dtype=dtype, seed=3 + i) for i, x in enumerate(wanted)]
@@ -123,7 +124,7 @@ def test_a_rotation_and_back(dtype, dim, kind):
     keys_at, values_at = torch.zeros(2, 100, keys, dim, dtype=dtype).unbind()
     place = torch.randperm(100, generator=torch.Generator().manual_seed(0))[:tokens]
     with torch.no_grad():
-        q = native.rotary_into(qkv, cos, sin, norm, keys_at, values_at, place)
+        q = rotary_into(qkv, cos, sin, norm, keys_at, values_at, place)
     assert (
         torch.equal(q, found[0]) and torch.equal(keys_at[place], found[1]) and torch.equal(values_at[place], found[2])
     )
@@ -137,7 +138,7 @@ def test_gates_and_rotations_in_bf16_are_rounded_once(kind):
     norm = None if kind == "plain" else HeadNorm(*weights.unbind(), 1e-6, kind == "unit")
     wide = norm and HeadNorm(*weights.double().unbind(), norm.eps, norm.unit)
     gate, up = qkv.double().chunk(2, 1)
-    found = [*native.rotary(qkv, cos, sin, norm, keys, dim)[:2], native.gated(qkv, "silu")]
+    found = [*rotary(qkv, cos, sin, norm, keys, dim)[:2], native.gated(qkv, "silu")]
     wanted = [*plain_rotary(qkv.double(), cos.double(), sin.double(), wide, keys, dim)[:2], silu(gate) * up]
     apart = [(mine != theirs.to(dtype)).double().mean() for mine, theirs in zip(found, wanted, strict=True)]
     assert max(apart) < 0.01  # float32 beside float64
@@ -151,7 +152,7 @@ def test_attention_of_a_decode_step(dtype, dim, window, softcap, sunk):
     columns = torch.tensor([[0, 5, 10], [0, 5, 20], [7, 2, 30]], dtype=torch.int32).t().contiguous()
     pieces = Pieces(*columns.unbind(), torch.tensor([7, 5, 20]))
     sinks = numbers(6, seed=5) if sunk else None
-    found = native.decode_attention(q, keys, values, pieces, 0.2, window, softcap, sinks=sinks)
+    found = native.decode_attention(q, keys, values, pieces, Scores(0.2, window, softcap, sinks))
     for row, (prompt, length, answer) in enumerate(columns.t().tolist()):
         end = int(pieces.length[row]) + 1
         at = [*range(prompt, prompt + length), *range(answer, answer + end - length)][-(window or end) :]
@@ -174,7 +175,7 @@ def test_attention_of_groups_and_back(dtype, dim, how):
     parts = [numbers(tokens, heads, dim, dtype=dtype, seed=heads + i) for i, heads in enumerate((6, 2, 2, 6))]
     q, k, v, grad = parts
     leaves = [part.double().requires_grad_() for part in parts[:3]]
-    wanted = BlockAttention.apply(*leaves, how.blocks, 0.3, None, None)
+    wanted = BlockAttention.apply(*leaves, how.blocks, Scores(0.3))
     gradients = torch.autograd.grad(wanted, leaves, grad.double())
     found = native.short_attention(q, k, v, how.prompt_groups, 0.3)
     close(found, wanted.detach(), dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import paddock.models.attention.blocks as blocks
-from paddock.models.attention import Packed
+from paddock.models.attention import Packed, Scores
 from paddock.models.forward import hidden_states
 
 LENGTHS = [1, 3, 9, 11, 12, 12, 20]
@@ -93,7 +93,7 @@ def test_block_attention_and_its_gradient_are_exact(window, softcap, value_dim, 
     q, k, v = (torch.randn(sum(lengths), *shape, dtype=torch.float64, requires_grad=True) for shape in heads)
     layout = blocks.blocks_of(lengths, torch.device("cpu"))
     assert len(layout) == 2 and layout[1].slots is not None
-    got = blocks.BlockAttention.apply(q, k, v, layout, 0.3, window, softcap)
+    got = blocks.BlockAttention.apply(q, k, v, layout, Scores(0.3, window, softcap))
     parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
     want = torch.cat([plain_attention(*part, window, softcap) for part in parts])
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)

@@ -76,8 +76,8 @@ def test_packed_sequences_with_a_flash_kernel(asked, way, monkeypatch):
 @pytest.mark.parametrize("layout", ["padded", "slots"])
 def test_rows(layout):
     assert choose(layout, call()) == "sdpa"
-    assert choose(layout, call(softcap=30.0)) == "capped"
-    assert choose(layout, call(softcap=30.0, sinks=SINKS)) == "sinks"
+    assert choose(layout, call(softcap=30.0)) == "products"
+    assert choose(layout, call(sinks=SINKS)) == "products"
 
 
 def test_every_layout_serves_every_call_and_every_way_is_in_the_table():
@@ -162,8 +162,7 @@ def test_a_flash_kernel_gets_what_it_needs_of_each_layout(how, window, monkeypat
 def test_slots_and_padded_rows_compute_with_the_way_that_the_table_names(scores, monkeypatch):
     used: list[str] = []
     for module, plain in ((slot_attention, "one_query"), (hook, "sdpa_attention_forward")):
-        watched(monkeypatch, module, "padded_sinks", "sinks", used)
-        watched(monkeypatch, module, "capped_attention", "capped", used)
+        watched(monkeypatch, module, "padded_attention", "products", used)
         watched(monkeypatch, module, plain, "sdpa", used)
     how = Slots(2, 8).decode(torch.tensor([0, 0]), torch.zeros(2, dtype=torch.bool))
     how.attend(MODULE, *rows(2, 1), Scores(0.25, **scores))

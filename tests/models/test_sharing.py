@@ -14,7 +14,7 @@ from paddock.engines.train.routers import Routers
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
-from paddock.models.attention import SharedPrompts
+from paddock.models.attention import Scores, SharedPrompts
 from paddock.models.attention.blocks import BlockAttention
 from paddock.models.packing import pack, sequence_lengths
 from paddock.models.sharing import pack_shared, parts_of_groups
@@ -102,7 +102,7 @@ def test_attention_over_a_shared_prompt_equals_attention_over_its_copies(window,
     how = SharedPrompts([5, 9], [[3, 4, 4], [7, 1]])
     q, k, v = (torch.randn(33, heads, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
     assert len(q) == sum(how.lengths)
-    found = BlockAttention.apply(q, k, v, how.blocks, 0.3, window, softcap)
+    found = BlockAttention.apply(q, k, v, how.blocks, Scores(0.3, window, softcap))
     keys, values = (x.index_select(0, how.sources).repeat_interleave(2, 1) for x in (k, v))
     parts, query, key = [], 0, 0
     for length, seen in zip(how.lengths, how.key_lengths, strict=True):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from paddock.engines.rollout.embedded.slots import Slots
 from paddock.errors import UserError
 from paddock.models.attention import Packed, Scores, blocks
-from paddock.models.attention.sinks import packed_sinks, padded_sinks
+from paddock.models.attention.padded import padded_attention
+from paddock.models.attention.sinks import packed_sinks
 from paddock.models.forward import hidden_states
 
 LENGTHS = [3, 9, 10, 21]
@@ -50,7 +51,7 @@ def by_loop(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int | None) 
 def test_packed_attention_with_sinks_and_its_gradients_are_those_of_a_loop(window, tile, monkeypatch):
     monkeypatch.setattr(blocks, "TILE", tile)
     q, k, v, sinks = streams()
-    got = packed_sinks(q, k, v, Packed(LENGTHS).blocks, SCALE, window, sinks)
+    got = packed_sinks(q, k, v, Packed(LENGTHS).blocks, Scores(SCALE, window, None, sinks))
     want = by_loop(q, k, v, sinks, window)
     torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-8)
     weight = torch.randn_like(want)
@@ -67,7 +68,8 @@ def test_padded_attention_with_sinks_is_that_of_a_loop(masked):
         rows = slice(start, start + length)
         one = (x[rows].transpose(0, 1)[None] for x in (q, k, v))
         mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril() if masked else None
-        torch.testing.assert_close(padded_sinks(*one, mask, SCALE, sinks)[0], want[rows], atol=1e-10, rtol=1e-8)
+        got = padded_attention(*one, mask, Scores(SCALE, sinks=sinks))[0]
+        torch.testing.assert_close(got, want[rows], atol=1e-10, rtol=1e-8)
         start += length
 
 
@@ -78,7 +80,7 @@ class Layer(nn.Module):
 def test_a_cache_gives_the_last_query_of_each_sequence_what_packing_gives_it():
     q, k, v, sinks = (x.detach() for x in streams())
     for window in (None, WINDOW):
-        want = packed_sinks(q, k, v, Packed(LENGTHS).blocks, SCALE, window, sinks)
+        want = packed_sinks(q, k, v, Packed(LENGTHS).blocks, Scores(SCALE, window, None, sinks))
         ends = torch.tensor(LENGTHS).cumsum(0) - 1
         slots = Slots(len(LENGTHS), 32)
         kept = torch.ones(sum(LENGTHS), dtype=torch.bool)

@@ -20,9 +20,10 @@ attention is called in core/device.py. Exact numerics replace the value, not the
 The package imports nothing else of models/.
 """
 
+from paddock.kernels.arguments import Scores
 from paddock.models.attention.choice import cache_layout, choose
 from paddock.models.attention.hook import NAME, no_mask
-from paddock.models.attention.interface import Attention, AttentionCall, Scores, StoredAttention
+from paddock.models.attention.interface import Attention, AttentionCall, StoredAttention
 from paddock.models.attention.packed import Packed
 from paddock.models.attention.shared_prompts import SharedPrompts
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from paddock.kernels.arguments import Scores
+
 FULL = 0.8
 """The shortest sequence of a block has at least this share of its longest one's tokens, and all fill so much of it."""
 TILE = 128
@@ -156,53 +158,45 @@ def rounded(length: int) -> int:
 
 
 class BlockAttention(torch.autograd.Function):
-    """``(q [T, H, D], k [T, K, D], v [T, K, Dv], blocks, scale, window, softcap) -> [T, H, Dv]``.
+    """``(q [T, H, D], k [T, K, D], v [T, K, Dv], blocks, scores) -> [T, H, Dv]``.
 
     Zero for tokens behind the last block.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        blocks: list[Block],
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: list[Block], scores: Scores) -> Tensor:
         ctx.save_for_backward(q, k, v)
-        ctx.how = blocks, scale, window, softcap
+        ctx.how = blocks, scores
         out = q.new_empty(*q.shape[:2], v.shape[-1])
         out[blocks[-1].end :] = 0
+        plain = scores.window is None and scores.softcap is None and q.shape[-1] == v.shape[-1]
         for block in blocks:
             queries, keys, values = block.pack(q), block.pack_keys(k), block.pack_keys(v)
-            if window is None and softcap is None and q.shape[-1] == v.shape[-1] and not block.prompts:
+            if plain and not block.prompts:
                 gqa = q.shape[1] != k.shape[1]
                 result = scaled_dot_product_attention(
-                    queries, keys, values, is_causal=True, scale=scale, enable_gqa=gqa
+                    queries, keys, values, is_causal=True, scale=scores.scaling, enable_gqa=gqa
                 )
             else:
-                result = tiled_forward(block, queries, keys, values, scale, window, softcap)
+                result = tiled_forward(block, queries, keys, values, scores)
             block.unpack(result, out)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
-        blocks, scale, window, softcap = ctx.how
+        blocks, scores = ctx.how
         wide = torch.promote_types(q.dtype, torch.float32) if blocks[-1].prompts else q.dtype  # sums over responses
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k, dtype=wide), torch.empty_like(v, dtype=wide)
         for grad in (dq, dk, dv):
             grad[blocks[-1].end :] = 0
         for block in blocks:  # prompts come before their responses, so there is something to add to
             parts = block.pack(q), block.pack_keys(k), block.pack_keys(v), block.pack(grads[0])
-            by_query, by_key, by_value = tiled_backward(block, *parts, scale, window, softcap)
+            by_query, by_key, by_value = tiled_backward(block, *parts, scores)
             block.unpack(by_query, dq)
             block.add_keys(by_key, dk)
             block.add_keys(by_value, dv)
-        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None, None
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
 @dataclass(frozen=True)
@@ -231,14 +225,12 @@ def tiles(queries: Tensor, keys: int, window: int | None, back: Tensor | None, m
         yield Tile(slice(start, end), slice(first, before + end), bias.repeat(1, groups, 1))
 
 
-def probabilities(
-    queries: Tensor, keys: Tensor, bias: Tensor, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor | None]:
+def probabilities(queries: Tensor, keys: Tensor, bias: Tensor, scores: Scores) -> tuple[Tensor, Tensor | None]:
     """softmax(c tanh(s q k / c)) of ``queries [n, G * q, D]`` and ``keys [n, k, D]``; the tanh, if there is a cap."""
-    if softcap is None:
-        return torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=scale).softmax(-1), None
-    bent = torch.bmm(queries, keys.transpose(1, 2)).mul_(scale / softcap).tanh_()
-    return (bent * softcap).add_(bias).softmax(-1), bent
+    if scores.softcap is None:
+        return torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=scores.scaling).softmax(-1), None
+    bent = torch.bmm(queries, keys.transpose(1, 2)).mul_(scores.scaling / scores.softcap).tanh_()
+    return (bent * scores.softcap).add_(bias).softmax(-1), bent
 
 
 def grouped(queries: Tensor, kv_heads: int) -> Tensor:
@@ -247,38 +239,29 @@ def grouped(queries: Tensor, kv_heads: int) -> Tensor:
     return queries.reshape(rows * kv_heads, heads // kv_heads, length, dim)
 
 
-def tiled_forward(
-    block: Block, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None
-) -> Tensor:
+def tiled_forward(block: Block, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
     queries, keys, values = grouped(q, k.shape[1]), k.flatten(0, 1), v.flatten(0, 1)
     parts = []
-    for tile in block.tiles(queries, k, window):
+    for tile in block.tiles(queries, k, scores.window):
         tile_q = queries[:, :, tile.queries]
         tile_k, tile_v = keys[:, tile.keys], values[:, tile.keys]
-        if softcap is None and q.shape[-1] == v.shape[-1]:
+        if scores.softcap is None and q.shape[-1] == v.shape[-1]:
             heads = [x.unsqueeze(1) for x in (tile_q.flatten(1, 2), tile_k, tile_v, tile.bias)]
-            result = scaled_dot_product_attention(heads[0], heads[1], heads[2], heads[3], scale=scale)
+            result = scaled_dot_product_attention(heads[0], heads[1], heads[2], heads[3], scale=scores.scaling)
         else:
-            p, _ = probabilities(tile_q.flatten(1, 2), tile_k, tile.bias, scale, softcap)
+            p, _ = probabilities(tile_q.flatten(1, 2), tile_k, tile.bias, scores)
             result = torch.bmm(p, tile_v)
         parts.append(result.view(*tile_q.shape[:3], -1))
     return joined(parts).view(*q.shape[:3], -1)
 
 
 def tiled_backward(
-    block: Block,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    grad: Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
+    block: Block, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, scores: Scores
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dV = P' dO, dP = dO V', dS = P (dP - sum(P dP)), dQ = s dS K, dK = s dS' Q; dS times 1 - tanh^2 under a cap."""
     queries, grads = grouped(q, k.shape[1]), grouped(grad, k.shape[1])
     keys, values = k.flatten(0, 1), v.flatten(0, 1)
-    layout, parts = block.tiles(queries, k, window), []
+    layout, parts = block.tiles(queries, k, scores.window), []
     whole = layout[0].keys == slice(0, k.shape[2])  # the only tile, and it has all keys
     if not whole:
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -286,10 +269,10 @@ def tiled_backward(
     for tile in layout:
         tile_q, tile_grad = (x[:, :, tile.queries].flatten(1, 2) for x in (queries, grads))
         tile_k, tile_v = keys[:, tile.keys], values[:, tile.keys]
-        p, bent = probabilities(tile_q, tile_k, tile.bias, scale, softcap)
+        p, bent = probabilities(tile_q, tile_k, tile.bias, scores)
         by_value = torch.bmm(p.transpose(1, 2), tile_grad)
         dp = torch.bmm(tile_grad, tile_v.transpose(1, 2))
-        ds = torch._softmax_backward_data(dp, p, -1, p.dtype).mul_(scale)
+        ds = torch._softmax_backward_data(dp, p, -1, p.dtype).mul_(scores.scaling)
         if bent is not None:
             ds -= ds * bent.square_()
         parts.append(torch.bmm(ds, tile_k).view(*queries.shape[:2], -1, queries.shape[-1]))

@@ -21,15 +21,15 @@ MOST_KEYS = 512
 """Most keys (prompt tokens + own tokens) per sequence for which the kernel for short sequences is used."""
 
 Layout = Literal["packed", "padded", "slots", "pool"]
-Way = Literal["sinks", "flash", "short", "blocks", "capped", "sdpa", "kernel"]
+Way = Literal["sinks", "flash", "short", "blocks", "products", "sdpa", "kernel"]
 
 
 def has_sinks(call: AttentionCall) -> bool:
     return call.scores.sinks is not None
 
 
-def has_softcap(call: AttentionCall) -> bool:
-    return call.scores.softcap is not None
+def is_bent(call: AttentionCall) -> bool:
+    return call.scores.sinks is not None or call.scores.softcap is not None
 
 
 def flash_can(call: AttentionCall) -> bool:
@@ -70,13 +70,11 @@ TABLE: dict[Layout, tuple[Row, ...]] = {
         Row("blocks", always, "everything else: softcaps, wide heads, fp32 on a GPU, long sequences on a CPU"),
     ),
     "padded": (
-        Row("sinks", has_sinks, "the model has attention sinks"),
-        Row("capped", has_softcap, "the model caps its scores (Gemma 2)"),
+        Row("products", is_bent, "the model has attention sinks, or caps its scores (Gemma 2)"),
         Row("sdpa", always, "everything else: torch's own"),
     ),
     "slots": (
-        Row("sinks", has_sinks, "the model has attention sinks"),
-        Row("capped", has_softcap, "the model caps its scores"),
+        Row("products", is_bent, "the model has attention sinks, or caps its scores"),
         Row("sdpa", always, "everything else: torch's own, over neighbouring slots of like length"),
     ),
     "pool": (Row("kernel", always, "one decode kernel per device; it knows windows, softcaps and sinks"),),

@@ -19,10 +19,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from paddock.errors import UserError
-from paddock.models.attention.capped import capped_attention
+from paddock.kernels.arguments import Scores
 from paddock.models.attention.choice import choose
-from paddock.models.attention.interface import Attention, AttentionCall, Scores
-from paddock.models.attention.sinks import padded_sinks
+from paddock.models.attention.interface import Attention, AttentionCall
+from paddock.models.attention.padded import padded_attention
 
 NAME = "paddock"
 MASKED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -59,13 +59,9 @@ def attention_forward(
         return attend.attend(module, query, key, value, Scores(scale, sliding_window, softcap, s_aux)), None
     if attention_mask is not None and attention_mask.shape[-1] == 0:
         raise unsupported(module, "layers that keep arguments from their attention")
-    way = choose("padded", AttentionCall(query, key, value, Scores(scale, None, softcap, s_aux), key.shape[2]))
-    if way == "sinks":
-        assert s_aux is not None
-        return padded_sinks(query, key, value, attention_mask, scale, s_aux), None
-    if way == "capped":
-        assert softcap is not None
-        return capped_attention(query, key, value, attention_mask, scale, softcap), None
+    scores = Scores(scale, None, softcap, s_aux)
+    if choose("padded", AttentionCall(query, key, value, scores, key.shape[2])) == "products":
+        return padded_attention(query, key, value, attention_mask, scores), None
     with sdpa_kernel(MASKED) if attention_mask is not None else nullcontext():
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs

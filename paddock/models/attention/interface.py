@@ -7,17 +7,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """How a layer scores keys: ``scaling * q.k``, then ``softcap * tanh(score / softcap)`` if one is set."""
-
-    scaling: float
-    window: int | None = None
-    """A query at position p sees keys at p - window + 1 .. p, or at 0 .. p without a window."""
-    softcap: float | None = None
-    sinks: Tensor | None = None
-    """Scores ``[H]`` that stand beside those of the keys: see sinks.py."""
+from paddock.kernels.arguments import Scores
 
 
 class Attention(Protocol):

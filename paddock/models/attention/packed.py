@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from paddock.core.device import flash_attention, to_device
-from paddock.kernels.arguments import PromptGroups
+from paddock.kernels.arguments import PromptGroups, Scores
 from paddock.models.attention.blocks import Block, BlockAttention, blocks_of
 from paddock.models.attention.choice import choose
-from paddock.models.attention.interface import AttentionCall, Scores
+from paddock.models.attention.interface import AttentionCall
 from paddock.models.attention.short_attention import ShortAttention
 from paddock.models.attention.sinks import packed_sinks
 
@@ -74,8 +74,7 @@ class Packed:
         elif way == "short":
             packed = ShortAttention.apply(q, k, v, self.prompt_groups, scores.scaling)
         elif way == "sinks":
-            assert scores.sinks is not None
-            packed = packed_sinks(q, k, v, self.blocks, scores.scaling, scores.window, scores.sinks)
+            packed = packed_sinks(q, k, v, self.blocks, scores)
         else:
-            packed = BlockAttention.apply(q, k, v, self.blocks, scores.scaling, scores.window, scores.softcap)
+            packed = BlockAttention.apply(q, k, v, self.blocks, scores)
         return packed.unsqueeze(0)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from paddock.core.device import to_device
-from paddock.kernels.arguments import Pieces
+from paddock.kernels.arguments import Pieces, Scores
 from paddock.kernels.choice import kernels_for
-from paddock.models.attention.interface import Scores, layer_of
+from paddock.models.attention.interface import layer_of
 from paddock.models.attention.packed import Packed
 from paddock.models.attention.shared_prompts import ranges
 
@@ -78,10 +78,8 @@ class PoolDecode:
         return *self.pool.layer(layer, heads, dim, dim, like), self.row
 
     def attend_stored(self, layer: int, query: Tensor, scores: Scores, exact: bool = False) -> Tensor:
-        keys, values, how = self.pool.keys[layer], self.pool.values[layer], (scores.scaling, scores.window)
-        return kernels_for(query).decode_attention(
-            query, keys, values, self.pieces, *how, scores.softcap, exact, scores.sinks
-        )
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        return kernels_for(query).decode_attention(query, keys, values, self.pieces, scores, exact)
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         """Stores keys and values ``[rows, heads, 1, dim]`` that a module made itself, then attends to them."""

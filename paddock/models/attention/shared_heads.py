@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paddock.models.attention.interface import Scores
+from paddock.kernels.arguments import Scores
 from paddock.models.attention.packed import Packed
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from paddock.kernels.arguments import Scores
 from paddock.models.attention.blocks import Block, grouped
 
 
@@ -21,35 +22,19 @@ def with_sink(scores: Tensor, sinks: Tensor) -> Tensor:
     return torch.cat([scores, sinks.to(scores.dtype)], -1).softmax(-1, dtype=wide)[..., :-1]
 
 
-def padded_sinks(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, sinks: Tensor) -> Tensor:
-    """``query [N, H, L, D]`` over ``key, value [N, K, S, D]``, `mask` True where a key is seen, None: causal.
-
-    Returns ``[N, L, H, Dv]``.
-    """
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = query @ key.transpose(-1, -2) * scale
-    if mask is None:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(key.shape[2] - query.shape[2])
-    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    weights = with_sink(scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1))
-    return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous()
-
-
-def packed_sinks(
-    q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[Block], scale: float, window: int | None, sinks: Tensor
-) -> Tensor:
+def packed_sinks(q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[Block], scores: Scores) -> Tensor:
     """``(q [T, H, D], k [T, K, D], v [T, K, Dv]) -> [T, H, Dv]``; see `BlockAttention`."""
+    assert scores.sinks is not None
     found = []
     for block in blocks:
         queries, keys, values = grouped(block.pack(q), k.shape[1]), block.pack_keys(k), block.pack_keys(v)
-        per_query = sinks.view(k.shape[1], -1).repeat(block.rows, 1)  # [rows * K, H / K]
+        per_query = scores.sinks.view(k.shape[1], -1).repeat(block.rows, 1)  # [rows * K, H / K]
         parts = []
-        for tile in block.tiles(queries, keys, window):
+        for tile in block.tiles(queries, keys, scores.window):
             tile_q = queries[:, :, tile.queries]
             column = per_query.repeat_interleave(tile_q.shape[2], 1).unsqueeze(-1)
             tile_k, tile_v = (x.flatten(0, 1)[:, tile.keys] for x in (keys, values))
-            out = checkpoint(one_tile, tile_q.flatten(1, 2), tile_k, tile_v, tile.bias, scale, column,
+            out = checkpoint(one_tile, tile_q.flatten(1, 2), tile_k, tile_v, tile.bias, scores.scaling, column,
                              use_reentrant=False, preserve_rng_state=False)  # fmt: skip
             parts.append(out.view(*tile_q.shape[:3], -1))
         whole = torch.cat(parts, 2).view(block.rows, q.shape[1], block.length, -1)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from paddock.models.attention.capped import capped_attention
+from paddock.kernels.arguments import Scores
 from paddock.models.attention.choice import choose
-from paddock.models.attention.interface import AttentionCall, Scores, layer_of
+from paddock.models.attention.interface import AttentionCall, layer_of
 from paddock.models.attention.packed import Packed
-from paddock.models.attention.sinks import padded_sinks
+from paddock.models.attention.padded import padded_attention
 
 STEP = 8  # slots that always share a span
 CALL = 512  # cost of a call, in positions of one slot that it could read in that time
@@ -70,17 +70,17 @@ class SlotDecode:
         self.write(keys, key)
         self.write(values, value)
         query = query.to(keys.dtype)
-        way = choose("slots", AttentionCall(query, keys, values, scores, keys.shape[2]))
+        plain = choose("slots", AttentionCall(query, keys, values, scores, keys.shape[2])) == "sdpa"
         parts = []
         for span in self.spans:
             rows, seen = slice(span.start, span.stop), slice(span.first(scores.window), span.longest + 1)
             q, k, v, mask = query[rows], keys[rows, :, seen], values[rows, :, seen], self.mask(span, scores.window)
-            parts.append(WAYS.get(way, one_query)(q, k, v, mask, scores))
+            parts.append((one_query if plain else padded_attention)(q, k, v, mask, scores))
         for (row, held, count), new in self.behind():
             k, v = (buffer[row : row + 1, :, : held + count] for buffer in (keys, values))
             mask = seen_by(held, held + count, scores.window, query.device)
             q = query[new, :, 0].transpose(0, 1)[None]
-            parts.append(WAYS.get(way, many_queries)(q, k, v, mask, scores)[0][:, None])
+            parts.append((many_queries if plain else padded_attention)(q, k, v, mask, scores)[0][:, None])
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def behind(self) -> Iterator[tuple[tuple[int, int, int], slice]]:
@@ -132,20 +132,6 @@ def many_queries(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores
     gqa = query.shape[1] != key.shape[1]
     out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scores.scaling, enable_gqa=gqa)
     return out.transpose(1, 2)
-
-
-def with_sinks(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
-    assert scores.sinks is not None
-    return padded_sinks(query, key, value, mask, scores.scaling, scores.sinks)
-
-
-def with_cap(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
-    assert scores.softcap is not None
-    return capped_attention(query, key, value, mask, scores.scaling, scores.softcap)
-
-
-WAYS = {"sinks": with_sinks, "capped": with_cap}
-"""Ways of `choose` beside torch's own operation."""
 
 
 @dataclass(frozen=True)

@@ -224,9 +224,7 @@ class Layer:
             out = out.flatten(0, 1).flatten(1)
         if not self.exact:
             return out, q, k, v
-        value = packed_attention(
-            q.detach(), k.detach(), v.detach(), how.tiles, scores.scaling, scores.window, scores.softcap
-        ).flatten(1)
+        value = packed_attention(q.detach(), k.detach(), v.detach(), how.tiles, scores).flatten(1)
         with torch.set_grad_enabled(track):  # the value of one way, the gradient of the other
             return value + (out - out.detach()) if track else value, q, k, v
 

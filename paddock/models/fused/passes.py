@@ -100,7 +100,10 @@ def rotary(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``qkv [T, (H + 2K) D], cos, sin [T, D] -> q [T, H, D], k [T, K, D], v [T, K, D]``; none is a part of qkv."""
     if kernels := kernels_for(qkv, cos, *weights_of(norm)):
-        return kernels.rotary(qkv, cos, sin, norm, keys, dim)
+        counts = qkv.shape[1] // dim - 2 * keys, keys, keys
+        q, k, v = (qkv.new_empty(len(qkv), count, dim) for count in counts)
+        kernels.rotary(qkv, cos, sin, norm, q, k, v, None)
+        return q, k, v
     heads = qkv.unflatten(1, (-1, dim))
     queries = heads.shape[1] - 2 * keys
     turning = heads[:, :-keys]
@@ -117,7 +120,10 @@ def rotary_into(
 ) -> Tensor:
     """The queries ``[T, H, D]``; keys and values of token t go to row ``place[t]`` of buffers ``[rows, K, D]``."""
     if kernels := kernels_for(qkv, cos, keys, *weights_of(norm)):
-        return kernels.rotary_into(qkv, cos, sin, norm, keys, values, place)
+        count, dim = keys.shape[1:]
+        q = qkv.new_empty(len(qkv), qkv.shape[1] // dim - 2 * count, dim)
+        kernels.rotary(qkv, cos, sin, norm, q, keys, values, place)
+        return q
     q, *stored = rotary(qkv, cos, sin, norm, *keys.shape[1:])
     for buffer, new in zip((keys, values), stored, strict=True):
         buffer.index_copy_(0, place, new.to(buffer.dtype))
