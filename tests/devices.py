@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
+
+from paddock.core.processes import Rendezvous, join
 
 DEVICE = torch.device(os.environ.get("PADDOCK_TESTS_DEVICE", "cpu"))
 
@@ -14,6 +19,15 @@ DEVICE = torch.device(os.environ.get("PADDOCK_TESTS_DEVICE", "cpu"))
 def on_host(values: Any) -> Any:
     """Copies the tensors in lists, tuples and dicts to the host."""
     return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), values)
+
+
+@contextmanager
+def joined(rendezvous: Rendezvous, device: torch.device) -> Iterator[None]:
+    join(rendezvous, device)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 FLOAT32 = [

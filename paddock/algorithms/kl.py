@@ -58,7 +58,7 @@ def check_kind(kind: str) -> str:
 
 
 class KLController:
-    """The coefficient of the KL penalty; this one keeps it where it is."""
+    """Keeps the coefficient of the KL penalty where the config sets it, also in a run that resumes with another."""
 
     def __init__(self, coefficient: float):
         self.coefficient = coefficient
@@ -68,13 +68,6 @@ class KLController:
 
     def state_dict(self) -> dict[str, float]:
         return {"coefficient": self.coefficient}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.coefficient = state["coefficient"]
-
-
-class FixedKL(KLController):
-    """beta stays what the config says, also in a run that goes on with another."""
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Ignores the coefficient of a checkpoint: the config's counts."""
@@ -92,11 +85,14 @@ class AdaptiveKL(KLController):
         error = min(max(current_kl / self.target - 1, -0.2), 0.2)
         self.coefficient *= 1 + error * rows / self.horizon
 
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.coefficient = state["coefficient"]
+
 
 def kl_controller(config: Any) -> KLController:
     """The controller that ``algorithm.kl_ctrl`` asks for."""
     if config.type == "fixed":
-        return FixedKL(config.kl_coef)
+        return KLController(config.kl_coef)
     if config.type == "adaptive":
         return AdaptiveKL(config.kl_coef, config.target_kl, config.horizon)
     known = suggest(config.type, ["adaptive", "fixed"])

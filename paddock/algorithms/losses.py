@@ -89,7 +89,7 @@ class PolicyLoss:
     def choose(self, inputs: LossInputs, config: Any, seed: int = 0, step: int = 0) -> PerToken | None:
         """Returns the choice that becomes `LossInputs.selected`; random choices depend on (seed, step, row id,
         position) alone."""
-        if self.select is None or not self.selects(config):
+        if self.select is None or not self.needs_selection(config):
             return None
         return self.select(inputs.masked(), config, seed, step)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -38,15 +36,6 @@ def join(rendezvous: Rendezvous, device: torch.device) -> None:
         world_size=rendezvous.size,
         timeout=timedelta(seconds=rendezvous.timeout),
     )
-
-
-@contextmanager
-def joined(rendezvous: Rendezvous, device: torch.device) -> Iterator[None]:
-    join(rendezvous, device)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def subgroups(size: int) -> dist.ProcessGroup:

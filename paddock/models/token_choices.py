@@ -100,7 +100,7 @@ class Choices(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         normaliser, chosen, best = vocabulary_pass(hidden, head, tokens, tokens.shape[-1], temperature)
         ctx.save_for_backward(hidden, weight, bias, tokens, normaliser)
-        ctx.options = replace(head, weight=weight.new_empty(0), bias=None), temperature  # saved above
+        ctx.options = head.without_weights(), temperature
         kth = best.logits[:, -1] - normaliser
         ctx.mark_non_differentiable(kth)
         return chosen - normaliser.unsqueeze(-1), kth

@@ -83,6 +83,10 @@ class Head:
             z = z * self.scale
         return forbid(z if self.softcap is None else self.softcap * torch.tanh(z / self.softcap), self.never)
 
+    def without_weights(self) -> Head:
+        """Returns what a backward keeps of the head beside the tensors that autograd saves."""
+        return replace(self, weight=self.weight.new_empty(0), bias=None)
+
     def chunks(self) -> Iterator[tuple[slice, Head]]:
         """Parts of the vocabulary, each with a head of its own."""
         size = CHUNK.get(self.weight.device.type, DEVICE_CHUNK)
@@ -120,25 +124,14 @@ def token_stats(
 
     log-probs and entropy carry gradients to hidden states and head; sum pi^2 does not.
     """
-    log_probs, h, squares = Statistics.apply(
-        hidden,
-        head.weight,
-        head.bias,
-        tokens - head.first if head.first else tokens,
-        head.scale,
-        head.softcap,
-        head.exact,
-        head.never,
-        temperature,
-        entropy,
-        sum_pi_squared,
-        head.ranks,
-    )
+    tokens = tokens - head.first if head.first else tokens
+    how = head, temperature, entropy, sum_pi_squared
+    log_probs, h, squares = Statistics.apply(hidden, head.weight, head.bias, tokens, *how)
     return TokenStats(log_probs, h if entropy else None, squares if sum_pi_squared else None)
 
 
 class Statistics(torch.autograd.Function):
-    """``(hidden, weight, bias, tokens, scale, softcap, temperature, ...) -> (log_probs, entropy, sum_pi_squared)``."""
+    """``(hidden, weight, bias, tokens, head, temperature, ...) -> (log_probs, entropy, sum_pi_squared)``."""
 
     @staticmethod
     def forward(
@@ -147,14 +140,10 @@ class Statistics(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         tokens: Tensor,
-        scale: float,
-        softcap: float | None,
-        exact: bool,
-        never: tuple[int, ...],
+        head: Head,
         temperature: float,
         want_entropy: bool,
         want_squares: bool,
-        ranks: ProcessGroup | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """With e = exp(z - m), m = max z, S = sum e:  log pi = z - m - log S,  H = log S - sum(e (z - m)) / S.
 
@@ -164,13 +153,13 @@ class Statistics(torch.autograd.Function):
         total, chosen, weighted, squared = hidden.new_zeros(4, len(hidden), dtype=wide)
         top = torch.full_like(total, torch.finfo(wide).min)
         kernels = kernels_for(weight) if wide == torch.float32 else None
-        for part, head in Head(weight, bias, scale, softcap, exact, never).chunks():
+        for part, piece in head.chunks():
             if kernels:
-                kernels.gather(head.logits(hidden), tokens, part.start, temperature, top, total, chosen,
+                kernels.gather(piece.logits(hidden), tokens, part.start, temperature, top, total, chosen,
                                weighted if want_entropy else None, squared if want_squares else None,
                                is_odd(len(weight)))  # fmt: skip
                 continue
-            z = logits_at(head, hidden, temperature)
+            z = logits_at(piece, hidden, temperature)
             risen = torch.maximum(top, z.amax(-1))
             shrink = torch.exp(top - risen)
             place, inside = find(tokens, part)
@@ -183,12 +172,12 @@ class Statistics(torch.autograd.Function):
                 squared = shrink.square() * squared + torch.linalg.vecdot(e, e)
             total = shrink * total + e.sum(-1)
             top = risen
-        if ranks is not None:
-            top, total, chosen, weighted, squared = of_all_parts(ranks, top, total, chosen, weighted, squared)
-        normaliser = normalise(top, total) if exact else top + total.log()
+        if head.ranks is not None:
+            top, total, chosen, weighted, squared = of_all_parts(head.ranks, top, total, chosen, weighted, squared)
+        normaliser = normalise(top, total) if head.exact else top + total.log()
         entropy = total.log() - weighted / total
         ctx.save_for_backward(hidden, weight, bias, tokens, normaliser, entropy)
-        ctx.options = scale, softcap, exact, never, temperature
+        ctx.options = head.without_weights(), temperature
         ctx.set_materialize_grads(False)
         squares = squared / total.square()
         ctx.mark_non_differentiable(squares)
@@ -198,21 +187,21 @@ class Statistics(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """d log pi(y) / dz_v = [v = y] - pi_v,  dH / dz_v = -pi_v (log pi_v + H)."""
         hidden, weight, bias, tokens, normaliser, entropy = ctx.saved_tensors
-        (scale, softcap, exact, never, temperature), (by_log_prob, by_entropy, _) = ctx.options, grads
-        inner = scale / temperature
+        (head, temperature), (by_log_prob, by_entropy, _) = ctx.options, grads
+        inner = head.scale / temperature
         outer = torch.zeros_like(normaliser) if by_log_prob is None else by_log_prob * inner
         slope = None if by_entropy is None else (by_entropy * inner).unsqueeze(-1)
         found = HeadGradients.empty(hidden, weight, bias, normaliser.dtype, ctx.needs_input_grad[1])
         kernels = kernels_for(weight) if normaliser.dtype == torch.float32 and bias is None else None
-        for part, head in Head(weight, bias, scale, softcap, exact, never).chunks():
+        for part, piece in replace(head, weight=weight, bias=bias).chunks():
             if kernels:
                 by_slope = None if by_entropy is None else by_entropy * inner
-                narrow = kernels.gradient(head.logits(hidden), tokens, part.start, temperature, normaliser, entropy,
-                                          outer, by_slope, softcap, weight.dtype)  # fmt: skip
-                found.add(part, head, narrow)
+                narrow = kernels.gradient(piece.logits(hidden), tokens, part.start, temperature, normaliser, entropy,
+                                          outer, by_slope, head.softcap, weight.dtype)  # fmt: skip
+                found.add(part, piece, narrow)
                 continue
-            z = logits_at(head, hidden, temperature)
-            bend = None if softcap is None else 1 - (z * (temperature / softcap)).square_()
+            z = logits_at(piece, hidden, temperature)
+            bend = None if head.softcap is None else 1 - (z * (temperature / head.softcap)).square_()
             z.sub_(normaliser.unsqueeze(-1))  # log pi
             if slope is None:
                 dz = z.exp_().mul_(-outer.unsqueeze(-1))
@@ -221,8 +210,8 @@ class Statistics(torch.autograd.Function):
                 dz = z.exp().neg_().mul_(z.mul_(slope).add_(base))
             place, inside = find(tokens, part)
             dz.scatter_add_(1, place.unsqueeze(-1), (outer * inside).unsqueeze(-1))
-            found.add_logits(part, head, dz if bend is None else dz.mul_(bend))
-        return *found.tensors(), *([None] * 9)
+            found.add_logits(part, piece, dz if bend is None else dz.mul_(bend))
+        return *found.tensors(), *([None] * 5)
 
 
 @dataclass(eq=False)
@@ -239,10 +228,8 @@ class HeadGradients:
         cls, hidden: Tensor, weight: Tensor, bias: Tensor | None, wide: torch.dtype, trained: bool
     ) -> HeadGradients:
         """`wide` is the type of sums; a head that is not `trained` gets no gradient."""
-        d_weight, d_bias = (
-            torch.empty_like(weight) if trained else None,
-            None if bias is None else torch.empty_like(bias),
-        )
+        d_weight = torch.empty_like(weight) if trained else None
+        d_bias = None if bias is None else torch.empty_like(bias)
         return cls(hidden, torch.zeros_like(hidden, dtype=wide), d_weight, d_bias)
 
     def add_logits(self, part: slice, head: Head, dz: Tensor) -> None:

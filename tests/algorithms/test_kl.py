@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paddock.algorithms.kl import AdaptiveKL, FixedKL, kl_controller, kl_divergence, penalise
+from paddock.algorithms.kl import AdaptiveKL, KLController, kl_controller, kl_divergence, penalise
 from paddock.config.schema import KLControlConfig
 from paddock.core.batch import Batch
 from paddock.errors import UserError
@@ -72,7 +72,7 @@ def test_a_controller_resumes_from_its_state():
 
 def test_the_controller_follows_the_config():
     fixed = kl_controller(KLControlConfig())
-    assert isinstance(fixed, FixedKL) and fixed.coefficient == 0.001
+    assert type(fixed) is KLController and fixed.coefficient == 0.001
     fixed.update(5.0, 100)
     assert fixed.coefficient == 0.001
     adaptive = kl_controller(KLControlConfig(type="adaptive", kl_coef=0.2, horizon=50, target_kl=0.3))

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from devices import DEVICE, on_host
+from devices import DEVICE, joined, on_host
 
 
 def serve(rank: int, size: int, address: str, pipe: Any) -> None:
     torch.set_num_threads(1)
     from paddock.core.device import device_of, share_device
-    from paddock.core.processes import Rendezvous, joined
+    from paddock.core.processes import Rendezvous
 
     device = device_of(DEVICE.type)
     if device.type != "cpu":

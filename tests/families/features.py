@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from devices import joined
 from specimens import Specimen
 from tiny_models import EOS, one_turn_each
 from torch import Tensor
@@ -25,7 +26,7 @@ from paddock.config.engine import OptimConfig
 from paddock.config.roles import ActorConfig, CriticConfig
 from paddock.core.batch import Batch
 from paddock.core.masked import Denominators
-from paddock.core.processes import Rendezvous, joined
+from paddock.core.processes import Rendezvous
 from paddock.engines.rollout.base import Completion, Sampling
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine

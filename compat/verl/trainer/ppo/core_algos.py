@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paddock.algorithms import losses
 from paddock.algorithms.correction import correction
-from paddock.algorithms.kl import AdaptiveKL, FixedKL, kl_controller, kl_divergence
+from paddock.algorithms.kl import AdaptiveKL, KLController, kl_controller, kl_divergence
 from paddock.config.roles import ActorConfig
 from paddock.core.batch import PerToken
 from paddock.core.masked import Denominators, aggregate, masked_mean
@@ -66,7 +66,7 @@ def compute_rewards(
     return token_level_scores - kl_ratio * kl_divergence(old_log_prob, ref_log_prob, "kl")
 
 
-class FixedKLController(FixedKL):
+class FixedKLController(KLController):
     def __init__(self, kl_coef: float):
         super().__init__(kl_coef)
 
