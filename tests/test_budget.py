@@ -17,16 +17,16 @@ MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 24
 FILES_WITH_THE_WHOLE_CONFIG = 52
 PLACES_OF_ERRORS = 375
-WORDS = {"found": 1184, "told": 103, "one": 1664, "said": 231}
+WORDS = {"found": 1184, "told": 103, "one": 1662, "said": 231}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
     "__main__.py": 7,
-    "algorithms": 1586,
+    "algorithms": 1571,
     "cli.py": 77,
     "commands": 1468,
     "config": 2274,
-    "core": 1847,
+    "core": 1843,
     "data": 4736,
     "doctor": 365,
     "engines": 7008,
@@ -35,11 +35,11 @@ LINES = {
     "estimate": 1061,
     "facts": 1423,
     "grading": 2268,
-    "help": 802,
-    "kernels": 1834,
+    "help": 803,
+    "kernels": 1824,
     "library": 922,
     "loading": 2395,
-    "models": 5067,
+    "models": 5029,
     "plan": 1127,
     "report": 593,
     "rewards": 3189,

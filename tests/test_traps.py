@@ -11,7 +11,7 @@ import torch
 from tiny_models import tiny_batch, tiny_model
 
 from paddock.config.engine import OptimConfig
-from paddock.core.balance import needed_micro_batches, split_into
+from paddock.core.balance import needed_micro_batches, token_budget_micro_batches
 from paddock.core.masked import Denominators, aggregate
 from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
 from paddock.engines.rollout.embedded import engine as embedded
@@ -83,7 +83,9 @@ def test_trap_8_ranks_agree_on_the_number_of_micro_batches_and_none_waits_for_ev
     """A rank with fewer micro-batches leaves the others in a collective. All use the largest number any needs."""
     needed = {rank: needed_micro_batches(lengths, BUDGET) for rank, lengths in RANKS.items()}
     assert len(set(needed.values())) > 1, "cut by themselves, the ranks would differ"
-    parts = {rank: split_into(lengths, max(needed.values()), BUDGET) for rank, lengths in RANKS.items()}
+    parts = {
+        rank: token_budget_micro_batches(lengths, BUDGET, count=max(needed.values())) for rank, lengths in RANKS.items()
+    }
     collective, finished = Barrier(len(RANKS), timeout=10), []
 
     def run(rank: str) -> None:
@@ -114,7 +116,7 @@ def test_trap_8_a_rank_with_too_few_rows_runs_empty_micro_batches_that_change_no
         model = tiny_model()
         model.set_attn_implementation("paddock")
         engine = Engine(SingleBackend(model, Settings(budget=Budget(512), optim=OptimConfig(lr=0.01))))
-        parts = split_into(sequence_lengths(batch), count, 512)
+        parts = token_budget_micro_batches(sequence_lengths(batch), 512, count=count)
         micros = [batch.rows(torch.tensor(part, dtype=torch.long)) for part in parts]
         metrics = engine.train_step(micros, loss, frozenset({"log_probs"}))
         return metrics, {name: tensor.clone() for name, tensor in engine.weights()}

@@ -7,7 +7,6 @@ itself. Weights and metrics are taken over the mask before rejection. Nothing he
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +17,6 @@ from paddock.config.rollout_correction import CorrectionPlan, Rejection, WeightL
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.masked import EPS, masked_mean, masked_sum
 
-Reduce = Callable[[Tensor], Tensor]
-"""Sums a tensor over all ranks."""
-
 
 @dataclass(frozen=True, eq=False)
 class Correction:
@@ -30,24 +26,22 @@ class Correction:
 
 
 @torch.no_grad()
-def correct(batch: Batch, plan: CorrectionPlan, reduce: Reduce | None = None) -> tuple[Batch, dict[str, float]]:
-    """Fill `weights` and shrink `mask` by the plan, pi_train being `old_log_probs`. Scores and rewards stay."""
-    found = correction(batch.need("old_log_probs"), batch.need("rollout_log_probs"), batch.need("mask"), plan, reduce)
+def correct(batch: Batch, plan: CorrectionPlan) -> tuple[Batch, dict[str, float]]:
+    """Fills `weights` and shrinks `mask` by the plan, pi_train being `old_log_probs`. Scores and rewards stay."""
+    found = correction(batch.need("old_log_probs"), batch.need("rollout_log_probs"), batch.need("mask"), plan)
     return batch.with_(weights=found.weights, mask=found.mask), found.metrics
 
 
 @torch.no_grad()
-def correction(
-    train: PerToken, rollout: PerToken, mask: PerToken, plan: CorrectionPlan, reduce: Reduce | None = None
-) -> Correction:
-    """Weights, new mask and all metrics under their logged names; a batch without a valid token has no metrics."""
+def correction(train: PerToken, rollout: PerToken, mask: PerToken, plan: CorrectionPlan) -> Correction:
+    """Returns weights, new mask and metrics under their logged names; a batch without a valid token has no metrics."""
     if not bool((mask != 0).any()):
         return Correction(None if plan.weights is None else torch.zeros_like(train), mask, {})
     log_ratio = (train - rollout).masked_fill(mask == 0, 0)
     metrics = {f"rollout_corr/{name}": value for name, value in off_policy_metrics(train, rollout, mask).items()}
     weights, kept = None, mask
     if plan.weights is not None:
-        weights, found = weigh(log_ratio, mask, plan, reduce)
+        weights, found = weigh(log_ratio, mask, plan)
         metrics |= {f"rollout_corr/rollout_is_{name}": value for name, value in found.items()}
     if plan.rejections:
         kept, found = reject(log_ratio, mask, plan.rejections)
@@ -55,15 +49,13 @@ def correction(
     return Correction(weights, kept, {name: float(value) for name, value in metrics.items()})
 
 
-def weigh(
-    log_ratio: PerToken, mask: PerToken, plan: CorrectionPlan, reduce: Reduce | None = None
-) -> tuple[PerToken, dict[str, Tensor]]:
+def weigh(log_ratio: PerToken, mask: PerToken, plan: CorrectionPlan) -> tuple[PerToken, dict[str, Tensor]]:
     """Returns the plan's importance weights and their metrics, which describe the weights before batch
     normalisation."""
     weights = truncated_weights(log_ratio, mask, plan)
     metrics = weight_metrics(log_ratio, importance_ratios(log_ratio, mask, plan.weights), weights, mask, plan)
     if plan.batch_normalize:
-        factor = batch_norm_factor(weights, mask, plan.weights, reduce)
+        factor = batch_norm_factor(weights, mask, plan.weights)
         weights = weights / factor
         metrics["batch_norm_factor"] = factor
     return weights, metrics
@@ -87,18 +79,14 @@ def importance_ratios(log_ratio: PerToken, mask: PerToken, level: WeightLevel | 
     return log_ratio.clamp(-BOUND, BOUND).exp().masked_fill(mask == 0, 0)
 
 
-def batch_norm_factor(
-    weights: PerToken, mask: PerToken, level: WeightLevel | None, reduce: Reduce | None = None
-) -> Tensor:
-    """Mean weight of the valid tokens, or of the rows that have one, on all ranks together; 1 if it vanishes."""
+def batch_norm_factor(weights: PerToken, mask: PerToken, level: WeightLevel | None) -> Tensor:
+    """Returns the mean weight of the valid tokens, or of the rows that have any; 1 if it vanishes."""
     valid = mask != 0
     if level == "token":
         total, count = weights.sum(), valid.sum()
     else:
         total, count = masked_mean(weights, mask, -1).sum(), valid.any(-1).sum()
-    sums = torch.stack([total.double(), count.double()])
-    total, count = reduce(sums) if reduce is not None else sums
-    factor = (total / count.clamp(min=1)).to(weights.dtype)
+    factor = (total.double() / count.double().clamp(min=1)).to(weights.dtype)
     return torch.where(factor > EPS, factor, torch.ones_like(factor))
 
 

@@ -110,11 +110,8 @@ def distillation_terms(
 def clipping(actor: Any, config: DistillationLossConfig) -> Any:
     """Returns the actor's keys with the clip range of the distillation loss."""
     keys = copy.copy(actor)
-    keys.clip_ratio, keys.clip_ratio_low, keys.clip_ratio_high = (
-        config.clip_ratio,
-        config.clip_ratio_low,
-        config.clip_ratio_high,
-    )
+    for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
+        setattr(keys, name, getattr(config, name))
     return keys
 
 

@@ -65,13 +65,16 @@ def needed_micro_batches(lengths: Sequence[int], budget: int, key: str = "ppo_ma
     return len(pack(lengths, budget, key))
 
 
-def split_into(
-    lengths: Sequence[int], count: int, budget: int, key: str = "ppo_max_token_len_per_gpu"
+def token_budget_micro_batches(
+    lengths: Sequence[int], budget: int, key: str = "ppo_max_token_len_per_gpu", count: int | None = None
 ) -> list[list[int]]:
-    """Exactly ``count`` index lists within the token budget, of similar work; empty ones if rows are too few.
+    """Returns index lists within the token budget, of similar work: as few as possible, or exactly ``count``.
 
     ``count`` is at least ``needed_micro_batches``; ranks that must run in step all use the largest any of them needs.
+    Lists are empty if rows are too few.
     """
+    if count is None:
+        count = needed_micro_batches(lengths, budget, key)
     parts = karmarkar_karp([workload(length) for length in lengths], count, equal_size=False)
     if all(sum(lengths[i] for i in part) <= budget for part in parts):
         return parts
@@ -84,13 +87,6 @@ def split_into(
         works = [workload(lengths[i]) for i in heaviest]
         parts += [[heaviest[i] for i in half] for half in karmarkar_karp(works, 2, equal_size=False)]
     return parts
-
-
-def token_budget_micro_batches(
-    lengths: Sequence[int], budget: int, key: str = "ppo_max_token_len_per_gpu"
-) -> list[list[int]]:
-    """Returns as few micro-batches as the token budget allows."""
-    return split_into(lengths, needed_micro_batches(lengths, budget, key), budget, key)
 
 
 def pack(lengths: Sequence[int], budget: int, key: str) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,6 +87,16 @@ class PromptGroups:
         """Returns the arguments of a kernel: the sequences, and the shapes of q ``[T, H, D]`` and k ``[T, K, D]``."""
         keys, wide = k.shape[1], -(-self.most_keys // VECTOR) * VECTOR
         return self.sequences, self.ends, len(self.ends) - 1, keys, q.shape[1] // keys, q.shape[2], wide
+
+
+class Stretch(NamedTuple):
+    """Names neighbouring tokens of a stream that are copied together."""
+
+    start: int
+    """The first of them, in the stream."""
+    length: int
+    copies: Sequence[int]
+    """Where each of their copies begins, among all copies."""
 
 
 @dataclass(frozen=True)

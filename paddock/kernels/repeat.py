@@ -12,19 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from paddock.core.device import to_device
+from paddock.kernels.arguments import Stretch
 from paddock.kernels.launch import power_of_two
 
 BLOCK = 4096  # numbers of a tile
-
-
-class Stretch(NamedTuple):
-    """Names neighbouring tokens of a stream that are copied together."""
-
-    start: int
-    """The first of them, in the stream."""
-    length: int
-    copies: Sequence[int]
-    """Where each of their copies begins, among all copies."""
 
 
 class Tiles(NamedTuple):

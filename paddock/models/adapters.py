@@ -126,8 +126,7 @@ class Adapters:
         """Computes what `hold_merged` holds anew, if it was called."""
         for layer in self.layers.values():
             if (held := merged_weight(layer)) is not None:
-                a, b = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
-                held.copy_(added(layer.base_layer.weight, a, b, layer.scaling[NAME]))
+                held.copy_(whole_weight(layer))
 
     @contextmanager
     def in_weights(self) -> Iterator[None]:
@@ -143,8 +142,7 @@ class Adapters:
                 for layer in self.layers.values():
                     weight = layer.base_layer.weight.data
                     kept.append((weight, weight.clone()))
-                    a, b = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
-                    weight.copy_(added(weight, a, b, layer.scaling[NAME]))
+                    weight.copy_(whole_weight(layer))
             with self.off():
                 yield
         finally:
@@ -246,6 +244,12 @@ def by_merged_weight(layer: Any, x: Tensor) -> Tensor:
 def merged_weight(layer: Any) -> Tensor | None:
     """Returns W + s B A of a layer that computes by it; None of any other."""
     return getattr(layer, SUM, None)
+
+
+def whole_weight(layer: Any) -> Tensor:
+    """Computes W + s B A of a layer."""
+    a, b = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+    return added(layer.base_layer.weight, a, b, layer.scaling[NAME])
 
 
 def added(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:

@@ -84,10 +84,11 @@ def recordable(experts: Experts | None) -> Experts:
 
 
 def watch(model: nn.Module) -> tuple[ExpertBlock, ...]:
-    blocks = []
+    assert isinstance(model, PreTrainedModel)
+    blocks, config = [], model.config.get_text_config()
     names = {module: name for name, module in model.named_modules()}
     for index, (block, router, count) in enumerate(blocks_of(model)):
-        top_k = getattr(getattr(block, router), "top_k", None) or text_config(model).num_experts_per_tok
+        top_k = getattr(getattr(block, router), "top_k", None) or config.num_experts_per_tok
         vars(block)[BLOCK] = ExpertBlock(index, count, int(top_k), router, names[block])
         vars(block)["forward"] = MethodType(chosen_forward, block)
         blocks.append(vars(block)[BLOCK])
@@ -119,11 +120,6 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     """The layers that hold a watched block: what is called with the arguments of the forward."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return [layer for found in lists for layer in found if any(BLOCK in vars(part) for part in layer.modules())]
-
-
-def text_config(model: nn.Module) -> Any:
-    assert isinstance(model, PreTrainedModel)
-    return model.config.get_text_config()
 
 
 def hand_over(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

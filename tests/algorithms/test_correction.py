@@ -271,19 +271,6 @@ def test_weights_that_all_fall_outside_the_band_have_no_effective_sample_size():
     assert torch.equal(found.mask, mask)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-def test_batch_normalisation_counts_all_ranks_together(level):
-    plan = plan_of(rollout_is=level, rollout_is_batch_normalize=True)
-    columns = tensors()
-    whole = correction(*columns, plan)
-    shards = [[column[part] for column in columns] for part in (slice(0, 1), slice(1, 4))]
-    sums = []
-    for shard in shards:
-        correction(*shard, plan, reduce=lambda x: sums.append(x) or x)
-    parts = [correction(*shard, plan, reduce=lambda x: sum(sums)) for shard in shards]
-    torch.testing.assert_close(torch.cat([part.weights for part in parts]), whole.weights)
-
-
 def test_padding_columns_and_empty_rows_change_neither_weights_nor_masks():
     plan = plan_of(
         rollout_is="sequence",

@@ -11,7 +11,6 @@ from paddock.core.balance import (
     balanced_order,
     karmarkar_karp,
     needed_micro_batches,
-    split_into,
     token_budget_micro_batches,
     workload,
 )
@@ -73,7 +72,7 @@ def test_ranks_get_nearly_equal_work_where_plain_order_does_not():
 def test_any_count_from_the_needed_one_on_meets_the_token_budget(lengths, budget, more):
     needed = needed_micro_batches(lengths, budget)
     assert needed >= sum(lengths) / budget
-    parts = split_into(lengths, needed + more, budget)
+    parts = token_budget_micro_batches(lengths, budget, count=needed + more)
     assert len(parts) == needed + more
     assert flat(parts) == list(range(len(lengths)))
     assert max(totals(parts, lengths)) <= budget
@@ -89,7 +88,7 @@ def test_a_tight_packing_is_found_where_balancing_the_work_alone_fails():
 
 
 def test_at_least_the_asked_number_of_micro_batches():
-    assert len(split_into([5, 5, 5, 5], 3, 100, "key")) == 3
+    assert len(token_budget_micro_batches([5, 5, 5, 5], 100, count=3)) == 3
 
 
 def test_a_sequence_longer_than_the_budget_names_key_value_and_fix():
@@ -101,4 +100,4 @@ def test_a_sequence_longer_than_the_budget_names_key_value_and_fix():
 
 def test_too_small_a_count_is_a_programming_error():
     with pytest.raises(ValueError, match="needs 2"):
-        split_into([60, 60], 1, 100)
+        token_budget_micro_batches([60, 60], 100, count=1)

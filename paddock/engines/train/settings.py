@@ -12,7 +12,7 @@ from paddock.config.engine import FrozenConfig, FSDPConfig, OptimConfig
 from paddock.config.roles import ActorRolloutRefConfig, CriticConfig, CriticModelConfig, ModelConfig, RefConfig
 from paddock.config.schema import RewardModelModelConfig
 from paddock.config.topology import trains_adapters
-from paddock.core.balance import needed_micro_batches, split_into, token_budget_micro_batches
+from paddock.core.balance import needed_micro_batches, token_budget_micro_batches
 from paddock.core.batch import Batch
 from paddock.core.device import DTYPES, compute_dtype
 from paddock.engines.train.routers import RouterSettings
@@ -37,7 +37,7 @@ class Budget:
         if self.rows is not None:
             return list(torch.arange(len(batch)).split(self.rows))
         rows, tokens = self.units(batch, by_group)
-        return [positions(rows, part) for part in token_budget_micro_batches(tokens, self.tokens, key=self.key) if part]
+        return [positions(rows, part) for part in token_budget_micro_batches(tokens, self.tokens, self.key) if part]
 
     def needed(self, batch: Batch, by_group: bool = False) -> int:
         """Returns how many micro-batches hold these rows."""
@@ -51,7 +51,7 @@ class Budget:
             parts = torch.arange(len(batch)).split(self.rows) if len(batch) else ()
             return [*parts, *[torch.empty(0, dtype=torch.long)] * (count - len(parts))]
         rows, tokens = self.units(batch, by_group)
-        return [positions(rows, part) for part in split_into(tokens, count, self.tokens, self.key)]
+        return [positions(rows, part) for part in token_budget_micro_batches(tokens, self.tokens, self.key, count)]
 
     def units(self, batch: Batch, by_group: bool) -> tuple[list[list[int]], list[int]]:
         """Returns rows that stay together, and their tokens."""

@@ -41,6 +41,11 @@ class Packed:
         """int32 ``[sequences + 1]``: where each begins, and where the last one ends."""
         return to_device(torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32), self.device)
 
+    @property
+    def spans(self) -> list[slice]:
+        """Where each sequence is in the stream."""
+        return [slice(end - length, end) for end, length in zip(accumulate(self.lengths), self.lengths, strict=True)]
+
     @cached_property
     def tiles(self) -> Tensor:
         """The tiles that the kernel of exact numerics reads."""
@@ -55,8 +60,7 @@ class Packed:
     @cached_property
     def prompt_groups(self) -> PromptGroups:
         """The sequences as the kernel for short ones reads them: each is a group of its own."""
-        ends = accumulate(self.lengths)
-        return PromptGroups([[slice(end - length, end)] for end, length in zip(ends, self.lengths, strict=True)])
+        return PromptGroups([[span] for span in self.spans])
 
     def flash(self, call: AttentionCall) -> Tensor:
         """Computes one layer's call with the device's own kernel."""

@@ -5,6 +5,7 @@ One all-to-all gives each rank all tokens of a share of the heads, and a second 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from paddock.kernels.arguments import Scores
 from paddock.models.attention.packed import Packed
+
+Way = Callable[[Tensor, dist.ProcessGroup], Tensor]
 
 
 class SharedHeads(Packed):
@@ -27,9 +30,9 @@ class SharedHeads(Packed):
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         if scores.sinks is not None:
             scores = replace(scores, sinks=scores.sinks.chunk(self.ranks.size())[dist.get_rank(self.ranks)])
-        heads = [ToHeads.apply(x[0], self.ranks)[None] for x in (query, key, value)]
+        heads = [Exchange.apply(x[0], to_heads, from_heads, self.ranks)[None] for x in (query, key, value)]
         found = super().attend(module, heads[0], heads[1], heads[2], scores)
-        return ToTokens.apply(found[0], self.ranks)[None]
+        return Exchange.apply(found[0].transpose(0, 1), from_heads, to_heads, self.ranks).transpose(0, 1)[None]
 
 
 def exchange(parts: Tensor, ranks: dist.ProcessGroup) -> Tensor:
@@ -53,27 +56,14 @@ def from_heads(x: Tensor, ranks: dist.ProcessGroup) -> Tensor:
     return received.reshape(heads * ranks.size(), -1, dim)
 
 
-class ToHeads(torch.autograd.Function):
-    """From a slice of the tokens with all heads to all tokens of a share of the heads."""
+class Exchange(torch.autograd.Function):
+    """``(x, there, back, ranks) -> there(x, ranks)``; its gradient goes the way back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: dist.ProcessGroup) -> Tensor:
-        ctx.ranks = ranks
-        return to_heads(x.contiguous(), ranks)
+    def forward(ctx: Any, x: Tensor, there: Way, back: Way, ranks: dist.ProcessGroup) -> Tensor:
+        ctx.back, ctx.ranks = back, ranks
+        return there(x.contiguous(), ranks)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return from_heads(grads[0].contiguous(), ctx.ranks), None
-
-
-class ToTokens(torch.autograd.Function):
-    """The way back: ``[T, H / s, D] -> [T / s, H, D]``."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: dist.ProcessGroup) -> Tensor:
-        ctx.ranks = ranks
-        return from_heads(x.transpose(0, 1).contiguous(), ranks).transpose(0, 1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return to_heads(grads[0].transpose(0, 1).contiguous(), ctx.ranks).transpose(0, 1), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.back(grads[0].contiguous(), ctx.ranks), None, None, None

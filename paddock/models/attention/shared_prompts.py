@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from paddock.core.device import flash_attention, to_device
-from paddock.kernels.arguments import PromptGroups
+from paddock.kernels.arguments import PromptGroups, Stretch
 from paddock.kernels.launch import can_launch, has_triton
 from paddock.models.attention.blocks import Block, blocks_of
 from paddock.models.attention.interface import AttentionCall
 from paddock.models.attention.packed import Packed
 
 if has_triton():
-    from paddock.kernels.repeat import Stretch, Tiles, repeat, repeat_backward
+    from paddock.kernels.repeat import Tiles, repeat, repeat_backward
 
 
 class SharedPrompts(Packed):
@@ -44,14 +44,9 @@ class SharedPrompts(Packed):
     @cached_property
     def sources(self) -> Tensor:
         """The token of the stream that each key of `key_lengths` is."""
-        own, start = sum(self.prompts), 0
-        pieces = [(0, own)]
-        for prompt, group in zip(self.prompts, self.responses, strict=True):
-            for length in group:
-                pieces += [(start, prompt), (own, length)]
-                own += length
-            start += prompt
-        return to_device(ranges(*zip(*pieces, strict=True)), self.device)
+        copies = sorted((place, s.start, s.length) for s in self.stretches for place in s.copies)
+        _, starts, lengths = zip(*copies, strict=True)
+        return to_device(ranges(starts, lengths), self.device)
 
     @cached_property
     def stretches(self) -> list[Stretch]:
@@ -81,21 +76,15 @@ class SharedPrompts(Packed):
     @cached_property
     def prompt_groups(self) -> PromptGroups:
         """The groups of the kernel for short sequences: a prompt and the responses to it."""
-        spans = iter(
-            [slice(end - length, end) for end, length in zip(accumulate(self.lengths), self.lengths, strict=True)]
-        )
-        prompts = [next(spans) for _ in self.prompts]
-        return PromptGroups(
-            [[prompt, *(next(spans) for _ in group)] for prompt, group in zip(prompts, self.responses, strict=True)]
-        )
+        prompts, responses = self.spans[: len(self.prompts)], iter(self.spans[len(self.prompts) :])
+        groups = zip(prompts, self.responses, strict=True)
+        return PromptGroups([[prompt, *(next(responses) for _ in group)] for prompt, group in groups])
 
     @cached_property
     def blocks(self) -> list[Block]:
         """The blocks of prompts, then those of responses; a block may have responses to several prompts."""
-        ends = accumulate(self.prompts)
-        prompts = [slice(end - length, end) for end, length in zip(ends, self.prompts, strict=True)]
+        prompts, responses = self.spans[: len(self.prompts)], self.lengths[len(self.prompts) :]
         behind = [prompt for prompt, group in zip(prompts, self.responses, strict=True) for _ in group]
-        responses = self.lengths[len(prompts) :]
         return [
             *blocks_of(self.prompts, self.device),
             *blocks_of(responses, self.device, sum(self.prompts), behind),
