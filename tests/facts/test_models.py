@@ -308,15 +308,13 @@ def test_no_config_breaks_the_reader(family: str, noise: dict[str, Any]) -> None
         assert from_config(base | noise | {"model_type": family}).parameters >= 0
 
 
-def test_a_bundled_shape_needs_no_torch_and_no_time() -> None:
+def test_a_bundled_shape_needs_no_slow_import() -> None:
     code = (
-        "import sys, time; start = time.perf_counter();"
-        "from paddock.facts.models import shape_of; shape_of('Qwen/Qwen2-7B');"
-        "print(time.perf_counter() - start, *{'torch', 'transformers', 'huggingface_hub'} & set(sys.modules))"
+        "import sys; from paddock.facts.models import shape_of; shape_of('Qwen/Qwen2-7B');"
+        "print(*{'torch', 'transformers', 'huggingface_hub', 'numpy', 'pyarrow'} & set(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert float(out[0]) < 0.5
-    assert out[1:] == []
+    assert out == []
 
 
 @pytest.mark.parametrize(
