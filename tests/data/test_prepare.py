@@ -159,10 +159,10 @@ def test_an_unknown_data_set_gets_a_suggestion(capsys):
         ({"problem": "2+2?", "answer": "#### 4"}, "question"),
     ],
 )
-def test_a_broken_record_is_named_by_file_line_and_column(tmp_path, capsys, record, column):
+def test_a_broken_record_is_named_by_file_row_and_column(tmp_path, capsys, record, column):
     raw = raw_folder(tmp_path / "raw", test=[*TEST, record])
     message = refusal(capsys, prepare(raw, tmp_path / "out"))
-    assert f"{raw / 'test.jsonl'} line 2, column {column!r}" in message
+    assert f"{raw / 'test.jsonl'} row 1, column {column!r}" in message
     assert not (tmp_path / "out").exists()
 
 

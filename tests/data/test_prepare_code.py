@@ -133,7 +133,7 @@ def test_files_by_split_are_read_too(tmp_path):
 def test_a_record_that_cannot_be_judged_is_named_by_file_line_and_column(tmp_path, capsys, name, file, record, column):
     raw = write(tmp_path / "raw", file, [record, SMALL | {"task_id": 11}] if name == "mbpp" else [record])
     assert prepare(name, raw, tmp_path / "out") == 2
-    assert f"{raw / file} line 1, column {column!r}" in capsys.readouterr().err
+    assert f"{raw / file} row 0, column {column!r}" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -107,12 +107,12 @@ def test_rows_for_a_reward_model_need_no_answer(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("record", "flags", "message"),
     [
-        ({"q": "x", "answer": "1"}, (), "line 2, column 'prompt': is missing; the record has 'q', 'answer'"),
-        ({"prompt": "x"}, (), "line 2, column 'answer': there is no answer; the record has 'prompt'"),
-        ({"prompt": [], "answer": "1"}, (), "line 2, column 'prompt': is empty"),
+        ({"q": "x", "answer": "1"}, (), "row 1, column 'prompt': is missing; the record has 'q', 'answer'"),
+        ({"prompt": "x"}, (), "row 1, column 'answer': there is no answer; the record has 'prompt'"),
+        ({"prompt": [], "answer": "1"}, (), "row 1, column 'prompt': is empty"),
         ({"prompt": [{"role": "user", "content": [1]}], "answer": "1"}, (), "texts alone are taken"),
         ({"prompt": "x", "answer": "1"}, ("--test-share", "1"), "--test-share=1.0: is no share"),
-        ({"prompt": "x", "answer": "1"}, ("--test-file", "nowhere.jsonl"), "nowhere.jsonl: no such file"),
+        ({"prompt": "x", "answer": "1"}, ("--test-file", "nowhere.jsonl"), "nowhere.jsonl: the file does not exist"),
     ],
 )
 def test_what_cannot_be_used_is_named_and_nothing_is_written(tmp_path, capsys, record, flags, message):

@@ -82,7 +82,7 @@ def test_a_record_that_cannot_be_used_is_named(tmp_path, capsys, change, message
     record = {"problem": "<image>Find x.", "answer": "3", "images": [picture(tmp_path)]}
     assert prepare(tmp_path, record, record | change) == 2
     error = capsys.readouterr().err
-    assert "train.jsonl line 2" in error and message in error
+    assert "train.jsonl row 1" in error and message in error
 
 
 def test_what_datasets_stores_as_pictures_is_not_drawn_again(tmp_path):

@@ -126,7 +126,7 @@ def test_the_next_command_is_that_of_the_kind(tmp_path, capsys):
 
 def test_a_transcript_in_which_nobody_asks_is_an_error_with_its_place(tmp_path, capsys):
     assert prepare(tmp_path, "rl", record(), record("\n\nHuman: a\n\nAssistant: b")) == 2
-    assert "train.jsonl line 2, column 'prompt': does not end with a question" in capsys.readouterr().err
+    assert "train.jsonl row 1, column 'prompt': does not end with a question" in capsys.readouterr().err
 
 
 def test_the_kind_must_be_named(tmp_path, capsys):

@@ -88,7 +88,7 @@ def test_the_last_line_names_the_keys_that_a_run_with_tools_needs(tmp_path, caps
 def test_a_record_without_an_answer_is_named(tmp_path, capsys, name):
     with pytest.raises(AssertionError):
         prepared(tmp_path, name, {"question": "?", "answer": "four"})
-    assert "train.jsonl line 1, column 'answer'" in capsys.readouterr().err
+    assert "train.jsonl row 0, column 'answer'" in capsys.readouterr().err
 
 
 NOTED = "Half of them: 4/2 = <<4/2=2>>2 coins.\nAll cost $<<600*2=1200>>1,200, or <<.5*1=.5>>half.\n#### 1,200"

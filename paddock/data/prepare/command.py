@@ -60,7 +60,7 @@ def _raw(preparer: Preparer, source: Path | None) -> Splits:
         return from_hub(preparer.hub, preparer.config, preparer.splits)
     files = [source / f"{preparer.whole}{suffix}" for suffix in SUFFIXES] if preparer.whole else []
     if file := next((file for file in files if file.is_file()), None):
-        records = [(preparer.split_of(record), record) for record in read_file(file)]
+        records = [(preparer.split_of(record), record) for record in read_file(file, FLAG)]
         return {split: [record for own, record in records if own == split] for split in preparer.splits}
     return from_path(source, preparer.config, preparer.splits)
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paddock.config.paths import missing_file
 from paddock.core.options import Options
 from paddock.data.prepare.preparer import ANSWERED, Row, training_columns
 from paddock.data.prepare.records import SUFFIXES, Record, read_file
@@ -79,15 +78,12 @@ def _parser() -> argparse.ArgumentParser:
 def _records(file: str | None) -> list[Record]:
     if file is None:
         return []
-    path = Path(os.path.expanduser(file))
-    if not os.path.isfile(path):
-        raise missing_file("FILE", str(path))
-    if not path.name.endswith(SUFFIXES):
+    if not file.endswith(SUFFIXES):
         raise UserError("is no JSON file by its name", key="FILE", value=file, fix=f"a name in {', '.join(SUFFIXES)}")
-    found = list(read_file(path))
-    if not found:
+    records = read_file(Path(file), "FILE")
+    if not records:
         raise UserError("holds no records", key="FILE", value=file, fix="one JSON object a line")
-    return found
+    return records
 
 
 def row_of(record: Record, options: argparse.Namespace, index: int) -> Row:

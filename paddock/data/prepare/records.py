@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from paddock.data.hub import first_line, load_from_hub
 from paddock.errors import UserError
+from paddock.facts import files
 
 FLAG = "--local_dataset_path"
 SPLITS = ("train", "test")
@@ -24,7 +23,7 @@ LAYOUTS = (
 
 @dataclass(frozen=True)
 class Record:
-    """One raw record, and the location an error message names: `data/train.jsonl line 12`."""
+    """One raw record, and the location an error message names: `data/train.jsonl row 12`."""
 
     values: Mapping[str, Any]
     location: str
@@ -51,8 +50,8 @@ def from_path(folder: Path, config: str | None, splits: Sequence[str] = SPLITS) 
     if not folder.is_dir():
         reason = "is a file, not a folder" if folder.exists() else "there is no such folder"
         raise UserError(reason, key=FLAG, value=folder, fix=LAYOUTS)
-    if files := split_files(folder):
-        return {split: list(read_file(file)) for split, file in files.items()}
+    if plain := split_files(folder):
+        return {split: read_file(file, FLAG) for split, file in plain.items()}
     if any((folder / "train").glob("*/*.json")):
         found = {split: list((folder / split).glob("*/*.json")) for split in SPLITS}
         for single in found.values():  # subject by subject, 2.json before 10.json
@@ -64,12 +63,12 @@ def from_path(folder: Path, config: str | None, splits: Sequence[str] = SPLITS) 
 def split_files(folder: Path) -> dict[str, Path]:
     """Returns the folder's train.jsonl and test.jsonl (or .jsonl.gz, .json) by split; empty where it holds neither."""
     candidates = {split: [folder / f"{split}{suffix}" for suffix in SUFFIXES] for split in SPLITS}
-    found = {split: next((file for file in files if file.is_file()), None) for split, files in candidates.items()}
-    files = {split: file for split, file in found.items() if file}
-    if files and len(files) < len(SPLITS):
-        have, missing = (next(iter(files.values())).name, next(split for split in SPLITS if split not in files))
+    first = {split: next((file for file in named if file.is_file()), None) for split, named in candidates.items()}
+    there = {split: file for split, file in first.items() if file}
+    if there and len(there) < len(SPLITS):
+        have, missing = (next(iter(there.values())).name, next(split for split in SPLITS if split not in there))
         raise UserError(f"holds {have} but no {missing} file", key=FLAG, value=folder, fix=f"add {missing}.jsonl to it")
-    return files
+    return there
 
 
 def from_hub(name: str, config: str | None, splits: Sequence[str] = SPLITS) -> Splits:
@@ -114,48 +113,25 @@ def _stored(table: Any) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def read_file(path: Path) -> Iterator[Record]:
-    try:
-        if path.suffix == ".json":
-            yield from _read_list(path)
-            return
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _record(_parse(line, f"{path} line {number}"), f"{path} line {number}")
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise UserError(f"cannot be read: {first_line(error)}", key=str(path), fix="download the file again") from error
-
-
-def _read_list(path: Path) -> Iterator[Record]:
-    items = _parse(path.read_text(encoding="utf-8"), str(path))
-    if not isinstance(items, list):
-        raise UserError("must hold a JSON list of records", key=str(path), fix="or name it .jsonl: one record a line")
-    for row, item in enumerate(items):
-        yield _record(item, f"{path} item {row}")
+def read_file(path: Path, key: str) -> list[Record]:
+    """Reads the records of a JSON file, as a run reads its rows; `key` is the flag that names the path."""
+    found = list[Record]()
+    for source in files.sources(path, key):
+        with files.readable(source, key):
+            rows = enumerate(files.records(source))
+            found += [_record(values, f"{source.path} row {number}") for number, values in rows]
+    return found
 
 
 def _read_single(path: Path) -> Record:
+    """Reads a file that is one JSON object."""
+    with files.readable(files.FileSource(str(path), path, "json"), FLAG):
+        return _record(files.json_row(path.read_bytes(), str(path)), str(path))
+
+
+def _record(values: Mapping[str, Any], location: str) -> Record:
     try:
-        return _record(_parse(path.read_text(encoding="utf-8"), str(path)), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"cannot be read: {first_line(error)}", key=str(path), fix="unpack the data set again"
-        ) from error
-
-
-def _parse(text: str, location: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"not JSON: {error}", key=location, fix="mend this line, or download the file again") from error
-
-
-def _record(value: Any, location: str) -> Record:
-    if not isinstance(value, dict):
-        raise UserError(f"a record must be a JSON object, not {value!r:.80}", key=location, fix="mend or remove it")
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(values, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:  # JSON can hold half of a surrogate pair, which no parquet file takes
         raise UserError(f"a text is no Unicode: {error}", key=location, fix="mend or remove it") from error
-    return Record(value, location)
+    return Record(values, location)
