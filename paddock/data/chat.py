@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from paddock.data.tables import bad_row
@@ -18,6 +19,8 @@ Messages = str | list[Message]
 """A plain text, or the turns of a conversation."""
 
 
+MARK = "~answer~"
+"""Stands for an answer where a template is asked what it writes around answers."""
 REMEDY = "mend the tokenizer's chat_template, or set data.apply_chat_template_kwargs.chat_template"
 ONLY_TOKENS = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
 
@@ -95,6 +98,14 @@ class PromptEncoder:
             reason = f"the chat template refuses it: {type(error).__name__}: {error}"
             raise bad_row(location, column, reason, "mend the row's messages, or change the template") from error
         return whole_text(text, location, column)
+
+    @cached_property
+    def closing(self) -> list[int]:
+        """The tokens that the chat template writes behind an answer: the end of the turn, often with a line break."""
+        turns: list[Message] = [{"role": "user", "content": MARK}, {"role": "assistant", "content": MARK}]
+        ended = PromptEncoder(self.tokenizer, {**self.template_kwargs, "add_generation_prompt": False})
+        [text] = ended.render([turns], ["a conversation"], "prompt")
+        return self.tokenizer(text.rpartition(MARK)[2], add_special_tokens=False, **ONLY_TOKENS)["input_ids"]
 
     def identity(self) -> bytes | None:
         """Equal where every prompt gets equal tokens; None where that cannot be told."""

@@ -16,7 +16,7 @@ from paddock.facts.files import ANSWERS, CONVERSATIONS, TRUTH, as_messages, prom
 
 log = logging.getLogger(__name__)
 
-SOURCE, EXTRA = "data_source", "extra_info"
+EXTRA = "extra_info"
 WRITTEN = "written_prompt"
 """Under `reward_model`: the prompt as the file has it, for functions that are given what the data holds."""
 AGENT = "agent_name"
@@ -24,7 +24,8 @@ AGENT = "agent_name"
 ENVIRONMENT = "environment"
 """Names the environment of a row where a run has several, as TRL's data have it."""
 INSTRUCTION, INPUT = "instruction", "input"
-RULE = "rule"
+RULE, MODEL = "rule", "model"
+"""Styles of rows: who scores their answers."""
 
 
 def wanted_columns(columns: Sequence[str], config: DataConfig) -> Sequence[str]:

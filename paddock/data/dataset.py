@@ -16,14 +16,15 @@ from paddock.config.schema import DataConfig
 from paddock.core.images import Images
 from paddock.core.rng import permutation
 from paddock.data.chat import Messages, PromptEncoder, truncated
-from paddock.data.columns import AGENT, ENVIRONMENT, WRITTEN, scored, wanted_columns
+from paddock.data.columns import AGENT, ENVIRONMENT, EXTRA, MODEL, RULE, WRITTEN, scored, wanted_columns
 from paddock.data.images import ImagePrompts, ReadsImages
 from paddock.data.kept import Arrays, kept_arrays
 from paddock.data.plugins import tables_of
 from paddock.data.processes import MANY, over_ranges, same_processes
-from paddock.data.reading import EXTRA, MODEL, RULE, TRUTH, PromptLengths, Rows, Scorers, source_of, style_of, truth_of
+from paddock.data.reading import PromptLengths, Rows, Scorers, source_of, style_of, truth_of
 from paddock.data.tables import Table
 from paddock.errors import UserError
+from paddock.facts.files import TRUTH
 
 log = logging.getLogger(__name__)
 

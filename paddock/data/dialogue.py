@@ -14,15 +14,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from paddock.data.chat import ONLY_TOKENS, Message, Messages, PromptEncoder, limited
+from paddock.data.chat import MARK, ONLY_TOKENS, Message, Messages, PromptEncoder, limited
 from paddock.data.tails import Around, around, texts_read
-from paddock.data.transcript import closing
 from paddock.errors import UserError
 
 Tools = Sequence[dict[str, Any]]
 
 TEMPLATE_KEY = "data.apply_chat_template_kwargs.chat_template"
-MARK, ASKED, SAID, TOLD = "~answer~", "~asked~", "~said {}~", "~told what it does~"
+ASKED, SAID, TOLD = "~asked~", "~said {}~", "~told what it does~"
 QUESTION: list[Message] = [{"role": "user", "content": ASKED}]
 PROBE_TOOL = {
     "type": "function",
@@ -234,7 +233,7 @@ class Dialogue:
         """The tokens behind an answer that ends a conversation; empty if the template writes none, or refuses one."""
         for tools in (None, [PROBE_TOOL]):  # some templates are for tools alone
             with suppress(UserError):
-                return closing(self._encoder(tools))
+                return self._encoder(tools).closing
         return []
 
     @property

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from paddock.data.chat import Messages, messages_of
 from paddock.data.tables import Record, Table, bad_row
-from paddock.data.transcript import closing
 from paddock.data.unscored import AnswerDataset, text_of
 from paddock.errors import UserError
 
@@ -72,7 +70,7 @@ class PairDataset(AnswerDataset):
         tokenizer = self.encoder.tokenizer
         encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         end = [tokenizer.eos_token_id]
-        return [[*ids, *(end if isinstance(prompt, str) else self.closing)]
+        return [[*ids, *(end if isinstance(prompt, str) else self.encoder.closing)]
                 for ids, prompt in zip(encoded, prompts, strict=True)]  # fmt: skip
 
     def _cut(self, answer: Any, location: str) -> Any:
@@ -84,10 +82,6 @@ class PairDataset(AnswerDataset):
             fix = "set data.max_prompt_length and data.max_response_length"
             raise UserError("is for rows with one answer", key=key, value=self.config.max_length, fix=fix)
         return prompt, answer
-
-    @cached_property
-    def closing(self) -> list[int]:
-        return closing(self.encoder)
 
 
 def answer_of(record: Record, column: str, location: str) -> tuple[Messages | None, str]:

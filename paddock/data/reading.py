@@ -14,11 +14,9 @@ import numpy as np
 
 from paddock.config.schema import DataConfig
 from paddock.data.chat import Messages, PromptEncoder, messages_of, plain_text
+from paddock.data.columns import EXTRA, MODEL, RULE
 from paddock.data.tables import Record, Table, bad_row
-
-TRUTH = "reward_model"
-EXTRA = "extra_info"
-RULE, MODEL = "rule", "model"
+from paddock.facts.files import TRUTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +26,8 @@ class Asked:
     messages: Messages
     record: Record
     location: str
-    path: str
-    """The file of the row."""
-
-    @property
-    def folder(self) -> Path:
-        """Where images of the row are looked for."""
-        return Path(self.path).expanduser().parent
+    folder: Path
+    """The folder of the row's file, where its images are looked for."""
 
 
 class Rows:
@@ -53,13 +46,14 @@ class Rows:
         config, found = self.config, list[Asked]()
         for number, group in itertools.groupby(indices, lambda index: bisect.bisect_right(self.starts, index) - 1):
             table, rows = self.tables[number], [index - self.starts[number] for index in group]
+            folder = Path(table.path).expanduser().parent
             for row, record in zip(rows, table.rows(rows), strict=True):
                 location = table.location(row)
                 self._check(record, location)
                 messages = messages_of(record.get(config.prompt_key), location, config.prompt_key)
                 if not config.apply_chat_template:
                     messages = plain_text(messages, location, config.prompt_key)
-                found.append(Asked(messages, record, location, table.path))
+                found.append(Asked(messages, record, location, folder))
         return found
 
     def _check(self, record: Record, location: str) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from paddock.data.chat import Message, Messages, PromptEncoder, with_answer
-
-MARK = "~answer~"
 
 
 @dataclass(frozen=True)
@@ -38,14 +35,6 @@ class Transcript:
         return Transcript(prompt, answer, self.cut)
 
 
-def closing(encoder: PromptEncoder) -> list[int]:
-    """The tokens that a chat template writes behind an answer: the end of the turn, often with a line break."""
-    turns: list[Message] = [{"role": "user", "content": MARK}, {"role": "assistant", "content": MARK}]
-    whole = PromptEncoder(encoder.tokenizer, {**encoder.template_kwargs, "add_generation_prompt": False})
-    [text] = whole.render([turns], ["a conversation"], "prompt")
-    return encoder.tokenizer(text.rpartition(MARK)[2], add_special_tokens=False, verbose=False)["input_ids"]
-
-
 class Transcriber:
     """Answers of the policy as a reward model reads them.
 
@@ -63,10 +52,6 @@ class Transcriber:
     @property
     def keeps_tokens(self) -> bool:
         return self.reader is None
-
-    @cached_property
-    def closing(self) -> list[int]:
-        return closing(self.writer)
 
     def transcripts(
         self, messages: Sequence[Messages], prompts: Sequence[list[int]], answers: Sequence[list[int]],
@@ -87,7 +72,7 @@ class Transcriber:
 
     def closed(self, answer: list[int]) -> list[int]:
         """An answer as its conversation holds it: the end of the turn stands behind it, whatever it stopped at."""
-        return [*(answer[:-1] if answer and answer[-1] in self.stops else answer), *self.closing]
+        return [*(answer[:-1] if answer and answer[-1] in self.stops else answer), *self.writer.closing]
 
     def _rewritten(
         self, reader: PromptEncoder, messages: Sequence[Messages], answers: Sequence[list[int]],

@@ -14,10 +14,10 @@ import numpy as np
 
 from paddock.config.schema import DataConfig, row_tokens
 from paddock.data.chat import Messages, limited, messages_of, whole_text
-from paddock.data.columns import asked, top, value_at
+from paddock.data.columns import EXTRA, RULE, asked, top, value_at
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.dialogue import Dialogue
-from paddock.data.reading import EXTRA, RULE, Asked
+from paddock.data.reading import Asked
 from paddock.data.tables import Record, Table, bad_row
 from paddock.errors import UserError
 from paddock.facts.files import CONVERSATIONS, as_messages

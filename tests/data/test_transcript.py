@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from paddock.data.chat import PromptEncoder
-from paddock.data.transcript import Transcriber, Transcript, closing
+from paddock.data.transcript import Transcriber, Transcript
 from paddock.errors import UserError
 
 CHAT = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "2+2?"}]
@@ -136,4 +136,4 @@ def test_a_token_that_counts_as_padding_is_taken_from_the_end_and_nowhere_else()
 
 def test_closing_is_what_the_template_writes_behind_an_answer():
     tokenizer = byte_tokenizer(LINE_TEMPLATE)
-    assert tokenizer.decode(closing(PromptEncoder(tokenizer))) == "<|end|>\n"
+    assert tokenizer.decode(PromptEncoder(tokenizer).closing) == "<|end|>\n"
