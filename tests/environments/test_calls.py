@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -257,11 +258,20 @@ def calls_with(texts: st.SearchStrategy[str]) -> st.SearchStrategy[list[Call]]:
     return st.lists(calls, min_size=1, max_size=3)
 
 
+ANY_CALLS = calls_with(st.text(LETTERS, max_size=12) | st.sampled_from(QUOTES))
+
+
+@cache
+def calls_with_marks_of(form: Format) -> st.SearchStrategy[list[Call]]:
+    """Kept for all examples: hypothesis takes longer to make such a strategy than to draw from it."""
+    texts = st.tuples(st.text(LETTERS, max_size=3), st.sampled_from(marks_of(form)), st.text(LETTERS, max_size=3))
+    return calls_with(texts.map("".join))
+
+
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 @settings(max_examples=25, deadline=None)
-@given(data=st.data())
-def test_any_arguments_are_read_as_they_were_rendered(form, data):
-    calls = data.draw(calls_with(st.text(LETTERS, max_size=12) | st.sampled_from(QUOTES)))
+@given(calls=ANY_CALLS)
+def test_any_arguments_are_read_as_they_were_rendered(form, calls):
     read, malformed = form.parse(form.render(calls))
     assert malformed == [] and same(read, calls, form)
 
@@ -273,8 +283,7 @@ def test_any_arguments_are_read_as_they_were_rendered(form, data):
 @given(data=st.data())
 def test_marks_of_the_format_inside_of_texts_make_no_other_call(form, data):
     """They are text; where the format cannot write them, the call is malformed, never another one."""
-    marked = st.tuples(st.text(LETTERS, max_size=3), st.sampled_from(marks_of(form)), st.text(LETTERS, max_size=3))
-    (call, *_) = data.draw(calls_with(marked.map("".join)))
+    (call, *_) = data.draw(calls_with_marks_of(form))
     read, malformed = form.parse(form.render([call]))
     assert (malformed == [] and same(read, [call], form)) or (form.name in UNQUOTED and malformed and read == [])
 
