@@ -348,7 +348,7 @@ def select_clip_cov(x: LossInputs, config: Any, seed: int, step: int) -> PerToke
     candidates = (x.mask != 0) & ~clipped & (cov > options.clip_cov_lb) & (cov < options.clip_cov_ub)
     rows = torch.arange(len(cov), device=cov.device) if x.rows is None else x.rows
     position = torch.arange(cov.shape[1], device=cov.device)
-    draw = uniform(seed, step, rows.unsqueeze(-1), position, stream=Stream.LOSS, dtype=torch.float64)
+    draw = uniform(seed, step, rows.unsqueeze(-1), position, stream=Stream.LOSS)
     return highest(draw, candidates, share_of_tokens(options.clip_cov_ratio, x.mask)).to(cov.dtype)
 
 

@@ -118,6 +118,6 @@ def resample(batch: Batch, config: Any, seed: int, step: int) -> Batch:
     batch = batch.rows(batch.row.argsort())
     weights = resampling_weights(batch.need("scores").sum(-1), config.reweight_method, config.weight_pow)
     ladder = (weights.double() + 1e-8).cumsum(0)
-    draws = uniform(seed, step, batch.row, stream=Stream.RESAMPLE, dtype=torch.float64) * ladder[-1]
+    draws = uniform(seed, step, batch.row, stream=Stream.RESAMPLE) * ladder[-1]
     drawn = torch.searchsorted(ladder, draws, right=True).clamp(max=len(batch) - 1)
     return batch.rows(drawn).with_(row=torch.arange(len(batch), device=batch.row.device))

@@ -23,7 +23,7 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
 from paddock.errors import UserError
-from paddock.facts.processor import multiplies_bf16, processor_flags
+from paddock.facts.processor import multiplies_bf16
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -104,19 +104,8 @@ def share_device(device: torch.device, ranks: int) -> None:
         )  # fmt: skip
 
 
-VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
 RESOURCE = {"cuda": "GPU", "npu": "NPU", "cpu": "CPU"}
 """Ray's name for a device; it counts those of NVIDIA and Ascend by itself."""
-
-
-def visible_devices_variable(kind: str) -> str | None:
-    """Returns the environment variable that tells a process which devices it may use."""
-    return VISIBLE.get(kind)
-
-
-def visible_devices(kind: str) -> str | None:
-    """Returns the devices that this process may use, as the variable lists them; None: all."""
-    return os.environ.get(VISIBLE[kind]) if kind in VISIBLE else None
 
 
 def shares_memory(device: torch.device) -> bool:
@@ -400,7 +389,7 @@ def torch_settings_restored() -> Iterator[None]:
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
     """Returns the type that a config names; float32 where a CPU can only emulate it, at a fraction of the speed."""
     dtype = DTYPES[name]
-    if device.type == "cpu" and dtype != torch.float32 and not cpu_multiplies_bf16():
+    if device.type == "cpu" and dtype != torch.float32 and not multiplies_bf16():
         return torch.float32
     return dtype
 
@@ -468,7 +457,3 @@ def ascend_mask(device: torch.device) -> torch.Tensor:
 
 def has_fused_optimizers(device: torch.device) -> bool:
     return device.type in ("cpu", "cuda")
-
-
-def cpu_multiplies_bf16() -> bool:
-    return multiplies_bf16(processor_flags())

@@ -1,8 +1,8 @@
 """Randomness as a pure function of (seed, step, row, position): no state, no order, the same bits on every device.
 
 The generator is Philox4x32 with ten rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
-written in int64 tensor operations. A counter is the four words (lane, position, row, step), the key
-is the seed and what the number is for.
+written in int64 tensor operations. A counter is the four words (0, position, row, step), the key is
+the seed and what the number is for.
 """
 
 from __future__ import annotations
@@ -46,12 +46,10 @@ def key_of(seed: int, stream: int) -> tuple[int, int]:
     return seed & WORD, (seed >> 32) & 0xFFFFFF | stream << 24
 
 
-def words(
-    seed: int, step: Tensor | int, row: Tensor, position: Tensor | int, lane: Tensor | int, stream: int
-) -> tuple[Tensor, ...]:
+def words(seed: int, step: Tensor | int, row: Tensor, position: Tensor | int, stream: int) -> tuple[Tensor, ...]:
     """Returns four random words for each place. Coordinates broadcast against each other and count modulo 2^32."""
     device, key = row.device, key_of(seed, stream)
-    parts = [torch.as_tensor(part, dtype=torch.long, device=device) & WORD for part in (lane, position, row, step)]
+    parts = [torch.as_tensor(part, dtype=torch.long, device=device) & WORD for part in (0, position, row, step)]
     c0, c1, c2, c3 = torch.broadcast_tensors(*parts)
     if device.type != "cpu":
         return philox((c0, c1, c2, c3), key)
@@ -61,27 +59,19 @@ def words(
 
 
 def uniform(
-    seed: int,
-    step: Tensor | int,
-    row: Tensor,
-    position: Tensor | int = 0,
-    *,
-    stream: Stream = Stream.SAMPLE,
-    dtype: torch.dtype = torch.float32,
+    seed: int, step: Tensor | int, row: Tensor, position: Tensor | int = 0, *, stream: Stream = Stream.SAMPLE
 ) -> Tensor:
-    """Numbers in the open interval (0, 1), one for each (step, row, position), which broadcast against each other."""
-    first, second, *_ = words(seed, step, row, position, 0, stream)
-    return to_unit(first, second, dtype)
+    """Returns numbers in (0, 1), in float64: one for each (step, row, position), which broadcast against each other."""
+    high, low, *_ = words(seed, step, row, position, stream)
+    return to_unit(high, low)
 
 
-def to_unit(high: Tensor, low: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the middles of 2^23 (float32) or 2^52 (float64) equal cells: exact in the format, never 0 and never 1."""
-    if dtype == torch.float64:
-        return (((high << 20) | (low >> 12)).double() + 0.5) * 2.0**-52
-    return ((high >> 9).to(torch.float32) + 0.5) * 2.0**-23
+def to_unit(high: Tensor, low: Tensor) -> Tensor:
+    """Returns the middles of 2^52 equal cells: exact in float64, never 0 and never 1."""
+    return (((high << 20) | (low >> 12)).double() + 0.5) * 2.0**-52
 
 
 def permutation(n: int, seed: int, epoch: int) -> Tensor:
     """A shuffled ``0..n-1`` for one pass over the data."""
-    keys = uniform(seed, epoch, torch.arange(n), stream=Stream.SHUFFLE, dtype=torch.float64)
+    keys = uniform(seed, epoch, torch.arange(n), stream=Stream.SHUFFLE)
     return keys.argsort(stable=True)

@@ -16,13 +16,13 @@ class KnownDataset:
     splits: Mapping[str, int]  # rows of each published split
     aliases: tuple[str, ...] = ()  # other names of its folder or file
     preparer: str | None = None  # `paddock data <preparer>` writes it
-    note: str = ""
     folder: str = ""  # its folder in the path that was looked up
     split: str | None = None  # the split that path names
 
-    def rows(self, split: str | None = None) -> int | None:
-        """Rows of `split`, by default of the one the path names; None where that is not known."""
-        return self.splits.get(split or self.split or "")
+    @property
+    def rows(self) -> int | None:
+        """The rows of the split that the path names; None if it names none, or another."""
+        return self.splits.get(self.split or "")
 
     @property
     def prepare_command(self) -> str | None:
@@ -64,18 +64,8 @@ TABLE = (
         {"train": 40315},
         aliases=("deepscaler-preview-dataset",),
     ),
-    KnownDataset(
-        "dapo-math-17k",
-        "BytedTsinghua-SIA/DAPO-Math-17k",
-        {"train": 1791700},
-        note="the published file repeats each of its 17 thousand problems 100 times",
-    ),
-    KnownDataset(
-        "aime-2024",
-        "BytedTsinghua-SIA/AIME-2024",
-        {"test": 960},
-        note="the published file repeats each of the 30 problems 32 times",
-    ),
+    KnownDataset("dapo-math-17k", "BytedTsinghua-SIA/DAPO-Math-17k", {"train": 1791700}),  # 17 thousand, 100 times each
+    KnownDataset("aime-2024", "BytedTsinghua-SIA/AIME-2024", {"test": 960}),  # 30 problems, 32 times each
     KnownDataset("Eurus-2-RL-Data", "PRIME-RL/Eurus-2-RL-Data", {"train": 480537, "validation": 2048}),
     KnownDataset("humaneval", "openai/openai_humaneval", {"test": 164}, preparer="humaneval"),
     KnownDataset(

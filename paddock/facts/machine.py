@@ -52,6 +52,10 @@ GPU_MEMORY_GIB = {name: memory for name, (memory, _, _) in _GPUS.items()}
 GPU_SPEED = {name: Speed(tera * 1e12, wide * 1e12) for name, (_, tera, wide) in _GPUS.items()}
 
 
+VISIBLE_DEVICES = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
+"""The environment variable that lists the accelerators which a process may use; unset: all of them."""
+
+
 @dataclass(frozen=True)
 class Machine:
     """Devices that this process can see."""
@@ -125,12 +129,9 @@ def _wandb_ready() -> bool:
 
 
 def _accelerators() -> tuple[str, int]:
-    for device, pattern, variable in (
-        ("cuda", r"nvidia\d+", "CUDA_VISIBLE_DEVICES"),
-        ("npu", r"davinci\d+", "ASCEND_RT_VISIBLE_DEVICES"),
-    ):
+    for device, pattern in (("cuda", r"nvidia\d+"), ("npu", r"davinci\d+")):
         present = sum(bool(re.fullmatch(pattern, entry.name)) for entry in Path("/dev").iterdir())
-        visible = os.environ.get(variable)
+        visible = os.environ.get(VISIBLE_DEVICES[device])
         if visible is not None:
             present = min(present, len([part for part in visible.split(",") if part.strip() not in ("", "-1")]))
         if present:

@@ -43,7 +43,7 @@ def processor_speed(threads: int, bf16: bool) -> Speed | None:
     one = measured()
     if one is None:
         return None
-    rate = bf16_rate(processor_flags()) if bf16 else 1.0
+    rate = bf16_rate() if bf16 else 1.0
     return Speed(one.flops * threads * rate, one.bandwidth * min(threads, BANDWIDTH_THREADS))
 
 
@@ -62,13 +62,13 @@ def measured() -> Speed | None:
     return Speed(flops, bandwidth)
 
 
-def bf16_rate(flags: frozenset[str]) -> float:
-    """1 without any of these flags: such a processor computes in float32 whatever the config says (core/device.py)."""
-    return next((rate for flag, rate in BF16_RATES.items() if flag in flags), 1.0)
+def bf16_rate() -> float:
+    """Returns 1 for a processor that cannot: it computes in float32 whatever the config says (core/device.py)."""
+    return next((rate for flag, rate in BF16_RATES.items() if flag in processor_flags()), 1.0)
 
 
-def multiplies_bf16(flags: frozenset[str]) -> bool:
-    return not flags.isdisjoint(BF16_RATES)
+def multiplies_bf16() -> bool:
+    return not processor_flags().isdisjoint(BF16_RATES)
 
 
 @cache

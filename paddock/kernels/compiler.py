@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from paddock.facts.machine import cache_folder
+from paddock.facts.processor import processor_flags
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,8 @@ def find_compiler() -> str | None:
 
 def compiled(compiler: str, flags: list[str]) -> Path:
     sources = [file.read_text() for file in sorted(FOLDER.iterdir())]
-    identity = (sources, compiler, flags, platform.machine(), processor())
+    processor = sorted(processor_flags()) or platform.processor()  # others may read the same cache
+    identity = (sources, compiler, flags, platform.machine(), processor)
     name = f"native-{hashlib.sha256(repr(identity).encode()).hexdigest()[:24]}.so"
     try:
         folder = cache_folder("kernels")
@@ -82,12 +84,3 @@ def for_processor() -> list[str]:
     if platform.machine() in ("x86_64", "AMD64"):
         return ["-march=native", "-mprefer-vector-width=512"]
     return ["-mcpu=native"]
-
-
-def processor() -> str:
-    """Returns what tells this processor from another that may read the same cache."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

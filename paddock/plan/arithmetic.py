@@ -62,10 +62,10 @@ def data_files(config: Config, split: str, strict: bool = True) -> list[DataFile
     paths = files_of(tree.get(config, key))
     if config.data.custom_cls.path:
         return [DataFile(path, None, here=path.startswith(BUILTIN) or os.path.exists(path)) for path in paths]
-    return [_data_file(key, path, "train" if split == "train" else "test", strict) for path in paths]
+    return [_data_file(key, path, strict) for path in paths]
 
 
-def _data_file(key: str, path: str, split: str, strict: bool) -> DataFile:
+def _data_file(key: str, path: str, strict: bool) -> DataFile:
     if path.startswith(BUILTIN):
         return DataFile(path, len(builtin_rows(path)), here=True)
     if os.path.exists(path):
@@ -75,7 +75,7 @@ def _data_file(key: str, path: str, split: str, strict: bool) -> DataFile:
     known = known_dataset(path)
     if known is None and strict:
         raise missing_file(key, path, "check the path; to plan without the data, add --rows N")
-    return DataFile(path, known.rows(split), False, known.prepare_command) if known else DataFile(path, None, False)
+    return DataFile(path, known.rows, False, known.prepare_command) if known else DataFile(path, None, False)
 
 
 def require_files(config: Config, splits: Sequence[str] = ("train", "val")) -> None:

@@ -64,7 +64,7 @@ def test_one_seed_fixes_every_generator():
 
 @pytest.mark.parametrize(("flags", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_a_cpu_computes_in_bf16_only_if_it_can_multiply_in_it(monkeypatch, flags, expected):
-    monkeypatch.setattr(module, "cpu_multiplies_bf16", lambda: flags)
+    monkeypatch.setattr(module, "multiplies_bf16", lambda: flags)
     assert compute_dtype("bf16", CPU) == compute_dtype("bfloat16", CPU) == expected
     assert compute_dtype("bf16", torch.device("cuda")) == torch.bfloat16
     assert compute_dtype("fp32", CPU) == torch.float32

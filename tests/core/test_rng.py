@@ -37,7 +37,7 @@ def plain_philox(counter, key):
 def test_a_number_is_a_pure_function_of_seed_step_row_and_position():
     seed, step = 2**40 + 17, 12
     rows, positions = torch.tensor([[3], [2**31 + 5]]), torch.arange(4)
-    got = uniform(seed, step, rows, positions, dtype=torch.float64, stream=Stream.RESAMPLE)
+    got = uniform(seed, step, rows, positions, stream=Stream.RESAMPLE)
     for i, row in enumerate(rows[:, 0].tolist()):
         for position in range(4):
             high, low, *_ = plain_philox((0, position, row, step), (17, 2**8 + Stream.RESAMPLE * 2**24))
@@ -65,10 +65,9 @@ def test_every_coordinate_changes_the_number():
     assert len({draw.item() for draw in draws}) == len(draws)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_numbers_are_uniform_inside_the_open_interval(dtype):
-    draws = uniform(0, 0, torch.arange(400)[:, None], torch.arange(500), dtype=dtype).flatten()
-    assert draws.dtype == dtype
+def test_numbers_are_uniform_inside_the_open_interval():
+    draws = uniform(0, 0, torch.arange(400)[:, None], torch.arange(500)).flatten()
+    assert draws.dtype == torch.float64
     assert draws.min() > 0 and draws.max() < 1
     counts = torch.histc(draws, bins=100, min=0, max=1)
     expected = len(draws) / 100
@@ -79,9 +78,8 @@ def test_numbers_are_uniform_inside_the_open_interval(dtype):
 
 def test_the_extreme_words_stay_inside_the_interval():
     ends = torch.tensor([0, WORD])
-    for dtype in (torch.float32, torch.float64):
-        low, high = to_unit(ends, ends, dtype)
-        assert low > 0 and high < 1
+    low, high = to_unit(ends, ends)
+    assert low > 0 and high < 1
 
 
 def test_permutations_are_complete_and_differ_by_seed_and_epoch():
@@ -95,6 +93,5 @@ def test_permutations_are_complete_and_differ_by_seed_and_epoch():
 @pytest.mark.gpu
 def test_a_gpu_draws_the_same_bits():
     rows, positions = torch.arange(1000)[:, None], torch.arange(64)
-    for dtype in (torch.float32, torch.float64):
-        drawn = uniform(7, 3, rows.to("cuda"), positions.to("cuda"), dtype=dtype)
-        assert torch.equal(drawn.cpu(), uniform(7, 3, rows, positions, dtype=dtype))
+    drawn = uniform(7, 3, rows.to("cuda"), positions.to("cuda"))
+    assert torch.equal(drawn.cpu(), uniform(7, 3, rows, positions))

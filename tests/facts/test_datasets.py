@@ -31,7 +31,7 @@ from paddock.facts.datasets import TABLE, known_dataset
 def test_a_path_names_its_data_set_and_split(path, name, rows):
     known = known_dataset(path)
     assert known is not None
-    assert (known.name, known.rows()) == (name, rows)
+    assert (known.name, known.rows) == (name, rows)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,6 @@ def test_a_path_names_its_data_set_and_split(path, name, rows):
 )
 def test_other_paths_name_none(path):
     assert known_dataset(path) is None
-
-
-def test_a_split_can_be_asked_for_by_name():
-    known = known_dataset("~/data/gsm8k/train.parquet")
-    assert known is not None
-    assert (known.rows("train"), known.rows("test"), known.rows("validation")) == (7473, 1319, None)
 
 
 def test_the_prepare_command_writes_to_the_folder_of_the_path():

@@ -82,9 +82,9 @@ def test_rows(layout):
 
 def test_every_layout_serves_every_call_and_every_way_is_in_the_table():
     assert set(choice.TABLE) == set(get_args(choice.Layout))
-    assert {row.way for rows in choice.TABLE.values() for row in rows} == set(get_args(choice.Way))
+    assert {way for rows in choice.TABLE.values() for way, _ in rows} == set(get_args(choice.Way))
     for rows in choice.TABLE.values():
-        assert rows[-1].serves is choice.always and all(row.serves is not choice.always for row in rows[:-1])
+        assert [serves is choice.always for _, serves in rows] == [*[False] * (len(rows) - 1), True]
 
 
 def test_the_pool_is_the_cache_if_there_are_decode_kernels_for_the_weights():

@@ -5,15 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from tiny_models import WINDOW
-from tiny_zoo import tiny
 from torch import Tensor, nn
 
 from paddock.engines.rollout.embedded.slots import Slots
-from paddock.errors import UserError
 from paddock.models.attention import Packed, Scores, blocks
 from paddock.models.attention.padded import padded_attention
 from paddock.models.attention.sinks import packed_sinks
-from paddock.models.forward import hidden_states
 
 LENGTHS = [3, 9, 10, 21]
 SCALE = 0.3
@@ -95,15 +92,3 @@ def test_a_cache_gives_the_last_query_of_each_sequence_what_packing_gives_it():
         how = slots.decode(torch.tensor(shorter), torch.zeros(len(shorter), dtype=torch.bool))
         got = how.attend(Layer(), *last, Scores(SCALE, window, None, sinks))
         torch.testing.assert_close(got[:, 0], want[ends], atol=1e-10, rtol=1e-8)
-
-
-class Unaware:
-    def attend(self, module, query, key, value, scores):
-        raise AssertionError("was asked")
-
-
-def test_what_does_not_know_sinks_is_refused_by_name():
-    model = tiny("gpt_oss")
-    model.set_attn_implementation("paddock")
-    with pytest.raises(UserError, match=r"gpt_oss models have attention sinks.*\n.*rollout\.name=hf"):
-        hidden_states(model, torch.tensor([[5]]), torch.tensor([[0]]), Unaware())

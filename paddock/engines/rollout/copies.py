@@ -113,7 +113,7 @@ def row_seeds(request: Request, sampling: Sampling) -> list[int | None]:
     """Returns a seed of 63 bits per row, a function of (seed, step, row, first position) alone; None if greedy."""
     if sampling.temperature == 0.0:
         return [None] * len(request.rows)
-    high, low, *_ = words(sampling.seed, request.step, torch.tensor(request.rows), request.start, 0, Stream.SAMPLE)
+    high, low, *_ = words(sampling.seed, request.step, torch.tensor(request.rows), request.start, Stream.SAMPLE)
     return ((high >> 1 << 32) | low).tolist()
 
 

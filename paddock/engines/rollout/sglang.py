@@ -7,7 +7,6 @@ A server rather than `sglang.Engine`: that one's end takes every child of this p
 from __future__ import annotations
 
 import base64
-import dataclasses
 import difflib
 import importlib
 import io
@@ -16,7 +15,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +24,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paddock.config.schema import Config
-from paddock.core.device import shares_memory, visible_devices, visible_devices_variable
+from paddock.core.device import shares_memory
 from paddock.core.processes import from_everyone, subgroups
 from paddock.engines.rollout.base import Completion, Request, Sampling, joined
 from paddock.engines.rollout.copies import WeightCopy, copy_keys, require_no_images, row_seeds
 from paddock.engines.rollout.served import Server, arguments_of_this_server
 from paddock.errors import UserError
+from paddock.facts.machine import VISIBLE_DEVICES
 
 if TYPE_CHECKING:
     from paddock.engines.train.engine import Engine
@@ -208,7 +208,7 @@ class SGLangEngine(WeightCopy):
             self.server.close()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ServerRanks:
     """The ranks that share one SGLang server. Only the first one (`leads`) calls it; it broadcasts the result."""
 
@@ -221,8 +221,8 @@ class ServerRanks:
         if not (dist.is_initialized() and dist.get_world_size() > 1):
             return cls(True, None, {})
         first = dist.get_rank() // size * size
-        everyones = from_everyone(visible_devices(device))[first : first + size]
-        variable = visible_devices_variable(device)
+        variable = VISIBLE_DEVICES.get(device)
+        everyones = from_everyone(variable and os.environ.get(variable))[first : first + size]
         devices = {variable: ",".join(everyones)} if variable and None not in everyones else {}
         return cls(dist.get_rank() == first, subgroups(size) if size > 1 else None, devices)
 
@@ -309,7 +309,7 @@ def serve() -> None:
     """Runs the SGLang server; called in its own process."""
     arguments = arguments_of_this_server()
     server_arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
-    known = [field.name for field in dataclasses.fields(server_arguments)]
+    known = [field.name for field in fields(server_arguments)]
     for name in arguments:
         if name not in known:
             print(REFUSED, json.dumps([name, difflib.get_close_matches(name, set(known) - OURS, n=1)]), flush=True)

@@ -23,7 +23,7 @@ The package imports nothing else of models/.
 from paddock.kernels.arguments import Scores
 from paddock.models.attention.choice import cache_layout, choose
 from paddock.models.attention.hook import NAME, no_mask
-from paddock.models.attention.interface import Attention, AttentionCall, StoredAttention
+from paddock.models.attention.interface import Attention, AttentionCall
 from paddock.models.attention.packed import Packed
 from paddock.models.attention.shared_prompts import SharedPrompts
 
@@ -34,7 +34,6 @@ __all__ = [
     "Packed",
     "Scores",
     "SharedPrompts",
-    "StoredAttention",
     "cache_layout",
     "choose",
     "no_mask",

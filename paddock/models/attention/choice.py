@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -49,42 +48,29 @@ def always(call: AttentionCall) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row of the table: `way` serves a call if no row above it does and `serves` is true."""
-
-    way: Way
-    serves: Callable[[AttentionCall], bool]
-    when: str
-
-
-TABLE: dict[Layout, tuple[Row, ...]] = {
+TABLE: dict[Layout, tuple[tuple[Way, Callable[[AttentionCall], bool]], ...]] = {
     "packed": (
-        Row("sinks", has_sinks, "the model has attention sinks (gpt-oss)"),
-        Row(
-            "flash",
-            flash_can,
-            "bf16 or fp16 on a GPU or NPU, heads of one width up to 256, a multiple of 8; no softcap",
-        ),
-        Row("short", is_short, "a CPU with compiled kernels, at most 512 keys, no window, no softcap"),
-        Row("blocks", always, "everything else: softcaps, wide heads, fp32 on a GPU, long sequences on a CPU"),
+        ("sinks", has_sinks),  # gpt-oss
+        ("flash", flash_can),  # bf16 or fp16 on a GPU or NPU, heads of one width up to 256, a multiple of 8; no softcap
+        ("short", is_short),  # a CPU with compiled kernels, at most 512 keys, no window, no softcap
+        ("blocks", always),  # softcaps, wide heads, fp32 on a GPU, long sequences on a CPU
     ),
     "padded": (
-        Row("products", is_bent, "the model has attention sinks, or caps its scores (Gemma 2)"),
-        Row("sdpa", always, "everything else: torch's own"),
+        ("products", is_bent),  # gpt-oss, or Gemma 2, which caps its scores
+        ("sdpa", always),  # torch's own
     ),
     "slots": (
-        Row("products", is_bent, "the model has attention sinks, or caps its scores"),
-        Row("sdpa", always, "everything else: torch's own, over neighbouring slots of like length"),
+        ("products", is_bent),
+        ("sdpa", always),  # torch's own, over neighbouring slots of like length
     ),
-    "pool": (Row("kernel", always, "one decode kernel per device; it knows windows, softcaps and sinks"),),
+    "pool": (("kernel", always),),  # one decode kernel per device; it knows windows, softcaps and sinks
 }
-"""The first row of a layout that serves a call computes it. Rows are in the order in which they are asked."""
+"""The implementations of each layout, and when each serves a call: the first that does computes it."""
 
 
 def choose(layout: Layout, call: AttentionCall) -> Way:
     """Returns the implementation that serves one layer's call."""
-    return next(row.way for row in TABLE[layout] if row.serves(call))
+    return next(way for way, serves in TABLE[layout] if serves(call))
 
 
 def cache_layout(weight: Tensor, autocast: torch.dtype | None) -> Layout:

@@ -54,8 +54,6 @@ def attention_forward(
         raise unsupported(module, "position biases")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if attend is not None:
-        if s_aux is not None and not getattr(attend, "knows_sinks", False):
-            raise unsupported(module, "attention sinks", "actor_rollout_ref.rollout.name=hf")
         return attend.attend(module, query, key, value, Scores(scale, sliding_window, softcap, s_aux)), None
     if attention_mask is not None and attention_mask.shape[-1] == 0:
         raise unsupported(module, "layers that keep arguments from their attention")
@@ -68,14 +66,14 @@ def attention_forward(
         )
 
 
-def unsupported(module: nn.Module, what: str, fix: str | None = None) -> UserError:
+def unsupported(module: nn.Module, what: str) -> UserError:
     config = getattr(module, "config", None)
     family = getattr(config, "model_type", type(module).__name__)
     return UserError(
         f"{family} models have {what}, which packed attention does not know",
         key="actor_rollout_ref.model.path",
         value=getattr(config, "name_or_path", None) or None,
-        fix=fix or "use a model of another family: docs/models.md lists those that are tested",
+        fix="use a model of another family: docs/models.md lists those that are tested",
     )
 
 

@@ -13,9 +13,6 @@ from paddock.kernels.arguments import Scores
 class Attention(Protocol):
     """Says what the queries of one forward attend to."""
 
-    knows_sinks: bool
-    """True if `attend` honours `Scores.sinks`; a model with sinks is refused otherwise."""
-
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         """Computes the attention of one layer; called in the order of the layers, ``module.layer_idx`` says which.
 
@@ -23,18 +20,6 @@ class Attention(Protocol):
         embedding, belong to this forward's tokens alone: an object with a cache writes them into it here, and reads
         from it. Returns ``[N, L, H, Dv]``.
         """
-        ...
-
-
-class StoredAttention(Protocol):
-    """An `Attention` whose cache takes keys and values from the kernel that makes them."""
-
-    def buffers(self, layer: int, heads: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns keys and values ``[rows, K, D]`` of a layer, and the row of each token of this forward."""
-        ...
-
-    def attend_stored(self, layer: int, query: Tensor, scores: Scores, exact: bool) -> Tensor:
-        """Computes attention over the cache for ``query [T, H, D]``; returns the same shape."""
         ...
 
 

@@ -27,8 +27,6 @@ class Packed:
     sequences sorted by length make the fewest and fullest blocks.
     """
 
-    knows_sinks = True
-
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu"):
         self.lengths = list(lengths)
         self.may_grow = True

@@ -59,8 +59,6 @@ class PoolDecode:
     sequences, for all keys and values of a layer are stored before it attends.
     """
 
-    knows_sinks = True
-
     def __init__(self, pool: PoolBuffers, lengths: Tensor, done: Tensor, beside: Pieces | None = None):
         """`lengths`: tokens before the query in each of the sequences."""
         self.pool = pool
@@ -75,9 +73,12 @@ class PoolDecode:
         self.row, self.pieces = row, pieces
 
     def buffers(self, layer: int, heads: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns keys and values ``[rows, K, D]`` of a layer, and the row of each token of this forward: the kernel
+        that makes keys and values stores them."""
         return *self.pool.layer(layer, heads, dim, dim, like), self.row
 
     def attend_stored(self, layer: int, query: Tensor, scores: Scores, exact: bool = False) -> Tensor:
+        """Computes attention over the cache for ``query [T, H, D]``; returns the same shape."""
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         return kernels_for(query).decode_attention(query, keys, values, self.pieces, scores, exact)
 

@@ -52,8 +52,6 @@ class SlotDecode:
     Queries behind those are new tokens of some slots, several each, which stand before the slot's own one.
     """
 
-    knows_sinks = True
-
     def __init__(self, slots: SlotBuffers, lengths: Tensor, beside: Sequence[tuple[int, int, int]] = ()):
         """`lengths [rows]`: tokens before each slot's own query; `beside`: slot, tokens before the new ones, and how
         many are new."""

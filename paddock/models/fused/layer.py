@@ -94,7 +94,7 @@ class SharedInput:
     cos: Tensor
     sin: Tensor
     how: Any
-    """An `Attention`, in decode a `StoredAttention`."""
+    """An `Attention`, in decode a `PoolDecode`."""
     shape: tuple[int, int]
     """Shape of the tokens: a packed row, or rows of one token in a decode."""
     adapted: bool

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
 from paddock.models.attention import Packed, Scores
+from paddock.models.attention.interface import layer_of
 from paddock.models.forward import module_states
 from paddock.models.fused.joined import Unfit
 from paddock.models.fused.layer import Layer, SharedInput
@@ -36,7 +37,7 @@ class Recorder(Packed):
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         if scores.sinks is not None:
             raise Unfit("its attention has sinks")
-        self.seen[int(module.layer_idx)] = scores  # type: ignore[arg-type]
+        self.seen[layer_of(module)] = scores
         return super().attend(module, query, key, value, scores)
 
 

@@ -24,7 +24,7 @@ def uniforms(rows: Tensor, steps: Tensor, starts: Tensor, count: int, seed: int)
     `steps` and `starts` ``[B]``: the step that draws a row, and the position of the first token that is drawn.
     """
     positions = starts[:, None] + torch.arange(count, device=rows.device)
-    return uniform(seed, steps[:, None], rows[:, None], positions, dtype=torch.float64)
+    return uniform(seed, steps[:, None], rows[:, None], positions)
 
 
 def sample(
