@@ -15,7 +15,7 @@ PACKAGE = ROOT / "paddock"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 24
-FILES_WITH_THE_WHOLE_CONFIG = 52
+FILES_WITH_THE_WHOLE_CONFIG = 46
 PLACES_OF_ERRORS = 375
 WORDS = {"found": 1184, "told": 103, "one": 1662, "said": 231}
 """Uses of words that stand for a noun without naming it."""
@@ -24,8 +24,8 @@ LINES = {
     "__main__.py": 7,
     "algorithms": 1571,
     "cli.py": 77,
-    "commands": 1468,
-    "config": 2274,
+    "commands": 1460,
+    "config": 2290,
     "core": 1843,
     "data": 4736,
     "doctor": 365,
@@ -44,9 +44,9 @@ LINES = {
     "report": 593,
     "rewards": 3189,
     "rollouts": 1554,
-    "runs": 1780,
+    "runs": 1772,
     "sandbox": 3485,
-    "trainer": 1997,
+    "trainer": 2003,
     "verl": 2564,
     "workers": 2538,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,8 +41,10 @@ def run(arguments: list[str]) -> int:
         require_writable_file(FLAG, Path(file).expanduser(), loaded.config)
     from paddock.commands.evaluation import evaluate
     from paddock.core.files import replacing
+    from paddock.trainer.assembly import Assembly
 
-    found = evaluate(loaded.config)
+    with ExitStack() as things:
+        found = evaluate(Assembly(loaded.config, things))
     document = json.dumps(asdict(found), indent=2)
     if file:
         with replacing(Path(file).expanduser(), FLAG) as stream:

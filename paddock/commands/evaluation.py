@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from paddock.commands.frozen_policy import open_policy, prompts_at_a_time
 from paddock.config.paths import files_of
-from paddock.config.schema import Config
 from paddock.core.timing import Timer
 from paddock.data.loader import Loader
 from paddock.rollouts.collect import Collector
@@ -31,21 +29,20 @@ class Evaluation:
     """The LoRA adapter on the model, if there is one."""
 
 
-def evaluate(config: Config) -> Evaluation:
-    """val_kwargs.n answers to each prompt of data.val_files, scored as in training."""
-    timer, validation = Timer(), config.actor_rollout_ref.rollout.val_kwargs
-    config.data.val_batch_size = prompts_at_a_time(config, validation.n)
-    with ExitStack() as things:
-        parts = Assembly(config, things)
-        rewards = parts.rewards()
-        policy = open_policy(parts)
-        dataset = parts.held_out()
-        parts.try_scorers(dataset, rewards)
-        models = parts.models(policy.stop_tokens)
-        loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it
-        things.enter_context(explaining(config, dict))
+def evaluate(parts: Assembly) -> Evaluation:
+    """Scores val_kwargs.n answers to each prompt of data.val_files as training would."""
+    config, timer = parts.config, Timer()
+    validation = config.actor_rollout_ref.rollout.val_kwargs
+    config.data.val_batch_size = prompts_at_a_time(config.data, validation.n)
+    rewards = parts.rewards()
+    policy = open_policy(parts)
+    dataset = parts.held_out()
+    parts.try_scorers(dataset, rewards)
+    models = parts.models(policy.stop_tokens)
+    loader = Loader(dataset, len(dataset), seed=config.trainer.seed, look_ahead=False)  # nothing is drawn from it
+    with explaining(config, dict):
         rollout = policy.over(parts, dataset, "evaluating", rewards.reads_environments)
-        collector = Collector(parts.config, loader, rollout, rewards, parts.tokenizer, policy.stop_tokens, models)
+        collector = Collector(config, loader, rollout, rewards, parts.tokenizer, policy.stop_tokens, models)
         _, samples = Validation(collector, dataset).run(0, timer)
     sources = {}
     for source, prompts in by_source(samples).items():

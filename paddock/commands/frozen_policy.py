@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from paddock.config.schema import Config
+from paddock.config.schema import DataConfig
 from paddock.config.topology import world_size
 from paddock.core.device import compute_dtype, device_of
 from paddock.data.dataset import PromptDataset, PromptRow
@@ -62,7 +62,14 @@ class FrozenRollout:
 def open_policy(parts: Assembly) -> FrozenRollout:
     """Loads the policy of a config, to be sampled from on one device."""
     config = parts.config
-    require_one_device(config)
+    if world_size(config) > 1:
+        raise UserError(
+            "this command runs on one device",
+            key="trainer.n_gpus_per_node",
+            value=config.trainer.n_gpus_per_node,
+            fix="trainer.n_gpus_per_node=1 trainer.nnodes=1",
+        )
+    rules.require(config, rules.Scope.ALONE)
     model, dtype = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.dtype
     device = device_of(config.trainer.device)
     weights = load_causal_lm(
@@ -75,16 +82,5 @@ def open_policy(parts: Assembly) -> FrozenRollout:
     return FrozenRollout(rollout, stop_tokens(engine, parts.tokenizer))
 
 
-def require_one_device(config: Config) -> None:
-    if world_size(config) > 1:
-        raise UserError(
-            "this command runs on one device",
-            key="trainer.n_gpus_per_node",
-            value=config.trainer.n_gpus_per_node,
-            fix="trainer.n_gpus_per_node=1 trainer.nnodes=1",
-        )
-    rules.require(config, rules.Scope.ALONE)
-
-
-def prompts_at_a_time(config: Config, samples: int) -> int:
-    return config.data.val_batch_size or max(1, RESPONSES_AT_A_TIME // samples)
+def prompts_at_a_time(data: DataConfig, samples: int) -> int:
+    return data.val_batch_size or max(1, RESPONSES_AT_A_TIME // samples)

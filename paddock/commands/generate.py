@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from paddock.commands.guard import guarded, helpful, tell
@@ -46,8 +47,11 @@ def write(loaded: Loaded, output: Path) -> int:
     check_paths(loaded.config, ("val",), ())
     require_writable_file("output", output, loaded.config)
     from paddock.commands.generation import generate
+    from paddock.trainer.assembly import Assembly
 
-    print(f"{output}: {generate(loaded.config, output)}")
+    with ExitStack() as things:
+        summary = generate(Assembly(loaded.config, things), output)
+    print(f"{output}: {summary}")
     return 0
 
 
@@ -70,8 +74,10 @@ def answer(asked: list[str], arguments: list[str]) -> int:
     choose_threads(loaded.config)
     check_paths(loaded.config, (), ())
     from paddock.commands.generation import answer as answers_to
+    from paddock.trainer.assembly import Assembly
 
-    found, summary = answers_to(loaded.config, text)
+    with ExitStack() as things:
+        found, summary = answers_to(Assembly(loaded.config, things), text)
     for index, response in enumerate(found):
         print(response if len(found) == 1 else f"[{index + 1}] {response}")
     print(f"paddock: {summary}", file=sys.stderr)

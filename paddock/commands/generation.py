@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
@@ -15,7 +15,6 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from paddock.commands.frozen_policy import open_policy, prompts_at_a_time
-from paddock.config.schema import Config
 from paddock.core.files import replacing
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptDataset, PromptRow
@@ -62,21 +61,17 @@ class Summary:
         return ", ".join(parts)
 
 
-def generate(config: Config, output: Path) -> Summary:
-    """rollout.n responses to each prompt of data.val_files, as jsonl or parquet; the file appears once it is whole."""
-    samples = config.actor_rollout_ref.rollout.n
+def generate(parts: Assembly, output: Path) -> Summary:
+    """Writes rollout.n responses to each prompt of data.val_files, as jsonl or parquet; the file appears once it is
+    whole."""
+    config, policy, timer = parts.config, open_policy(parts), Timer()
+    samples, sampling = config.actor_rollout_ref.rollout.n, training_sampling(config, policy.stop_tokens)
     tokens = stopped = 0
-    timer = Timer()
-    with ExitStack() as things:
-        parts = Assembly(config, things)
-        policy = open_policy(parts)
-        sampling = training_sampling(parts.config, policy.stop_tokens)
-        dataset = UnscoredDataset.validation(parts.config.data, parts.tokenizer, parts.reader)
-        require_free_columns(dataset)
-        things.enter_context(explaining(config, lambda: {"gen": "testing"}))
-        things.enter_context(timer("gen"))
-        write, rollout = things.enter_context(writer(output)), policy.over(parts, dataset, "generating")
-        for rows in validation_batches(dataset, prompts_at_a_time(config, samples)):
+    dataset = UnscoredDataset.validation(config.data, parts.tokenizer, parts.reader)
+    require_free_columns(dataset)
+    with explaining(config, lambda: {"gen": "testing"}), timer("gen"), writer(output) as write:
+        rollout = policy.over(parts, dataset, "generating")
+        for rows in validation_batches(dataset, prompts_at_a_time(config.data, samples)):
             found = rollout.episodes(rows, samples, sampling)
             for index, row in enumerate(rows):
                 record = record_of(row, found[index * samples : (index + 1) * samples], parts.tokenizer)
@@ -86,20 +81,18 @@ def generate(config: Config, output: Path) -> Summary:
     return Summary(len(dataset), len(dataset) * samples, tokens, stopped, dataset.left_out, timer.seconds["gen"])
 
 
-def answer(config: Config, text: str) -> tuple[list[str], Summary]:
-    """rollout.n responses to one text, asked as a user's message if the tokenizer has a chat template; in an
+def answer(parts: Assembly, text: str) -> tuple[list[str], Summary]:
+    """Returns rollout.n responses to one text, asked as a user's message if the tokenizer has a chat template; in an
     environment each is a whole conversation."""
-    with ExitStack() as things:
-        parts = Assembly(config, things)
-        policy = open_policy(parts)
-        (row,) = parts.rows_of_prompts([text], count(), "data.max_prompt_length={}")
-        start, samples = time.perf_counter(), config.actor_rollout_ref.rollout.n
-        sampling = training_sampling(parts.config, policy.stop_tokens)
-        environments = parts.environments(policy.stop_tokens)
-        if environments:
-            environments.prove(row)
-        found = roll_out(policy.engine, 0, [row], samples, sampling, environments=environments)
-        seconds = time.perf_counter() - start
+    policy = open_policy(parts)
+    (row,) = parts.rows_of_prompts([text], count(), "data.max_prompt_length={}")
+    start, samples = time.perf_counter(), parts.config.actor_rollout_ref.rollout.n
+    sampling = training_sampling(parts.config, policy.stop_tokens)
+    environments = parts.environments(policy.stop_tokens)
+    if environments:
+        environments.prove(row)
+    found = roll_out(policy.engine, 0, [row], samples, sampling, environments=environments)
+    seconds = time.perf_counter() - start
     texts = texts_for_people(found, partial(parts.tokenizer.batch_decode, skip_special_tokens=True))
     tokens = sum(len(span.tokens) for one in found for span in one.spans if span.log_probs)
     return texts, Summary(1, len(found), tokens, sum(one.done for one in found), 0, seconds)

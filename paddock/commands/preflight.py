@@ -27,7 +27,7 @@ from paddock.runs.lock import require_free
 _M = "actor_rollout_ref.model"
 MODEL_FOLDERS = (f"{_M}.path", f"{_M}.tokenizer_path", f"{_M}.lora_adapter_path", "data.tokenizer",
                  "critic.model.path")  # fmt: skip
-RUNS = Config().trainer.default_local_dir.partition("/")[0]
+RUNS = tree.default_of("trainer.default_local_dir").partition("/")[0]
 OUTPUT_FOLDERS = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
 
 

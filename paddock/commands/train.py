@@ -25,10 +25,12 @@ def run(arguments: list[str], wide: bool = False) -> int:
         loaded.config.trainer.logger = list(dict.fromkeys([*loaded.config.trainer.logger, "steps"]))
     begin(loaded)
     from paddock.commands.ending import after_training, conclude
+    from paddock.config import tree
     from paddock.trainer.reinforcement import REINFORCEMENT
 
     outcome = REINFORCEMENT.train(loaded.config, loaded.origins)
-    return conclude(outcome, loaded.config, *after_training(outcome, loaded.config))
+    after = after_training(outcome, tree.settings(loaded.config))
+    return conclude(outcome, loaded.config.trainer, *after)
 
 
 def main() -> int:

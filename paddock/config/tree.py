@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from paddock.config.schema import Config
+from paddock.config.secrets import masked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,16 @@ def _walk(kind: type, prefix: str) -> Iterator[Leaf]:
         else:
             optional = annotation is Any or type(None) in typing.get_args(annotation)
             yield Leaf(key, annotation, field.metadata, optional, typing.get_origin(annotation) is dict)
+
+
+@cache
+def defaults() -> Config:
+    """Returns the schema's defaults, which nobody may change."""
+    return Config()
+
+
+def default_of(key: str) -> Any:
+    return get(defaults(), key)
 
 
 @cache
@@ -78,6 +89,11 @@ def get(config: Config, key: str) -> Any:
     for part in key.split("."):
         node = node.get(part) if isinstance(node, dict) else getattr(node, part)
     return node
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """Returns every key with its value as files of a run show it: with *** for a secret."""
+    return {key: masked(get(config, key), key) for key in leaves()}
 
 
 def put(config: Config, key: str, value: Any) -> None:

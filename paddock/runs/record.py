@@ -34,7 +34,7 @@ def record_launch(
 ) -> None:
     """Writes the start of a run, or of its continuation after step `after_step`, into run.json.
 
-    `settings`: as `flat` returns them. `origins`: of each key where its value came from, as `Loaded` has it.
+    `settings`: as `tree.settings` returns them. `origins`: of each key where its value came from, as `Loaded` has it.
     """
     path = folder / FILE
     start = {"after_step": after_step, "command": command, "settings": settings, "origins": dict(origins)}

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from paddock.config import tree
-from paddock.config.schema import Config
-from paddock.config.secrets import masked
 from paddock.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -39,14 +37,8 @@ learning rate, data files, ...): it is reported. A model may have moved: the las
 FREE = frozenset({"trainer.resume_mode", "trainer.resume_from_path"})
 
 
-def flat(config: Config) -> dict[str, Any]:
-    """Returns every key with its value for a checkpoint and run.json, secrets hidden."""
-    return {key: masked(tree.get(config, key), key) for key in tree.leaves()}
-
-
-def check_config(saved: Mapping[str, Any], config: Config) -> None:
+def check_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuses a change of a fixed key and reports all other changes since the checkpoint was written."""
-    now = flat(config)
     changed = {key: (old, now[key]) for key, old in saved.items() if key in now and now[key] != old and key not in FREE}
     for key, reason in FIXED.items():
         old, new = changed.get(key, (None, None))
@@ -55,16 +47,16 @@ def check_config(saved: Mapping[str, Any], config: Config) -> None:
                 f"the checkpoint was written with {old}: {reason}",
                 key=key,
                 value=new,
-                fix=f"{key}={old}; for a new run: trainer.resume_mode=disable and another {name_of_folder(config)}",
+                fix=f"{key}={old}; for a new run: trainer.resume_mode=disable and another {name_of_folder(now)}",
             )
     if changed:
         changes = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items())
         log.warning("the run goes on with settings that differ from the checkpoint's: %s", changes)
 
 
-def name_of_folder(config: Config) -> str:
+def name_of_folder(settings: Mapping[str, Any]) -> str:
     """Returns the key that gives a run another folder: that of the folder itself, if it was set."""
-    named = config.trainer.experiment_name in Path(config.trainer.default_local_dir).parts
+    named = settings["trainer.experiment_name"] in Path(settings["trainer.default_local_dir"]).parts
     return "trainer.experiment_name" if named else "trainer.default_local_dir (folder= of a Run)"
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, ClassVar
 
-from paddock.config.schema import Config, TrainerConfig
+from paddock.config.schema import TrainerConfig
 from paddock.core.batch import Batch
 from paddock.core.garbage import collecting_new_objects
 from paddock.core.timing import Timer
@@ -28,7 +28,7 @@ from paddock.errors import UserError
 from paddock.runs.checkpoint import Checkpoint, CheckpointStore
 from paddock.runs.lock import FolderLock
 from paddock.runs.samples import Sample
-from paddock.runs.settings import check_config, flat
+from paddock.runs.settings import check_settings
 from paddock.runs.tracking import Tracker
 from paddock.trainer.learning import STEPS, warning
 from paddock.trainer.state import load_state, restore_rng, rng_state, save_state
@@ -123,8 +123,12 @@ class TrainingRun(ABC):
     memory_by: ClassVar[Mapping[str, str]] = {}
     """Phase of the timer -> what decides how much memory it takes, as out_of_memory.py names it."""
 
-    def __init__(self, config: Config, loader: Loader, folder: RunFolder, total_steps: int, validates: bool):
-        self.config, self.loader, self.total_steps, self.validates = config, loader, total_steps, validates
+    def __init__(
+        self, keys: TrainerConfig, settings: State, loader: Loader, folder: RunFolder, total_steps: int, validates: bool
+    ):
+        """`settings`: every key with its value, which checkpoints keep."""
+        self.keys, self.settings, self.loader = keys, settings, loader
+        self.total_steps, self.validates = total_steps, validates
         self.store, self.lock, self.listeners = folder.store, folder.lock, folder.listeners
         self.step_no = 0
         self.timer = Timer()
@@ -199,9 +203,8 @@ class TrainingRun(ABC):
     def begin(self, tracker: Tracker) -> None:
         """Validates if the run is there for that, before the first step if that is asked for, or if the run ended
         before it had."""
-        trainer = self.config.trainer
-        first = self.step_no == 0 and trainer.val_before_train
-        if (self.validates and (first or trainer.val_only)) or self.finished.get("validation_owed"):
+        first = self.step_no == 0 and self.keys.val_before_train
+        if (self.validates and (first or self.keys.val_only)) or self.finished.get("validation_owed"):
             tracker.log(self.step_no, self.validated(tracker))
         self.timer.reset()
 
@@ -215,7 +218,7 @@ class TrainingRun(ABC):
 
     @property
     def validation_due(self) -> bool:
-        every = self.config.trainer.test_freq
+        every = self.keys.test_freq
         return self.validates and every > 0 and (self.step_no == self.total_steps or self.step_no % every == 0)
 
     def settle(self, metrics: Metrics, batch: Batch, tracker: Tracker) -> None:
@@ -230,7 +233,6 @@ class TrainingRun(ABC):
 
     def record(self, metrics: Metrics, batch: Batch, tracker: Tracker) -> Step:
         """Validates if that is due, logs step `step_no`, and saves it if that is due. A step's seconds are over."""
-        trainer = self.config.trainer
         if self.validation_due:
             with collecting_new_objects():
                 metrics |= self.validated(tracker)
@@ -243,8 +245,8 @@ class TrainingRun(ABC):
         if not self.warned and (found := warning(self.recent)):
             self.warned = True
             log.warning("step %d: %s", self.step_no, found)
-        last = self.step_no == self.total_steps
-        if (last and trainer.save_last) or (trainer.save_freq > 0 and self.step_no % trainer.save_freq == 0):
+        last, every = self.step_no == self.total_steps, self.keys.save_freq
+        if (last and self.keys.save_last) or (every > 0 and self.step_no % every == 0):
             self.save(tracker)
         if self.listeners.step:
             self.listeners.step(step)
@@ -265,7 +267,7 @@ class TrainingRun(ABC):
             log.warning("step %d: loss or gradient was not finite; that update is skipped", self.step_no)
 
     def stop_if_void(self, batch: Batch) -> None:
-        limit = self.config.trainer.max_nonfinite_steps
+        limit = self.keys.max_nonfinite_steps
         if self.void_updates >= limit:
             raise UserError(
                 f"{self.void_updates} updates in a row were not finite (loss or gradient); {self.rows_of(batch)}",
@@ -282,7 +284,7 @@ class TrainingRun(ABC):
         with self.timer("save_checkpoint"), self.store.write(step) as folder:
             self.lock.require()
             self.save_weights(folder)
-            save_state(folder, self.finished | {"loggers": tracker.state_dict(), "config": flat(self.config)})
+            save_state(folder, self.finished | {"loggers": tracker.state_dict(), "config": self.settings})
         self.saved = Checkpoint(step, self.store.folder(step))
         if self.listeners.saved:
             self.listeners.saved(self.saved)
@@ -294,7 +296,7 @@ class TrainingRun(ABC):
             state = load_state(checkpoint.folder)
             if state["step"] != checkpoint.step:
                 raise forged(checkpoint.folder, f"its state is that of step {state['step']}")
-            check_config(state["config"], self.config)
+            check_settings(state["config"], self.settings)
             self.load_weights(checkpoint.folder)
         except UnpicklingError as error:
             raise forged(checkpoint.folder, "a file holds an object that runs code, which was not run") from error
@@ -341,7 +343,7 @@ class TrainingRun(ABC):
             return (
                 "There is no checkpoint: the same command begins at step 1 (trainer.save_freq sets how often to save)."
             )
-        return f"{resume_command(self.config.trainer)} goes on after step {self.saved.step}, from {self.saved.folder}."
+        return f"{resume_command(self.keys)} goes on after step {self.saved.step}, from {self.saved.folder}."
 
 
 def forged(folder: Path, reason: str) -> UserError:

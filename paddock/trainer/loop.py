@@ -15,7 +15,7 @@ from paddock.algorithms.advantages import compute_advantages
 from paddock.algorithms.correction import correct
 from paddock.algorithms.kl import kl_controller, penalise
 from paddock.algorithms.selection import resample
-from paddock.config import rollout_correction
+from paddock.config import rollout_correction, tree
 from paddock.config.topology import copies_rollout_log_probs, estimator_needs, learns_from_rewards, trusts_rollout
 from paddock.core.batch import GIVEN, Batch
 from paddock.core.timing import Timer
@@ -43,8 +43,9 @@ class Trainer(TrainingRun):
         self, parts: Assembly, roles: Roles, collector: Collector, validation: Validation | None, folder: RunFolder,
         total_steps: int,
     ):  # fmt: skip
-        config = parts.config
-        super().__init__(config, collector.loader, folder, total_steps, validates=validation is not None)
+        config, loader = parts.config, collector.loader
+        super().__init__(config.trainer, tree.settings(config), loader, folder, total_steps, validation is not None)
+        self.config = config
         self.parts, self.roles, self.collector, self.validation = parts, roles, collector, validation
         self.performance = Performance(config.actor_rollout_ref, config.critic, roles)
         self.kl = kl_controller(config.algorithm.kl_ctrl)

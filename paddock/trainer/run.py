@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from paddock.config import tree
 from paddock.config.schema import Config
 from paddock.config.topology import THREADS, DevicePool, wants_one_thread
 from paddock.core.device import device_of, empty_cache, seed_all, torch_settings_restored
@@ -20,7 +21,6 @@ from paddock.errors import UserError
 from paddock.runs.checkpoint import Checkpoint, checkpoint_store, resume_point
 from paddock.runs.lock import FolderLock
 from paddock.runs.record import record_end, record_launch
-from paddock.runs.settings import flat
 from paddock.runs.tracking import Tracker
 from paddock.trainer.interruption import Interruption
 from paddock.trainer.lifecycle import Listeners, Outcome, RunFolder, State, Step, TrainingRun
@@ -187,7 +187,9 @@ class Training:
             loggers = run.restore(checkpoint) if checkpoint else None
             after = checkpoint.step if checkpoint else None
             self.tracker = things.enter_context(Tracker(trainer, asdict(config), run.total_steps, after, loggers))
-            record_launch(store.root, flat(config), self.kind.command, self.origins, run.devices(), run.step_no)
+            record_launch(
+                store.root, tree.settings(config), self.kind.command, self.origins, run.devices(), run.step_no
+            )
             if run.step_no >= run.total_steps:  # opened to evaluate or generate
                 record_end(store.root, run.step_no)
             self.things = things.pop_all()

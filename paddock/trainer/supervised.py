@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from paddock.config import tree
 from paddock.config.schema import Config
 from paddock.config.topology import ANSWERS, PAIRS, supervised_pools
 from paddock.core.batch import Batch
@@ -58,8 +59,8 @@ class SupervisedTrainer(TrainingRun):
         self, config: Config, learner: Learner | ShardedLearner, loader: Loader, validation: PromptDataset | None,
         folder: RunFolder, tokenizer: Any, total_steps: int,
     ):  # fmt: skip
-        super().__init__(config, loader, folder, total_steps, validates=validation is not None)
-        self.learner, self.validation, self.tokenizer = learner, validation, tokenizer
+        super().__init__(config.trainer, tree.settings(config), loader, folder, total_steps, validation is not None)
+        self.data, self.learner, self.validation, self.tokenizer = config.data, learner, validation, tokenizer
 
     def step(self) -> tuple[Metrics, Batch]:
         """Takes one optimizer step on data.train_batch_size rows."""
@@ -81,9 +82,9 @@ class SupervisedTrainer(TrainingRun):
     def computed(self, column: str) -> Iterator[tuple[Batch, Tensor]]:
         """Yields the validation rows batch by batch, with what the model computes for them."""
         assert self.validation is not None
-        data = self.config.data
+        size = self.data.val_batch_size or self.data.train_batch_size
         with self.timer("testing"):
-            for rows in validation_batches(self.validation, data.val_batch_size or data.train_batch_size):
+            for rows in validation_batches(self.validation, size):
                 batch = self.batch(rows)
                 yield batch, getattr(self.learner.forward(batch, frozenset({column})), column)
 
@@ -109,7 +110,7 @@ class SupervisedTrainer(TrainingRun):
 
     def export(self) -> Path:
         """Exports the model in the type it computes in, and its tokenizer, as `transformers` loads them."""
-        folder = Path(self.config.trainer.default_local_dir) / EXPORT
+        folder = Path(self.keys.default_local_dir) / EXPORT
         with whole_folder(folder, KEY, replace=True) as writing:
             self.learner.export(writing)
             self.tokenizer.save_pretrained(writing)

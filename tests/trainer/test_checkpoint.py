@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from paddock.config import tree
 from paddock.config.schema import Config
 from paddock.core.files import replacing
 from paddock.errors import UserError
@@ -522,11 +523,11 @@ def test_random_numbers_go_on_where_they_were(tmp_path):
 
 
 def saved_config(*overrides: str) -> dict:
-    return json.loads(json.dumps(run_settings.flat(config(*overrides))))
+    return json.loads(json.dumps(tree.settings(config(*overrides))))
 
 
 def test_the_same_config_may_go_on_without_a_word(caplog):
-    run_settings.check_config(saved_config(), config("trainer.resume_mode=auto"))
+    run_settings.check_settings(saved_config(), tree.settings(config("trainer.resume_mode=auto")))
     assert caplog.text == ""
 
 
@@ -538,7 +539,7 @@ def test_the_same_config_may_go_on_without_a_word(caplog):
 def test_a_change_that_breaks_the_run_is_refused_with_both_values(change):
     base = ["actor_rollout_ref.model.path=/models/one", "trainer.total_training_steps=5"]
     with pytest.raises(UserError, match="the checkpoint was written with") as error:
-        run_settings.check_config(saved_config(*base), config(*base, change))
+        run_settings.check_settings(saved_config(*base), tree.settings(config(*base, change)))
     key, value = change.split("=")
     assert (error.value.key, str(error.value.value)) == (key, value)
     assert "trainer.resume_mode=disable" in error.value.fix
@@ -547,16 +548,15 @@ def test_a_change_that_breaks_the_run_is_refused_with_both_values(change):
 def test_other_changes_are_reported_and_a_model_may_move(caplog):
     before = saved_config("actor_rollout_ref.model.path=/old/qwen", "actor_rollout_ref.rollout.n=4")
     with caplog.at_level(logging.WARNING):
-        run_settings.check_config(
-            before, config("actor_rollout_ref.model.path=/new/qwen", "actor_rollout_ref.rollout.n=8")
-        )
+        after = config("actor_rollout_ref.model.path=/new/qwen", "actor_rollout_ref.rollout.n=8")
+        run_settings.check_settings(before, tree.settings(after))
     assert "actor_rollout_ref.rollout.n: 4 -> 8" in caplog.text and "/old/qwen -> /new/qwen" in caplog.text
 
 
 def test_a_key_that_an_older_version_did_not_have_is_no_change(caplog):
     before = saved_config()
     del before["trainer.save_freq"]
-    run_settings.check_config(before, config("trainer.save_freq=9"))
+    run_settings.check_settings(before, tree.settings(config("trainer.save_freq=9")))
     assert caplog.text == ""
 
 

@@ -7,14 +7,14 @@ import json
 import socket
 from pathlib import Path
 
+from paddock.config import tree
 from paddock.loading.load import load
 from paddock.runs.record import record_launch, starts
-from paddock.runs.settings import flat
 
 
 def start(folder: Path, after_step: int, *keys: str) -> list[dict]:
     loaded = load([f"trainer.default_local_dir={folder}", *keys])
-    record_launch(folder, flat(loaded.config), "train", loaded.origins, "1 x cpu", after_step)
+    record_launch(folder, tree.settings(loaded.config), "train", loaded.origins, "1 x cpu", after_step)
     return starts(folder)
 
 

@@ -10,6 +10,7 @@ import os
 import shlex
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from paddock.core.timing import PHASE, Timer
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rollouts.collect import Collector
+from paddock.trainer.assembly import Assembly
 from paddock.trainer.out_of_memory import less
 from paddock.trainer.reinforcement import train
 from paddock.workers.policy import Policy
@@ -118,8 +120,8 @@ def test_an_update_without_memory_ends_with_exit_code_2_and_no_traceback(tmp_pat
 
 def test_an_evaluation_without_memory_says_so(monkeypatch) -> None:
     monkeypatch.setattr(Collector, "respond", failing(Collector.respond, 0))
-    with pytest.raises(UserError, match="phase `testing` \\(validation"):
-        evaluate(load(SMALL).config)
+    with ExitStack() as things, pytest.raises(UserError, match="phase `testing` \\(validation"):
+        evaluate(Assembly(load(SMALL).config, things))
 
 
 def test_a_processor_without_memory_names_the_phase_and_a_key(tmp_path):

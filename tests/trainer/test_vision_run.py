@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from base64 import b64decode
+from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from paddock.loading.load import load
 from paddock.models.image_reader import ImageReader
 from paddock.models.load import load_causal_lm
 from paddock.trainer import reinforcement as runs
+from paddock.trainer.assembly import Assembly
 
 COLOURS = {"r": (220, 30, 30), "g": (30, 200, 40), "b": (30, 40, 220), "y": (220, 210, 30)}
 SIZES = ((8, 8), (16, 8), (16, 16), (8, 16))
@@ -181,13 +183,17 @@ def test_an_exported_model_is_read_again_with_its_processor(place, tmp_path):
 def test_answers_are_scored_by_the_evaluation_and_written_by_the_generation(place, tmp_path):
     asked = [f"data={place}/test.parquet", f"model={place / 'glm4v'}", "rollout.name=embedded", "trainer.device=cpu",
              "data.max_prompt_length=48", "data.max_response_length=2"]  # fmt: skip
-    found = evaluate(EVAL.load([*asked, f"custom_reward_function.path={place}/score.py"]).config)
+    config = EVAL.load([*asked, f"custom_reward_function.path={place}/score.py"]).config
+    with ExitStack() as things:
+        found = evaluate(Assembly(config, things))
     assert found.sources["colours"]["prompts"] == 32
     config = GENERATE.load([*asked, "rollout.do_sample=False", "rollout.dtype=float32"]).config
-    generate(config, tmp_path / "answers.parquet")
+    with ExitStack() as things:
+        generate(Assembly(config, things), tmp_path / "answers.parquet")
     texts = [row["responses"][0] for row in parquet.read_table(tmp_path / "answers.parquet").to_pylist()]
     assert texts == expected(config, place)
-    generate(config, tmp_path / "answers.jsonl")
+    with ExitStack() as things:
+        generate(Assembly(config, things), tmp_path / "answers.jsonl")
     first = json.loads((tmp_path / "answers.jsonl").read_text().splitlines()[0])
     assert Image.open(BytesIO(b64decode(first["images"][0]["bytes"]))).size in SIZES
 
