@@ -68,7 +68,7 @@ def reward_parts(config: Config) -> list[Part]:
 
 def address_of(text: str) -> str | None:
     """Returns the address of a function, FILE.py:NAME or `pkg://MODULE:NAME`, None for the name of a rule."""
-    path, name = _address(text)
+    path, name = address_parts(text)
     if name is None:
         return text if text.endswith(".py") else None
     dotted = all(part.isidentifier() for part in path.split("."))
@@ -84,7 +84,7 @@ def absent_files(config: Config) -> list[str]:
 def _functions(config: Config) -> list[tuple[str, str]]:
     """(file, function) of each: FILE:FUNCTION names its own, any other file those of custom_reward_function.name."""
     custom = config.custom_reward_function
-    paths, names = [_address(path) for path in texts_of(PATH, custom.path)], texts_of(NAME, custom.name)
+    paths, names = [address_parts(path) for path in texts_of(PATH, custom.path)], texts_of(NAME, custom.name)
     open_paths = [path for path, name in paths if name is None]
     if not paths:
         return []
@@ -103,7 +103,7 @@ def _functions(config: Config) -> list[tuple[str, str]]:
     )
 
 
-def _address(text: str) -> tuple[str, str | None]:
+def address_parts(text: str) -> tuple[str, str | None]:
     """`a.py:fmt` -> (a.py, fmt); a path without a function's name has None."""
     path, colon, name = text.rpartition(":")
     return (path, name) if colon and name.isidentifier() and path != MODULE.rstrip(":/") else (text, None)

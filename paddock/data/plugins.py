@@ -17,7 +17,7 @@ from paddock.config.schema import DataConfig
 from paddock.core.registry import suggest
 from paddock.data.tables import Record, Table, open_tables
 from paddock.errors import UserError
-from paddock.facts.modules import module_at
+from paddock.facts.modules import user_module
 
 ROWS, ORDER = "data.custom_cls", "data.sampler"
 MESSAGES = "raw_prompt"  # what data sets written for other trainers call the column of `data.prompt_key`
@@ -129,14 +129,7 @@ def made(found: type, arguments: dict[str, Any], section: str) -> Any:
 def class_at(path: str, name: str | None, section: str, last: str) -> type:
     """Returns the class of this name in the user's file."""
     key = f"{section}.{last}"
-    try:
-        module = module_at(path)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a user's file runs: SystemExit is as likely as SyntaxError
-        where = f"{section}.{'class_path' if last == 'class_name' else 'path'}"
-        reason = f"cannot be imported: {type(error).__name__}: {error}"
-        raise UserError(reason, key=where, value=path, fix="mend the file: python must be able to run it") from error
+    module = user_module(path, f"{section}.{last.replace('name', 'path')}", path)
     classes = {n: c for n, c in vars(module).items() if inspect.isclass(c) and c.__module__ == module.__name__}
     if name is None or name not in classes:
         fix = suggest(name or "", sorted(classes)) if classes else f"define one in {path}"

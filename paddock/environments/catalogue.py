@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from paddock.environments.packages import refused
 from paddock.environments.plain_class import PlainEnvironment
 from paddock.environments.tools import Tool
 from paddock.errors import UserError
-from paddock.facts.modules import MODULE, module_at
+from paddock.facts.modules import MODULE, exception_text, user_module
 
 Source = Callable[[str, Mapping[str, Any]], Callable[[], Environment]]
 SOURCES: Registry[Source] = Registry("source of environments", key="environment")
@@ -107,7 +106,7 @@ def maker_of(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
     if prefix in SOURCES:
         with blaming(name, kwargs):
             return guarded(SOURCES.get(prefix)(rest, kwargs), name, kwargs)
-    thing = found(*address(name), name)
+    thing = thing_at(name)
     if not callable(thing):
         raise refused(name, "holds several environments, and here one is wanted", f"{FORMS}, or the dict alone")
     return constructor(thing, kwargs, name)
@@ -115,7 +114,7 @@ def maker_of(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
 
 def environments_at(name: str) -> dict[str, Any] | None:
     """Returns the environments of a dict in a file or module by their names; None if this is no dict's name."""
-    thing = None if name.partition(":")[0] in SOURCES else found(*address(name), name)
+    thing = None if name.partition(":")[0] in SOURCES else thing_at(name)
     return dict(thing) if isinstance(thing, Mapping) else None
 
 
@@ -165,35 +164,19 @@ def blaming(name: str, kwargs: Mapping[str, Any], takes: str = "") -> Iterator[N
     except BaseException as error:  # sys.exit, too
         given = ", ".join(f"{key}={value!r:.40}" for key, value in kwargs.items()) or "no arguments"
         fix = f"it is called with {given}{takes}"
-        raise refused(name, f"cannot be made: {told(error)}", fix) from error
+        raise refused(name, f"cannot be made: {exception_text(error)}", fix) from error
 
 
-def found(path: str, attribute: str, name: str) -> Any:
+def thing_at(name: str) -> Any:
     """Returns the class or function at an address, or the dict of several."""
-    if not path.startswith(MODULE) and not Path(path).expanduser().is_file():
-        raise refused(name, "there is no such file", f"check the path; it is looked for in {Path.cwd()}")
-    try:
-        module = module_at(path)
-    except (UserError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # a user's file runs: SystemExit is as likely as SyntaxError
-        fix = "a module that this Python imports: check its name, and PYTHONPATH"
-        fix = fix if path.startswith(MODULE) else f"python {path} shows where"
-        raise refused(name, f"cannot be imported: {told(error)}", fix) from error
+    path, attribute = address(name)
+    module = user_module(path, "environment", name, f"check the path; it is looked for in {Path.cwd()}")
     thing = getattr(module, attribute, None)
     if not callable(thing) and not isinstance(thing, Mapping):
         own = {key: value for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
         here = [key for key, value in own.items() if callable(value) and not key.startswith("_")]
         raise refused(name, f"has no class or function {attribute!r}", suggest(attribute, here))
     return thing
-
-
-def told(error: BaseException) -> str:
-    """Returns an exception as text, with the innermost line of what is not ours or the import system's."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename not in (__file__, "<string>")]
-    own = [one for one in frames if not one.filename.startswith("<frozen") and "importlib" not in one.filename]
-    place = f" ({Path(own[-1].filename).name} line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{place}"
 
 
 def signature(thing: Callable[..., Any]) -> str:

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paddock.environments.environment import Ended, Environment, Message, Messages, messages_said
+from paddock.environments.packages import refused
 from paddock.environments.tools import Tool, tool_of
-from paddock.errors import UserError
 from paddock.rewards.functions import TRUTHS
 
 RESERVED = ("reset", "get_reward", "close")
@@ -30,7 +30,7 @@ class PlainEnvironment(Environment):
         self.plain = plain
         if not callable(getattr(plain, "reset", None)):
             fix = "subclass paddock.Environment, or define reset(self, **row)"
-            raise UserError("has no method reset", key="environment", value=type(plain).__qualname__, fix=fix)
+            raise refused(type(plain).__qualname__, "has no method reset", fix)
         if inspect.iscoroutinefunction(getattr(plain, "get_reward", None)):
             self.reward = self._awaited_reward  # type: ignore[method-assign, assignment]  # where tools are awaited
 
@@ -62,10 +62,9 @@ class PlainEnvironment(Environment):
         named = [one for one in taken.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
         needed = [one.name for one in named if one.default is one.empty]
         if missing := [name for name in needed if name not in given]:
-            name = f"{type(self.plain).__qualname__}.reset"
+            name = type(self.plain).__qualname__
             fix = f"add the column, or give the argument a default; the rows have {', '.join(sorted(given))}"
-            reason = f"{name} takes {missing[0]!r}, and the rows have no such column"
-            raise UserError(reason, key="environment", value=type(self.plain).__qualname__, fix=fix)
+            raise refused(name, f"{name}.reset takes {missing[0]!r}, and the rows have no such column", fix)
         everything = any(one.kind is one.VAR_KEYWORD for one in taken.values())
         return given if everything else {name: value for name, value in given.items() if name in taken}
 
@@ -75,7 +74,7 @@ def documented(method: Any, owner: Any) -> Tool:
     if not inspect.getdoc(method):
         fix = f"write a docstring: models read it; or call the method _{method.__name__}"
         reason = f"the method {method.__name__} is public, so it is a tool, and has no docstring"
-        raise UserError(reason, key="environment", value=type(owner).__qualname__, fix=fix)
+        raise refused(type(owner).__qualname__, reason, fix)
     return tool_of(method)
 
 

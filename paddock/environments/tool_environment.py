@@ -7,15 +7,14 @@ import atexit
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from paddock.config.rewards import PYTHON
+from paddock.config.rewards import PYTHON, address_parts
 from paddock.core.registry import suggest
 from paddock.environments.environment import Environment
 from paddock.environments.tools import Tool, ToolError, is_tool, tool, tool_of
 from paddock.errors import UserError
-from paddock.facts.modules import MODULE, module_at
+from paddock.facts.modules import user_module
 
 KEY = "actor_rollout_ref.rollout.multi_turn.function_tool_path"
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -65,18 +64,11 @@ def load_tools(
 def tools_of_file(path: str) -> list[Tool]:
     """Returns the functions of a file, or of a module `pkg://NAME`, that are marked as tools, or the one that
     FILE.py:NAME names."""
-    file, colon, name = path.removeprefix(MODULE).partition(":") if path.startswith(MODULE) else path.partition(".py:")
-    file = f"{MODULE}{file}" if path.startswith(MODULE) else f"{file}.py" if colon else path
-    if not file.startswith(MODULE) and not Path(file).expanduser().is_file():
-        known = suggest(path, sorted([*BUILT_IN, INTERPRETER]))
-        raise UserError("there is no such file", key=KEY, value=path, fix=f"a Python file, or a tool by name: {known}")
-    try:
-        module = module_at(file)
-    except Exception as error:
-        reason = f"cannot be imported: {type(error).__name__}: {error}"
-        raise UserError(reason, key=KEY, value=path, fix=f"python {file} shows where") from error
+    file, name = address_parts(path)
+    known = suggest(path, sorted([*BUILT_IN, INTERPRETER]))
+    module = user_module(file, KEY, path, f"a Python file, or a tool by name: {known}")
     own = {key: value for key, value in vars(module).items() if callable(value)}
-    if colon:
+    if name is not None:
         if name not in own:
             raise UserError(f"has no function {name!r}", key=KEY, value=path, fix=suggest(name, sorted(own)))
         return [tool_of(own[name])]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from paddock.errors import UserError
 from paddock.facts.compat import importable
 
 MODULE = "pkg://"
 """Stands before the name of a module that can be imported."""
+OURS = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def module_named(name: str) -> ModuleType:
@@ -46,6 +50,29 @@ def module_at(path: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def user_module(path: str, key: str, value: str, absent: str = "correct the path") -> ModuleType:
+    """Returns the module at a path, as `module_at` does. Errors have this key and value, and the fix `absent` if there
+    is no such file."""
+    if not path.startswith(MODULE) and not Path(path).expanduser().is_file():
+        raise UserError("there is no such file", key=key, value=value, fix=absent)
+    try:
+        return module_at(path)
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a user's file runs: SystemExit is as likely as SyntaxError
+        fix = "a module that this Python imports: check its name, and PYTHONPATH"
+        fix = fix if path.startswith(MODULE) else f"python {path} shows where"
+        raise UserError(f"cannot be imported: {exception_text(error)}", key=key, value=value, fix=fix) from error
+
+
+def exception_text(error: BaseException) -> str:
+    """Returns an exception as text, with the innermost line that is neither Paddock's nor the import system's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    others = [each for each in frames if not each.filename.startswith((OURS, "<")) and "importlib" not in each.filename]
+    place = f" ({Path(others[-1].filename).name} line {others[-1].lineno})" if others else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def top_of(file: Path) -> Path:

@@ -21,9 +21,9 @@ from typing import Any
 
 from paddock.data.dialogue import Dialogue
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
-from paddock.environments.catalogue import told
 from paddock.environments.environment import messages_said
 from paddock.errors import UserError
+from paddock.facts.modules import exception_text
 from paddock.rollouts.conversation import Conversation, TimeLimit, Wanted
 from paddock.rollouts.episode import Episode, Span
 from paddock.verl.classes import taken
@@ -234,7 +234,7 @@ class LoopConversation(Conversation):
         except (CancelledError, asyncio.CancelledError):
             raise self.refused("was cancelled", "return an AgentLoopOutput") from None
         except BaseException as error:
-            raise self.refused(f"raised {told(error)}", "mend the agent loop") from error
+            raise self.refused(f"raised {exception_text(error)}", "mend the agent loop") from error
 
     def take(self, output: Any) -> None:
         """Turns what the loop returned into spans, metrics and a score."""

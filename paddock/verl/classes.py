@@ -15,10 +15,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from paddock.core.registry import suggest
-from paddock.environments.catalogue import told
 from paddock.errors import UserError
 from paddock.facts.compat import importable
-from paddock.facts.modules import module_named
+from paddock.facts.modules import exception_text, module_named
 
 Entry = dict[str, Any]
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
@@ -81,7 +80,7 @@ def class_of(name: str, key: str, path: str) -> Any:
         raise
     except BaseException as error:  # a user's module runs: SystemExit is as likely as SyntaxError
         fix = "a module that this Python imports: check its name, and PYTHONPATH"
-        raise refused(f"cannot be imported: {told(error)}", fix) from error
+        raise refused(f"cannot be imported: {exception_text(error)}", fix) from error
     found = getattr(module, attribute, None)
     if not callable(found):
         own = [one for one, value in vars(module).items() if isinstance(value, type) and not one.startswith("_")]
@@ -97,7 +96,7 @@ def made(thing: Callable[..., Any], name: str, key: str, path: str, arguments: M
         raise
     except Exception as error:
         fix = f"it is called with {', '.join(arguments)}"
-        raise UserError(f"{name} cannot be made: {told(error)}", key=key, value=path, fix=fix) from error
+        raise UserError(f"{name} cannot be made: {exception_text(error)}", key=key, value=path, fix=fix) from error
 
 
 def taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
