@@ -27,7 +27,7 @@ BARE = 64
 
 def humaneval(path: Path) -> list[Program]:
     programs = []
-    for record in read_file(path):
+    for record in read_file(path, "--humaneval"):
         prompt, test, entry = (record.text(name) for name in ("prompt", "test", "entry_point"))
         code = completed(prompt, entry, record.text("canonical_solution"))
         programs.append(Program(code, checks=(f"{test}\ncheck(candidate)",), setup=prompt, entry=entry))

@@ -243,7 +243,7 @@ def test_prompts_without_scores_have_images_too(tmp_path, folder):
 def test_prepared_geometry_problems_are_read(tmp_path, folder):
     """What `paddock data geo3k` writes."""
     raw = {"problem": "<image>Find x.", "answer": "4", "images": [{"bytes": encoded(painted()), "path": "a.png"}]}
-    rows = [geometry_row(Record(raw, "test 0"), "train", 0)]
+    rows = [geometry_row(Record(raw, "test 0"))]
     parquet.write_table(pa.Table.from_pylist(rows, schema=arrow_schema(COLUMNS)), tmp_path / "geo.parquet")
     row = dataset(str(tmp_path / "geo.parquet"), folder)[0]
     assert (row.data_source, row.ground_truth, row.tokens.count(IMAGE)) == ("hiyouga/geometry3k", "4", 4)

@@ -34,6 +34,7 @@ from benchmarks.results.programs import (  # noqa: F401  each registers its fami
 from benchmarks.results.programs.held_out import compared
 from benchmarks.results.programs.problem import FAMILIES, Draw, Family, Problem
 from paddock.data.prepare import humaneval
+from paddock.data.prepare.preparer import with_origin
 from paddock.data.prepare.records import Record
 from paddock.data.prepare.write import write_splits
 from paddock.errors import EXIT_CODE, UserError
@@ -61,7 +62,7 @@ class Task:
             **{"task_id": self.task_id, "prompt": self.prompt},
             **{"test": self.problem.test(), "entry_point": self.problem.name},
         }
-        return {**humaneval.row(Record(values, self.task_id), split, index), "data_source": SOURCE}
+        return {**with_origin(humaneval.row(Record(values, self.task_id)), split, index), "data_source": SOURCE}
 
 
 def tasks_of(name: str, family: Family, seed: int, most: int = PER_FAMILY) -> Iterator[Task]:

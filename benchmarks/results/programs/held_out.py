@@ -40,7 +40,7 @@ def longest_shared(ours: list[str], theirs: list[str], most: int) -> Words:
 
 def compared(ours: Mapping[str, set[str]], file: Path) -> dict[str, Any]:
     """What our problems, name -> prompts, share with the records of `file`; a UserError if it is too much."""
-    records = list(read_file(file))
+    records = read_file(file, "--held-out")
     theirs = [record.text("prompt") for record in records]
     fix = "reword the family or rename its function"
     if names := sorted({record.text("entry_point") for record in records} & ours.keys()):

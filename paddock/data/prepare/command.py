@@ -12,7 +12,7 @@ from pathlib import Path
 from paddock.core.options import Options
 from paddock.core.registry import suggest
 from paddock.data.prepare import from_jsonl, geometry3k, gsm8k, gsm8k_sft, gsm8k_tools, hh_rlhf, humaneval, math, mbpp
-from paddock.data.prepare.preparer import Preparer, Row
+from paddock.data.prepare.preparer import Preparer, Row, with_origin
 from paddock.data.prepare.records import FLAG, SUFFIXES, Splits, from_hub, from_path, read_file, split_files
 from paddock.data.prepare.write import summary, write_splits
 from paddock.errors import EXIT_CODE, UserError
@@ -129,6 +129,6 @@ def _rows(preparer: Preparer, raw: Splits) -> dict[str, list[Row]]:
         records = track(
             raw[split], f"{preparer.title} {split}", console=console, transient=True, disable=not console.is_terminal
         )
-        prepared = [preparer.row(record, split, index) for index, record in enumerate(records)]
-        rows[split] = [row for row in prepared if row is not None]
+        prepared = enumerate(map(preparer.row, records))
+        rows[split] = [with_origin(row, split, index) for index, row in prepared if row is not None]
     return rows

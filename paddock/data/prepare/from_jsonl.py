@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paddock.core.options import Options
-from paddock.data.prepare.preparer import ANSWERED, Row, training_columns
+from paddock.data.prepare.preparer import ANSWERED, Row, training_columns, with_origin
 from paddock.data.prepare.records import SUFFIXES, Record, read_file
 from paddock.data.prepare.write import summary, write_splits
 from paddock.errors import UserError
@@ -27,14 +27,13 @@ def run(argv: Sequence[str]) -> int:
     if not 0 <= options.test_share < 1:
         raise UserError("is no share of the rows", key="--test-share", value=options.test_share, fix="0 to below 1")
     target = Path(os.path.abspath(os.path.expanduser(options.local_save_dir or Path(options.file).parent)))
-    rows = [row_of(record, options, index) for index, record in enumerate(_records(options.file))]
-    splits = {"train": rows, "test": [row_of(r, options, i) for i, r in enumerate(_records(options.test_file))]}
-    if not options.test_file:
-        splits = divided(rows, options.test_share)
-    for split, found in splits.items():
-        for index, row in enumerate(found):
-            row["extra_info"] |= {"split": split, "index": index}
-    written = {split: found for split, found in splits.items() if found}
+    train, test = ([row_of(record, options) for record in _records(file)] for file in (options.file, options.test_file))
+    splits = {"train": train, "test": test} if options.test_file else divided(train, options.test_share)
+    written = {
+        split: [with_origin(row, split, index) for index, row in enumerate(rows)]
+        for split, rows in splits.items()
+        if rows
+    }
     write_splits(target, written, COLUMNS)
     print(summary(written, target, *next_step(options)))
     return 0
@@ -86,7 +85,7 @@ def _records(file: str | None) -> list[Record]:
     return records
 
 
-def row_of(record: Record, options: argparse.Namespace, index: int) -> Row:
+def row_of(record: Record, options: argparse.Namespace) -> Row:
     truth = _truth(record, options)
     prompt = _prompt(record, options)
     question = prompt[-1]["content"]

@@ -15,7 +15,7 @@ IMAGE = "<image>"
 COLUMNS = training_columns(ANSWERED, images=[{"bytes": "binary", "path": "string"}])
 
 
-def row(record: Record, split: str, index: int) -> Row:
+def row(record: Record) -> Row:
     problem, answer, images = record.text("problem"), record.text("answer"), _images(record)
     places = problem.count(IMAGE)
     if places == 0:
@@ -24,8 +24,8 @@ def row(record: Record, split: str, index: int) -> Row:
         raise record.error(
             "images", f"has {len(images)} drawings, and the problem {places} places for one", "mend or drop the record"
         )
-    extra_info = {"split": split, "index": index, "answer": answer, "question": problem}
-    return rule_row(SOURCE, f"{problem} {INSTRUCTION}", "math", answer, extra_info) | {"images": images}
+    asked = f"{problem} {INSTRUCTION}"
+    return rule_row(SOURCE, asked, "math", answer, answer=answer, question=problem) | {"images": images}
 
 
 def _images(record: Record) -> list[Row]:

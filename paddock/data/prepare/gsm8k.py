@@ -10,10 +10,10 @@ INSTRUCTION = 'Let\'s think step by step and output the final answer after "####
 COLUMNS = training_columns(ANSWERED)
 
 
-def row(record: Record, split: str, index: int) -> Row:
+def row(record: Record) -> Row:
     question, answer = record.text("question"), record.text("answer")
-    extra_info = {"split": split, "index": index, "answer": answer, "question": question}
-    return rule_row(SOURCE, f"{question} {INSTRUCTION}", "math", _final_answer(record, answer), extra_info)
+    asked, truth = f"{question} {INSTRUCTION}", _final_answer(record, answer)
+    return rule_row(SOURCE, asked, "math", truth, answer=answer, question=question)
 
 
 def _final_answer(record: Record, answer: str) -> str:

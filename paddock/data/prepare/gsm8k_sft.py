@@ -38,13 +38,13 @@ CALCULATOR = {
 """Schema of the tool that comes with the package, as a run shows it to the policy."""
 
 
-def plain_row(record: Record, split: str, index: int) -> Row:
-    question, answer = asked_and_answered(record, split, index)
+def plain_row(record: Record) -> Row:
+    question, answer = asked_and_answered(record)
     return {"messages": [question, {"role": "assistant", "content": COMPUTATION.sub("", answer)}]}
 
 
-def calculator_row(record: Record, split: str, index: int) -> Row:
-    question, answer = asked_and_answered(record, split, index)
+def calculator_row(record: Record) -> Row:
+    question, answer = asked_and_answered(record)
 
     def turn(text: str, expression: str) -> Row:
         call = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
@@ -53,8 +53,8 @@ def calculator_row(record: Record, split: str, index: int) -> Row:
     return conversation([question], answer, turn)
 
 
-def text_row(record: Record, split: str, index: int) -> Row:
-    asked = gsm8k_tools.calculator_row(record, split, index)
+def text_row(record: Record) -> Row:
+    asked = gsm8k_tools.calculator_row(record)
 
     def turn(text: str, expression: str) -> Row:
         return {"role": "assistant", "content": f"{text}\n{gsm8k_tools.CALL % expression}"}
@@ -72,9 +72,9 @@ def conversation(asked: Sequence[Mapping[str, Any]], answer: str, turn: Callable
     return {"messages": messages, "tools": json.dumps([CALCULATOR])}
 
 
-def asked_and_answered(record: Record, split: str, index: int) -> tuple[Row, str]:
+def asked_and_answered(record: Record) -> tuple[Row, str]:
     """Returns the question as `paddock data gsm8k` asks it, and the authors' answer."""
-    row = gsm8k.row(record, split, index)
+    row = gsm8k.row(record)
     return dict(row["prompt"][0]), str(row["extra_info"]["answer"])
 
 

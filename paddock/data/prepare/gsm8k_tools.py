@@ -40,8 +40,8 @@ EXAMPLE = (
 TURNS = "actor_rollout_ref.rollout.multi_turn"
 
 
-def scoring_row(record: Record, split: str, index: int) -> Row:
-    row = gsm8k.row(record, split, index)
+def scoring_row(record: Record) -> Row:
+    row = gsm8k.row(record)
     truth, question = row["reward_model"]["ground_truth"], row["prompt"][0]["content"]
     row["prompt"] = messages(("system", SCORING), ("user", question))
     row["extra_info"] |= {
@@ -52,13 +52,13 @@ def scoring_row(record: Record, split: str, index: int) -> Row:
     return row
 
 
-def agent_row(record: Record, split: str, index: int) -> Row:
-    return {**scoring_row(record, split, index), "agent_name": TOOL_AGENT}
+def agent_row(record: Record) -> Row:
+    return {**scoring_row(record), "agent_name": TOOL_AGENT}
 
 
-def calculator_row(record: Record, split: str, index: int) -> Row:
+def calculator_row(record: Record) -> Row:
     """The user's message is the question alone: what stands before it shows how to answer."""
-    row = gsm8k.row(record, split, index)
+    row = gsm8k.row(record)
     asked = messages(("system", CALCULATING), *EXAMPLE, ("user", row["extra_info"]["question"]))
     return {**row, "prompt": asked}
 

@@ -18,13 +18,13 @@ SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):\s?")
 ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
-def sft_row(record: Record, split: str, index: int) -> Row | None:
+def sft_row(record: Record) -> Row | None:
     """The preferred answer is the one to learn."""
     prompt, answer = turns(record), _answer(record, "chosen")
     return {"prompt": prompt, "response": answer} if answer else None
 
 
-def rm_row(record: Record, split: str, index: int) -> Row | None:
+def rm_row(record: Record) -> Row | None:
     """Returns a pair; None where the two do not differ, or one is empty: there is nothing to prefer."""
     chosen, rejected = _answer(record, "chosen"), _answer(record, "rejected")
     if not chosen or not rejected or chosen == rejected:
@@ -32,14 +32,14 @@ def rm_row(record: Record, split: str, index: int) -> Row | None:
     return {"prompt": turns(record), "chosen": chosen, "rejected": rejected}
 
 
-def rl_row(record: Record, split: str, index: int) -> Row | None:
+def rl_row(record: Record) -> Row | None:
     """Returns a prompt that a reward model scores; the preferred answer is kept to be looked at."""
     return {
         "data_source": SOURCE,
         "prompt": turns(record),
         "ability": "alignment",
         "reward_model": {"style": "model", "ground_truth": _answer(record, "chosen")},
-        "extra_info": {"split": split, "index": index},
+        "extra_info": {},
     }
 
 

@@ -12,12 +12,11 @@ INSTRUCTION = "Complete this Python function. Answer with the whole function in 
 COLUMNS = training_columns({**ORIGIN, "task_id": "string"})
 
 
-def row(record: Record, split: str, index: int) -> Row:
+def row(record: Record) -> Row:
     """The truth is what judges an answer: prompt, tests, and the name of the function."""
     truth = {name: record.text(name) for name in ("prompt", "test", "entry_point")}
     question = f"{INSTRUCTION}\n\n```python\n{truth['prompt'].strip()}\n```"
-    extra_info = {"split": split, "index": index, "task_id": record.text("task_id")}
-    return rule_row(SOURCE, question, "code", json.dumps(truth), extra_info)
+    return rule_row(SOURCE, question, "code", json.dumps(truth), task_id=record.text("task_id"))
 
 
 PREPARER = Preparer(

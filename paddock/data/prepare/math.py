@@ -10,14 +10,14 @@ SOURCE = "DigitalLearningGmbH/MATH-lighteval"
 INSTRUCTION = r"Let's think step by step and output the final answer within \boxed{}."
 
 
-def row(record: Record, split: str, index: int) -> Row:
+def row(record: Record) -> Row:
     problem, solution = record.text("problem"), record.text("solution")
     truth = last_boxed(solution)
     if truth is None:
         raise record.error(
             "solution", r"no closed \boxed{...} in it", r"put the final answer in \boxed{...}, or drop the record"
         )
-    prepared = rule_row(SOURCE, f"{problem} {INSTRUCTION}", "math", truth, {"split": split, "index": index})
+    prepared = rule_row(SOURCE, f"{problem} {INSTRUCTION}", "math", truth)
     labels = {name: record.values.get(name) for name in ("level", "type")}
     return prepared | {name: None if label is None else str(label) for name, label in labels.items()}
 

@@ -13,15 +13,14 @@ SPLIT_OF_TASKS = {"test": range(11, 511), "train": range(601, 975)}
 """The authors' numbers. 1 to 10 are for few-shot prompts, 511 to 600 for validation."""
 
 
-def row(record: Record, split: str, index: int) -> Row:
+def row(record: Record) -> Row:
     tests = record.values.get("test_list")
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
         raise record.error("test_list", f"must be a list of asserts, not {tests!r:.80}", "drop the record")
     truth = {"test_list": tests, "test_setup_code": record.values.get("test_setup_code") or ""}
     shown = "\n".join(tests)
     question = f"{record.text('text').strip()}\n\n{INSTRUCTION}\n\n```python\n{shown}\n```"
-    extra_info = {"split": split, "index": index, "task_id": _number(record)}
-    return rule_row(SOURCE, question, "code", json.dumps(truth), extra_info)
+    return rule_row(SOURCE, question, "code", json.dumps(truth), task_id=_number(record))
 
 
 def split_of(record: Record) -> str | None:

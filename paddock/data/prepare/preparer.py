@@ -26,7 +26,7 @@ class Preparer:
     title: str
     hub: str  # its name on the hub, and the `data_source` of every row: the scorer is chosen by it
     config: str | None  # the hub's configuration to take
-    row: Callable[[Record, str, int], Row | None]  # None leaves the record out
+    row: Callable[[Record], Row | None]  # None leaves the record out
     columns: Columns
     examples: bool = False  # also write the first row of each split as JSON
     next_command: str = "plan algorithm.adv_estimator=rloo"  # what the rows are for
@@ -41,8 +41,15 @@ class Preparer:
         return f"~/data/{self.name}"
 
 
-def rule_row(source: str, question: str, ability: str, truth: str, extra_info: Row) -> Row:
-    """A question whose answer a rule can check."""
+def with_origin(row: Row, split: str, index: int) -> Row:
+    """Returns a row whose column `extra_info`, if it has one, also says where the row was in its data set."""
+    if "extra_info" not in row:
+        return row
+    return row | {"extra_info": {"split": split, "index": index, **row["extra_info"]}}
+
+
+def rule_row(source: str, question: str, ability: str, truth: str, /, **extra_info: Any) -> Row:
+    """Returns a question whose answer a rule can check."""
     return {
         "data_source": source,
         "prompt": [{"role": "user", "content": question}],
