@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -231,8 +232,6 @@ CHATGLM_KEYS = {
     "seq_length": "max_position_embeddings",
     "add_qkv_bias": "attention_bias",
 }
-LARGEST = {"layer": 10_000, "depth": 10_000, "heads": 100_000, "experts": 100_000, "_size": 10**9, "_dim": 10**9}
-"""Parts of the names of a config's sizes, and numbers far above those of any model."""
 # Gemma 3 as published leaves out of its text_config what equals these.
 GEMMA3_KEYS = {
     "num_attention_heads": 8,
@@ -328,7 +327,7 @@ def from_config(values: Mapping[str, Any], name: str = "") -> ModelShape:
         qk_nope_head_dim=number("qk_nope_head_dim", default=0),
         qk_rope_head_dim=number("qk_rope_head_dim", default=0),
         v_head_dim=number("v_head_dim", default=0),
-        **(vision_facts(config, hidden) if config.vision else {}),
+        **(vision_fields(config, hidden) if config.vision else {}),
     )
 
 
@@ -341,7 +340,7 @@ def dense_layers(config: ModelFile, layers: int) -> int:
     return layers - sum(1 for _ in sparse)
 
 
-def vision_facts(config: ModelFile, hidden: int) -> dict[str, int]:
+def vision_fields(config: ModelFile, hidden: int) -> dict[str, int]:
     number = ModelFile(config.vision).number
     width = number("embed_dim", "hidden_size")
     return {
@@ -427,23 +426,20 @@ class LocalModel:
 
 
 def local_models() -> list[LocalModel]:
-    """Language models that are complete on this disk: fetched by `paddock models get`, or in the hub's cache."""
-    fetched = sorted(cache_folder("models").glob("*/config.json"))
-    names = sorted(folder.name for folder in hub_cache().glob("models--*"))
-    cached = [(name.removeprefix("models--").replace("--", "/"), None) for name in names]
-    found = []
-    for path, file in [*((str(file.parent), file) for file in fetched), *cached]:
-        file = file or cached_config(path)
-        if file is None or not any(file.parent.glob("*.safetensors")):
-            continue
-        try:
+    """Returns the language models that are complete on this disk: fetched by `paddock models get`, or in the hub's
+    cache."""
+    files = {str(file.parent): file for file in sorted(cache_folder("models").glob("*/config.json"))}
+    folders = sorted(folder.name.removeprefix("models--") for folder in hub_cache().glob("models--*"))
+    names = [folder.replace("--", "/") for folder in folders]
+    files |= {name: file for name in names if (file := cached_config(name))}
+    models = []
+    for path, file in files.items():
+        with suppress(UserError):  # nobody asked for this model
             values = read_config(file)
-            if not str((values.get("architectures") or [""])[0]).endswith("ForCausalLM"):
-                continue
-            found.append(LocalModel(path, from_config(values, path), _chats(file.parent)))
-        except UserError:  # nobody asked for this one
-            continue
-    return found
+            speaks = str((values.get("architectures") or [""])[0]).endswith("ForCausalLM")
+            if speaks and any(file.parent.glob("*.safetensors")):
+                models.append(LocalModel(path, from_config(values, path), _chats(file.parent)))
+    return models
 
 
 def _chats(folder: Path) -> bool:
@@ -460,19 +456,7 @@ def read_config(file: Path) -> Mapping[str, Any]:
         raise UserError(f"cannot be read as JSON: {error}", key=str(file), fix="download the model again") from error
     if not isinstance(values, dict):
         raise UserError("holds no JSON object", key=str(file), fix="download the model again")
-    require_sizes(values, f" in {file}")
     return values
-
-
-def require_sizes(values: Mapping[str, Any], place: str) -> None:
-    """Refuses sizes that no model has, before lists of so many layers are made; nested sections, too."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            require_sizes(value, f" of {key}{place}")
-        most = next((most for part, most in LARGEST.items() if part in key), None)
-        if most is not None and isinstance(value, int | float) and value > most:
-            fix = "download the model again, or mend the number"
-            raise UserError(f"no model has more than {most:,}", key=f"{key}{place}", value=value, fix=fix)
 
 
 def cached_config(path: str) -> Path | None:

@@ -133,9 +133,7 @@ def load_processor(folder: Path, kwargs: Mapping[str, Any]) -> Any:
         older = size.pop(name, None)  # files of some years ago have them there
         if (pixels := kwargs.get(name, settings.get(name, older))) is not None:
             size[edge] = pixels
-    rest = {
-        name: value for name, value in (settings | dict(kwargs)).items() if name not in ("min_pixels", "max_pixels")
-    }
+    rest = {name: value for name, value in settings.items() if name not in PIXELS}
     return made.from_dict(rest | {"size": size})
 
 

@@ -32,12 +32,11 @@ from paddock.config.roles import ModelConfig
 from paddock.config.schema import DataConfig
 from paddock.core.registry import suggest
 from paddock.errors import UserError
-from paddock.facts.models import read_config, require_sizes
+from paddock.facts.models import ASSETS
 from paddock.models.attention import NAME as PADDOCK_ATTENTION
 from paddock.models.files import PICKLED, check_json, check_weights
 from paddock.models.files import ModelPath as ModelPath
 
-ASSETS = Path(__file__).resolve().parent.parent / "assets"
 MODEL_KEY = "actor_rollout_ref.model.path"
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
 
@@ -110,16 +109,13 @@ def load_config(
     """The model's own config with the user's changes, and without dropout: sampling has none, nor may training."""
     folder, asked = model_folder(path, key), ModelPath(path, key)
     check_json(folder, ("config.json",), asked)
-    read_config(folder / "config.json")
     with reading("config.json", asked):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    place = f"{key.rpartition('.')[0]}.override_config"
-    require_sizes(override_config or {}, f" in {place}")
     for name, value in (override_config or {}).items():
         if not hasattr(config, name):
             raise UserError(
                 f"{config.model_type} models have no such field",
-                key=f"{place}.{name}",
+                key=f"{key.rpartition('.')[0]}.override_config.{name}",
                 value=value,
                 fix=suggest(name, sorted(config.to_dict())),
             )

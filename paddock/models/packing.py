@@ -18,6 +18,7 @@ from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.device import to_device
 from paddock.core.images import Images
 from paddock.models.attention import Packed
+from paddock.models.attention.shared_prompts import ranges
 from paddock.models.experts import ARGUMENT, Routing
 from paddock.models.forward import hidden_states
 from paddock.models.vision import Placed, place_images, plain, plain_positions
@@ -129,17 +130,14 @@ def pack(batch: Batch, device: torch.device | str = "cpu") -> Inputs:
     order = order[used[order] > 0]
     starts = torch.zeros_like(used)
     starts[order] = used[order].cumsum(0) - used[order]
-    column = torch.arange(prompts.shape[1] + responses.shape[1], device=prompts.device)
-    first = prompts.shape[1] - prompt_length  # of the row's own tokens
-    inside = (column >= first.unsqueeze(-1)) & (column < (first + used).unsqueeze(-1))
-    rows, columns = inside[order].nonzero(as_tuple=True)
-    rows = order[rows]
+    tokens, first = torch.cat([prompts, responses], 1), prompts.shape[1] - prompt_length  # of the row's own tokens
+    rows, columns = order.repeat_interleave(used[order]), ranges(first[order].tolist(), used[order].tolist())
     row, step = wanted.nonzero(as_tuple=True)
     images, ends = images_of(batch), used[order].tolist()
     placed = place_images([images[i] for i in order.tolist()], ends, device) if images else None
     flat = to_device((columns - first[rows]).unsqueeze(0), device)
     return Inputs(
-        tokens=to_device(torch.cat([prompts, responses], 1)[rows, columns].unsqueeze(0), device),
+        tokens=to_device(tokens[rows, columns].unsqueeze(0), device),
         positions=placed[0] if placed else flat,
         images=placed[1] if placed else None,
         packed=Packed(ends, device),
@@ -148,7 +146,7 @@ def pack(batch: Batch, device: torch.device | str = "cpu") -> Inputs:
         targets=to_device(responses[row, step], device),
         places=to_device(row * responses.shape[1] + step, device),
         shape=(len(batch), responses.shape[1]),
-        cells=to_device(rows * len(column) + columns, device),
+        cells=to_device(rows * tokens.shape[1] + columns, device),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -119,22 +120,21 @@ def no_head(config: PreTrainedConfig, asked: ModelPath) -> UserError:
 def scored_batch(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], every_token: bool) -> Batch:
     """Sequences as the engines take them: an engine's value speaks of the state before a token, so each answer is
     followed by one more place. Its value is the sequence's score; with `every_token`, those before it count too."""
-    rows = len(prompts)
-    prompt_width, width = max(map(len, prompts)), max(map(len, answers)) + 1
-    prompt_ids, prompt_mask = torch.zeros(2, rows, prompt_width, dtype=torch.long)
-    responses = torch.zeros(rows, width, dtype=torch.long)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        prompt_ids[row, prompt_width - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
-        prompt_mask[row, prompt_width - len(prompt) :] = 1
-        responses[row, : len(answer)] = torch.tensor(answer, dtype=torch.long)
+    ids = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
+    responses = pad_sequence([torch.tensor([*answer, 0]) for answer in answers], batch_first=True)
     lengths = torch.tensor([len(answer) + 1 for answer in answers])
-    place = torch.arange(width)
+    place = torch.arange(responses.shape[1])
     mask = (place < lengths[:, None]) if every_token else (place == lengths[:, None] - 1)
-    ids = torch.arange(rows)
+    rows = torch.arange(len(prompts))
     return Batch(
-        row=ids, group=ids, prompts=prompt_ids, prompt_mask=prompt_mask, responses=responses, mask=mask.long(),
+        row=rows,
+        group=rows,
+        prompts=pad_sequence(ids, batch_first=True, padding_side="left"),
+        prompt_mask=pad_sequence([torch.ones_like(prompt) for prompt in ids], batch_first=True, padding_side="left"),
+        responses=responses,
+        mask=mask.long(),
         lengths=lengths,
-    )  # fmt: skip
+    )
 
 
 def sequence_scores(batch: Batch, values: PerToken) -> PerRow:
