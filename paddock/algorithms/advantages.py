@@ -147,13 +147,9 @@ def on_tokens(batch: Batch, advantage: PerRow) -> tuple[PerToken, PerToken]:
     return tokens, tokens
 
 
-def zeroed(x: PerToken, mask: PerToken) -> PerToken:
-    return x * mask
-
-
 def settle(rewards: PerToken, mask: PerToken) -> PerToken:
     """Moves rewards on masked positions to the valid token before; drops those before the first valid token."""
-    own = zeroed(rewards, mask).contiguous()
+    own = (rewards * mask).contiguous()
     if torch.equal(own, rewards):
         return rewards
     width = mask.shape[1]
@@ -191,7 +187,7 @@ def gae(rewards: PerToken, values: PerToken, mask: PerToken, gamma: float, lam: 
 
 def rewards_to_go(rewards: PerToken, mask: PerToken, gamma: float = 1.0) -> PerToken:
     """``G_t = r_t + gamma G_t'`` over valid tokens; a masked position takes ``G_t'``."""
-    own = zeroed(rewards, mask)
+    own = rewards * mask
     if gamma == 1.0:
         return own.flip(-1).cumsum_(-1).flip(-1)
     valid, returns = (mask != 0).T.contiguous(), own.T.contiguous()

@@ -52,8 +52,8 @@ class Workers:
 
     async def unwrapped(self, call: Callable[[], Any]) -> Any:
         """Calls what stands around a coroutine function in a thread: it may have made a plain function of it."""
-        found = await asyncio.wrap_future(self.in_thread(call))
-        return await found if inspect.isawaitable(found) else found
+        result = await asyncio.wrap_future(self.in_thread(call))
+        return await result if inspect.isawaitable(result) else result
 
     def in_thread(self, call: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
@@ -108,9 +108,9 @@ class Workers:
         self.woken = False  # before the look: what is begun from now on wakes the loop again
         while self.begun:
             coroutine, future = self.begun.popleft()
-            task = loop.create_task(kept(coroutine))
-            task.add_done_callback(partial(told, future))
-            future.add_done_callback(partial(cancelled, loop, task))
+            task = loop.create_task(exit_returned(coroutine))
+            task.add_done_callback(partial(settle, future))
+            future.add_done_callback(partial(cancel_task, loop, task))
 
     @staticmethod
     def turn(loop: asyncio.AbstractEventLoop) -> None:
@@ -125,11 +125,9 @@ class Workers:
             call, future = job
             if future.set_running_or_notify_cancel():
                 try:
-                    found = call()
+                    future.set_result(call())
                 except BaseException as error:
                     future.set_exception(error)
-                else:
-                    future.set_result(found)
             with self.lock:
                 self.busy -= 1
             del job, call, future  # what a call holds is not kept until the next one
@@ -172,37 +170,30 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{kind}.{name}" if owner is not None else str(getattr(function, "__qualname__", name))
 
 
-class Left:
-    """Holds a SystemExit, which would end the event loop if a task raised it."""
-
-    def __init__(self, error: SystemExit):
-        self.error = error
-
-
-async def kept(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Awaits a coroutine; returns a SystemExit of its own as a result."""
+async def exit_returned(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, SystemExit | None]:
+    """Returns what a coroutine returns, or the SystemExit that it raises: a task that raised it would end the event
+    loop."""
     try:
-        return await coroutine
+        return await coroutine, None
     except SystemExit as error:
-        return Left(error)
+        return None, error
 
 
-def told(future: Future[Any], task: asyncio.Task[Any]) -> None:
+def settle(future: Future[Any], task: asyncio.Task[tuple[Any, SystemExit | None]]) -> None:
     """Hands what a task returned or raised to the future that others wait for."""
     if task.cancelled():
         future.cancel()
     if not future.set_running_or_notify_cancel():
         return
-    error, found = task.exception(), None if task.exception() else task.result()
-    if isinstance(found, Left):
-        error = found.error
-    if error is None:
-        future.set_result(found)
+    error = task.exception()
+    result, left = (None, None) if error else task.result()
+    if error or left:
+        future.set_exception(error or left)
     else:
-        future.set_exception(error)
+        future.set_result(result)
 
 
-def cancelled(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], future: Future[Any]) -> None:
+def cancel_task(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], future: Future[Any]) -> None:
     """Cancels the task of a future that was cancelled."""
     if future.cancelled() and not task.done():
         loop.call_soon_threadsafe(task.cancel)

@@ -75,7 +75,7 @@ def load_npu() -> None:
 
 def vendor(kind: str) -> ModuleType:
     """torch's module for an accelerator: streams, memory and seeds have the same names in each."""
-    return torch.cuda if kind == "cuda" else getattr(torch, kind)
+    return getattr(torch, kind)
 
 
 def collective_backend(kind: str) -> str:

@@ -208,18 +208,18 @@ def json_list(source: FileSource) -> list[Record]:
     with opened(source) as file:
         found = json.loads(file.read().decode("utf-8-sig"))
     if not isinstance(found, list):
-        raise Unreadable(f"it holds no list, but {found!r:.60}", LIST)
+        raise NoRows(f"it holds no list, but {found!r:.60}")
     rows = [_record(row) for row in found]
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise Unreadable(f"row {number} is no object: {row!r:.60}", LIST)
+            raise NoRows(f"row {number} is no object: {row!r:.60}")
     return rows
 
 
-class Unreadable(ValueError):
-    def __init__(self, reason: str, fix: str):
-        super().__init__(reason)
-        self.fix = fix
+class NoRows(ValueError):
+    """Is raised for JSON that is no list of rows."""
+
+    fix = LIST
 
 
 def _record(row: Any) -> Any:

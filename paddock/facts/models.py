@@ -151,24 +151,27 @@ class ModelShape:
         return self.attention_parameters + self.norms_per_layer * self.hidden + max(mlps, default=0)
 
     def lora_parameters(self, rank: int) -> int:
-        """rank x (inputs + outputs) of every linear layer of the decoder, arXiv:2106.09685.
-
-        The head, the vision tower and routed experts (one fused tensor a layer, not linear layers) stay frozen."""
-
-        def mlp(width: int) -> int:
-            return 3 * (self.hidden + width) if width else 0
-
-        attention = sum(inputs + outputs for inputs, outputs in self.attention_linears)
-        gate = self.hidden + 1 if self.shared_expert_gate else 0
-        sparse = mlp(self.shared_expert_intermediate) + gate
-        return rank * (self.layers * attention + self.plain_layers * mlp(self.intermediate) + self.moe_layers * sparse)
+        """rank x (inputs + outputs) of every linear layer that gets an adapter, arXiv:2106.09685."""
+        return rank * sum(count * (inputs + outputs) for count, inputs, outputs in self.adapted_linears)
 
     @property
     def adapted_parameters(self) -> int:
-        """Counts the weights of the linear layers that `lora_parameters` counts adapters of."""
-        attention = sum(inputs * outputs for inputs, outputs in self.attention_linears)
-        shared = 3 * self.hidden * self.shared_expert_intermediate + self.shared_expert_gate * self.hidden
-        return self.layers * attention + self.plain_layers * self.mlp_parameters + self.moe_layers * shared
+        """Counts the weights of the linear layers that get an adapter."""
+        return sum(count * inputs * outputs for count, inputs, outputs in self.adapted_linears)
+
+    @property
+    def adapted_linears(self) -> list[tuple[int, int, int]]:
+        """(layers, inputs, outputs) of the linear layers that get an adapter: those of the decoder.
+
+        The head, the vision tower and routed experts (one fused tensor a layer, not linear layers) stay frozen."""
+        linears = [(self.layers, inputs, outputs) for inputs, outputs in self.attention_linears]
+        plain, sparse = (self.plain_layers, self.intermediate), (self.moe_layers, self.shared_expert_intermediate)
+        for layers, width in (plain, sparse):
+            if width:
+                linears += [(layers, self.hidden, width), (layers, self.hidden, width), (layers, width, self.hidden)]
+        if self.shared_expert_gate:
+            linears.append((self.moe_layers, self.hidden, 1))
+        return linears
 
     def kv_bytes_per_token(self, dtype_bytes: int = 2, *, latent: bool = True) -> int:
         """layers x (keys + values) of one token. Sliding windows are not deducted: this is the upper bound.

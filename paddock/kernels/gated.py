@@ -74,15 +74,7 @@ def gated_backward(dout: Tensor, both: Tensor, activation_name: str, room: int =
     columns, out = dout.shape[1], torch.empty_like(dout)
     dboth = both.new_empty(len(both), 2 * columns + room)
     gate_backward[(len(both), triton.cdiv(columns, BLOCK))](
-        dout,
-        both,
-        dboth,
-        out,
-        columns,
-        both.stride(0),
-        dboth.stride(0),
-        ACTIVATIONS[activation_name],
-        BLOCK,
+        dout, both, dboth, out, columns, both.stride(0), dboth.stride(0), ACTIVATIONS[activation_name], BLOCK,
         num_warps=4,
-    )
+    )  # fmt: skip
     return dboth, out

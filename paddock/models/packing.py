@@ -131,16 +131,17 @@ def pack(batch: Batch, device: torch.device | str = "cpu") -> Inputs:
     starts = torch.zeros_like(used)
     starts[order] = used[order].cumsum(0) - used[order]
     tokens, first = torch.cat([prompts, responses], 1), prompts.shape[1] - prompt_length  # of the row's own tokens
-    rows, columns = order.repeat_interleave(used[order]), ranges(first[order].tolist(), used[order].tolist())
+    own = used[order].tolist()
+    rows, columns = order.repeat_interleave(used[order]), ranges(first[order].tolist(), own)
     row, step = wanted.nonzero(as_tuple=True)
-    images, ends = images_of(batch), used[order].tolist()
-    placed = place_images([images[i] for i in order.tolist()], ends, device) if images else None
+    seen = images_of(batch) or [None] * len(batch)
     flat = to_device((columns - first[rows]).unsqueeze(0), device)
+    positions, images = place_images([seen[i] for i in order.tolist()], own, device) or (flat, None)
     return Inputs(
         tokens=to_device(tokens[rows, columns].unsqueeze(0), device),
-        positions=placed[0] if placed else flat,
-        images=placed[1] if placed else None,
-        packed=Packed(ends, device),
+        positions=positions,
+        images=images,
+        packed=Packed(own, device),
         mask=None,
         states=to_device(starts[row] + prompt_length[row] + step - 1, device),
         targets=to_device(responses[row, step], device),

@@ -34,7 +34,6 @@ CLASSIFIERS = {
 """Loader by the end of a class's name in config.json."""
 HEADS = ("score", "classifier")
 """Names under which `transformers` keeps the head."""
-ONE_LABEL = {"num_labels": 1}
 LAST_ONLY = "scores_last_token_only"
 """A field of config.json: in the checkpoints of `paddock rm train`, the head beside the backbone is not a critic's."""
 KEY = "reward_model.model.path"
@@ -84,10 +83,10 @@ def load_reward_model(
 ) -> RewardModel:
     """Loads a reward model in eval mode; `where`: device and dtype. With `fresh_head`, one without a head gets zeros to
     train; else it is refused."""
-    folder, asked, where = model_folder(path, key), ModelPath(path, key), {**where, "key": key}
-    where |= {"trust_remote_code": trust_remote_code}
+    folder, asked = model_folder(path, key), ModelPath(path, key)
+    source = {"trust_remote_code": trust_remote_code, "override_config": override_config, "key": key, **where}
     if (folder / HEAD_FILE).is_file():
-        backbone = load_backbone(path, override_config=override_config, **where)
+        backbone = load_backbone(path, **source)
         model = RewardModel(backbone, every_token=not getattr(backbone.config, LAST_ONLY, False))
         model.load_head(folder)
         return model.eval()
@@ -96,9 +95,9 @@ def load_reward_model(
     if kind is None:
         if not fresh_head:
             raise no_head(config, asked)
-        return RewardModel(load_backbone(path, override_config=override_config, **where), every_token=False).eval()
-    override = {**(override_config or {}), **ONE_LABEL}
-    whole = load_causal_lm(path, override_config=override, kind=CLASSIFIERS[kind], **where)
+        return RewardModel(load_backbone(path, **source), every_token=False).eval()
+    source["override_config"] = {**(override_config or {}), "num_labels": 1}
+    whole = load_causal_lm(path, **source, kind=CLASSIFIERS[kind])
     model = RewardModel(whole.base_model, every_token=kind == "ForTokenClassification")
     model.take_head(next((getattr(whole, name) for name in HEADS if hasattr(whole, name)), nn.Identity()), asked)
     return model.eval()

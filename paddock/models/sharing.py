@@ -109,9 +109,7 @@ def images_in(
     batch: Batch, members: list[list[int]], prompts: list[int], response: list[int], device: torch.device | str
 ) -> tuple[Tensor, Placed] | None:
     """Returns positions and images of the stream, None without images; images stand in the prompts alone."""
-    images = images_of(batch)
-    if not images:
-        return None
+    images = images_of(batch) or [None] * len(batch)
     pieces = [(images[rows[0]], prompt, 0) for rows, prompt in zip(members, prompts, strict=True)]
     for rows, prompt in zip(members, prompts, strict=True):
         pieces += [(images[row], response[row] - 1, prompt) for row in rows]
