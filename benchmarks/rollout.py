@@ -50,10 +50,8 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def make_model(args: argparse.Namespace) -> PreTrainedModel:
-    """`--autocast`: fp32 weights that the engines cast, as a trainer with fp32 weights does."""
     torch.manual_seed(0)
-    dtype = torch.float32 if args.autocast else TYPES[args.dtype]
-    model = AutoModelForCausalLM.from_config(SHAPES[args.shape], dtype=dtype, attn_implementation=NAME)
+    model = AutoModelForCausalLM.from_config(SHAPES[args.shape], dtype=TYPES[args.dtype], attn_implementation=NAME)
     return model.to(args.device).train()
 
 
@@ -78,8 +76,7 @@ def transformers_generate(model: PreTrainedModel, args: argparse.Namespace) -> C
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=args.device)
         model.eval()
         model.set_attn_implementation("sdpa")
-        with torch.autocast(args.device, TYPES[args.dtype], enabled=args.autocast):
-            found = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)[:, width:]
+        found = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)[:, width:]
         return sum(row.index(args.stop) + 1 if args.stop in row else len(row) for row in found.tolist())
 
     return generate
@@ -88,11 +85,10 @@ def transformers_generate(model: PreTrainedModel, args: argparse.Namespace) -> C
 def contestants(model: PreTrainedModel, args: argparse.Namespace) -> dict[str, Callable[[list[Prompt]], int]]:
     stops = frozenset() if args.stop is None else frozenset({args.stop})
     sampling = Sampling(args.new_tokens, stops, seed=0, step=0, temperature=args.temperature, top_p=args.top_p)
-    autocast = TYPES[args.dtype] if args.autocast else None
     fuse(model)  # as a run does; the other two run its modules
     engines = {
-        "embedded": EmbeddedEngine(model, max_num_seqs=args.max_num_seqs, autocast=autocast),
-        "hf": HFEngine(model, max_num_seqs=args.max_num_seqs, autocast=autocast),
+        "embedded": EmbeddedEngine(model, max_num_seqs=args.max_num_seqs),
+        "hf": HFEngine(model, max_num_seqs=args.max_num_seqs),
     }
 
     def tokens_of(engine: EmbeddedEngine | HFEngine) -> Callable[[list[Prompt]], int]:
@@ -121,7 +117,6 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--dtype", choices=TYPES, default="bf16")
-    parser.add_argument("--autocast", action="store_true")
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)

@@ -9,7 +9,7 @@ import torch
 
 from paddock.config.roles import RolloutConfig
 from paddock.core.batch import Batch
-from paddock.engines.rollout.base import AdapterEngine, Completion, CopyEngine, Prompt, RolloutEngine, Sampling
+from paddock.engines.rollout.base import Completion, CopyEngine, Prompt, RolloutEngine, Sampling
 from paddock.engines.train.engine import Engine
 from paddock.errors import UserError
 from paddock.workers.updates import Metrics
@@ -32,8 +32,8 @@ def sync(trainer: Engine, rollout: RolloutEngine, limits: RolloutConfig) -> Metr
 
 
 def send(trainer: Engine, rollout: CopyEngine) -> None:
-    """The adapter alone to an engine that takes it; else all weights, an adapter merged into them."""
-    if not (isinstance(rollout, AdapterEngine) and rollout.takes_adapter):
+    """Sends the adapter alone to an engine that takes it; else all weights, an adapter merged into them."""
+    if not rollout.takes_adapter:
         return rollout.load_weights(trainer.weights())
     with TemporaryDirectory(prefix="paddock-adapter-") as folder:
         trainer.save_adapter(Path(folder))

@@ -201,17 +201,16 @@ def test_a_response_ends_with_its_first_stop_token_or_at_max_tokens():
     assert [c.tokens for c in one] == [c.tokens[:1] for c in free]
 
 
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_weights_updated_in_place_are_used_at_once(autocast):
+def test_weights_updated_in_place_are_used_at_once():
     model = tiny_model()
-    engine = EmbeddedEngine(model, autocast=autocast)
+    engine = EmbeddedEngine(model)
     before = engine.generate(PROMPTS, GREEDY)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.linspace(-0.3, 0.3, parameter.numel()).view_as(parameter))
     after = engine.generate(PROMPTS, GREEDY)
     assert tokens_of(before) != tokens_of(after)
-    assert after == EmbeddedEngine(model, autocast=autocast).generate(PROMPTS, GREEDY)
+    assert after == EmbeddedEngine(model).generate(PROMPTS, GREEDY)
 
 
 def test_on_a_cpu_keys_and_values_are_gone_after_a_call_and_the_next_one_works(monkeypatch):
@@ -261,20 +260,16 @@ def test_the_module_is_left_as_it_was_even_after_an_error(engine_type):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("how", ["module", "autocast"])
-def test_bf16_log_probs_follow_a_bf16_forward(how, monkeypatch):
-    model = tiny_model()
-    if how == "module":
-        model.to(torch.bfloat16)
+def test_bf16_log_probs_follow_a_bf16_forward(monkeypatch):
+    model = tiny_model().to(torch.bfloat16)
     stored = set()
     watch_buffers(monkeypatch, lambda buffer: stored.add(buffer.dtype))
-    engine = EmbeddedEngine(model, max_num_seqs=7, autocast=torch.bfloat16 if how == "autocast" else None)
+    engine = EmbeddedEngine(model, max_num_seqs=7)
     found = engine.generate(PROMPTS, SAMPLED)
     assert stored == {torch.bfloat16}
     for i, prompt in enumerate(PROMPTS):
         for completion in found[3 * i : 3 * i + 3]:
-            with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
-                expected = plain_log_probs(model, prompt.tokens, completion.tokens, SAMPLED.temperature)
+            expected = plain_log_probs(model, prompt.tokens, completion.tokens, SAMPLED.temperature)
             assert (torch.tensor(completion.log_probs) - expected).abs().mean() < 0.05
 
 

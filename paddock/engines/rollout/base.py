@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from paddock.core.images import Images
+
+if TYPE_CHECKING:
+    from paddock.config.roles import ActorRolloutRefConfig
+    from paddock.config.schema import DataConfig, TrainerConfig
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,11 @@ class Sampling:
     """Stop strings: a response ends with the token whose text completes one."""
     min_tokens: int = 0
     """Tokens that stand before a stop token, or before a token that completes a stop string."""
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end a response: none if the sampling ignores them."""
+        return frozenset() if self.ignore_eos else self.stop_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +167,14 @@ OnDone = Callable[[list[Completion]], None]
 """Called with responses that are finished while others are not."""
 
 
+class EngineConfig(Protocol):
+    """The sections of a config that rollout engines read. `open_engine` of an engine's module is given all of it."""
+
+    actor_rollout_ref: ActorRolloutRefConfig
+    data: DataConfig
+    trainer: TrainerConfig
+
+
 class RolloutEngine(Protocol):
     """An engine works in sessions: between `resume` and `pause` it answers requests, all under one `Sampling`, and the
     model's weights do not change."""
@@ -245,6 +262,8 @@ class CopyEngine(RolloutEngine, Protocol):
     name: str  # as `rollout.name` has it
     dtype: torch.dtype
     stale: bool  # its weights are not the trainer's
+    takes_adapter: bool = False
+    """True: it reads frozen weights itself, and takes the LoRA adapter beside them in place of `load_weights`."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Takes new weights under Hugging Face names."""
@@ -258,13 +277,6 @@ class CopyEngine(RolloutEngine, Protocol):
         """Matrices that are not what was sent, the most different first; where the engine can tell."""
         ...
 
-
-@runtime_checkable
-class AdapterEngine(CopyEngine, Protocol):
-    """An engine that can take a LoRA adapter beside weights that it reads itself."""
-
-    takes_adapter: bool  # it was opened for that
-
     def load_adapter(self, folder: Path) -> None:
-        """Loads an adapter that peft saved. The folder may be removed afterwards."""
-        ...
+        """Loads an adapter that peft saved, if `takes_adapter`. The folder may be removed afterwards."""
+        raise NotImplementedError

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from paddock.config.schema import Config
-from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling
+from paddock.engines.rollout.base import Completion, EngineConfig, Limits, Request, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.engine import borrowed
 from paddock.engines.rollout.embedded.routes import chosen
 from paddock.engines.rollout.embedded.sampling import require_finite, sample, uniforms
@@ -32,7 +31,6 @@ class HFEngine(RolloutEngine):
         model: PreTrainedModel,
         *,
         max_num_seqs: int = 256,
-        autocast: torch.dtype | None = None,
         record_experts: bool = False,
         stop_tables: StopTables | None = None,
     ):
@@ -41,7 +39,6 @@ class HFEngine(RolloutEngine):
         self.stop_tables = stop_tables or StopTables()
         self.record_experts = record_experts
         self.max_num_seqs = max_num_seqs
-        self.autocast = autocast
         self.sampling: Sampling | None = None
         self.waiting: list[Request] = []
 
@@ -63,7 +60,7 @@ class HFEngine(RolloutEngine):
         # transformers' SDPA drops the cap on attention scores that Gemma 2 has, and knows no sinks, as gpt-oss has.
         capped = getattr(self.model.config, "attn_logit_softcapping", None) is not None
         plain = capped or not self.model._supports_sdpa
-        with borrowed(self.model, "eager" if plain else "sdpa", self.autocast):
+        with borrowed(self.model, "eager" if plain else "sdpa"):
             return self.batch(now, self.sampling)
 
     def pause(self) -> list[Completion]:
@@ -85,7 +82,7 @@ class HFEngine(RolloutEngine):
         counters = [(one.rows[0], one.step, one.start) for one in requests]
         rows, steps, starts = torch.tensor(counters, device=device).t()
         numbers = uniforms(rows, steps, starts, sampling.max_tokens, sampling.seed)
-        stops = frozenset() if sampling.ignore_eos else sampling.stop_tokens
+        stops = sampling.ends
         strings = self.stop_tables.of(sampling.stop, device)
         states = torch.tensor([strings.begun(one) for one in requests], device=device) if strings else None
         minimum = torch.tensor([request.minimum(sampling) for request in requests], device=device)
@@ -150,7 +147,7 @@ def with_experts(found: list[Completion], lengths: list[int], width: int, choice
     ]
 
 
-def open_engine(config: Config, trainer: Engine | None) -> HFEngine:
+def open_engine(config: EngineConfig, trainer: Engine | None) -> HFEngine:
     """Makes the engine over the trainer's own model."""
     rollout = config.actor_rollout_ref.rollout
     assert trainer is not None and rollout.max_num_seqs is not None

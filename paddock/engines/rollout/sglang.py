@@ -23,10 +23,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paddock.config.schema import Config
 from paddock.core.device import shares_memory
 from paddock.core.processes import from_everyone, subgroups
-from paddock.engines.rollout.base import Completion, Request, Sampling, joined
+from paddock.engines.rollout.base import Completion, EngineConfig, Request, Sampling, joined
 from paddock.engines.rollout.copies import WeightCopy, copy_keys, require_no_images, row_seeds
 from paddock.engines.rollout.served import Server, arguments_of_this_server
 from paddock.errors import UserError
@@ -282,7 +281,7 @@ def parameters(sampling: Sampling, seed: int | None, max_tokens: int) -> dict[st
         "top_k": sampling.top_k if sampling.top_k > 0 else -1,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
-        "stop_token_ids": [] if sampling.ignore_eos else sorted(sampling.stop_tokens),
+        "stop_token_ids": sorted(sampling.ends),
         "ignore_eos": sampling.ignore_eos,
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
@@ -300,8 +299,7 @@ def completion(key: int, row: int, answer: dict[str, Any], sampling: Sampling) -
         raise UserError(f"SGLang gave up a request: {end.get('message')}", key=KEY)
     log_probs = [place[0] for place in about["output_token_logprobs"]]
     tokens = [place[1] for place in about["output_token_logprobs"]]
-    stops = frozenset() if sampling.ignore_eos else sampling.stop_tokens
-    stopped = end["type"] == "stop" or tokens[-1] in stops  # at the last place its reason is the length
+    stopped = end["type"] == "stop" or tokens[-1] in sampling.ends  # at the last place its reason is the length
     return Completion(row, tokens, log_probs, stopped, key=key)
 
 
@@ -322,7 +320,7 @@ if __name__ == "__main__":
     serve()
 
 
-def open_engine(config: Config, trainer: Engine | None) -> SGLangEngine:
+def open_engine(config: EngineConfig, trainer: Engine | None) -> SGLangEngine:
     """Opens the engine. Its log-probs are after temperature and before filters, as training needs them."""
     group, device = config.actor_rollout_ref, config.trainer.device
     model, rollout = group.model, group.rollout

@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paddock.config.roles import RolloutConfig
-from paddock.config.schema import Config
-from paddock.engines.rollout.base import Completion, Request, Sampling
+from paddock.engines.rollout.base import Completion, EngineConfig, Request, Sampling
 from paddock.engines.rollout.copies import WeightCopy, copy_keys, require_no_images, row_seeds
 from paddock.errors import UserError
 from paddock.models.load import model_folder
@@ -369,7 +368,7 @@ def parameters(sampling: Sampling, seed: int | None, max_tokens: int, min_tokens
         top_p=sampling.top_p,
         min_p=sampling.min_p,
         seed=seed,
-        stop_token_ids=[] if sampling.ignore_eos else sorted(sampling.stop_tokens),
+        stop_token_ids=sorted(sampling.ends),
         ignore_eos=True,  # the model's own end is among the stop tokens, or is not meant to stop
         logprobs=0,
         detokenize=False,
@@ -379,7 +378,7 @@ def parameters(sampling: Sampling, seed: int | None, max_tokens: int, min_tokens
     )
 
 
-def open_engine(config: Config, trainer: Engine | None) -> VLLMEngine:
+def open_engine(config: EngineConfig, trainer: Engine | None) -> VLLMEngine:
     """Makes the engine as the config asks for it. Without a trainer beside it, it takes adapters merged."""
     group, device = config.actor_rollout_ref, config.trainer.device
     model, rollout = group.model, group.rollout

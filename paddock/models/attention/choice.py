@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from paddock.core.device import has_flash
@@ -73,6 +72,6 @@ def choose(layout: Layout, call: AttentionCall) -> Way:
     return next(way for way, serves in TABLE[layout] if serves(call))
 
 
-def cache_layout(weight: Tensor, autocast: torch.dtype | None) -> Layout:
+def cache_layout(weight: Tensor) -> Layout:
     """Returns the layout of a rollout's KV cache: "pool" if decode kernels exist for these weights, else "slots"."""
-    return "pool" if autocast is None and kernels_for(weight) is not None else "slots"
+    return "pool" if kernels_for(weight) is not None else "slots"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from paddock.config.schema import Config
 from paddock.core.device import Launched, can_record, empty_cache, to_device
 from paddock.core.garbage import collecting_new_objects
-from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling
+from paddock.engines.rollout.base import Completion, EngineConfig, Limits, Request, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.graphs import STEPS, TURN_STEPS, Graphs, bucket
 from paddock.engines.rollout.embedded.pool import TokenPool, numbers_of_a_token, worth_sharing
 from paddock.engines.rollout.embedded.prepacked import prepacked
@@ -54,7 +53,6 @@ class EmbeddedEngine(RolloutEngine):
     for the next call, and keys and values too unless `free_cache`: then others have their memory meanwhile. Where it
     does not come back at the same address, graphs are made anew, which takes some hundredths of a second.
 
-    `autocast` runs the module in that type, as a trainer with fp32 weights does; None takes the module as it is.
     `merge` adds adapters that are on to the weights while a session is open.
     """
 
@@ -65,7 +63,6 @@ class EmbeddedEngine(RolloutEngine):
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 8192,
         max_model_len: int | None = None,
-        autocast: torch.dtype | None = None,
         enforce_eager: bool = False,
         free_cache: bool = True,
         record_experts: bool = False,
@@ -77,9 +74,8 @@ class EmbeddedEngine(RolloutEngine):
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
-        self.autocast = autocast
-        self.dtype = autocast or model.dtype
-        self.on_gpu = can_launch(next(model.parameters())) and autocast is None
+        self.dtype = model.dtype
+        self.on_gpu = can_launch(next(model.parameters()))
         self.records = self.on_gpu and can_record(model.device) and not enforce_eager
         self.keeps = self.on_gpu and not free_cache
         self.record_experts = record_experts
@@ -115,7 +111,7 @@ class EmbeddedEngine(RolloutEngine):
             if self.records:
                 self.drop_old_graphs()
             contexts.enter_context(collecting_new_objects())
-            contexts.enter_context(borrowed(self.model, NAME, self.autocast))
+            contexts.enter_context(borrowed(self.model, NAME))
             if sampling.max_tokens >= PACK_FROM and not self.on_gpu:
                 contexts.enter_context(prepacked(self.model, slots.count))
             self.session, self.contexts, self.waiting = sequences, contexts.pop_all(), deque()
@@ -302,7 +298,7 @@ class EmbeddedEngine(RolloutEngine):
         if not self.on_gpu:
             empty_cache(self.model.device)  # of the update before: it would stand beside keys and values
         if not self.pooled:
-            return Slots(count, sizes[0] + sampling.max_tokens, self.autocast)
+            return Slots(count, sizes[0] + sampling.max_tokens)
         behind = sampling.max_tokens if limits.behind is None else limits.behind
         at_once = sum(sizes[: count // min(rows for _, rows in parts)])
         pool = self.slots
@@ -318,7 +314,7 @@ class EmbeddedEngine(RolloutEngine):
     @property
     def pooled(self) -> bool:
         """True if the KV cache is a `TokenPool`. A sharded model's weights are known only once they are gathered."""
-        return cache_layout(next(self.model.parameters()), self.autocast) == "pool"
+        return cache_layout(next(self.model.parameters())) == "pool"
 
     def restore(self, pool: TokenPool) -> None:
         if not self.address:
@@ -386,11 +382,8 @@ def rounded(tokens: int) -> int:
 
 
 @contextmanager
-def borrowed(model: PreTrainedModel, attention: str, autocast: torch.dtype | None) -> Iterator[None]:
-    """Puts the module in evaluation mode and under this attention function, and afterwards back.
-
-    Autocast spans all of it: weights are cast once, and the casts are gone before the next update.
-    """
+def borrowed(model: PreTrainedModel, attention: str) -> Iterator[None]:
+    """Puts the module in evaluation mode and under this attention function, and afterwards back."""
     training = [module for module in model.modules() if module.training]
     implementation = model.config._attn_implementation
     if training:
@@ -398,8 +391,7 @@ def borrowed(model: PreTrainedModel, attention: str, autocast: torch.dtype | Non
     if implementation != attention:
         model.set_attn_implementation(attention)
     try:
-        with torch.autocast(model.device.type, autocast) if autocast else nullcontext():
-            yield
+        yield
     finally:
         if implementation != attention:
             model.set_attn_implementation(implementation)
@@ -407,7 +399,7 @@ def borrowed(model: PreTrainedModel, attention: str, autocast: torch.dtype | Non
             module.training = True
 
 
-def open_engine(config: Config, trainer: Engine | None) -> EmbeddedEngine:
+def open_engine(config: EngineConfig, trainer: Engine | None) -> EmbeddedEngine:
     """Makes the engine over the trainer's own model."""
     rollout = config.actor_rollout_ref.rollout
     assert trainer is not None and rollout.max_num_seqs is not None

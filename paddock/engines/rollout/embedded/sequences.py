@@ -168,7 +168,7 @@ class Sequences:
         self.seen: DoneFlags | None = None
         self.routes: Routes | None = None
         self.slots.begin()
-        stops = [] if sampling.ignore_eos else sorted(sampling.stop_tokens)
+        stops = sorted(sampling.ends)
         if len(stops) > STOPS:
             raise UserError(f"there are {len(stops)} stop tokens; {STOPS} can be told apart", key="eos_token_id")
         self.stop_tokens = frozenset(stops)

@@ -20,10 +20,9 @@ class Slots(KeyValues):
     """Keys and values, each a buffer ``[slots, kv_heads, max_len, head_dim]`` a layer, made at first use. A sequence
     owns the slot of its number, so there is nothing to reserve or to forget."""
 
-    def __init__(self, count: int, max_len: int, dtype: torch.dtype | None = None):
+    def __init__(self, count: int, max_len: int):
         self.count = count
         self.max_len = max_len
-        self.dtype = dtype
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
@@ -33,7 +32,7 @@ class Slots(KeyValues):
             for buffers, like in ((self.keys, key), (self.values, value)):
                 shape = self.count, like.shape[1], self.max_len, like.shape[3]
                 # Zeros: a masked key's weight is 0, and 0 x what memory happens to hold may not be.
-                buffers[index] = torch.zeros(shape, dtype=self.dtype or like.dtype, device=like.device)
+                buffers[index] = torch.zeros(shape, dtype=like.dtype, device=like.device)
         return self.keys[index], self.values[index]
 
     def admit(self, requests: Sequence[Request]) -> int:
