@@ -237,7 +237,7 @@ class Bench:
         from paddock.engines.rollout.vllm import VLLMEngine
 
         freed: list[int] = []
-        seconds: dict[str, list[float]] = {"sleep": [], "wake": [], "load_weights": []}
+        seconds: dict[str, list[float]] = {"sleep": [], "wake": [], "load_bucket": []}
 
         def timed(name: str, method: Any) -> Any:
             def call(engine: Any, *arguments: Any) -> None:

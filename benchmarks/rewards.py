@@ -127,7 +127,7 @@ def step(name: str, source: str, rule: Callable[..., Any], prompts: int, config:
         for number in range(STEPS):
             drawn = answered(number, prompts, source, rewards.begin())
             marks = [time.perf_counter()]
-            texts = collector.texts(drawn.batch)
+            texts = collector.decode(drawn.batch.answers())
             marks.append(time.perf_counter())
             values = [rule(data_source=source, solution_str=t, ground_truth="18", extra_info={}) for t in texts]
             marks.append(time.perf_counter())

@@ -14,20 +14,19 @@ import numpy as np
 import torch
 
 from paddock.algorithms.selection import GroupBuffer, group_metric
-from paddock.config.schema import Config
-from paddock.config.topology import estimator_needs
+from paddock.config.schema import AlgorithmConfig, RewardModelConfig
 from paddock.core.batch import Batch
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
 from paddock.data.loader import Loader, columns_of, prompt_batch
-from paddock.engines.rollout.base import Sampling
+from paddock.engines.rollout.base import EngineConfig, Sampling
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.rewards.scoring import Scoring
 from paddock.rollouts.batch import in_a_row, with_prompts, with_responses
 from paddock.rollouts.conversations import OnEpisodes
 from paddock.rollouts.episode import Episode, asks_its_own, tokens_of, turns_of
-from paddock.rollouts.texts import Pieces, pieces_of, texts_of
+from paddock.rollouts.texts import Pieces, backend_of, pieces_of, texts_of
 
 Metrics = dict[str, float]
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "min": min, "max": max}
@@ -36,6 +35,13 @@ other names count answers."""
 
 Generating = Callable[[Timer], AbstractContextManager[None]]
 """Makes a context in which the rollout engine has the policy's weights."""
+
+
+class CollectorConfig(EngineConfig, Protocol):
+    """The sections of a config that a collector reads: those of the engine, and two more."""
+
+    algorithm: AlgorithmConfig
+    reward_model: RewardModelConfig
 
 
 class Sampler(Protocol):
@@ -73,19 +79,20 @@ class Collector:
 
     def __init__(
         self,
-        config: Config,
+        config: CollectorConfig,
         loader: Loader,
         engine: Sampler,
         rewards: RewardManager,
         tokenizer: Any,
         stops: frozenset[int],
         models: ModelScoring | None = None,
+        greedy: bool = False,
     ):
-        self.models = models
+        """`greedy`: one greedy response per prompt is drawn and scored too, as ReMax needs."""
+        self.models, self.greedy = models, greedy
         self.config, self.loader, self.engine, self.rewards, self.tokenizer = config, loader, engine, rewards, tokenizer
         self.samples = config.actor_rollout_ref.rollout.n
         self.sampling = training_sampling(config, stops)
-        self.needs_greedy_baseline = "greedy_baseline" in estimator_needs(config)
 
     def collect(self, step: int, time: Timer, generating: Generating) -> tuple[Batch, Metrics]:
         """Returns the batch of a step: data.train_batch_size prompts with their responses and scores.
@@ -121,7 +128,7 @@ class Collector:
         sampling = replace(self.sampling, step=step)
         with time("gen"):
             drawn = self.respond(rows, self.samples, sampling)
-        if not self.needs_greedy_baseline:
+        if not self.greedy:
             return drawn
         with time("gen_max"):
             return replace(drawn, greedy=self.respond(rows, 1, replace(sampling, temperature=0.0)))
@@ -161,7 +168,7 @@ class Collector:
             batch = batch.with_(scores=batch.need("scores") + batch.environment_rewards, environment_rewards=None)
         if self.models is None:
             return batch, metrics
-        return self.models.add(batch, self.texts(batch), metrics, everywhere=validation)
+        return self.models.add(batch, self.decode(batch.answers()), metrics, everywhere=validation)
 
     def requests(self, episodes: Mapping[int, Episode]) -> dict[int, ScoreRequest | None]:
         """Returns what scorers are asked of these episodes, by the same indices."""
@@ -174,20 +181,13 @@ class Collector:
             for (index, one), text, own in rows
         }
 
-    def texts(self, batch: Batch) -> list[str]:
-        """Returns the text of each response."""
-        if self.pieces is None:
-            return self.decode(batch.answers())
-        tokens, lengths = (batch.need(name).cpu().numpy() for name in ("responses", "lengths"))
-        return texts_of(self.pieces, tokens[np.arange(tokens.shape[1]) < lengths[:, None]], lengths)
-
     def decode(self, answers: Sequence[list[int]]) -> list[str]:
         """Returns the texts of these tokens, without special ones."""
         if self.pieces is not None:
             lengths = np.array([len(answer) for answer in answers], np.int64)
             return texts_of(self.pieces, in_a_row(answers, np.int64), lengths)
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is None or self.tokenizer.clean_up_tokenization_spaces:
+        backend = backend_of(self.tokenizer)
+        if backend is None:
             return self.tokenizer.batch_decode(answers, skip_special_tokens=True)
         return backend.decode_batch(answers, skip_special_tokens=True)  # all cores, without Python between two texts
 
@@ -217,7 +217,7 @@ def spread(rounds: Sequence[Metrics], name: str) -> float:
     return sqrt(fmean([own**2 + (value - middle) ** 2 for value, own in told] or [0.0]))
 
 
-def training_sampling(config: Config, stops: frozenset[int]) -> Sampling:
+def training_sampling(config: CollectorConfig, stops: frozenset[int]) -> Sampling:
     rollout = config.actor_rollout_ref.rollout
     return Sampling(
         max_tokens=rollout.response_length,
@@ -234,7 +234,7 @@ def training_sampling(config: Config, stops: frozenset[int]) -> Sampling:
     )
 
 
-def validation_sampling(config: Config, stops: frozenset[int]) -> Sampling:
+def validation_sampling(config: CollectorConfig, stops: frozenset[int]) -> Sampling:
     """Returns the sampling of a validation: the same draws each time, so that curves differ by what was learnt
     alone."""
     val = config.actor_rollout_ref.rollout.val_kwargs

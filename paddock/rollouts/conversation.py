@@ -45,6 +45,7 @@ from paddock.environments.environment import (
 from paddock.environments.tools import Schema, ToolError, ToolFailure, written
 from paddock.errors import UserError
 from paddock.rollouts.episode import Counts, Episode, Span
+from paddock.rollouts.texts import backend_of
 
 TIMED_OUT = "the tool took longer than {:g} s"
 OPENING_TOKENS = 8  # before a turn, in which the generation prompt may have begun its thinking
@@ -89,8 +90,6 @@ class ConversationSetting:
     dialogue: Dialogue
     format: Format
     tokenizer: Any
-    decode: Callable[..., str]
-    """Turns tokens into a text, with or without special ones."""
     stops: frozenset[int]
     workers: Workers
     deterministic: bool
@@ -100,6 +99,11 @@ class ConversationSetting:
     """True: rows name their environments, and environments are not told which column says so, as in TRL."""
     prompted: list[Schema]
     """Schemas of the tools that the prompts of the data were written with."""
+
+    @cached_property
+    def decode(self) -> Callable[..., str]:
+        """Returns the function that turns tokens into a text, with or without special ones."""
+        return (backend_of(self.tokenizer) or self.tokenizer).decode
 
 
 @dataclass(eq=False)

@@ -191,7 +191,6 @@ class Environments:
             dialogue=Dialogue(PromptEncoder(tokenizer, kwargs), stops),
             format=format_of(rollout.multi_turn.format, kwargs.get("chat_template", tokenizer.chat_template)),
             tokenizer=tokenizer,
-            decode=decoder_of(tokenizer),
             stops=stops,
             workers=Workers(),
             deterministic=rollout.deterministic,
@@ -226,11 +225,7 @@ class Environments:
         """Returns `samples` episodes for each row, as `roll_out` does."""
         if not rows:
             return []
-        wanted = [
-            self.conversation(row, row.group * samples + sample, sampling, version)
-            for row in rows
-            for sample in range(samples)
-        ]
+        wanted = [self.conversation(row, number, sampling, version) for row in rows for number in ids_of(row, samples)]
         slots = self.config.actor_rollout_ref.rollout.max_num_seqs
         found = Conversations(engine, wanted, slots, self.clock).run(on_done)
         self.tell_of_limits(found)
@@ -258,12 +253,6 @@ class Environments:
 
     def close(self) -> None:
         self.setting.workers.close()
-
-
-def decoder_of(tokenizer: Any) -> Callable[..., str]:
-    """Returns the function that turns tokens into a text: the tokenizer's own, without Python around it if it can."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return tokenizer.decode if backend is None or tokenizer.clean_up_tokenization_spaces else backend.decode
 
 
 def roll_out(

@@ -15,14 +15,20 @@ Pieces = np.ndarray
 """The bytes of each token by its id, none for a special token; behind them none, for ids outside of the vocabulary."""
 
 
+def backend_of(tokenizer: Any) -> Any | None:
+    """Returns what decodes for the tokenizer, if its texts are the tokenizer's: nothing is cleaned up in Python."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return None if backend is None or tokenizer.clean_up_tokenization_spaces else backend
+
+
 def pieces_of(tokenizer: Any) -> Pieces | None:
     """Returns the table of a byte-level tokenizer; None for others, where a token's text may depend on the ones beside
     it.
 
     Joined and decoded, pieces are what `decode_batch` returns without special tokens, in a quarter of the time.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or tokenizer.clean_up_tokenization_spaces or not isinstance(backend.decoder, decoders.ByteLevel):
+    backend = backend_of(tokenizer)
+    if backend is None or not isinstance(backend.decoder, decoders.ByteLevel):
         return None
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     size = 1 + max(backend.get_vocab().values(), default=-1)

@@ -91,10 +91,10 @@ class Assembly:
 
     def models(self, stops: frozenset[int], scoring: Ranks | None = None) -> ModelRewards | None:
         """Opens the reward model in this process, or in the ranks that have it; None if the run has none."""
-        keys = self.config.reward_model
+        keys, config = self.config.reward_model, self.config
         if scoring is not None:
             return ModelRewards(ShardedScorer(scoring, keys.judge.source is None, self.tokenizer, stops), keys)
-        scorer = open_reward_model(self.config, self.tokenizer, stops)
+        scorer = open_reward_model(keys, config.data, config.trainer, self.tokenizer, stops)
         return ModelRewards(scorer, keys) if scorer else None
 
     def rows_of_prompts(self, prompts: Sequence[Messages], groups: Iterator[int], setting: str) -> list[PromptRow]:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from paddock.config.schema import Config
-from paddock.config.topology import learns_from_rewards, pools
+from paddock.config.topology import estimator_needs, learns_from_rewards, pools
 from paddock.data.dataset import PromptDataset
 from paddock.data.loader import Loader
 from paddock.errors import UserError
@@ -35,8 +35,7 @@ def open_trainer(config: Config, folder: RunFolder, things: ExitStack, functions
     check_routes(config.distillation, config.data.reward_fn_key, dataset.sources)
     loader = Loader.train(config.data, dataset)
     rewards = parts.rewards(Path(config.trainer.default_local_dir))
-    total_steps = config.trainer.steps(loader.steps_per_epoch)
-    rewards.total_steps = total_steps
+    total_steps = rewards.total_steps = config.trainer.steps(loader.steps_per_epoch)
     tries = parts.try_scorers(dataset, rewards)
     paid = config.reward_model.enable or rewards.pays(tries) or any(one.may_pay for one in parts.rows.without_agent())
     if config.environment and learns_from_rewards(config) and not paid:
@@ -54,7 +53,8 @@ def open_trainer(config: Config, folder: RunFolder, things: ExitStack, functions
     environments = parts.environments(roles.stop_tokens, dataset, rewards.reads_environments)
     if environments:
         roles.rollout.open_environments(environments)
-    collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models)
+    greedy = "greedy_baseline" in estimator_needs(config)
+    collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models, greedy)
     validation = None
     if config.data.val_files:
         held_out = parts.held_out()

@@ -59,14 +59,8 @@ class Heartbeat:
 
     def run(self) -> None:
         while True:
-            status = RankStatus(
-                self.phase,
-                time.time() - self.since,
-                self.code_location(),
-                socket.gethostname(),
-                os.getpid(),
-                time.time(),
-            )
+            now, place = time.time(), self.code_location()
+            status = RankStatus(self.phase, now - self.since, place, socket.gethostname(), os.getpid(), now)
             try:
                 self.store.set(key_of(self.rank), json.dumps(asdict(status)))
             except (DistStoreError, RuntimeError):  # the driver is gone

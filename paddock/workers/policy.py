@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import fields
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,27 +14,35 @@ from paddock.algorithms.distillation import Taught, distillation_terms, wanted_o
 from paddock.algorithms.losses import POLICY_LOSS, LossInputs, policy_loss_terms, value_loss, wanted_columns
 from paddock.algorithms.rollout_gap import gap_shares
 from paddock.config import rollout_correction
+from paddock.config.distillation import DistillationConfig
 from paddock.config.roles import CriticConfig
-from paddock.config.schema import Config
-from paddock.config.topology import learns_from_rewards
+from paddock.config.schema import AlgorithmConfig
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.masked import aggregate
+from paddock.engines.rollout.base import EngineConfig
 from paddock.engines.train.base import Outputs
 from paddock.engines.train.engine import Engine
 from paddock.workers.role import MiniBatch, TrainedRole
 from paddock.workers.updates import UpdatePlan
 
 
+class LossConfig(EngineConfig, Protocol):
+    """The sections of a config that the actor's loss reads: those of its rollout engine, and two more."""
+
+    algorithm: AlgorithmConfig
+    distillation: DistillationConfig
+
+
 class Policy(TrainedRole):
     """A language model that gives log-probs; the actor is also updated."""
 
-    def __init__(self, engine: Engine, config: Config, name: str = "actor"):
+    def __init__(self, engine: Engine, config: LossConfig, name: str = "actor"):
         super().__init__(engine, name)
-        self.config = config
+        self.seed = config.trainer.seed
         self.loss_keys = loss_settings(config)
         self.wants = wanted_columns(self.loss_keys)
-        self.learns_from_rewards = learns_from_rewards(config)
         self.teaching = config.distillation.distillation_loss if config.distillation.enabled else None
+        self.learns_from_rewards = self.teaching is None or self.teaching.use_task_rewards
         if self.teaching:
             self.wants |= wanted_of_student(self.teaching)
 
@@ -73,7 +81,7 @@ class Policy(TrainedRole):
             return None
         log_probs = self.engine.forward(rows, frozenset({"log_probs"})).need("log_probs")
         whole = joined(self.engine.everyones(loss_inputs(rows, log_probs, plan.uses_old_log_probs)))
-        selected = loss.choose(whole, self.loss_keys, self.config.trainer.seed, plan.step)
+        selected = loss.choose(whole, self.loss_keys, self.seed, plan.step)
         assert selected is not None and whole.rows is not None
         return selected if len(selected) == len(rows) else selected[indices_of(rows.row, whole.rows)]
 
@@ -95,12 +103,10 @@ class Critic(TrainedRole):
         return value_loss(outputs.need("values"), old, returns, mask, self.keys, mini.denominators)
 
 
-def loss_settings(config: Config) -> Any:
+def loss_settings(config: LossConfig) -> Any:
     """Returns the actor's keys as its loss reads them: in bypass mode the loss corrects for the rollout policy."""
-    actor, plan = (
-        copy.copy(config.actor_rollout_ref.actor),
-        rollout_correction.parse(config.algorithm.rollout_correction),
-    )
+    actor = copy.copy(config.actor_rollout_ref.actor)
+    plan = rollout_correction.parse(config.algorithm.rollout_correction)
     if plan.bypass:
         chosen = {**vars(actor.policy_loss), "loss_mode": "bypass_mode", "rollout_correction": plan}
         actor.policy_loss = SimpleNamespace(**chosen)  # type: ignore[assignment]

@@ -10,6 +10,7 @@ import torch
 from paddock.config.roles import RolloutConfig
 from paddock.core.batch import Batch
 from paddock.engines.rollout.base import Completion, CopyEngine, Prompt, RolloutEngine, Sampling
+from paddock.engines.rollout.copies import bucket_bytes, buckets
 from paddock.engines.train.engine import Engine
 from paddock.errors import UserError
 from paddock.workers.updates import Metrics
@@ -20,24 +21,29 @@ TOLERANCE = {torch.float32: 5e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 
 
 def sync(trainer: Engine, rollout: RolloutEngine, limits: RolloutConfig) -> Metrics:
-    """The engine takes the trainer's weights, and proves it; one that runs the trainer's own has them."""
+    """Sends the trainer's weights to a copy of them and verifies it; an engine on the trainer's own has them."""
     if not isinstance(rollout, CopyEngine):
         return {}
     trainer.move("device")
     rollout.wake()
-    send(trainer, rollout)
+    send(trainer, rollout, bucket_bytes(limits))
     gap = verify(trainer, rollout, limits)
     trainer.move("host")
     return {"rollout/sync_gap": gap}
 
 
-def send(trainer: Engine, rollout: CopyEngine) -> None:
-    """Sends the adapter alone to an engine that takes it; else all weights, an adapter merged into them."""
-    if not rollout.takes_adapter:
-        return rollout.load_weights(trainer.weights())
-    with TemporaryDirectory(prefix="paddock-adapter-") as folder:
-        trainer.save_adapter(Path(folder))
-        rollout.load_adapter(Path(folder))
+def send(trainer: Engine, rollout: CopyEngine, size: int) -> None:
+    """Sends the adapter alone to an engine that takes it; else all weights, in buckets of `size` bytes, an adapter
+    merged into them."""
+    if rollout.takes_adapter:
+        with TemporaryDirectory(prefix="paddock-adapter-") as folder:
+            trainer.save_adapter(Path(folder))
+            rollout.load_adapter(Path(folder))
+        return
+    first = True
+    for bucket, last in buckets(trainer.weights(), size):
+        rollout.load_bucket(bucket, first, last)
+        first = False
 
 
 def verify(trainer: Engine, rollout: CopyEngine, limits: RolloutConfig) -> float:

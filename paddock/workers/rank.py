@@ -106,7 +106,8 @@ class Rank:
 
     def open_scorer(self, tokenizer: Any, stops: frozenset[int]) -> None:
         """Loads the reward model, a whole one in every process; `tokenizer` and `stops` are the policy's."""
-        self.scorer = open_reward_model(self.config, tokenizer, stops)
+        keys = self.config
+        self.scorer = open_reward_model(keys.reward_model, keys.data, keys.trainer, tokenizer, stops)
 
     def open_environments(self, tokenizer: Any, stops: frozenset[int]) -> None:
         """Opens the environments of the run in this process, beside its rollout engine."""

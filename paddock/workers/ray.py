@@ -203,16 +203,10 @@ class RayRanks(Ranks):
         host, port, _ = ray.get(self.ranks[0].up.remote())
         address = f"{host}:{port}"
         store = (ray.util.get_node_ip_address(), self.store.port)
+        places = [Rendezvous(rank, self.size, address, self.timeout) for rank in range(self.size)]
         self.enlisting = [
-            process.enlist.remote(
-                self.config,
-                total_steps,
-                self.pool.roles,
-                Rendezvous(rank, self.size, address, self.timeout),
-                store,
-                OF_THE_PROGRAM,
-            )
-            for rank, process in enumerate(self.ranks)
+            process.enlist.remote(self.config, total_steps, self.pool.roles, place, store, OF_THE_PROGRAM)
+            for process, place in zip(self.ranks, places, strict=True)
         ]
 
     def ready(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from paddock.config.plugins import import_plugin
-from paddock.config.schema import Config, RewardModelConfig, RewardModelModelConfig, TrainerConfig
+from paddock.config.schema import DataConfig, RewardModelConfig, RewardModelModelConfig, TrainerConfig
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.device import compute_dtype, device_of
 from paddock.data.chat import PromptEncoder
@@ -163,9 +163,10 @@ class EngineJudge(Role):
         ]
 
 
-def open_reward_model(config: Config, tokenizer: Any, stops: frozenset[int]) -> ModelScorer | None:
-    """The scorer that `reward_model` describes; `tokenizer` and `stops` are the policy's."""
-    reward = config.reward_model
+def open_reward_model(
+    reward: RewardModelConfig, data: DataConfig, trainer: TrainerConfig, tokenizer: Any, stops: frozenset[int]
+) -> ModelScorer | None:
+    """Opens the scorer that `reward_model` describes, if it is enabled; `tokenizer` and `stops` are the policy's."""
     if not reward.enable:
         return None
     if reward.model.external_lib:
@@ -173,8 +174,8 @@ def open_reward_model(config: Config, tokenizer: Any, stops: frozenset[int]) -> 
     if reward.judge.source == "endpoint":
         return JudgeScorer(Judge(reward.judge, JudgeEndpoint(reward.judge, reward.rollout.response_length)))
     if reward.judge.source == "engine":
-        return JudgeScorer(Judge(reward.judge, open_judge(reward, config.trainer)))
-    device = device_of(config.trainer.device)
+        return JudgeScorer(Judge(reward.judge, open_judge(reward, trainer)))
+    device = device_of(trainer.device)
     rows = None if reward.use_dynamic_bsz else reward.micro_batch_size_per_gpu
     settings = Settings(
         forward_budget=Budget(reward.forward_max_token_len_per_gpu + 1, rows, BUDGET),  # one place behind each answer
@@ -184,7 +185,7 @@ def open_reward_model(config: Config, tokenizer: Any, stops: frozenset[int]) -> 
     model = load_reward_model(**model_source(reward.model, MODEL), dtype=settings.wide, device=device)
     engine = frozen_engine(model, settings)
     engine.move("host")
-    return ClassifierScorer(engine, open_transcriber(config, tokenizer, stops), reward)
+    return ClassifierScorer(engine, open_transcriber(reward, data, tokenizer, stops), reward)
 
 
 def open_judge(reward: RewardModelConfig, trainer: TrainerConfig) -> EngineJudge:
@@ -205,13 +206,12 @@ def open_judge(reward: RewardModelConfig, trainer: TrainerConfig) -> EngineJudge
     return EngineJudge(engine, rollout, own_tokenizer(reward.model), reward, trainer.seed)
 
 
-def open_transcriber(config: Config, tokenizer: Any, stops: frozenset[int]) -> Transcriber:
-    reward, given = config.reward_model, config.reward_model.model.input_tokenizer
+def open_transcriber(reward: RewardModelConfig, data: DataConfig, tokenizer: Any, stops: frozenset[int]) -> Transcriber:
     reader = None
-    if given is not None:
+    if reward.model.input_tokenizer is not None:
         reader = own_tokenizer(reward.model)
-        require_policys_tokens(config, tokenizer)
-    writer = PromptEncoder(tokenizer, config.data.apply_chat_template_kwargs)
+        require_policys_tokens(reward.model, tokenizer)
+    writer = PromptEncoder(tokenizer, data.apply_chat_template_kwargs)
     return Transcriber(writer, reader, stops, reward.max_length)
 
 
@@ -227,12 +227,11 @@ def own_tokenizer(model: RewardModelModelConfig) -> Any:
     return load_tokenizer(str(model.path), model.trust_remote_code, key=KEY)
 
 
-def require_policys_tokens(config: Config, tokenizer: Any) -> None:
-    """`input_tokenizer` decodes responses, so it must be the policy's, under whichever path."""
-    policy, model = config.actor_rollout_ref.model, config.reward_model.model
-    if model.input_tokenizer in (policy.path, policy.tokenizer_path, config.data.tokenizer):
-        return
+def require_policys_tokens(model: RewardModelModelConfig, tokenizer: Any) -> None:
+    """Refuses an `input_tokenizer`, which decodes responses, that is not the policy's, under whichever path."""
     key = "reward_model.model.input_tokenizer"
+    if str(model_folder(str(model.input_tokenizer), key)) == str(tokenizer.name_or_path):
+        return
     if not same_tokens(load_tokenizer(str(model.input_tokenizer), model.trust_remote_code, key=key), tokenizer):
         raise UserError(
             "is not the tokenizer that the policy writes with, and could not read its responses",

@@ -1,6 +1,6 @@
 """Roles whose work is spread over many processes: each cuts a batch, sends ranks their rows, and joins the answers.
 
-A sharded role has the methods of the role in one process (policy.py, critic.py, rollout.py, reward_model.py) and is
+A sharded role has the methods of the role in one process (policy.py, rollout.py, reward_model.py) and is
 used in its place. `Ranks` is the pool of processes: Ray's in ray.py.
 """
 

@@ -13,7 +13,7 @@ from paddock.config.roles import RolloutConfig
 from paddock.core.device import SharedTensor, compute_dtype, shares_memory, synchronize
 from paddock.core.processes import is_first
 from paddock.engines.rollout.base import Completion, Prompt, Sampling
-from paddock.engines.rollout.copies import buckets
+from paddock.engines.rollout.copies import bucket_bytes, buckets
 from paddock.workers.policy import Policy
 from paddock.workers.probe import gap_of, question, tolerance
 
@@ -75,7 +75,7 @@ class WeightSender:
         device = actor.engine.device
         self.actor, self.engine, self.limits = actor, actor.engine, limits
         self.dtype = compute_dtype(limits.dtype, device)
-        self.size = limits.checkpoint_engine.update_weights_bucket_megabytes << 20
+        self.size = bucket_bytes(limits)
         self.sent = -1
         """Version of the weights that the engines have; -1: none."""
         self.stream: Iterator[tuple[list[tuple[str, Tensor]], bool]] | None = None

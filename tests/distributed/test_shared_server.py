@@ -32,7 +32,7 @@ def generate(rank: int, path: str) -> tuple[bool, list[Completion], str]:
     arguments = {"load_format": "dummy", "tp_size": 2, "pp_size": 1, "max_running_requests": 4, "context_length": 16}
     engine = SGLangEngine(path, dtype=torch.float32, device="cpu", arguments=arguments)
     model = load_causal_lm(path)
-    engine.load_weights((name, param.detach()) for name, param in model.named_parameters())
+    engine.load_bucket([(name, param.detach()) for name, param in model.named_parameters()], True, True)
     found = engine.generate([Prompt([5, 6, 7], [0, 1])], SAMPLING)
     try:
         engine.generate([Prompt([5] * 16, [0])], SAMPLING)

@@ -22,7 +22,7 @@ from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.models.load import load_causal_lm
-from paddock.workers.probe import sync
+from paddock.workers import probe
 from tests.forked import ForkedModule
 
 SAMPLED = Sampling(max_tokens=10, stop_tokens=frozenset({EOS}), seed=1, step=0)
@@ -58,7 +58,9 @@ class Pair:
                 param.add_(torch.randn(param.shape, generator=torch.Generator().manual_seed(1)) * 0.05)
 
     def sync(self) -> float:
-        return sync(self.trainer, self.engine, LIMITS)["rollout/sync_gap"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(probe, "bucket_bytes", lambda limits: BUCKET)
+            return probe.sync(self.trainer, self.engine, LIMITS)["rollout/sync_gap"]
 
 
 def open_vllm(path: str, device: str, arguments: dict[str, Any]) -> Any:
@@ -72,7 +74,7 @@ def open_vllm(path: str, device: str, arguments: dict[str, Any]) -> Any:
         "logprobs_mode": "processed_logprobs",
         **arguments,
     }
-    return VLLMEngine(path, dtype=torch.float32, device=device, arguments=arguments, bucket_bytes=BUCKET)
+    return VLLMEngine(path, dtype=torch.float32, device=device, arguments=arguments)
 
 
 def open_sglang(path: str, device: str, arguments: dict[str, Any]) -> Any:
@@ -97,7 +99,6 @@ def open_sglang(path: str, device: str, arguments: dict[str, Any]) -> Any:
             device=device,
             arguments=arguments,
             staged_wake=staged,
-            bucket_bytes=BUCKET,
             tokenizer=letters,
         )
 

@@ -59,6 +59,10 @@ def loaded(*overrides):
     return load([*SMALL, *overrides]).config
 
 
+def opened(config, tokenizer):
+    return open_reward_model(config.reward_model, config.data, config.trainer, tokenizer, STOPS)
+
+
 def run(folder, *overrides):
     config = loaded(f"trainer.default_local_dir={folder}", f"trainer.rollout_data_dir={folder}/rollouts", *overrides)
     assert train(config).finished
@@ -183,7 +187,7 @@ def test_scores_stand_on_the_last_token_that_the_policy_wrote(tmp_path):
     config = loaded(f"reward_model.model.path={tmp_path}")
     tokenizer = load_tokenizer("builtin:tiny")
     batch = batch_of(tokenizer, ["1+1=", "20+3="], ["2", "32!!"])
-    models = ModelRewards(open_reward_model(config, tokenizer, STOPS), config.reward_model)
+    models = ModelRewards(opened(config, tokenizer), config.reward_model)
     zeros = batch.with_(scores=torch.zeros(batch.mask.shape), extras={**batch.extras, "score": [0.0, 0.0]})
     filled, _ = models.add(zeros, ["2", "32!!"], {})
     assert (filled.scores != 0).nonzero().tolist() == [[0, 1], [1, 4]]
@@ -197,7 +201,7 @@ def test_a_token_classifier_scores_every_token_where_that_is_asked(tmp_path):
     found = {}
     for asked in (True, False):
         config = loaded(f"reward_model.model.path={tmp_path}", f"reward_model.token_level={asked}")
-        found[asked] = open_reward_model(config, tokenizer, STOPS).scores(batch, ["2", "32!!"])
+        found[asked] = opened(config, tokenizer).scores(batch, ["2", "32!!"])
     for row, text in enumerate(("1+1=2<eos>", "20+3=32!!<eos>")):
         with torch.no_grad():
             logits = own(input_ids=torch.tensor([tokenizer(text)["input_ids"]])).logits[0, :, 0]
@@ -229,7 +233,7 @@ def test_another_tokenizer_and_template_read_the_conversation_anew(tmp_path):
     config = loaded(f"reward_model.model.path={tmp_path}/rm")
     writer = load_tokenizer("builtin:tiny")
     batch = batch_of(writer, [CHAT, "5+5="], ["four", "01"])
-    found = open_reward_model(config, writer, STOPS).scores(batch, ["four", "01"])
+    found = opened(config, writer).scores(batch, ["four", "01"])
     rendered = reader.apply_chat_template([*CHAT, {"role": "assistant", "content": "four"}], tokenize=False)
     assert rendered == "[user]2+2?;[assistant]four;"
     with torch.no_grad():
@@ -244,7 +248,7 @@ def test_long_conversations_are_cut_and_counted(tmp_path):
     own = classifier(tmp_path)
     tokenizer = load_tokenizer("builtin:tiny")
     config = loaded(f"reward_model.model.path={tmp_path}", "reward_model.max_length=5")
-    found = open_reward_model(config, tokenizer, STOPS).scores(batch_of(tokenizer, ["1+1=", "1="], ["2345", "2"]), [])
+    found = opened(config, tokenizer).scores(batch_of(tokenizer, ["1+1=", "1="], ["2345", "2"]), [])
     assert found.metrics["reward/model/cut"] == 1
     assert found.rows.tolist() == pytest.approx(plain_scores(own, ["1+1=2", "1=2<eos>"]), abs=1e-4)
 
@@ -262,7 +266,7 @@ def test_how_rows_are_cut_into_forwards_changes_no_score(tmp_path):
         "model.fsdp_config.param_offload=True",
     ]
     configs = [loaded(f"reward_model.model.path={tmp_path}", f"reward_model.{setting}") for setting in settings]
-    found = [open_reward_model(config, tokenizer, STOPS).scores(batch, answers) for config in configs]
+    found = [opened(config, tokenizer).scores(batch, answers) for config in configs]
     for other in found[1:]:
         torch.testing.assert_close(other.rows, found[0].rows, atol=1e-4, rtol=1e-4)
 
@@ -270,8 +274,8 @@ def test_how_rows_are_cut_into_forwards_changes_no_score(tmp_path):
 def test_a_sequence_beyond_the_token_budget_names_the_key(tmp_path):
     classifier(tmp_path)
     tokenizer = load_tokenizer("builtin:tiny")
-    scorer = open_reward_model(
-        loaded(f"reward_model.model.path={tmp_path}", "reward_model.forward_max_token_len_per_gpu=7"), tokenizer, STOPS
+    scorer = opened(
+        loaded(f"reward_model.model.path={tmp_path}", "reward_model.forward_max_token_len_per_gpu=7"), tokenizer
     )
     scorer.scores(batch_of(tokenizer, ["1+1="], ["23"]), [])  # seven tokens
     with pytest.raises(
@@ -285,7 +289,7 @@ def test_a_score_that_is_not_a_number_stops_the_run_with_its_row(tmp_path):
     torch.nn.init.constant_(model.score.weight, float("nan"))
     model.save_pretrained(tmp_path)
     tokenizer = load_tokenizer("builtin:tiny")
-    scorer = open_reward_model(loaded(f"reward_model.model.path={tmp_path}"), tokenizer, STOPS)
+    scorer = opened(loaded(f"reward_model.model.path={tmp_path}"), tokenizer)
     with pytest.raises(UserError, match="gave nan to a response to file row 0"):
         scorer.scores(batch_of(tokenizer, ["1+1="], ["2"]), [])
 
@@ -312,7 +316,7 @@ def test_what_cannot_score_is_refused_before_training(settings, message, tmp_pat
         f"reward_model.model.path={tmp_path}/rm", *(re.sub("=([A-Z]+)$", rf"={tmp_path}/\1", s) for s in settings)
     )
     with pytest.raises(UserError, match=message):
-        open_reward_model(config, load_tokenizer("builtin:tiny"), STOPS)
+        opened(config, load_tokenizer("builtin:tiny"))
 
 
 def test_a_model_without_a_tokenizer_reads_the_policys_tokens_where_that_is_said(tmp_path):
@@ -320,7 +324,7 @@ def test_a_model_without_a_tokenizer_reads_the_policys_tokens_where_that_is_said
     for file in tmp_path.glob("*token*"):
         file.unlink()
     config = loaded(f"reward_model.model.path={tmp_path}", "reward_model.model.input_tokenizer=null")
-    assert open_reward_model(config, load_tokenizer("builtin:tiny"), STOPS).transcriber.keeps_tokens
+    assert opened(config, load_tokenizer("builtin:tiny")).transcriber.keeps_tokens
 
 
 @pytest.mark.parametrize(
@@ -408,7 +412,7 @@ def test_our_own_engine_judges_with_the_words_that_it_writes(tmp_path):
     tokenizer = load_tokenizer("builtin:tiny")
     scores = {}
     for engine in ("embedded", "hf"):
-        scorer = open_reward_model(loaded(*judge, f"reward_model.rollout.name={engine}"), tokenizer, STOPS)
+        scorer = opened(loaded(*judge, f"reward_model.rollout.name={engine}"), tokenizer)
         answers = ["12+34=", "40+50=", "12+34="]
         found = scorer.scores(batch_of(tokenizer, ["?"] * 3, answers), answers)
         scores[engine] = found.rows.tolist()
@@ -426,7 +430,7 @@ def test_a_question_that_is_too_long_for_our_judge_is_counted(tmp_path):
              "reward_model.rollout.dtype=float32", "reward_model.judge.failed=-3")  # fmt: skip
     tokenizer = load_tokenizer("builtin:tiny")
     answers = ["12+34=", "9" * 50]
-    found = open_reward_model(loaded(*judge), tokenizer, STOPS).scores(batch_of(tokenizer, ["?"] * 2, answers), answers)
+    found = opened(loaded(*judge), tokenizer).scores(batch_of(tokenizer, ["?"] * 2, answers), answers)
     assert found.rows.tolist()[1] == -3 and found.metrics["reward/judge/too_long"] == 1
 
 

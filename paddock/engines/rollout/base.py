@@ -263,14 +263,10 @@ class CopyEngine(RolloutEngine, Protocol):
     dtype: torch.dtype
     stale: bool  # its weights are not the trainer's
     takes_adapter: bool = False
-    """True: it reads frozen weights itself, and takes the LoRA adapter beside them in place of `load_weights`."""
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Takes new weights under Hugging Face names."""
-        ...
+    """True: it reads frozen weights itself, and takes the LoRA adapter beside them in place of buckets."""
 
     def load_bucket(self, bucket: list[tuple[str, Tensor]], first: bool, last: bool) -> None:
-        """A part of what `load_weights` takes; all parts come one after the other."""
+        """Takes some of the new weights, under Hugging Face names; the buckets of all come one after the other."""
         ...
 
     def differing_layers(self) -> list[str]:
@@ -279,4 +275,4 @@ class CopyEngine(RolloutEngine, Protocol):
 
     def load_adapter(self, folder: Path) -> None:
         """Loads an adapter that peft saved, if `takes_adapter`. The folder may be removed afterwards."""
-        raise NotImplementedError
+        assert self.takes_adapter, "this engine takes merged weights"

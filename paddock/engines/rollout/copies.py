@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paddock.config.roles import ActorRolloutRefConfig
+from paddock.config.roles import ActorRolloutRefConfig, RolloutConfig
 from paddock.config.schema import DataConfig
 from paddock.core.device import compute_dtype, device_of
 from paddock.core.rng import Stream, words
@@ -28,13 +28,12 @@ class WeightCopy(CopyEngine):
         device: str,
         free_cache: bool = True,
         staged_wake: bool = False,
-        bucket_bytes: int = 2 << 30,
         stop_tables: StopTables | None = None,
     ):
         """`stop_tables`: they know the texts of tokens, for samplings with stop strings."""
         self.stop_tables = stop_tables or StopTables()
         self.strings: StopTable | None = None
-        self.dtype, self.bucket_bytes, self.staged_wake = dtype, bucket_bytes, staged_wake
+        self.dtype, self.staged_wake = dtype, staged_wake
         self.frees = free_cache and device != "cpu"  # a CPU's sleep frees nothing
         self.asleep, self.stale = False, True
         self.sampling: Sampling | None = None
@@ -77,13 +76,6 @@ class WeightCopy(CopyEngine):
         self.drop_cache()
         self.stale = False
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Loads new weights under Hugging Face names; every rank helps to gather them."""
-        first = True
-        for bucket, last in buckets(weights, self.bucket_bytes):
-            self.load_bucket(bucket, first, last)
-            first = False
-
 
 def copy_keys(group: ActorRolloutRefConfig, data: DataConfig, device: str | None) -> dict[str, Any]:
     """Returns the arguments of a `WeightCopy` that keys set."""
@@ -93,7 +85,6 @@ def copy_keys(group: ActorRolloutRefConfig, data: DataConfig, device: str | None
         "device": str(device),
         "free_cache": rollout.free_cache_engine and group.hybrid_engine,
         "staged_wake": rollout.multi_stage_wake_up,
-        "bucket_bytes": rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,
         "stop_tables": StopTables.of_keys(group, data),
     }
 
@@ -117,8 +108,13 @@ def row_seeds(request: Request, sampling: Sampling) -> list[int | None]:
     return ((high >> 1 << 32) | low).tolist()
 
 
+def bucket_bytes(rollout: RolloutConfig) -> int:
+    """Returns the most bytes of weights that travel together."""
+    return rollout.checkpoint_engine.update_weights_bucket_megabytes << 20
+
+
 def buckets(weights: Iterable[tuple[str, Tensor]], size: int) -> Iterator[tuple[list[tuple[str, Tensor]], bool]]:
-    """Neighbours of at most `size` bytes together, a larger one alone; and whether they are the last."""
+    """Yields neighbours of at most `size` bytes together, a larger one alone; and whether they are the last."""
     bucket: list[tuple[str, Tensor]] = []
     held = 0
     for name, tensor in weights:

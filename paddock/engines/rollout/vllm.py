@@ -1,6 +1,6 @@
 """vLLM in this process, or spread by it over workers of its own: tokens in, tokens and their log-probs out.
 
-The engine has a copy of the weights. `load_weights` streams new ones into it in buckets, and remembers what it sent, so
+The engine has a copy of the weights. `load_bucket` takes new ones, and remembers what it sent, so
 that a layer which did not take them can be named. Under LoRA it reads the frozen weights itself, and `load_adapter`
 gives it what is trained.
 """
