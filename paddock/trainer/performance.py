@@ -13,7 +13,7 @@ from paddock.config.roles import ActorRolloutRefConfig, CriticConfig
 from paddock.core.batch import Batch
 from paddock.core.device import memory_in_use
 from paddock.core.timing import Timer
-from paddock.facts.machine import GIB
+from paddock.facts.machine import GIB, GPU_SPEED
 from paddock.facts.models import ModelShape, shape_of
 from paddock.models.packing import sequence_lengths
 from paddock.workers.role import Role
@@ -22,13 +22,6 @@ from paddock.workers.sharded import ShardedRole
 
 SHORTEST = 1e-3
 """Seconds: a phase that took less was not computed."""
-PEAK_TFLOPS = {
-    ("B200",): 2250, ("H200",): 989, ("GH200",): 989, ("H800",): 989, ("H20",): 148,
-    ("H100", "PCIE"): 756, ("H100", "NVL"): 835, ("H100",): 989, ("A100",): 312, ("A800",): 312,
-    ("L40S",): 362, ("L40",): 181, ("L4",): 121, ("A6000",): 155, ("A10",): 125,
-    ("5090",): 210, ("4090",): 165, ("3090",): 71,
-}  # fmt: skip
-"""Dense bf16 with fp32 sums, by the maker's data sheets; the words are parts of the device's name."""
 
 
 class Performance:
@@ -42,7 +35,7 @@ class Performance:
         self.critic_shape = critic_shape and replace(critic_shape, scalar_head=True)
 
     def metrics(self, batch: Batch, timer: Timer) -> dict[str, float]:
-        """`batch`: what the step trained on."""
+        """Returns the cost of the step that trained on this batch."""
         lengths, (responses, tokens) = sequence_lengths(batch), token_counts(batch)
         speed = throughput_metrics(tokens, timer.seconds["step"], self.roles.devices, self.roles.memory())
         balance = balance_metrics(lengths, self.roles.actor.shares_of(batch))
@@ -68,7 +61,7 @@ class Performance:
 
 
 def balance_metrics(lengths: Sequence[int], parts: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Tokens a rank gets: had the rows been cut in order, and with `parts` (row indices for each rank)."""
+    """Returns the tokens per rank: had the rows been cut in order, and with `parts` (row indices for each rank)."""
     start, before = 0, []
     for part in parts:
         before.append(sum(lengths[start : start + len(part)]))
@@ -94,7 +87,7 @@ def token_counts(batch: Batch) -> tuple[int, int]:
 def throughput_metrics(
     tokens: int, seconds: float, devices: int, memory: tuple[int, int] | None = None
 ) -> dict[str, float]:
-    """`memory`: peak bytes of one device, allocated and reserved; None on a CPU."""
+    """Returns tokens per second and memory. `memory`: peak bytes of a device, allocated and reserved; None on a CPU."""
     found = {
         "perf/total_num_tokens": float(tokens),
         "perf/time_per_step": seconds,
@@ -110,7 +103,7 @@ def throughput_metrics(
 def mfu(
     shape: ModelShape, lengths: Iterable[int], seconds: float, devices: int, device_name: str, *, backward: bool = True
 ) -> float | None:
-    """Model FLOPs utilisation: what the model needs over what the devices can do; None for an unknown device."""
+    """Returns the model FLOPs utilisation: operations needed over the devices' peak; None for an unknown device."""
     peak = peak_flops(device_name)
     return None if peak is None else model_flops(shape, lengths, backward) / (seconds * devices * peak)
 
@@ -127,8 +120,10 @@ def model_flops(shape: ModelShape, lengths: Iterable[int], backward: bool = True
 
 
 def peak_flops(device_name: str) -> float | None:
-    words = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
-    return next((1e12 * tera for needed, tera in PEAK_TFLOPS.items() if words.issuperset(needed)), None)
+    """Returns the speed of the GPU whose words the device's name has: `h100-pcie` before `h100`."""
+    words = set(re.split(r"[^a-z0-9]+", device_name.lower()))
+    known = [name for name in GPU_SPEED if words.issuperset(name.split("-"))]
+    return GPU_SPEED[max(known, key=len)].flops if known else None
 
 
 def timing_metrics(timer: Timer, response_tokens: int, all_tokens: int) -> dict[str, float]:
