@@ -91,8 +91,6 @@ class Training:
         while True:
             with self.restarting() as run:
                 first = run.step_no
-                run.begin(self.tracker)
-                self.begun = True
                 if self.config.trainer.val_only:
                     return Outcome(True, 0, run.total_steps, run.saved)
                 with Interruption() as interruption, run.keeping(self.tracker):
@@ -109,9 +107,6 @@ class Training:
         """Trains the next step; None if all are done. A signal leaves a checkpoint behind the step, and then counts."""
         while True:
             with self.restarting() as run:
-                if not self.begun:
-                    run.begin(self.tracker)
-                    self.begun = True
                 if run.step_no >= run.total_steps or self.config.trainer.val_only:
                     return None
                 with self.interruptible(run):
@@ -159,21 +154,34 @@ class Training:
 
     @contextmanager
     def restarting(self) -> Iterator[TrainingRun]:
-        """Gives the block the run. A worker that is lost in it drops the run: the next block has a new one."""
-        try:
-            with self.own_state(), explaining(self.config, lambda: self.run.memory_by if self.run else {}):
-                yield self.opened()
-        except WorkerLost as loss:
-            self.drop_run()
-            if self.restarts == self.config.trainer.max_restarts:
-                raise UserError(
-                    str(loss),
-                    key="trainer.max_restarts",
-                    value=self.restarts,
-                    fix="the same command goes on from the last checkpoint; a larger number restarts by itself",
-                ) from loss
-            self.restarts += 1
-            log.warning("%s\nrestart %d of %d", loss, self.restarts, self.config.trainer.max_restarts)
+        """Gives the block the run, which has begun. If a worker is lost in it, the next block gets a new run."""
+        with self.own_state(), explaining(self.config, lambda: self.run.memory_by if self.run else {}):
+            while True:
+                try:
+                    run = self.opened()
+                    if not self.begun:
+                        run.begin(self.tracker)
+                        self.begun = True
+                    break
+                except WorkerLost as loss:
+                    self.restart(loss)
+            try:
+                yield run
+            except WorkerLost as loss:
+                self.restart(loss)
+
+    def restart(self, loss: WorkerLost) -> None:
+        """Drops the run, so that the next use opens a new one; refuses to if that was done too often."""
+        self.drop_run()
+        if self.restarts == self.config.trainer.max_restarts:
+            raise UserError(
+                str(loss),
+                key="trainer.max_restarts",
+                value=self.restarts,
+                fix="the same command goes on from the last checkpoint; a larger number restarts by itself",
+            ) from loss
+        self.restarts += 1
+        log.warning("%s\nrestart %d of %d", loss, self.restarts, self.config.trainer.max_restarts)
 
     def opened(self) -> TrainingRun:
         """Returns the run; makes it, from its newest checkpoint, if there is none."""

@@ -7,6 +7,7 @@ import json
 import signal
 import time
 import weakref
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -20,7 +21,8 @@ from paddock.core.garbage import NEW_OBJECTS
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rollouts.collect import Collector, over_rounds
-from paddock.trainer.reinforcement import train
+from paddock.trainer.reinforcement import REINFORCEMENT, open_trainer, train
+from paddock.workers.sharded import WorkerLost
 from tests.forked import Forked
 
 SMALL = [
@@ -364,6 +366,22 @@ def test_val_only_validates_the_checkpoint_that_is_there(tmp_path):
     rows = run(tmp_path, *keys, "trainer.val_only=True")
     assert [row["step"] for row in rows] == [1]
     assert "val-core/paddock/addition/reward/mean@1" in rows[0] and "actor/lr" in rows[0]
+
+
+def test_a_worker_that_is_lost_while_the_run_opens_restarts_it(tmp_path):
+    opened = []
+
+    def open_late(*parts):
+        opened.append(parts)
+        if len(opened) == 1:
+            raise WorkerLost("rank 0 of 1 (main) died in actor.load")
+        return open_trainer(*parts)
+
+    kind, keys = replace(REINFORCEMENT, open=open_late), arguments(tmp_path, ONE_STEP, "algorithm.adv_estimator=grpo")
+    with pytest.raises(UserError, match="rank 0 of 1"):
+        kind.train(load([*keys, "trainer.max_restarts=0"]).config)
+    opened.clear()
+    assert kind.train(load([*keys, "trainer.max_restarts=1"]).config).finished and len(opened) == 2
 
 
 def test_groups_are_filtered_by_their_final_reward(tmp_path):
