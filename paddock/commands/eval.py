@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paddock.commands.guard import guarded, helpful, tell
-from paddock.commands.preflight import check_paths, choose_threads, require_prompts, require_writable_file
+from paddock.cli import main
+from paddock.commands.preflight import announce, check_paths, require_prompts, require_writable_file
 from paddock.errors import UserError
 from paddock.loading import rules
 
@@ -23,7 +23,7 @@ FLAG = "--json"
 
 
 def run(arguments: list[str]) -> int:
-    """`--json` prints JSON in place of the table; `--json=FILE` writes it beside the table."""
+    """Evaluates a model. `--json` prints JSON in place of the table; `--json=FILE` writes it beside the table."""
     from paddock.commands.keys_of import EVAL
     from paddock.commands.run_model import with_run
 
@@ -32,8 +32,7 @@ def run(arguments: list[str]) -> int:
     _, equals, file = flags[-1].partition("=") if flags else ("", "", "")
     if equals and not file:
         raise UserError("needs a file name, or no =", key=FLAG, fix=f"{FLAG}=accuracy.json")
-    tell(loaded.warnings)
-    choose_threads(loaded.config)
+    announce(loaded)
     rules.require(loaded.config, rules.Scope.SCORING)
     check_paths(loaded.config, ("val",), ("trainer.validation_data_dir",))
     require_prompts(loaded.config, ("val",))
@@ -74,7 +73,8 @@ def show(found: Evaluation) -> None:
 
 
 def shown(names: set[str]) -> list[str]:
-    """pass@k is the exact best@k of scores that are 0 and 1, and pass@1 is their mean."""
+    """Returns the metrics of the table, in order. Scores of 0 and 1 have pass@k, which is their exact best@k, and a
+    mean that is their pass@1."""
     hidden = {"best"} if "pass@1" in names else set()
     chosen = []
     for name in names - {"pass@1"}:
@@ -85,11 +85,11 @@ def shown(names: set[str]) -> list[str]:
 
 
 def cell(metrics: dict[str, float], name: str) -> str:
-    """A share where every score was 0 or 1: then there is a pass@1."""
+    """Returns the text of a cell: a percentage if every score was 0 or 1, so that there is a pass@1."""
     if name not in metrics:
         return ""
     return f"{100 * metrics[name]:.1f}%" if "pass@1" in metrics else f"{metrics[name]:.4g}"
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(helpful("eval", run), sys.argv[1:]))
+    sys.exit(main(["eval", *sys.argv[1:]]))

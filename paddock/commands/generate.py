@@ -6,8 +6,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from paddock.commands.guard import guarded, helpful, tell
-from paddock.commands.preflight import check_paths, choose_threads, require_writable_file
+from paddock.cli import main
+from paddock.commands.preflight import announce, check_paths, require_writable_file
 from paddock.errors import UserError
 from paddock.loading.load import Loaded
 
@@ -42,8 +42,7 @@ def named_output(arguments: list[str]) -> tuple[Path, list[str]]:
 
 def write(loaded: Loaded, output: Path) -> int:
     """Writes the answers to the prompts of data.val_files."""
-    tell(loaded.warnings)
-    choose_threads(loaded.config)
+    announce(loaded)
     check_paths(loaded.config, ("val",), ())
     require_writable_file("output", output, loaded.config)
     from paddock.commands.generation import generate
@@ -70,8 +69,8 @@ def answer(asked: list[str], arguments: list[str]) -> int:
             reason = f"is answered on the console, and {other} asks for a file"
             raise UserError(reason, key=PROMPT, value=text, fix=f"leave out one of {PROMPT} and {other}")
     loaded = GENERATE.load([*overrides, "data.val_files=null"])
-    tell(warning for warning in loaded.warnings if not warning.startswith("data.val_files"))
-    choose_threads(loaded.config)
+    loaded.warnings = [warning for warning in loaded.warnings if not warning.startswith("data.val_files")]
+    announce(loaded)
     check_paths(loaded.config, (), ())
     from paddock.commands.generation import answer as answers_to
     from paddock.trainer.assembly import Assembly
@@ -85,4 +84,4 @@ def answer(asked: list[str], arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(helpful("generate", run), sys.argv[1:]))
+    sys.exit(main(["generate", *sys.argv[1:]]))

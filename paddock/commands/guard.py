@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +22,8 @@ def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     note()
     code = 1
     try:
-        log_to_stderr()
+        if not logging.getLogger().handlers:  # else the caller has set up logging
+            logging.getLogger().addHandler(Messages())
         code = command(arguments)
     except UserError as error:
         print(f"paddock: {error}", file=sys.stderr)
@@ -49,20 +50,6 @@ def note(code: int | None = None) -> None:
             notes.write("" if code is None else f"{code}\n")
 
 
-def helpful(name: str, command: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
-    """The command, which answers -h and --help with the page of `paddock NAME`."""
-
-    def run(arguments: list[str]) -> int:
-        if not {"-h", "--help"} & {*arguments}:
-            return command(arguments)
-        from paddock.help.show import page_of
-
-        print(page_of(name, arguments), flush=True)
-        return 0
-
-    return run
-
-
 class Messages(logging.Handler):
     """Writes log records to whatever stderr is at the time, under the prefix that every message has.
 
@@ -72,17 +59,6 @@ class Messages(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):
             print(f"{PREFIX}{printable(self.format(record))}", file=sys.stderr)
-
-
-def log_to_stderr() -> None:
-    """Gives log records of every library the prefix, unless the caller has set up logging."""
-    if not logging.getLogger().handlers:
-        logging.getLogger().addHandler(Messages())
-
-
-def tell(warnings: Iterable[str]) -> None:
-    for warning in warnings:
-        print(f"{PREFIX}{warning}", file=sys.stderr)
 
 
 def say_last(text: str) -> None:

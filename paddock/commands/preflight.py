@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from paddock.commands.guard import log_to_stderr
 from paddock.config import tree
 from paddock.config.conversations import files_named
 from paddock.config.distillation import teachers_of
@@ -24,6 +23,8 @@ from paddock.loading.rules import Scope, rule
 from paddock.plan.arithmetic import require_files
 from paddock.runs.lock import require_free
 
+log = logging.getLogger("paddock")
+
 _M = "actor_rollout_ref.model"
 MODEL_FOLDERS = (f"{_M}.path", f"{_M}.tokenizer_path", f"{_M}.lora_adapter_path", "data.tokenizer",
                  "critic.model.path")  # fmt: skip
@@ -32,18 +33,23 @@ OUTPUT_FOLDERS = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trai
 
 
 def begin(loaded: Loaded, alone: bool = False) -> None:
-    """Refuses what would not start, and shows messages of the run on stderr, first those about its settings. Torch is
-    imported behind it. `alone`: of a command beside `train`."""
+    """Refuses a run that would not start, then shows the run's messages on stderr, first those about its settings.
+    Torch is imported after it. `alone`: the command is `sft` or `rm train`, which train one model."""
     check(loaded.config, alone=alone)
     if not alone:
         require_prompts(loaded.config)
-    choose_threads(loaded.config)
-    log_to_stderr()
-    log = logging.getLogger("paddock")
+    announce(loaded)
     log.setLevel(logging.INFO)  # other libraries only report problems
+    log.info("importing torch and transformers")
+
+
+def announce(loaded: Loaded) -> None:
+    """Shows what loading has to say, and sets the number of threads before torch reads it at its import. The user's
+    own number wins."""
     for warning in loaded.warnings:
         log.warning(warning)
-    log.info("importing torch and transformers")
+    if wants_one_thread(loaded.config):
+        os.environ.setdefault(THREADS, "1")
 
 
 def check(config: Config, machine: Machine | None = None, alone: bool = False) -> None:
@@ -58,7 +64,7 @@ def check(config: Config, machine: Machine | None = None, alone: bool = False) -
 
 @rule(Scope.TRAINING)
 def tool_files_can_be_read(config: Config) -> None:
-    """Refuses what no run takes of YAML files in verl's form. A planned script's files may be on another machine."""
+    """Refuses entries of YAML files in verl's form that no run takes. A planned script's files may be elsewhere."""
     files = config.actor_rollout_ref.rollout.multi_turn
     named = [path for path in (files.tool_config_path, files.interaction_config_path) if path]
     if not any(os.path.isfile(path) for path in named):
@@ -94,7 +100,7 @@ def check_paths(
             _folder(key, tree.get(config, key))
     for teacher in teachers_of(config.distillation):
         _folder(teacher.setting, teacher.path)
-    require_files(config.data, splits)
+    require_files(config, splits)
     for key, value, file in files_named(config.actor_rollout_ref.rollout, config.environment):
         if not os.path.isfile(os.path.expanduser(file)):
             raise missing_file(key, value)
@@ -137,12 +143,6 @@ def require_writable_file(key: str, file: Path, config: Config) -> None:
     read = map(os.path.expanduser, files_of(config.data.val_files))
     if any(os.path.exists(name) and file.exists() and os.path.samefile(name, file) for name in read):
         raise UserError("is a file of rows that this command reads", key=key, value=file, fix="name another file")
-
-
-def choose_threads(config: Config) -> None:
-    """Sets the number of threads before torch reads it at its import; the user's own setting wins."""
-    if wants_one_thread(config):
-        os.environ.setdefault(THREADS, "1")
 
 
 def _folder(key: str, path: str | None) -> None:

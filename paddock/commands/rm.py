@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from paddock.commands.guard import guarded, helpful
+from paddock.cli import main
 from paddock.errors import UserError
 
 
@@ -30,4 +30,4 @@ def train(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(helpful("rm", train), sys.argv[1:]))
+    sys.exit(main(["rm", "train", *sys.argv[1:]]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 
-from paddock.commands.guard import guarded, helpful
+from paddock.cli import main
 from paddock.loading.load import Loaded
 
 
@@ -33,4 +33,4 @@ def train(loaded: Loaded) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(helpful("sft", run), sys.argv[1:]))
+    sys.exit(main(["sft", *sys.argv[1:]]))

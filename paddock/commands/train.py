@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from paddock.commands.guard import PLAN_ONLY, guarded, helpful
+from paddock import cli
+from paddock.commands.guard import PLAN_ONLY, guarded
 
 
 def run(arguments: list[str], wide: bool = False) -> int:
@@ -34,7 +35,10 @@ def run(arguments: list[str], wide: bool = False) -> int:
 
 
 def main() -> int:
-    return guarded(helpful("train", lambda arguments: run(arguments, wide=True)), sys.argv[1:])
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & {*arguments}:
+        return cli.main(["train", *arguments])
+    return guarded(lambda arguments: run(arguments, wide=True), arguments)
 
 
 if __name__ == "__main__":
