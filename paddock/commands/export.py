@@ -146,7 +146,7 @@ def require_policy(folder: Path) -> None:
 
 
 def save_readers(actor: Path, writing: Path) -> None:
-    """The tokenizer, and what reads images, if the model does."""
+    """Saves the tokenizer, and the image processor of a model that reads images."""
     from paddock.models.image_reader import copy_processor
     from paddock.models.load import ModelPath, read_tokenizer
 
@@ -156,7 +156,7 @@ def save_readers(actor: Path, writing: Path) -> None:
 
 
 def tokenizer_folder(actor: Path) -> Path:
-    """Returns the tokenizer's folder: beside the weights; else where the run had it from."""
+    """Returns the tokenizer's folder: that of the weights, or the one from which the run loaded its tokenizer."""
     from paddock.models.load import model_folder
 
     if any((actor / name).is_file() for name in TOKENIZER_FILES):

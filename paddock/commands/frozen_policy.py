@@ -28,12 +28,12 @@ from paddock.workers.rank import rollout_engine
 from paddock.workers.role import stop_tokens
 
 RESPONSES_AT_A_TIME = 512
-"""Between two moves of a progress bar, unless data.val_batch_size says otherwise."""
+"""Responses between two moves of a progress bar, unless data.val_batch_size is set."""
 
 
 @dataclass(frozen=True)
 class FrozenRollout:
-    """A rollout engine whose weights never change. It tells `answered` how many prompts it has answered."""
+    """Samples from a model that is not trained, and calls `answered` with the number of prompts of each call."""
 
     engine: RolloutEngine
     stop_tokens: frozenset[int]

@@ -31,9 +31,9 @@ from paddock.trainer.out_of_memory import explaining
 
 OUTPUT = "output"
 ADDED = ("responses", "log_probs", "lengths", "stopped")
-"""Columns beside those of the row, a list each with one entry for each response. A log-prob is the sum over the
+"""Columns beside those of the row: lists with one entry for each response. A log-prob is the sum over the
 response's tokens, at the sampling temperature; `stopped` says that it ended by itself."""
-SAID = ("conversation", "num_turns", "ended")
+CONVERSED = ("conversation", "num_turns", "ended")
 """Columns of responses in an environment: the messages behind the prompt, how many there are, and why it ended."""
 
 Record = dict[str, Any]
@@ -108,13 +108,13 @@ def record_of(row: PromptRow, episodes: list[Episode], tokenizer: Any) -> Record
         "log_probs": [sum(chain.from_iterable(spans)) for spans in drawn],
         "lengths": [sum(map(len, spans)) for spans in drawn],
         "stopped": [episode.done for episode in episodes],
-        **{name: [one.extras[name] for one in episodes] for name in SAID if name in episodes[0].extras},
+        **{name: [one.extras[name] for one in episodes] for name in CONVERSED if name in episodes[0].extras},
     }
 
 
 def require_free_columns(dataset: PromptDataset) -> None:
     for table in dataset.tables:
-        if taken := sorted({*ADDED, *SAID} & set(table.columns)):
+        if taken := sorted({*ADDED, *CONVERSED} & set(table.columns)):
             raise UserError(
                 f"it has a column {taken[0]!r} already, which the output needs for itself",
                 key=dataset.key,
@@ -125,7 +125,8 @@ def require_free_columns(dataset: PromptDataset) -> None:
 
 @contextmanager
 def writer(output: Path) -> Iterator[Callable[[Record], object]]:
-    """Takes records one by one. jsonl goes to disk as it comes, parquet at the end, when all types are known."""
+    """Gives the block a function that writes a record. jsonl goes to disk record by record, parquet at the end, when
+    all types are known."""
     records: list[Record] = []
     with replacing(output, OUTPUT) as file:
         if output.suffix == ".jsonl":

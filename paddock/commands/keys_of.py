@@ -20,7 +20,7 @@ PROMPTS = ("data.max_*", "data.filter_*", "data.truncation", "data.*_key", "data
            "data.trust_remote_code", "data.apply_chat_template", "data.apply_chat_template_kwargs")  # fmt: skip
 ENVIRONMENT = ("environment", "environment_kwargs", "environment_kwargs.*")
 NO_ESTIMATOR = {"algorithm.adv_estimator": "reinforce_plus_plus"}
-"""The one that needs nothing: no critic, no groups."""
+"""An estimator that needs neither critic nor groups."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Command:
     embedded: Mapping[str, Any] = field(default_factory=dict)
     """Defaults in which the embedded default differs from training's."""
     origin: str | None = None
-    """Where defaults of this command come from, as a plan tells it; unset: the command's name."""
+    """Origin of this command's defaults in a plan; unset: the command's name."""
     unreads: Mapping[str, str] = field(default_factory=dict)
-    """Patterns of keys among `reads` that it does not read after all, and the section that has them in their place."""
+    """Patterns of keys that are excepted from `reads`, and the section whose keys are read in their place."""
     trains: bool = True
 
     def load(
@@ -49,7 +49,7 @@ class Command:
         gpu: str | None = None,
         chooses: bool = False,
     ) -> Loaded:
-        """A config as `train` would load it, under this command's names and defaults. The user's settings win.
+        """Loads a config as `train` does, with this command's names and defaults. The user's settings win.
 
         `values`: keys and their values from a Python program. `here`: False if files may be on another machine. `gpu`:
         the device to plan for. `chooses`: see `paddock.loading.load.load`.
@@ -86,18 +86,18 @@ class Command:
         return f"{sign}{key}{equals}{value}"
 
     def unread(self, loaded: Loaded) -> list[str]:
-        told = " ".join(loaded.warnings)
+        warned = " ".join(loaded.warnings)
         return [
             f"{key} has no effect on `paddock {self.name}`{self.instead(key)}"
             for key, origin in loaded.origins.items()
-            if set_by_user(origin) and key not in told and not self.is_read(key)
+            if set_by_user(origin) and key not in warned and not self.is_read(key)
         ]
 
     def is_read(self, key: str) -> bool:
         return not self.instead(key) and any(fnmatchcase(key, name) for name in self.reads)
 
     def instead(self, key: str) -> str:
-        """Returns what to say of a key that another one stands for; nothing if none does."""
+        """Returns the end of a warning that names the key which is read in place of this one; empty if none is."""
         section = next((section for name, section in self.unreads.items() if fnmatchcase(key, name)), None)
         return "" if section is None else f": it reads {section}.{key.rpartition('.')[2]}"
 

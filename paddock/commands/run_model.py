@@ -20,8 +20,8 @@ CONFIG = "config.json"
 
 
 def with_run(command: Command, arguments: Sequence[str]) -> list[str]:
-    """The arguments with a run's folder replaced by its policy: a model, or a base model and its adapter. It computes
-    in the type in which the run's rollout did.
+    """Returns the arguments with a run's folder replaced by its policy: a model, or a base model and its adapter, in
+    the type in which the run's rollout computed.
 
     The first argument that is neither a flag nor key=value is the model.
     """
@@ -44,7 +44,7 @@ def with_run(command: Command, arguments: Sequence[str]) -> list[str]:
 
 
 def policy(path: str) -> dict[str, Any]:
-    """Settings with which the policy of a run is loaded: where the weights are, and what reads and changes them."""
+    """Returns the settings that load a run's policy: its weights, its tokenizer, its adapter."""
     from paddock.commands.export import (
         OVERRIDES,
         REMOTE_CODE,

@@ -16,7 +16,7 @@ MODEL = "MODEL"
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command: 0 if a run of several turns can use the template, else 2."""
+    """Returns the exit code: 0 if a run of several turns can use the template, else 2."""
     parser = Options(prog="paddock template")
     parser.add_argument("model", metavar=MODEL, help="a folder, or a name of the hub")
     parser.add_argument("--format", metavar="NAME", help="format of tool calls (default: as the template shows it)")
@@ -53,7 +53,7 @@ def end_tokens(folder: Path) -> set[int]:
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Returns rows of two columns; long ones go on below."""
+    """Returns rows of two columns as text; long rows are wrapped."""
     left = max(len(what) for what, _ in rows) + 2 if rows else 0
     width = max(60, min(160, shutil.get_terminal_size((120, 24)).columns))
     lines = []

@@ -54,9 +54,9 @@ class Accelerators:
 class Hub:
     endpoint: str
     offline: bool
-    """HF_HUB_OFFLINE is set."""
+    """True if HF_HUB_OFFLINE is set."""
     answers: bool | None
-    """None if nobody asked."""
+    """None if the hub was not asked."""
     said: str | None
 
 
@@ -84,7 +84,7 @@ class MachineReport:
 
 
 def look(network: bool = False) -> MachineReport:
-    """All of it, in some seconds: torch is imported, and a sandbox is started once."""
+    """Returns all facts. It takes seconds: torch is imported, and a sandbox is started once."""
     machine = this_machine()
     cache, temporary = cache_folder(""), Path(os.environ.get("TMPDIR") or "/tmp")
     return MachineReport(
@@ -132,7 +132,7 @@ def free_disk(folder: Path) -> float:
 
 
 def compiler() -> str | None:
-    """The first line that the C++ compiler says of itself; None without one."""
+    """Returns path and version of the C++ compiler; None if there is none."""
     from paddock.kernels.compiler import find_compiler
 
     found = find_compiler()

@@ -10,7 +10,7 @@ from paddock.runs.record import version_of
 
 @dataclass(frozen=True)
 class Extra:
-    """One extra; `packages` are names of distributions, the first being the one that it is named for."""
+    """Describes an extra. `packages` are names of distributions; it is named for the first."""
 
     packages: tuple[str, ...]
     purpose: str
@@ -45,7 +45,7 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Found:
-    """What of an extra is installed here."""
+    """Says which packages of an extra are installed here."""
 
     name: str
     versions: dict[str, str]

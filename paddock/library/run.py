@@ -22,7 +22,7 @@ from paddock.commands.preflight import check
 from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.library.functions import Reward, environment_settings, parts_of, reward_settings, source_of
-from paddock.library.keywords import KEYS, Keywords, settings_of
+from paddock.library.keywords import ARGUMENTS, KEYS, Keywords, settings_of
 from paddock.library.rows import files_of_rows, rows_of_texts
 from paddock.loading.load import Loaded, load
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("paddock")
 
-MODEL, TRAIN, HELD_OUT = "actor_rollout_ref.model.path", "data.train_files", "data.val_files"
 ALGORITHM, FOLDER = "algorithm.adv_estimator", KEYS["folder"]
 NAMES = {"ppo": "gae"}
 """Algorithms that people call by another name than their estimator's."""
@@ -96,10 +95,10 @@ class Run:
         texts = [source_of(part) for part in (*parts_of(reward), *parts_of(tools), *own) if callable(part)]
         values = settings_of(keywords, config or {})
         if model is not None:
-            named[MODEL] = str(model)
-        for key, given, name in ((TRAIN, data, "data"), (HELD_OUT, validation, "validation")):
+            named[ARGUMENTS["model"]] = str(model)
+        for name, given in (("data", data), ("validation", validation)):
             if given is not None:
-                named[key] = files_of_rows(given, name)
+                named[ARGUMENTS[name]] = files_of_rows(given, name)
         if algorithm not in (SFT, REWARD_MODEL):
             named[ALGORITHM] = NAMES.get(algorithm, algorithm)
         if twice := next((key for key in named if key in values), None):

@@ -24,6 +24,7 @@ from paddock.report.summary import (
     phase_seconds,
     speed,
     summary_lines,
+    title_of,
     total_seconds,
     training,
 )
@@ -97,19 +98,19 @@ def write_page(runs: Sequence[RecordedRun], path: Path, key: str) -> None:
 
 
 def conclude_run(folder: Path) -> list[str]:
-    """Writes a run's page at its end and returns its summary, line by line; after an error no more than can be had."""
+    """Writes the page of a run at its end; returns its summary, line by line. Logs errors: the run has ended well."""
     try:
         run = read_run(folder)
-        said = summary_lines(run)
-    except Exception as error:  # whatever is in the folder: the run itself has ended well
+        summary = summary_lines(run)
+    except Exception as error:
         log.warning("no summary of this run: %s", error)
         return []
     try:
         write_page([run], folder / NAME, "trainer.default_local_dir")
     except Exception as error:
         log.warning("%s was not written: %s", NAME, error)
-        return said
-    return [*said, f"The report is in {folder / NAME}"]
+        return summary
+    return [*summary, f"The report is in {folder / NAME}"]
 
 
 def warned(run: RecordedRun, curves: int) -> str | None:
@@ -212,8 +213,12 @@ def short(value: float | None) -> float | int | None:
 def charts(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     runs = [run for curve in curves for run in curve.runs]
     names = metric_names(runs)
-    validations = [name for name in names if HELD_OUT.fullmatch(name)]
-    found = [held_out_chart(name, names, len(validations) > 1) for name in validations]
+    found = []
+    means = [match for name in names if (match := HELD_OUT.fullmatch(name))]
+    for match in means:
+        title, percent = title_of(match, names)
+        meaning = f"on {match['source']}" if len(means) > 1 else "mean over the validation prompts"
+        found.append({"title": title, "meaning": meaning, "metric": match[0], "percent": percent})
     for title, meaning, candidates in CHARTS:
         there = [name for name in candidates if name in names]
         moving = [name for name in there if any(len(set(run.values(name))) > 1 for run in runs)]
@@ -223,15 +228,6 @@ def charts(curves: Sequence[Curve]) -> list[dict[str, Any]]:
             found.append({"title": title, "meaning": meaning, "metric": chosen, "percent": percent})
     found.sort(key=lambda chart: chart["title"] != "Reward")
     return found
-
-
-def held_out_chart(name: str, names: Sequence[str], several: bool) -> dict[str, Any]:
-    match = HELD_OUT.fullmatch(name)
-    assert match
-    percent = f"val-aux/{match['source']}/{match['variable']}/pass@1" in names
-    title = "Held-out accuracy" if percent else "Held-out reward"
-    meaning = f"on {match['source']}" if several else "mean over the validation prompts"
-    return {"title": title, "meaning": meaning, "metric": name, "percent": percent}
 
 
 def phases(curve: Curve) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -42,20 +42,24 @@ def amount(value: float, percent: bool = False) -> str:
 
 
 def held_out(run: RecordedRun) -> list[Trend]:
-    """Returns the change of each held-out result: the mean of each data source, or loss and accuracy of `sft` and `rm`.
-
-    A mean is a share, and shown in percent, if every score was 0 or 1: validation then logs pass@1 beside it.
-    """
+    """Returns the change of each held-out result: the mean of each data source, or loss and accuracy of `sft` and
+    `rm`."""
     changes = []
     matches = [(name, match) for name in run.metrics if (match := HELD_OUT.fullmatch(name))]
     for name, match in matches:
-        percent = f"val-aux/{match['source']}/{match['variable']}/pass@1" in run.metrics
-        kind = "Held-out accuracy" if percent else "Held-out reward"
-        label = f"{kind}, {match['source']}" if len(matches) > 1 else kind
+        title, percent = title_of(match, run.metrics)
+        label = f"{title}, {match['source']}" if len(matches) > 1 else title
         changes += change(run, name, label, percent=percent, better=1)
     changes += change(run, "val/accuracy", "Held-out accuracy", percent=True, better=1)
     changes += change(run, "val/loss", "Held-out loss", better=-1)
     return changes
+
+
+def title_of(match: re.Match[str], names: Container[str]) -> tuple[str, bool]:
+    """Returns the title of a data source's mean, and whether the mean is a share, to be shown in percent: every score
+    was 0 or 1, and validation logged pass@1 beside it."""
+    share = f"val-aux/{match['source']}/{match['variable']}/pass@1" in names
+    return "Held-out accuracy" if share else "Held-out reward", share
 
 
 def change(run: RecordedRun, metric: str, label: str, percent: bool = False, better: int = 0) -> list[Trend]:

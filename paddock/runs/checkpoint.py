@@ -58,7 +58,7 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run, which is the only one that writes here. `keep` is how many stay; None: all."""
+    """Writes and finds the checkpoints of a run; no other run writes here. `keep`: how many stay; None: all."""
 
     def __init__(self, root: str | Path, keep: int | None = None):
         self.root = Path(root)
@@ -68,7 +68,7 @@ class CheckpointStore:
 
     @contextmanager
     def write(self, step: int) -> Iterator[Path]:
-        """A folder to write into; the checkpoint of the step once the block has ended, nothing if it raised."""
+        """Gives the block a folder to write into, which becomes the step's checkpoint if the block does not raise."""
         writing = self._hidden(step, "writing")
         try:
             self.sweep()
@@ -86,7 +86,7 @@ class CheckpointStore:
         self.prune(step)
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint whose files are all as they were written. Broken ones are named and passed over."""
+        """Returns the newest checkpoint whose files are as they were written. Damaged ones are named and skipped."""
         broken: list[str] = []
         for step in self._newest_first(self._latest()):
             problem = find_damage(self.folder(step))
@@ -207,9 +207,9 @@ def write_manifest(folder: Path, step: int) -> None:
 
 
 def settle(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        return {"size": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    """Puts a file on the disk; returns its entry in the manifest."""
+    sync(path)
+    return {"size": path.stat().st_size, "sha256": checksum(path)}
 
 
 def checksum(path: Path) -> str:
@@ -290,7 +290,7 @@ def compare(folder: Path, files: dict[str, dict[str, Any]]) -> None:
 
 
 def disk_refusal(error: BaseException) -> OSError | None:
-    """The refusal of a disk in an error: an OSError, or what libraries that write in native code make of one."""
+    """Returns the disk's refusal that an error stands for: an OSError, or what native code made of one; else None."""
     if isinstance(error, OSError):
         return error if error.errno in REFUSALS else None
     native = isinstance(error, Exception) and any(sign in str(error) for sign in NATIVE_REFUSALS)
@@ -299,8 +299,8 @@ def disk_refusal(error: BaseException) -> OSError | None:
 
 
 def checkpoint_store(trainer: TrainerConfig) -> CheckpointStore:
-    """The store of a run. One folder holds actor and critic, so the larger of the two limits counts; none, if all of
-    the actor's are kept."""
+    """Returns a run's store. One folder holds actor and critic, so the larger of the two limits counts; if all of the
+    actor's checkpoints are kept, there is no limit."""
     actor, critic = trainer.max_actor_ckpt_to_keep, trainer.max_critic_ckpt_to_keep
     if actor is None and critic is not None:
         log.warning(

@@ -40,7 +40,7 @@ UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errn
 
 @dataclass(frozen=True)
 class Owner:
-    """The run that holds a folder."""
+    """Describes the run that holds a folder."""
 
     user: str
     host: str

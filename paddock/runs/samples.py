@@ -64,7 +64,8 @@ def samples_of(batch: Batch, tokenizer: Any) -> list[Sample]:
 
 
 def extras_of(batch: Batch, row: int, turns: list[str] | None) -> dict[str, Any]:
-    """`turns`: what the policy wrote, if an environment wrote in between."""
+    """Returns the arguments of a row's `Sample` that come from columns of the data. `turns`: the policy's texts, if an
+    environment wrote in between."""
     extras = {name: values[row] for name, values in batch.extras.items() if name not in NOT_SHOWN}
     extras |= {"turns": turns} if turns else {}
     return {name: extras.pop(name) for name in OWN_FIELDS if name in extras} | {"extras": extras}
@@ -87,7 +88,7 @@ def line_of(record: Mapping[str, Any]) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """Arrays and tensors as lists, bytes (an image) in base64, anything else as its name."""
+    """Returns arrays and tensors as lists, bytes (an image) in base64, anything else as its text."""
     if isinstance(value, bytes):
         return b64encode(value).decode()
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -25,7 +25,7 @@ from paddock.workers.reward_model import open_reward_model
 from paddock.workers.sharded import Ranks, ShardedScorer
 
 PROMPT = "prompt"
-NOTHING_TOLD: dict[str, Any] = {"num_turns": 2, "tool_rewards": [], "turn_scores": [], "rollout_reward_scores": {}}
+NO_EXTRAS: dict[str, Any] = {"num_turns": 2, "tool_rewards": [], "turn_scores": [], "rollout_reward_scores": {}}
 """What reward functions written for verl may read of any conversation."""
 
 
@@ -117,10 +117,10 @@ class Assembly:
 
 
 def trial(row: PromptRow, conversation: bool, chat: bool) -> ScoreRequest:
-    """Returns an empty response to a row; `conversation`: one of one turn; `chat`: what an environment asks where the
-    row asks nothing is messages."""
+    """Returns an empty response to a row, which scorers are tried on. `conversation`: it is a conversation of one turn.
+    `chat`: an environment asks by messages if the row has no prompt."""
     asks = conversation and chat and isinstance(row.written_prompt, str) and not row.written_prompt.strip()
     prompt = messages_said("") if asks else row.written_prompt
     request = ScoreRequest(row.data_source, "", row.ground_truth, row.extra_info, row.location, prompt)
     turns = [{"role": "assistant", "content": ""}]
-    return replace(request, turns=turns, extra_fields=NOTHING_TOLD) if conversation else request
+    return replace(request, turns=turns, extra_fields=NO_EXTRAS) if conversation else request

@@ -354,6 +354,4 @@ def forged(folder: Path, reason: str) -> UserError:
 
 def resume_command(trainer: TrainerConfig) -> str:
     """Names the command that resumes this run: with resume_mode=auto the same one."""
-    if trainer.resume_mode == "auto":
-        return "The same command"
-    return "The same command with trainer.resume_mode=auto"
+    return "The same command" + ("" if trainer.resume_mode == "auto" else " with trainer.resume_mode=auto")

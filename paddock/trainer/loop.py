@@ -149,7 +149,7 @@ class Trainer(TrainingRun):
         return batch.with_(old_log_probs=torch.where(given, own, computed))
 
     def reward(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """rewards = scores - beta KL(policy | reference), where that has a weight."""
+        """Fills ``rewards = scores - beta KL(policy | reference)``; the scores alone if the KL has no weight."""
         if self.config.algorithm.use_kl_in_reward and self.roles.reference:
             return penalise(batch, self.config.algorithm.kl_penalty, self.kl)
         return batch.with_(rewards=batch.need("scores")), {}

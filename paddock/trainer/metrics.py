@@ -70,7 +70,7 @@ def signal_metrics(batch: Batch) -> dict[str, float]:
 
 
 def mismatch(trained: PerToken, sampled: PerToken, mask: Tensor) -> dict[str, Tensor]:
-    """``|p - q|`` of the sampled tokens' probabilities by trainer and rollout engine, and their correlation."""
+    """Returns ``|p - q|`` of the sampled tokens' probabilities by trainer and rollout engine, and their correlation."""
     p, q = (x.masked_fill(~mask, 0).double().exp() for x in (trained, sampled))
     gap = summary("gap", (p - q).abs(), mask)
     p_centred, q_centred = p - mean(p, mask), q - mean(q, mask)

@@ -36,7 +36,7 @@ def training_styles(config: RewardModelConfig) -> Styles:
 
 
 def validation_styles(config: RewardModelConfig) -> Styles:
-    """A validation row is scored as its file says; without a model, by a rule or a function of the user's own."""
+    """Returns how validation rows are scored: as their file says; without a model, by a rule or the user's function."""
     return (lambda _: {}) if config.enable else without_a_model
 
 

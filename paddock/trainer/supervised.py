@@ -139,7 +139,7 @@ class RewardTrainer(SupervisedTrainer):
         return self.learner.unread()
 
     def validate(self, tracker: Tracker) -> Metrics:
-        """Over all validation pairs: how often the preferred answer scores higher, by how much, and the loss."""
+        """Returns how often the preferred answer of a validation pair scores higher, by how much, and the loss."""
         batches = self.computed("values")
         margins = torch.cat([margin(sequence_scores(batch, values)).double() for batch, values in batches])
         return {
@@ -187,7 +187,7 @@ def spans_of(answer: list[int] | Turns) -> list[Span]:
 
 
 def pair_batch(rows: list[PromptRow], unread: int | None) -> Batch:
-    """Two rows for each pair, the preferred answer first."""
+    """Returns two rows for each pair, the preferred answer first."""
     found = [
         Transcript(row.tokens, answer).without_last(unread)
         for row in rows

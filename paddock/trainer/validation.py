@@ -62,26 +62,20 @@ class Validation:
 
 
 def validation_metrics(samples: Sequence[Sample], returned: Collection[str]) -> dict[str, float]:
-    """``val-core/{source}/{variable}/...`` for the mean, maj and best of `core_variable` at the largest N;
+    """Returns ``val-core/{source}/{variable}/...`` for the mean, maj and best of `core_variable` at the largest N,
     ``val-aux/...`` for the rest. Variables are the reward and, of the samples' extras, what the scorer `returned`."""
     found: dict[str, float] = {}
     for source, prompts in by_source(samples).items():
-        present = {
-            name
-            for prompt in prompts
-            for sample in prompt
-            for name, value in sample.extras.items()
-            if value is not None
-        }
+        extras = [sample.extras for prompt in prompts for sample in prompt]
+        present = {name for one in extras for name, value in one.items() if value is not None}
         names = ["reward", *(name for name in sorted(returned) if name in present)]
         core = core_variable(prompts) if "acc" in names else "reward"
         for variable in names:
             for metric, value in variable_metrics(prompts, variable).items():
                 statistic, _, size = metric.partition("/")[0].partition("@")
-                at_most = int(size) == max(map(len, prompts))
-                section = (
-                    "val-core" if variable == core and statistic in ("mean", "maj", "best") and at_most else "val-aux"
-                )
+                largest = int(size) == max(map(len, prompts))
+                is_core = variable == core and statistic in ("mean", "maj", "best") and largest
+                section = "val-core" if is_core else "val-aux"
                 found[f"{section}/{source}/{variable}/{metric}"] = value
     turns = [float(sample.extras["num_turns"]) for sample in samples if "num_turns" in sample.extras]
     return found | spread("val-aux/num_turns", turns)
@@ -94,7 +88,7 @@ def core_variable(prompts: Sequence[Sequence[Sample]]) -> str:
 
 
 def by_source(samples: Sequence[Sample]) -> dict[str, list[list[Sample]]]:
-    """Data source -> prompts -> answers."""
+    """Returns the answers to each prompt of each data source."""
     sources: dict[str, dict[int, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
         sources[sample.data_source][sample.group].append(sample)
@@ -138,13 +132,13 @@ def prompt_metrics(scores: tuple[float, ...], votes: tuple[int, ...] | None, bin
 
 
 def sizes(n: int) -> list[int]:
-    """2, 4, 8, ..., and n itself."""
+    """Returns 2, 4, 8, ..., and n itself."""
     return [2**power for power in range(1, n.bit_length()) if 2**power < n] + ([n] if n > 1 else [])
 
 
 @cache
 def draws(n: int, k: int) -> Indices:
-    """[k, DRAWS] indices with replacement; of numpy's legacy generator, so that figures compare with older logs."""
+    """Returns indices ``[k, DRAWS]`` with replacement, by numpy's legacy generator: figures compare with older logs."""
     return np.ascontiguousarray(np.random.RandomState(SEED).randint(0, n, (DRAWS, k)).T)
 
 

@@ -23,16 +23,17 @@ GENERATIONS = "val/generations"
 COLUMNS = ("step", "prompt", "answer", "score", "ground_truth")
 
 
-def need(logger: str) -> ModuleType:
-    """Imports the logger's package; package and extra have the logger's name."""
+def need(logger: str, package: str | None = None) -> ModuleType:
+    """Imports the logger's package, by default that of its name; the extra that installs it has the same name."""
+    package = package or logger
     try:
-        return importlib.import_module(logger)
+        return importlib.import_module(package)
     except ImportError as error:
         raise UserError(
-            f"needs {logger}, which cannot be imported ({error})",
+            f"needs {package}, which cannot be imported ({error})",
             key="trainer.logger",
             value=logger,
-            fix=f"{install_command(logger)}, or leave it out of trainer.logger",
+            fix=f"{install_command(package)}, or leave it out of trainer.logger",
         ) from error
 
 
@@ -148,10 +149,10 @@ def rows(step: int, samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 def new_id() -> str:
-    """Twenty-one small letters and digits: what all of them take."""
+    """Returns twenty-one small letters and digits, an id that all these loggers accept."""
     return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(21))
 
 
 def allowed(name: str) -> str:
-    """MLflow refuses the `@` of mean@8."""
+    """Returns a metric's name as MLflow takes it: without the `@` of mean@8."""
     return name.replace("@", "_at_")

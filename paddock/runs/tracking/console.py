@@ -144,7 +144,7 @@ def highlights(metrics: Mapping[str, float]) -> list[str]:
 
 
 def validation(metrics: Mapping[str, float]) -> str | None:
-    """The mean of each data source: an accuracy where every score was 0 or 1 (it then has a pass@1), else a reward."""
+    """Returns the mean of each data source: an accuracy if every score was 0 or 1 (it has a pass@1), else a reward."""
     found = []
     for name, value in metrics.items():
         variable, _, statistic = name.rpartition("/")

@@ -1,6 +1,6 @@
 """Records of a run, one line each, that survive a crash: metrics.jsonl (every step) and samples.jsonl (a few answers).
 
-Both are always written; other loggers may lose what they were told.
+Both are always written; other loggers may lose records.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paddock.runs.samples import Sample, plain
 
 KEY = "trainer.default_local_dir"
 SHOWN = 6
-"""Answers of one step in samples.jsonl."""
+"""Responses of a step in samples.jsonl."""
 LONGEST = {"prompt": 2000, "answer": 4000, "ground_truth": 500}
 """Characters of each text in samples.jsonl; what lies between the beginning and the end is left out."""
 
@@ -93,7 +93,7 @@ class Ledger:
 
 
 class MetricsFile(Ledger):
-    """metrics.jsonl: a step has one line, whatever happens; one that is logged again is merged into its line."""
+    """Writes metrics.jsonl: a step has one line; metrics of a step that is logged again are merged into its line."""
 
     stem = "metrics"
 
@@ -105,26 +105,26 @@ class MetricsFile(Ledger):
         self.file.flush()  # a folder that cannot be written is refused now
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        numbers = {name: finite(value) for name, value in metrics.items()}
         if step == self.step:
-            self.metrics |= finite
+            self.metrics |= numbers
             self._replace_last()
         else:
-            self.step, self.metrics, self.before = step, {"step": step, **finite}, self.size()
+            self.step, self.metrics, self.before = step, {"step": step, **numbers}, self.size()
             self.append(self.metrics)
 
     def kept(self, record: dict[str, Any], start: int) -> None:
         self.step, self.metrics, self.before = record["step"], record, start
 
     def _replace_last(self) -> None:
-        """Through a new file: a line that is overwritten in place is lost if the process is killed meanwhile."""
+        """Replaces the file by a new one: a line overwritten in place would be lost if the process was killed."""
         with replacing(self.path, KEY) as file:
             file.write(self.path.read_bytes()[: self.before] + to_line(self.metrics))
         self.close()
 
 
 class SamplesFile(Ledger):
-    """samples.jsonl: a few answers of training (`rollout`) and validation, one line for each time they are kept."""
+    """Writes samples.jsonl: a few responses of training (`rollout`) and validation, a line per step and source."""
 
     stem = "samples"
 

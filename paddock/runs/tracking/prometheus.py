@@ -10,22 +10,23 @@ import re
 from collections.abc import Mapping
 
 from paddock.errors import UserError
-from paddock.facts.distribution import install_command
+from paddock.runs.tracking.adapters import need
 from paddock.runs.tracking.run import LoggedRun, NumbersLogger
 
 LABELS = ("project", "run")
 
 
 class Prometheus(NumbersLogger):
-    """One gauge a metric, `paddock_actor_grad_norm` for actor/grad_norm; project and run are its labels."""
+    """Sets a gauge per metric, `paddock_actor_grad_norm` for actor/grad_norm; project and run are its labels."""
 
     def __init__(self, run: LoggedRun):
-        try:
-            from paddock.workers.ray import gauge, is_up
-        except ImportError as error:
-            raise refused(f"needs ray, which cannot be imported ({error})", install_command("ray")) from error
+        need("prometheus", "ray")
+        from paddock.workers.ray import gauge, is_up
+
         if not is_up():
-            raise refused("goes through Ray, and one process runs without it", "trainer.logger=[console]")
+            fix = "trainer.logger=[console], or leave it out of trainer.logger"
+            raise UserError("goes through Ray, and one process runs without it", key="trainer.logger",
+                            value="prometheus", fix=fix)  # fmt: skip
         self.gauge, self.labels = gauge, dict(zip(LABELS, (run.project, run.name), strict=True))
         self.gauges = {"paddock_step": gauge("paddock_step", "steps done", self.labels)}
 
@@ -40,9 +41,5 @@ class Prometheus(NumbersLogger):
 
 
 def allowed(name: str) -> str:
-    """Letters, digits and underscores."""
+    """Returns a metric's name in letters, digits and underscores."""
     return "paddock_" + re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
-
-
-def refused(reason: str, fix: str) -> UserError:
-    return UserError(reason, key="trainer.logger", value="prometheus", fix=f"{fix}, or leave it out of trainer.logger")

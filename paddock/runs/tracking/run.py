@@ -1,4 +1,4 @@
-"""What a logger is told about a run, and what it must be able to do."""
+"""The run that a logger is made for, and the methods that a logger has."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -89,9 +88,7 @@ class Tracker:
     def __enter__(self) -> Tracker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _each(self, action: Callable[[Logger], None]) -> None:
@@ -100,13 +97,8 @@ class Tracker:
                 action(logger)
             except Exception as error:  # whatever a foreign service raises, hours of training outweigh it
                 if name not in self.failed:
-                    log.warning(
-                        "logger %s failed (%s: %s); %s has the metrics",
-                        name,
-                        type(error).__name__,
-                        error,
-                        self.file.path,
-                    )
+                    reason = f"{type(error).__name__}: {error}"
+                    log.warning("logger %s failed (%s); %s has the metrics", name, reason, self.file.path)
                 self.failed.add(name)
 
 
