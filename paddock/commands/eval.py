@@ -43,33 +43,33 @@ def run(arguments: list[str]) -> int:
     from paddock.trainer.assembly import Assembly
 
     with ExitStack() as things:
-        found = evaluate(Assembly(loaded.config, things))
-    document = json.dumps(asdict(found), indent=2)
+        evaluation = evaluate(Assembly(loaded.config, things))
+    document = json.dumps(asdict(evaluation), indent=2)
     if file:
         with replacing(Path(file).expanduser(), FLAG) as stream:
             stream.write(document.encode() + b"\n")
     if flags and not file:
         print(document)
     else:
-        show(found)
+        show(evaluation)
     return 0
 
 
-def show(found: Evaluation) -> None:
+def show(evaluation: Evaluation) -> None:
     from rich.console import Console
     from rich.table import Table
 
     screen = Console(highlight=False)
-    table = Table("", *found.sources)
-    table.add_row("prompts", *(f"{source['prompts']:,}" for source in found.sources.values()))
-    for name in shown({name for source in found.sources.values() for name in source["metrics"]}):
-        cells = (cell(source["metrics"], name) for source in found.sources.values())
+    table = Table("", *evaluation.sources)
+    table.add_row("prompts", *(f"{source['prompts']:,}" for source in evaluation.sources.values()))
+    for name in shown({name for source in evaluation.sources.values() for name in source["metrics"]}):
+        cells = (cell(source["metrics"], name) for source in evaluation.sources.values())
         table.add_row(name.removesuffix("/mean"), *cells)
-    model = f"{found.model} with {found.adapter}" if found.adapter else found.model
-    screen.print(f"{model} on {', '.join(found.files)}", markup=False, soft_wrap=True)
+    model = f"{evaluation.model} with {evaluation.adapter}" if evaluation.adapter else evaluation.model
+    screen.print(f"{model} on {', '.join(evaluation.files)}", markup=False, soft_wrap=True)
     screen.print(table)
-    left_out = f"; {found.left_out:,} prompts that are too long were left out" if found.left_out else ""
-    screen.print(f"{found.mean_length:.1f} tokens an answer, {found.seconds:.1f} s{left_out}")
+    left_out = f"; {evaluation.left_out:,} prompts that are too long were left out" if evaluation.left_out else ""
+    screen.print(f"{evaluation.mean_length:.1f} tokens an answer, {evaluation.seconds:.1f} s{left_out}")
 
 
 def shown(names: set[str]) -> list[str]:

@@ -72,9 +72,9 @@ def generate(parts: Assembly, output: Path) -> Summary:
     with explaining(config, lambda: {"gen": "testing"}), timer("gen"), writer(output) as write:
         rollout = policy.over(parts, dataset, "generating")
         for rows in validation_batches(dataset, prompts_at_a_time(config.data, samples)):
-            found = rollout.episodes(rows, samples, sampling)
+            episodes = rollout.episodes(rows, samples, sampling)
             for index, row in enumerate(rows):
-                record = record_of(row, found[index * samples : (index + 1) * samples], parts.tokenizer)
+                record = record_of(row, episodes[index * samples : (index + 1) * samples], parts.tokenizer)
                 write(record)
                 tokens += sum(record["lengths"])
                 stopped += sum(record["stopped"])
@@ -91,11 +91,11 @@ def answer(parts: Assembly, text: str) -> tuple[list[str], Summary]:
     environments = parts.environments(policy.stop_tokens)
     if environments:
         environments.prove(row)
-    found = roll_out(policy.engine, 0, [row], samples, sampling, environments=environments)
+    episodes = roll_out(policy.engine, 0, [row], samples, sampling, environments=environments)
     seconds = time.perf_counter() - start
-    texts = texts_for_people(found, partial(parts.tokenizer.batch_decode, skip_special_tokens=True))
-    tokens = sum(len(span.tokens) for one in found for span in one.spans if span.log_probs)
-    return texts, Summary(1, len(found), tokens, sum(one.done for one in found), 0, seconds)
+    texts = texts_for_people(episodes, partial(parts.tokenizer.batch_decode, skip_special_tokens=True))
+    tokens = sum(len(span.tokens) for episode in episodes for span in episode.spans if span.log_probs)
+    return texts, Summary(1, len(episodes), tokens, sum(episode.done for episode in episodes), 0, seconds)
 
 
 def record_of(row: PromptRow, episodes: list[Episode], tokenizer: Any) -> Record:
@@ -108,7 +108,7 @@ def record_of(row: PromptRow, episodes: list[Episode], tokenizer: Any) -> Record
         "log_probs": [sum(chain.from_iterable(spans)) for spans in drawn],
         "lengths": [sum(map(len, spans)) for spans in drawn],
         "stopped": [episode.done for episode in episodes],
-        **{name: [one.extras[name] for one in episodes] for name in CONVERSED if name in episodes[0].extras},
+        **{name: [episode.extras[name] for episode in episodes] for name in CONVERSED if name in episodes[0].extras},
     }
 
 

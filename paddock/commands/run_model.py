@@ -35,12 +35,12 @@ def with_run(command: Command, arguments: Sequence[str]) -> list[str]:
     path = expand(named.get(MODEL, "").strip("'\""))
     if not path or not Path(path).is_dir():
         return overrides
-    found = {MODEL: path} if (Path(path) / CONFIG).is_file() else policy(path)
-    actor = Path(found.get(ADAPTER, found[MODEL])).absolute()
+    settings = {MODEL: path} if (Path(path) / CONFIG).is_file() else policy(path)
+    actor = Path(settings.get(ADAPTER, settings[MODEL])).absolute()
     if dtype := settings_at(actor.parent).get(DTYPE):
-        found[DTYPE] = dtype
-    found = {key: value for key, value in found.items() if key not in named or (key == MODEL and value != path)}
-    return [*overrides, *(f"++{key}={written(value)}" for key, value in found.items())]
+        settings[DTYPE] = dtype
+    settings = {key: value for key, value in settings.items() if key not in named or (key == MODEL and value != path)}
+    return [*overrides, *(f"++{key}={written(value)}" for key, value in settings.items())]
 
 
 def policy(path: str) -> dict[str, Any]:

@@ -19,39 +19,39 @@ def run(arguments: list[str]) -> int:
     for argument in arguments:
         if argument.startswith("-") and argument not in FLAGS:
             raise UserError("is not a flag", key=argument, fix=f"one of: {', '.join(FLAGS)}")
-    found = look(network="--network" in arguments)
-    print(json.dumps(asdict(found), indent=2) if "--json" in arguments else text_of(found))
+    report = look(network="--network" in arguments)
+    print(json.dumps(asdict(report), indent=2) if "--json" in arguments else text_of(report))
     return 0
 
 
-def text_of(found: MachineReport) -> str:
+def text_of(report: MachineReport) -> str:
     parts = (machine, accelerators, packages, extras, sandbox, hub)
-    return "\n".join(line for part in parts for line in part(found))
+    return "\n".join(line for part in parts for line in part(report))
 
 
-def machine(found: MachineReport) -> list[str]:
-    memory = f"{found.memory_gib:.1f} GiB"
-    if found.memory_free_gib is not None:
-        memory += f", {found.memory_free_gib:.1f} GiB free"
-    if found.memory_limit_gib is not None:
-        memory += f", {found.memory_limit_gib:.1f} GiB for this container"
-    kernels = "compiled and in the cache" if found.kernels_compiled else "compiled by the first run that needs them"
+def machine(report: MachineReport) -> list[str]:
+    memory = f"{report.memory_gib:.1f} GiB"
+    if report.memory_free_gib is not None:
+        memory += f", {report.memory_free_gib:.1f} GiB free"
+    if report.memory_limit_gib is not None:
+        memory += f", {report.memory_limit_gib:.1f} GiB for this container"
+    kernels = "compiled and in the cache" if report.kernels_compiled else "compiled by the first run that needs them"
     return [
         "Machine",
-        item("paddock", found.paddock),
-        item("Python", found.python),
-        item("system", found.system),
-        item("CPU", f"{found.processor}, {found.cores} cores"),
+        item("paddock", report.paddock),
+        item("Python", report.python),
+        item("system", report.system),
+        item("CPU", f"{report.processor}, {report.cores} cores"),
         item("memory", memory),
-        *(item("disk", f"{free:.1f} GiB free in {folder}") for folder, free in found.disk_free_gib.items()),
-        item("C++ compiler", f"{found.compiler}; CPU kernels are {kernels}" if found.compiler
-             else "none: CPU steps run by torch's own operations, and take longer", bool(found.compiler)),
-        *([] if found.compiler else [fix("apt-get install g++, or set CXX")]),
+        *(item("disk", f"{free:.1f} GiB free in {folder}") for folder, free in report.disk_free_gib.items()),
+        item("C++ compiler", f"{report.compiler}; CPU kernels are {kernels}" if report.compiler
+             else "none: CPU steps run by torch's own operations, and take longer", bool(report.compiler)),
+        *([] if report.compiler else [fix("apt-get install g++, or set CXX")]),
     ]  # fmt: skip
 
 
-def accelerators(found: MachineReport) -> list[str]:
-    there = found.accelerators
+def accelerators(report: MachineReport) -> list[str]:
+    there = report.accelerators
     lines = ["Accelerators"]
     lines += [item(f"{there.kind}:{place}", name) for place, name in enumerate(there.devices)]
     if there.problem:
@@ -61,14 +61,14 @@ def accelerators(found: MachineReport) -> list[str]:
     return lines
 
 
-def packages(found: MachineReport) -> list[str]:
-    there = found.packages.items()
+def packages(report: MachineReport) -> list[str]:
+    there = report.packages.items()
     return ["Packages", *(item(name, version or "missing", version is not None) for name, version in there)]
 
 
-def extras(found: MachineReport) -> list[str]:
+def extras(report: MachineReport) -> list[str]:
     lines = ["Extras"]
-    for extra in found.extras:
+    for extra in report.extras:
         versions = ", ".join(f"{package} {version}" for package, version in extra.versions.items())
         if extra.whole:
             lines.append(item(extra.name, f"{versions}: {extra.purpose}"))
@@ -78,8 +78,8 @@ def extras(found: MachineReport) -> list[str]:
     return lines
 
 
-def sandbox(found: MachineReport) -> list[str]:
-    box = found.sandbox
+def sandbox(report: MachineReport) -> list[str]:
+    box = report.sandbox
     lines = ["Sandbox for programs that a model wrote"]
     if box.works:
         lines.append(item("isolation", f"{box.isolation} works here"))
@@ -90,15 +90,15 @@ def sandbox(found: MachineReport) -> list[str]:
     return lines
 
 
-def hub(found: MachineReport) -> list[str]:
-    there = found.hub
+def hub(report: MachineReport) -> list[str]:
+    there = report.hub
     asked = "not asked: --network does" if there.answers is None else "answers" if there.answers else "does not answer"
     said = f" ({there.said})" if there.said else ""
     offline = "; HF_HUB_OFFLINE is set, so that runs do not ask it" if there.offline else ""
     return [
         "Hub and cache",
         item("hub", f"{there.endpoint} {asked}{said}{offline}", there.answers is not False),
-        item("cache", f"{found.cache} (XDG_CACHE_HOME moves it)"),
+        item("cache", f"{report.cache} (XDG_CACHE_HOME moves it)"),
     ]
 
 

@@ -20,9 +20,7 @@ Reward = str | Callable[..., Any]
 
 def reward_settings(reward: Any) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
     """Returns the keys that name these rewards, and the functions that are named `python:NAME` in them."""
-    weighted = reward if isinstance(reward, Mapping) else None
-    parts = parts_of(reward)
-    weights = {id(part): weighted[part] for part in parts} if weighted is not None else {}
+    parts, weights = parts_of(reward), reward if isinstance(reward, Mapping) else {}
     for weight in weights.values():
         if not isinstance(weight, Real):
             raise UserError("is no weight", key="reward", value=f"{weight!r:.80}", fix="a number: {function: 0.5}")
@@ -31,35 +29,40 @@ def reward_settings(reward: Any) -> tuple[dict[str, Any], dict[str, Callable[...
             fix = "a function, the name of a rule, a list of these, or a dict with a weight for each"
             raise UserError("is no reward", key="reward", value=f"{part!r:.80}", fix=fix)
     rules = [part for part in parts if isinstance(part, str) and part not in SCORERS and not address_of(part)]
-    functions = [SCORERS.get(part, part) if isinstance(part, str) else part for part in parts if part not in rules]
-    found: dict[str, Any] = {"reward": rules} if rules else {}
-    addresses, own = addresses_of(functions)
+    functions = [part for part in parts if part not in rules]
+    registered = [SCORERS.get(part, part) if isinstance(part, str) else part for part in functions]
+    addresses, own = addresses_of(registered)
+    settings: dict[str, Any] = {}
+    if rules:
+        settings["reward"] = rules
     if functions:
-        found[PATH] = addresses
-    if weighted is not None:
-        found |= {"reward_weights": [float(weights[id(part)]) for part in parts if part in rules]} if rules else {}
-        found |= {WEIGHTS: [float(weights[id(part)]) for part in parts if part not in rules]} if functions else {}
-    return found, own
+        settings[PATH] = addresses
+    if rules and weights:
+        settings["reward_weights"] = [float(weights[rule]) for rule in rules]
+    if functions and weights:
+        settings[WEIGHTS] = [float(weights[function]) for function in functions]
+    return settings, own
 
 
 def environment_settings(environment: Any, tools: Any) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
     """Returns the keys that name an environment and tools, and what is named `python:NAME` in them."""
     named = parts_of(tools)
     several = dict(environment) if isinstance(environment, Mapping) else {None: environment}
-    given = [one for one in (*several.values(), *named) if one is not None and not isinstance(one, str)]
-    if wrong := next((one for one in given if not callable(one)), None):
-        key = "environment" if any(wrong is one for one in several.values()) else "tools"
+    given = [part for part in (*several.values(), *named) if part is not None and not isinstance(part, str)]
+    if wrong := next((part for part in given if not callable(part)), None):
+        key = "environment" if any(wrong is part for part in several.values()) else "tools"
         fix = "a class, a function that returns an environment, or a name" if key == "environment" else "functions"
         raise UserError("cannot be called", key=key, value=f"{wrong!r:.80}", fix=fix)
     addresses, own = addresses_of(given)
     address = dict(zip(map(id, given), addresses, strict=True))
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if environment is not None:
-        held = {name: address.get(id(one), one) for name, one in several.items()}
-        found["environment"] = held if isinstance(environment, Mapping) else held[None]
+        held = {name: address.get(id(part), part) for name, part in several.items()}
+        settings["environment"] = held if isinstance(environment, Mapping) else held[None]
     if named:
-        found |= {f"{TURNS}.enable": True, f"{TURNS}.function_tool_path": [address.get(id(one), one) for one in named]}
-    return found, own
+        tools = [address.get(id(tool), tool) for tool in named]
+        settings |= {f"{TURNS}.enable": True, f"{TURNS}.function_tool_path": tools}
+    return settings, own
 
 
 def parts_of(reward: Any) -> list[Any]:
@@ -72,20 +75,20 @@ def addresses_of(functions: Sequence[str | Callable[..., Any]]) -> tuple[list[st
     """Returns `pkg://module:name` of a function that other processes can import, `python:NAME` of any other one; an
     address is one already."""
     own: dict[str, Callable[..., Any]] = {}
-    found = []
+    addresses = []
     for function in functions:
         if isinstance(function, str):
-            found.append(address_of(function) or function)
+            addresses.append(address_of(function) or function)
             continue
         if bound := name_in_module(function):
-            found.append(f"{MODULE}{function.__module__}:{bound}")
+            addresses.append(f"{MODULE}{function.__module__}:{bound}")
             continue
         name = name_of(function)
         if name in own:
             name = next(f"{name}_{number}" for number in range(2, len(functions) + 2) if f"{name}_{number}" not in own)
         own[name] = function
-        found.append(f"{PYTHON}:{name}")
-    return found, own
+        addresses.append(f"{PYTHON}:{name}")
+    return addresses, own
 
 
 def name_in_module(function: Callable[..., Any]) -> str | None:

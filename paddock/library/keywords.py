@@ -62,16 +62,16 @@ def settings_of(keywords: Mapping[str, Any], config: Mapping[str, Any]) -> dict[
         if name not in KEYS:
             fix = f"{suggest(name, sorted(KEYS))}; any key of a config goes through config={{'a.b': value}}"
             raise UserError("is no keyword", key=PROGRAM, value=name, fix=of_trl(name) or fix)
-    found = {KEYS[name]: value for name, value in keywords.items() if value is not None}
+    settings = {KEYS[name]: value for name, value in keywords.items() if value is not None}
     for key, value in dotted(config):
-        if key in found:
+        if key in settings:
             by = next(
                 (f"by {name}= as well" for name in keywords if KEYS[name] == key and keywords[name] is not None),
                 "twice",
             )
             raise UserError(f"is set {by}", key=key, value=value, fix="set it once")
-        found[key] = value
-    return found
+        settings[key] = value
+    return settings
 
 
 def of_trl(name: str) -> str | None:

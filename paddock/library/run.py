@@ -373,10 +373,8 @@ class Run:
         with training.own_state():
             trainer = training.opened()
             if not isinstance(trainer, Trainer):
-                fix = "train a policy: grpo, ppo, rloo, ..."
-                raise UserError(
-                    "this algorithm draws no responses", key="algorithm", value=training.kind.command, fix=fix
-                )
+                reason, fix = "this algorithm draws no responses", "train a policy: grpo, ppo, rloo, ..."
+                raise UserError(reason, key="algorithm", value=training.kind.command, fix=fix)
             yield trainer
 
     def open(self) -> Training:

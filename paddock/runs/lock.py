@@ -126,15 +126,14 @@ class FolderLock:
             return
 
     def _hold(self, file: int) -> None:
-        self._file = file
-        found = identity(file)
-        assert found is not None
-        self._mine[found] = self.owner
+        self._file, inode = file, identity(file)
+        assert inode is not None
+        self._mine[inode] = self.owner
 
     def _release(self) -> None:
-        found = identity(self._file)
-        assert found is not None
-        self._mine.pop(found, None)
+        inode = identity(self._file)
+        assert inode is not None
+        self._mine.pop(inode, None)
         os.close(self._file)
 
     def _restored(self) -> bool:
@@ -185,9 +184,9 @@ def lock(file: int, folder: Path) -> bool:
 
 
 def refuse_if_mine(path: Path) -> None:
-    found = identity(path)
-    if found in FolderLock._mine:
-        raise refusal(FolderLock._mine[found], path.parent)
+    inode = identity(path)
+    if inode in FolderLock._mine:
+        raise refusal(FolderLock._mine[inode], path.parent)
 
 
 def refuse_if_alive(file: int, path: Path, locked: bool) -> None:
@@ -274,7 +273,7 @@ def write_owner(file: int, owner: Owner) -> None:
 def identity(file: int | Path) -> tuple[int, int] | None:
     """Returns device and inode; None if there is no such file."""
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

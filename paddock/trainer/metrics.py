@@ -33,7 +33,7 @@ def batch_metrics(batch: Batch, max_prompt: int, max_response: int, use_critic: 
     if batch.done is not None:
         clipped |= answered & ~batch.done
     everyone = torch.ones_like(answered)
-    found = {
+    metrics = {
         **summary("critic/score", scores, answered),
         "reward/std": variance(scores, answered).sqrt(),
         **summary("critic/rewards", batch.need("rewards").sum(-1), answered),
@@ -45,14 +45,14 @@ def batch_metrics(batch: Batch, max_prompt: int, max_response: int, use_critic: 
         **length_summary("prompt_length", prompt_lengths, everyone, prompt_lengths >= max_prompt),
     }
     if not torch.equal(lengths, batch.need("lengths")):
-        found |= summary("response_length_with_environment", batch.need("lengths"), everyone)
+        metrics |= summary("response_length_with_environment", batch.need("lengths"), everyone)
     if use_critic:
         returns, values = batch.need("returns"), batch.need("values")
-        found |= summary("critic/values", values, mask)
-        found["critic/vf_explained_var"] = 1 - variance(returns - values, mask) / (variance(returns, mask) + 1e-5)
+        metrics |= summary("critic/values", values, mask)
+        metrics["critic/vf_explained_var"] = 1 - variance(returns - values, mask) / (variance(returns, mask) + 1e-5)
     if batch.rollout_log_probs is not None and batch.old_log_probs is not None:
-        found |= mismatch(batch.old_log_probs, batch.rollout_log_probs, mask)
-    return to_floats(found) | counted(batch)
+        metrics |= mismatch(batch.old_log_probs, batch.rollout_log_probs, mask)
+    return to_floats(metrics) | counted(batch)
 
 
 @torch.no_grad()
@@ -63,10 +63,10 @@ def signal_metrics(batch: Batch) -> dict[str, float]:
     """
     scores, prompts = batch.need("scores").sum(-1), batch.group.unique().numel()
     peers = batch.with_(group=torch.zeros_like(batch.group)) if prompts == len(batch) else batch
-    found = {ALIKE: (~informative_groups(peers, scores)).double().mean()}
+    metrics = {ALIKE: (~informative_groups(peers, scores)).double().mean()}
     if prompts > 1 and not any(batch.extras.get("images", ())):
-        found[SAME_PROMPTS] = (batch.prompts == batch.prompts[:1]).all()
-    return to_floats(found)
+        metrics[SAME_PROMPTS] = (batch.prompts == batch.prompts[:1]).all()
+    return to_floats(metrics)
 
 
 def mismatch(trained: PerToken, sampled: PerToken, mask: Tensor) -> dict[str, Tensor]:
@@ -113,14 +113,14 @@ def variance(x: Tensor, valid: Tensor) -> Tensor:
 
 def counted(batch: Batch) -> dict[str, float]:
     """Returns turns, tool calls and the seconds of tools a row, means of what went wrong, and why episodes ended."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for column, name in COUNTED.items():
-        found |= spread(name, [float(value) for value in batch.extras.get(column, ())])
+        metrics |= spread(name, [float(value) for value in batch.extras.get(column, ())])
     for name in MEANS:
         if counts := batch.extras.get(name):
-            found[f"environment/{name}"] = sum(counts) / len(counts)
+            metrics[f"environment/{name}"] = sum(counts) / len(counts)
     ended = list(batch.extras.get("ended", ()))
-    return found | {f"environment/ended/{why}": ended.count(why) / len(ended) for why in sorted(set(ended))}
+    return metrics | {f"environment/ended/{why}": ended.count(why) / len(ended) for why in sorted(set(ended))}
 
 
 def spread(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -130,6 +130,6 @@ def spread(name: str, values: Sequence[float]) -> dict[str, float]:
     return {f"{name}/min": min(values), f"{name}/max": max(values), f"{name}/mean": sum(values) / len(values)}
 
 
-def to_floats(found: Mapping[str, Tensor]) -> dict[str, float]:
+def to_floats(metrics: Mapping[str, Tensor]) -> dict[str, float]:
     """Converts metrics to floats with one transfer from the device."""
-    return dict(zip(found, torch.stack([value.double() for value in found.values()]).tolist(), strict=True))
+    return dict(zip(metrics, torch.stack([value.double() for value in metrics.values()]).tolist(), strict=True))

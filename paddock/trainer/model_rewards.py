@@ -66,7 +66,7 @@ class ModelRewards:
         styles = batch.extras["style"]
         all_of_them = everywhere and self.scorer.cheap
         wanted = torch.tensor([all_of_them or style != RULE for style in styles])
-        opinion, model, found = self.scores(batch, texts, wanted)
+        opinion, model, model_metrics = self.scores(batch, texts, wanted)
         rule = torch.tensor(batch.extras["score"], dtype=torch.float32)
         of_rule, of_model = (torch.tensor(weights) for weights in zip(*map(self.weights, styles), strict=True))
         mask = batch.need("mask")
@@ -83,9 +83,9 @@ class ModelRewards:
             "rule_score": where(by_rule, rule),
         }
         if by_rule.any():
-            found["reward/rule/mean"] = float(rule[by_rule].mean())
-        found["reward/score/mean"] = float(scores.sum(-1).mean())
-        return batch.with_(scores=scores, extras=extras), metrics | found
+            model_metrics["reward/rule/mean"] = float(rule[by_rule].mean())
+        model_metrics["reward/score/mean"] = float(scores.sum(-1).mean())
+        return batch.with_(scores=scores, extras=extras), metrics | model_metrics
 
     def scores(self, batch: Batch, texts: Sequence[str], wanted: torch.Tensor) -> tuple[PerRow, PerToken, Metrics]:
         """Scores the wanted rows: one number each, the same by token, and metrics; zeros elsewhere."""
@@ -95,11 +95,11 @@ class ModelRewards:
         if not len(indices):
             return rows, tokens, {}
         part = batch if bool(wanted.all()) else batch.rows(indices)
-        found = self.scorer.scores(part, [texts[index] for index in indices.tolist()])
-        rows[indices] = found.rows
-        by_token = found.tokens if found.tokens is not None else on_last_token(found.rows, part.need("mask"))
+        scored = self.scorer.scores(part, [texts[index] for index in indices.tolist()])
+        rows[indices] = scored.rows
+        by_token = scored.tokens if scored.tokens is not None else on_last_token(scored.rows, part.need("mask"))
         tokens[indices] = by_token.cpu().float()
-        return rows, tokens, found.metrics | summary(found.rows)
+        return rows, tokens, scored.metrics | summary(scored.rows)
 
     def weights(self, style: str) -> tuple[float, float]:
         """Returns the weights of rule and model. Only training mixes them: a validation row is scored as its file

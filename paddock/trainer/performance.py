@@ -51,13 +51,13 @@ class Performance:
         ]
         if critic:
             phases.append(("critic", "update_critic", critic, self.critic_shape, self.critic.ppo_epochs))
-        found = {}
+        shares = {}
         for name, phase, role, shape, times in phases:
             seconds, backward = timer.seconds.get(phase, 0.0), phase.startswith("update")
             if shape is not None and seconds >= SHORTEST:
                 share = mfu(shape, lengths * times, seconds, role.devices, self.device_name, backward=backward)
-                found[f"perf/mfu/{name}"] = share
-        return {name: share for name, share in found.items() if share is not None}
+                shares[f"perf/mfu/{name}"] = share
+        return {name: share for name, share in shares.items() if share is not None}
 
 
 def balance_metrics(lengths: Sequence[int], parts: Sequence[Sequence[int]]) -> dict[str, float]:
@@ -88,7 +88,7 @@ def throughput_metrics(
     tokens: int, seconds: float, devices: int, memory: tuple[int, int] | None = None
 ) -> dict[str, float]:
     """Returns tokens per second and memory. `memory`: peak bytes of a device, allocated and reserved; None on a CPU."""
-    found = {
+    metrics = {
         "perf/total_num_tokens": float(tokens),
         "perf/time_per_step": seconds,
         "perf/throughput": tokens / (seconds * devices),
@@ -96,8 +96,8 @@ def throughput_metrics(
     }
     if memory is not None:
         allocated, reserved = memory
-        found |= {"perf/max_memory_allocated_gb": allocated / GIB, "perf/max_memory_reserved_gb": reserved / GIB}
-    return found
+        metrics |= {"perf/max_memory_allocated_gb": allocated / GIB, "perf/max_memory_reserved_gb": reserved / GIB}
+    return metrics
 
 
 def mfu(
@@ -129,8 +129,8 @@ def peak_flops(device_name: str) -> float | None:
 def timing_metrics(timer: Timer, response_tokens: int, all_tokens: int) -> dict[str, float]:
     """Returns ``timing_s/*``, and ``timing_per_token_ms/*`` by the tokens that each phase works on."""
     counts = {"responses": response_tokens, "all": all_tokens}
-    found = {f"timing_s/{name}": seconds for name, seconds in timer.seconds.items()}
+    metrics = {f"timing_s/{name}": seconds for name, seconds in timer.seconds.items()}
     for phase in PHASES.values():
         if phase.name in timer.seconds and (tokens := counts.get(phase.by_tokens)):
-            found[f"timing_per_token_ms/{phase.name}"] = 1000 * timer.seconds[phase.name] / tokens
-    return found
+            metrics[f"timing_per_token_ms/{phase.name}"] = 1000 * timer.seconds[phase.name] / tokens
+    return metrics
