@@ -240,24 +240,22 @@ class PromptDataset:
 
         texts = PromptLengths(self.reading, self.kept, self.encoder)
         work = measure if self.prompts.reader else texts
-        known, identity = self.prompts.identity(), None
-        if known:
-            identity = hashlib.sha256(known + self.identity.encode() + column.encode()).digest()
-        lengths = self._lengths(work, identity)
+        lengths = self._lengths(work, self.prompts.identity(), self.identity + column)
         fits = lengths <= longest
         if not fits.any():
             reason = f"every prompt of {self.key} is longer: the shortest has {lengths.min()} tokens"
             raise UserError(reason, key="data.max_prompt_length", value=longest, fix="raise it")
         self._leave_out(fits, f"prompts have more than data.max_prompt_length={longest} tokens")
 
-    def _lengths(self, measure: Callable[[range], list[int]], identity: bytes | None) -> np.ndarray:
-        """Returns a number for each row that is used; `identity` stands for all that decides the numbers."""
+    def _lengths(self, measure: Callable[[range], list[int]], encoder: bytes | None, decided: str) -> np.ndarray:
+        """Returns a number for each row that is used. The identity of its encoder, if it has one, and what else is
+        `decided` stand for all that the numbers depend on."""
         count, workers = len(self), self.config.filter_overlong_prompts_workers
 
         def make() -> Arrays:
             return {"lengths": np.fromiter(over_ranges(count, measure, "measuring prompts", workers), np.int32, count)}
 
-        return kept_arrays("prompts", identity, make)["lengths"]
+        return kept_arrays("prompts", encoder + decided.encode() if encoder else None, make)["lengths"]
 
     def _leave_out(self, fits: np.ndarray, too_long: str) -> None:
         self.left_out = int((~fits).sum())
@@ -303,5 +301,5 @@ def scorers_of(table: Table, source: str) -> Arrays:
         codes = np.fromiter((numbers.setdefault(pair, len(numbers)) for pair in pairs), np.int32, table.count)
         return {"pairs": np.array(list(numbers), dtype=np.str_), "codes": codes}
 
-    identity = hashlib.sha256(b"scorers 2" + table.digest() + source.encode()).digest()
-    return kept_arrays("rows", identity if table.count >= MANY else None, make)
+    decided = b"scorers 2" + table.digest() + source.encode()
+    return kept_arrays("rows", decided if table.count >= MANY else None, make)

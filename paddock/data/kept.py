@@ -15,14 +15,15 @@ from paddock.facts.machine import cache_folder
 Arrays = dict[str, np.ndarray]
 
 
-def kept_arrays(kind: str, identity: bytes | None, make: Callable[[], Arrays]) -> Arrays:
-    """The arrays that `make` returned for this identity before; else those that it returns now, which are kept.
+def kept_arrays(kind: str, decided: bytes | None, make: Callable[[], Arrays]) -> Arrays:
+    """Returns the arrays that `make` returned before; else those that it returns now, which are kept.
 
-    None stands for nothing: such arrays are made each time. A folder that cannot be written costs time, not the run.
+    `decided` is all that decides them; None if that cannot be told: such arrays are made each time. A folder that
+    cannot be written costs time, not the run.
     """
-    if identity is None:
+    if decided is None:
         return make()
-    file = cache_folder(kind) / f"{identity.hex()}.npz"
+    file = cache_folder(kind) / f"{hashlib.sha256(decided).hexdigest()}.npz"
     # A file may be missing, torn or rotten: numpy reads nothing whose checksum is wrong.
     with suppress(Exception), np.load(file, allow_pickle=False) as arrays:
         return dict(arrays)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,10 @@ from paddock.config.schema import DataConfig
 from paddock.core.registry import suggest
 from paddock.data.tables import Record, Table, open_tables
 from paddock.errors import UserError
-from paddock.facts.modules import user_module
+from paddock.facts.modules import blaming, user_module
 
 ROWS, ORDER = "data.custom_cls", "data.sampler"
+MEND = "mend the class"
 MESSAGES = "raw_prompt"  # what data sets written for other trainers call the column of `data.prompt_key`
 
 
@@ -50,7 +50,7 @@ class CustomRows(Table):
     def __init__(self, path: str, items: Any, prompt_key: str):
         super().__init__(path, [], 0)
         self.items, self.prompt_key = items, prompt_key
-        with blaming("len()", f"{ROWS}.name", path):
+        with blaming("len() raised", f"{ROWS}.name", path, MEND):
             self.count = len(items)
         self.columns = sorted(self._row(0)) if self.count else []
 
@@ -67,7 +67,7 @@ class CustomRows(Table):
         return found.digest()
 
     def _row(self, index: int) -> Record:
-        with blaming(f"item {index}", f"{ROWS}.name", self.path):
+        with blaming(f"item {index} raised", f"{ROWS}.name", self.path, MEND):
             record = self.items[index]
         if not isinstance(record, dict):
             fix = 'an item is a row: {"prompt": [...], "data_source": ..., "reward_model": {...}}'
@@ -97,7 +97,7 @@ class Order:
     def __call__(self, epoch: int) -> list[int]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(((self.seed << 20) + epoch) % 2**63)
-            with blaming(f"epoch {epoch}", f"{ORDER}.class_name", self.name.split()[0]):
+            with blaming(f"epoch {epoch} raised", f"{ORDER}.class_name", self.name.split()[0], MEND):
                 if hasattr(self.sampler, "set_epoch"):
                     self.sampler.set_epoch(epoch)
                 found = [int(position) for position in self.sampler]
@@ -109,20 +109,9 @@ class Order:
         return found
 
 
-@contextmanager
-def blaming(what: str, key: str, value: str | None, fix: str = "mend the class") -> Iterator[None]:
-    """Whatever the user's class raises is an error in the class."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{what} raised {type(error).__name__}: {error}", key=key, value=value, fix=fix) from error
-
-
 def made(found: type, arguments: dict[str, Any], section: str) -> Any:
     fix = "mend the class; these are the arguments that it is given"
-    with blaming(f"{found.__name__}({', '.join(arguments)})", section, None, fix):
+    with blaming(f"{found.__name__}({', '.join(arguments)}) raised", section, None, fix):
         return found(**arguments)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Sequence
@@ -183,13 +182,10 @@ class AnswerDataset(UnscoredDataset):
             sizes = ((len(prompt), len(answer), len(prompt) + len(answer)) for prompt, answer in pairs)
             return [max(size - limit for size, limit in zip(row, limits, strict=True)) for row in sizes]
 
-        tokenizer, identity = self.encoder.identity(), None
-        if tokenizer:
-            end = self.encoder.tokenizer.eos_token_id
-            columns = f"{config.prompt_key} {config.prompt_as_message} {config.answer_key}"
-            decided = f"{type(self).__name__} turns {limits} {columns} {end} {self.identity}"
-            identity = hashlib.sha256(tokenizer + decided.encode()).digest()
-        fits = self._lengths(excess, identity) <= 0
+        end = self.encoder.tokenizer.eos_token_id
+        columns = f"{config.prompt_key} {config.prompt_as_message} {config.answer_key}"
+        decided = f"{type(self).__name__} turns {limits} {columns} {end} {self.identity}"
+        fits = self._lengths(excess, self.encoder.identity(), decided) <= 0
         wanted = f"data.max_prompt_length={limits[0]} or the answer data.max_response_length={limits[1]}"
         if config.max_length is not None:
             wanted += f" or both together data.max_length={config.max_length}"

@@ -14,8 +14,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from paddock.environments.packages import refused
 from paddock.environments.plain_class import PlainEnvironment
 from paddock.environments.tools import Tool
 from paddock.errors import UserError
-from paddock.facts.modules import MODULE, exception_text, user_module
+from paddock.facts.modules import MODULE, blaming, user_module
 
 Source = Callable[[str, Mapping[str, Any]], Callable[[], Environment]]
 SOURCES: Registry[Source] = Registry("source of environments", key="environment")
@@ -38,6 +37,7 @@ for adapter in (builtin, gem, openenv, reasoning_gym, skyrl_gym, textarena):
     SOURCES.register(adapter.__name__.rpartition(".")[2])(adapter.source)
 SOURCES.register("verifiers")(verifiers_adapter.source)
 FORMS = "FILE.py:Class, package.module:Class"
+UNMADE = "cannot be made:"
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ def maker_of(name: str, kwargs: Mapping[str, Any]) -> Callable[[], Environment]:
     """Returns a function that makes the environment of this name."""
     prefix, _, rest = name.partition(":")
     if prefix in SOURCES:
-        with blaming(name, kwargs):
-            return guarded(SOURCES.get(prefix)(rest, kwargs), name, kwargs)
+        with blaming(UNMADE, "environment", name, called_with(kwargs)):
+            return guarded(SOURCES.get(prefix)(rest, kwargs), name, called_with(kwargs))
     thing = thing_at(name)
     if not callable(thing):
         raise refused(name, "holds several environments, and here one is wanted", f"{FORMS}, or the dict alone")
@@ -140,31 +140,22 @@ def constructor(thing: Callable[..., Any], kwargs: Mapping[str, Any], name: str)
         made = thing(**kwargs)
         return made if isinstance(made, Environment) else PlainEnvironment(made)
 
-    return guarded(make, name, kwargs, f"; it takes {signature(thing)}")
+    return guarded(make, name, f"{called_with(kwargs)}; it takes {signature(thing)}")
 
 
-def guarded(
-    make: Callable[[], Environment], name: str, kwargs: Mapping[str, Any], takes: str = ""
-) -> Callable[[], Environment]:
+def guarded(make: Callable[[], Environment], name: str, fix: str) -> Callable[[], Environment]:
     """Returns a function that does the same, and whose exceptions say which environment cannot be made."""
 
     def guard() -> Environment:
-        with blaming(name, kwargs, takes):
+        with blaming(UNMADE, "environment", name, fix):
             return make()
 
     return guard
 
 
-@contextmanager
-def blaming(name: str, kwargs: Mapping[str, Any], takes: str = "") -> Iterator[None]:
-    try:
-        yield
-    except (UserError, KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException as error:  # sys.exit, too
-        given = ", ".join(f"{key}={value!r:.40}" for key, value in kwargs.items()) or "no arguments"
-        fix = f"it is called with {given}{takes}"
-        raise refused(name, f"cannot be made: {exception_text(error)}", fix) from error
+def called_with(kwargs: Mapping[str, Any]) -> str:
+    given = ", ".join(f"{key}={value!r:.40}" for key, value in kwargs.items()) or "no arguments"
+    return f"it is called with {given}"
 
 
 def thing_at(name: str) -> Any:

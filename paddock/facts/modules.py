@@ -7,6 +7,8 @@ import importlib.util
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,14 +59,21 @@ def user_module(path: str, key: str, value: str, absent: str = "correct the path
     is no such file."""
     if not path.startswith(MODULE) and not Path(path).expanduser().is_file():
         raise UserError("there is no such file", key=key, value=value, fix=absent)
-    try:
+    fix = "a module that this Python imports: check its name, and PYTHONPATH"
+    with blaming("cannot be imported:", key, value, fix if path.startswith(MODULE) else f"python {path} shows where"):
         return module_at(path)
-    except (UserError, KeyboardInterrupt):
+
+
+@contextmanager
+def blaming(what: str, key: str, value: str | None, fix: str) -> Iterator[None]:
+    """Turns what a user's code raises in the block into an error with this key, value and fix; its reason is `what`,
+    and the exception."""
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as error:  # a user's file runs: SystemExit is as likely as SyntaxError
-        fix = "a module that this Python imports: check its name, and PYTHONPATH"
-        fix = fix if path.startswith(MODULE) else f"python {path} shows where"
-        raise UserError(f"cannot be imported: {exception_text(error)}", key=key, value=value, fix=fix) from error
+    except BaseException as error:  # SystemExit is as likely as SyntaxError
+        raise UserError(f"{what} {exception_text(error)}", key=key, value=value, fix=fix) from error
 
 
 def exception_text(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from paddock.core.registry import suggest
 from paddock.errors import UserError
 from paddock.facts.compat import importable
-from paddock.facts.modules import exception_text, module_named
+from paddock.facts.modules import blaming, module_named
 
 Entry = dict[str, Any]
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
@@ -74,13 +74,9 @@ def class_of(name: str, key: str, path: str) -> Any:
         return UserError(f"{name} {reason}", key=key, value=path, fix=fix)
 
     require_known(name, key, path)
-    try:
+    fix = "a module that this Python imports: check its name, and PYTHONPATH"
+    with blaming(f"{name} cannot be imported:", key, path, fix):
         module = module_named(module_name)
-    except (UserError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # a user's module runs: SystemExit is as likely as SyntaxError
-        fix = "a module that this Python imports: check its name, and PYTHONPATH"
-        raise refused(f"cannot be imported: {exception_text(error)}", fix) from error
     found = getattr(module, attribute, None)
     if not callable(found):
         own = [one for one, value in vars(module).items() if isinstance(value, type) and not one.startswith("_")]
@@ -90,13 +86,8 @@ def class_of(name: str, key: str, path: str) -> Any:
 
 def made(thing: Callable[..., Any], name: str, key: str, path: str, arguments: Mapping[str, Any]) -> Any:
     """Returns an object of a class; what its constructor raises is told with the class."""
-    try:
+    with blaming(f"{name} cannot be made:", key, path, f"it is called with {', '.join(arguments)}"):
         return thing(**arguments)
-    except (UserError, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        fix = f"it is called with {', '.join(arguments)}"
-        raise UserError(f"{name} cannot be made: {exception_text(error)}", key=key, value=path, fix=fix) from error
 
 
 def taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
