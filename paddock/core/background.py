@@ -82,14 +82,15 @@ class Workers:
 
     def end(self, function: Callable[..., Any]) -> None:
         """Begins a call that frees something: nobody waits for it but `close`."""
-        future = self.start(function)
-        self.ending.add(future)
-        future.add_done_callback(self.ended)
+        over: Future[None] = Future()  # done behind the warning of what the call raises: `close` waits for that, too
+        self.ending.add(over)
+        self.start(function).add_done_callback(partial(self.ended, over))
 
-    def ended(self, future: Future[Any]) -> None:
-        self.ending.discard(future)
+    def ended(self, over: Future[None], future: Future[Any]) -> None:
         if not future.cancelled() and (error := future.exception()) is not None:
             log.warning("an environment's close raised %s: %s", type(error).__name__, error)
+        over.set_result(None)
+        self.ending.discard(over)
 
     def begin(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Begins a coroutine in the event loop, which has a thread of its own: a notebook has a loop already."""
