@@ -41,8 +41,8 @@ class PromptEncoder:
         for plain in (True, False):  # a chat template writes its special tokens itself
             chosen = [i for i, prompt in enumerate(prompts) if isinstance(prompt, str) is plain]
             if chosen:
-                found = self.tokenizer([texts[i] for i in chosen], add_special_tokens=plain, **ONLY_TOKENS)["input_ids"]
-                for i, ids in zip(chosen, found, strict=True):
+                rows = self.tokenizer([texts[i] for i in chosen], add_special_tokens=plain, **ONLY_TOKENS)["input_ids"]
+                for i, ids in zip(chosen, rows, strict=True):
                     encoded[i] = ids
         for ids, location in zip(encoded, locations, strict=True):
             if not ids:
@@ -52,7 +52,7 @@ class PromptEncoder:
     def render(
         self, prompts: Sequence[Messages], locations: Sequence[str], column: str, continued: bool = False
     ) -> list[str]:
-        """Each prompt as the text that is tokenised. `continued`: a last message of the assistant's is not ended."""
+        """Returns each prompt as the text to tokenise. `continued`: a last message of the assistant's is not ended."""
         asked = list(zip(prompts, locations, strict=True))
         chat = next(((prompt, location) for prompt, location in asked if not isinstance(prompt, str)), None)
         if chat is None:
@@ -169,7 +169,7 @@ def plain_text(prompt: Messages, location: str, column: str) -> str:
 
 
 def whole_text(text: str, location: str, column: str) -> str:
-    """The text, which must be Unicode: a row of JSON can hold half of a surrogate pair, and no tokenizer takes that."""
+    """Returns the text, which must be Unicode: JSON can hold half of a surrogate pair, and no tokenizer takes that."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -185,8 +185,8 @@ def messages_of(value: Any, location: str, column: str) -> Messages:
         return value
     fix = 'a text, or messages: [{"role": "user", "content": "..."}]'
     if not isinstance(value, list) or not value:
-        found = "is empty" if value in ("", [], None) else f"is {value!r:.80}"
-        raise bad_row(location, column, f"{found}, not a prompt", fix)
+        given = "is empty" if value in ("", [], None) else f"is {value!r:.80}"
+        raise bad_row(location, column, f"{given}, not a prompt", fix)
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise bad_row(location, column, f"a message has no role: {message!r:.80}", fix)

@@ -150,7 +150,7 @@ class PlainRows(Table):
         value, truth = question(record, self.prompt), None
         answered = self.prompt in CONVERSATIONS and is_answered(value)
         if self.answer is not None:
-            truth = truth_of(record.get(self.answer), location, self.answer)
+            truth = truth_text(record.get(self.answer), location, self.answer)
         elif answered:
             truth = value[-1].get("content")
         if answered:
@@ -189,9 +189,9 @@ def question(record: Record, column: str) -> Any:
     return value
 
 
-def truth_of(value: Any, location: str, column: str) -> str | list[str]:
-    """The true answer as a text: a number as it is written, an object as JSON. A list of texts or numbers stays one:
-    each of them is a right answer."""
+def truth_text(value: Any, location: str, column: str) -> str | list[str]:
+    """Returns the true answer as a text: a number as it is written, an object as JSON. A list of texts or numbers
+    stays a list: each of them is a right answer."""
     if value is None or value == "" or value == [] or value != value:  # NaN is how pandas writes a missing value
         raise bad_row(location, column, "there is no answer", "write one, or leave the row out")
     if isinstance(value, bytes):

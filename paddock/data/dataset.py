@@ -143,17 +143,17 @@ class PromptDataset:
         return np.diff(np.searchsorted(self.kept, self.entries)).tolist()
 
     def rows(self, positions: Sequence[int]) -> list[PromptRow]:
-        """The rows at these positions among those that are used, tokenised together."""
+        """Returns the rows at these positions among those that are used, tokenised together."""
         return self._rows([int(self.kept[position]) for position in positions])
 
     @property
     def sources(self) -> dict[str, int]:
         """Returns how many rows each data source gives."""
         counts = np.bincount(self.codes[self.kept], minlength=len(self.scorers)).tolist()
-        found = Counter[str]()
+        rows = Counter[str]()
         for (source, _), count in zip(self.scorers, counts, strict=True):
-            found[source] += count
-        return {source: count for source, count in found.items() if count}
+            rows[source] += count
+        return {source: count for source, count in rows.items() if count}
 
     @property
     def names_agents(self) -> bool:
@@ -207,9 +207,9 @@ class PromptDataset:
         numbers: dict[tuple[str, str], int] = {}
         codes = []
         for table in self.tables:
-            found = scorers_of(table, self.config.reward_fn_key)
-            own = [numbers.setdefault((str(source), str(style)), len(numbers)) for source, style in found["pairs"]]
-            codes.append(np.array(own, np.int32)[found["codes"]])
+            scorers = scorers_of(table, self.config.reward_fn_key)
+            own = [numbers.setdefault((str(source), str(style)), len(numbers)) for source, style in scorers["pairs"]]
+            codes.append(np.array(own, np.int32)[scorers["codes"]])
         return list(numbers), np.concatenate(codes)
 
     def _missing(self, table: Table, column: str) -> UserError:

@@ -121,15 +121,15 @@ class Dialogue:
         if not turns or turns[0] == 0:
             reason = "there is no message of the assistant" if not turns else "it begins with the assistant"
             raise UserError(f"{reason}: nothing answers a question", key="messages", fix="user first, then assistant")
-        found: list[tuple[list[int], bool]] = []
+        stretches: list[tuple[list[int], bool]] = []
         for index, following in zip(turns, [*turns[1:], None], strict=True):
             turn, behind = messages[index], messages[index + 1 : following]
             between = self.extension(behind, [], tools) if behind or following is not None else []
             end = self._end(turn, between, tools)
-            found.append(([*self._written(turn, tools), end], True))
+            stretches.append(([*self._written(turn, tools), end], True))
             if following is not None:
-                found.append((self._behind_drawn(between, [end]), False))
-        return turns[0], found
+                stretches.append((self._behind_drawn(between, [end]), False))
+        return turns[0], stretches
 
     # What stands behind a turn
 
@@ -256,8 +256,9 @@ class Dialogue:
 
     @cached_property
     def _frame(self) -> tuple[str, str, str]:
-        """A question with the generation prompt; what the template writes between that and a content, thinking apart
-        (Mistral's space, gpt-oss's channel); and what between the content and its end of turn (Cohere's own mark)."""
+        """Returns three texts: a question with its generation prompt; what the template writes between that and the
+        content of an answer, without thinking (Mistral's space, gpt-oss's channel); and what it writes between the
+        content and the end of turn (Cohere's own mark)."""
         for tools in (None, [PROBE_TOOL]):  # some templates are for tools alone
             with suppress(UserError):
                 before = self._rendered(self._encoder(tools), QUESTION)
@@ -337,18 +338,18 @@ class Dialogue:
         if not tools and generation:
             return self.encoder
         key = (json.dumps(tools, default=str) if tools and shown else str(bool(tools)), shown, generation)
-        found = self._encoders.get(key)
-        if found is None:
+        encoder = self._encoders.get(key)
+        if encoder is None:
             more: dict[str, Any] = {} if generation else {"add_generation_prompt": False}
             if tools and shown:
                 more["tools"] = list(tools)
             elif tools and (template := self.template) is not None:
                 more["chat_template"] = template
-            found = PromptEncoder(self.tokenizer, {**self.encoder.template_kwargs, **more})
+            encoder = PromptEncoder(self.tokenizer, {**self.encoder.template_kwargs, **more})
             if len(self._encoders) >= FORMS_KEPT:
                 self._encoders.clear()
-            self._encoders[key] = found
-        return found
+            self._encoders[key] = encoder
+        return encoder
 
 
 def stand_in(stand: Stand, messages: Sequence[Message]) -> list[Message]:

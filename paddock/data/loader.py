@@ -62,7 +62,7 @@ class Loader:
         return len(self.order) // self.batch_size
 
     def __iter__(self) -> Iterator[list[PromptRow]]:
-        """The batches that are left of this epoch."""
+        """Yields the batches that are left of this epoch."""
         epoch = self.epoch
         while self.epoch == epoch and self._remaining() >= self.batch_size:
             yield self.next_prompts()
@@ -70,7 +70,7 @@ class Loader:
             self._start(epoch + 1, 0)
 
     def next_prompts(self, count: int | None = None) -> list[PromptRow]:
-        """The next `count` prompts, by default a batch; a new epoch begins where this one has fewer left."""
+        """Returns the next `count` prompts, by default a batch; a new epoch begins where this one has fewer left."""
         count = self.batch_size if count is None else count
         self._require(count, "data.gen_batch_size")
         if self._remaining() < count:
@@ -162,7 +162,7 @@ class LookAhead:
 def validation_batches(
     dataset: PromptDataset, batch_size: int | None = None, *, shuffle: bool = False, seed: int = 0
 ) -> Iterator[list[PromptRow]]:
-    """Every row once, the last batch maybe smaller. Ids are the same each time, whatever the order."""
+    """Yields every row once, the last batch maybe smaller. Ids are the same each time, whatever the order."""
     order = permutation(len(dataset), seed, 0).tolist() if shuffle else list(range(len(dataset)))
     size = batch_size or len(order)
     return (dataset.rows(order[start : start + size]) for start in range(0, len(order), size))

@@ -28,7 +28,7 @@ class Mixture:
         self.shares = shares(sum(sizes), weights)
 
     def __call__(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of rows, and for each draw which pass over its file it belongs to."""
+        """Returns positions of rows, and for each draw which pass over its file it belongs to."""
         drawn = [self._draws(number, epoch) for number in range(len(self.sizes))]
         when = np.concatenate([(np.arange(share) + 0.5) / share for share in self.shares if share])
         order = np.argsort(when, kind="stable")
@@ -48,10 +48,10 @@ class Mixture:
 
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:
-    """`total` divided in proportion to the weights, in whole numbers: what is left over goes to the largest parts of
+    """Divides `total` in proportion to the weights, in whole numbers: what is left over goes to the largest parts of
     one that were cut off."""
     exact = np.asarray(weights, dtype=np.float64) * (total / sum(weights))
-    found = np.floor(exact).astype(np.int64)
-    for number in np.argsort(found - exact, kind="stable")[: total - int(found.sum())]:
-        found[number] += 1
-    return [int(share) for share in found]
+    whole = np.floor(exact).astype(np.int64)
+    for number in np.argsort(whole - exact, kind="stable")[: total - int(whole.sum())]:
+        whole[number] += 1
+    return [int(share) for share in whole]

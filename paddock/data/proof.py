@@ -40,10 +40,10 @@ class CallFormat(Protocol):
 
 @dataclass
 class Proof:
-    """Holds what was looked at in a chat template, and what was found."""
+    """Holds what is known about a chat template."""
 
     rows: list[tuple[str, str]] = field(default_factory=list)
-    """What was looked at, and what it is."""
+    """Pairs of a part of the template and what is known about it, in the order in which people read them."""
     problems: list[UserError] = field(default_factory=list)
     """Reasons to refuse a run of several turns, each with the key that settles it."""
     notes: list[str] = field(default_factory=list)
@@ -74,18 +74,19 @@ def prove(
     fix = "use an instruct model, or set one; plain texts need none"
     if dialogue.template is not None:
         try:
-            look = Look(dialogue, form, tools, prompt)
+            probe = TemplateProbe(dialogue, form, tools, prompt)
         except UserError as error:
             reason, fix = error.reason, "set a template that writes a question"
         else:
-            for part in (look.prefixes, look.ends, look.thinking, look.tools_shown, look.calls, look.equality):
+            for part in (probe.prefixes, probe.ends, probe.thinking, probe.tools_shown, probe.calls, probe.equality):
                 part()
-            return look.proof
+            return probe.proof
     return Proof(problems=[UserError(reason, key=TEMPLATE_KEY, fix=fix)])
 
 
-class Look:
-    """Looks at the parts of a template one after the other, and writes down what it finds."""
+class TemplateProbe:
+    """Renders conversations by a chat template, one method for each of its parts, and writes what they show into a
+    `Proof`."""
 
     def __init__(self, dialogue: Dialogue, form: CallFormat | None, tools: Tools | None, prompt: Sequence[Message]):
         self.dialogue, self.form, self.tools, self.prompt, self.proof = dialogue, form, tools, prompt, Proof()
@@ -101,8 +102,8 @@ class Look:
         self.opened = dialogue.text(whole[len(common(whole, before)) :])
         """The generation prompt."""
 
-    def row(self, what: str, found: str) -> None:
-        self.proof.rows.append((what, found))
+    def row(self, part: str, text: str) -> None:
+        self.proof.rows.append((part, text))
 
     def note(self, text: str) -> None:
         if text not in self.proof.notes:
@@ -146,20 +147,20 @@ class Look:
 
     def ends(self) -> None:
         """Compares what the template ends turns with to the tokens at which the model stops."""
-        dialogue, found = self.dialogue, {}
-        for following, said in (("a question", ASKED), ("a tool result", [RESULT])):
+        dialogue, behind = self.dialogue, {}
+        for following, messages in (("a question", ASKED), ("a tool result", [RESULT])):
             try:
-                found[following] = dialogue.extension(said, [], self.base)
+                behind[following] = dialogue.extension(messages, [], self.base)
             except UserError as error:
                 if following == "a question":
                     self.refuse(error.reason, error.key or TEMPLATE_KEY, error.fix or f"set {TEMPLATE_KEY}")
-        found["nothing"] = dialogue.closing
-        firsts = {name: tokens[0] for name, tokens in found.items() if tokens and dialogue.is_special(tokens[0])}
+        behind["nothing"] = dialogue.closing
+        firsts = {name: tokens[0] for name, tokens in behind.items() if tokens and dialogue.is_special(tokens[0])}
         for token in dict.fromkeys(firsts.values()):
             before = " or ".join(name for name, first in firsts.items() if first == token)
             self.row("end of turn", f"{self.named([token])}, before {before}")
         if firsts:
-            shared = common(found.get("a question", []), dialogue.closing)[1:]
+            shared = common(behind.get("a question", []), dialogue.closing)[1:]
             self.row("separator", self.named(shared) if shared else "none")
         else:
             self.row("end of turn", "none: what the model stops at stays where it was drawn")
@@ -245,9 +246,9 @@ class Look:
     def equality(self) -> None:
         """Compares prompt, answers and extensions with the whole as the template writes it."""
         several: dict[str, tuple[list[Message], Tools | None]] = {"questions": (conversation(3), self.base)}
-        found = dict(self.proof.rows)
-        if "a tool result" in found:
-            turn = CALL if ARGUMENT in found["a call"] else {"role": "assistant", "content": ARGUMENT}
+        rows = dict(self.proof.rows)
+        if "a tool result" in rows:
+            turn = CALL if ARGUMENT in rows["a call"] else {"role": "assistant", "content": ARGUMENT}
             several["tool results"] = ([*ASKED, turn, RESULT, turn, RESULT], [PROBE_TOOL])
         for name, (messages, tools) in several.items():
             try:

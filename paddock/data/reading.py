@@ -88,12 +88,12 @@ class Scorers:
     column: str
 
     def __call__(self, rows: range) -> list[tuple[str, str]]:
-        found = []
+        scorers = []
         for row, record in zip(rows, self.table.rows(rows, (self.column, TRUTH)), strict=True):
             location = self.table.location(row)
             truth_of(record.get(TRUTH), location)
-            found.append((source_of(record.get(self.column), location, self.column), style_of(record[TRUTH])))
-        return found
+            scorers.append((source_of(record.get(self.column), location, self.column), style_of(record[TRUTH])))
+        return scorers
 
 
 def source_of(value: Any, location: str, column: str) -> str:

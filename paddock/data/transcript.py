@@ -20,7 +20,7 @@ class Transcript:
         return len(self.prompt) + len(self.answer)
 
     def shortened(self, longest: int | None) -> Transcript:
-        """Cut at its end."""
+        """Returns at most the first `longest` tokens."""
         if longest is None or len(self) <= longest:
             return self
         return Transcript(self.prompt[:longest], self.answer[: max(0, longest - len(self.prompt))], cut=True)
@@ -62,16 +62,16 @@ class Transcriber:
         `turns`: the messages of each answer, if answers are conversations in an environment.
         """
         if self.reader is None:
-            found = [
+            written = [
                 Transcript(prompt, answer if isinstance(asked, str) else self.closed(answer))
                 for asked, prompt, answer in zip(messages, prompts, answers, strict=True)
             ]
         else:
-            found = self._rewritten(self.reader, messages, answers, turns)
-        return [transcript.shortened(self.longest) for transcript in found]
+            written = self._rewritten(self.reader, messages, answers, turns)
+        return [transcript.shortened(self.longest) for transcript in written]
 
     def closed(self, answer: list[int]) -> list[int]:
-        """An answer as its conversation holds it: the end of the turn stands behind it, whatever it stopped at."""
+        """Returns an answer as its conversation holds it: with the end of the turn, whatever it stopped at."""
         return [*(answer[:-1] if answer and answer[-1] in self.stops else answer), *self.writer.closing]
 
     def _rewritten(

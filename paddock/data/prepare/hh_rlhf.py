@@ -44,21 +44,21 @@ def rl_row(record: Record) -> Row | None:
 
 
 def turns(record: Record) -> list[Row]:
-    """The transcript as messages, without the assistant's turn that is still to be written. What one side says in a row
-    is one message; a text without speakers is a question."""
+    """Returns the transcript as messages, without the assistant's turn that is still to be written. What a side says
+    in a row is one message; a text without speakers is a question."""
     text = record.text("prompt")
     before, *parts = SPEAKER.split(text)
-    found: list[Row] = [{"role": "user", "content": before.strip()}] if before.strip() else []
+    messages: list[Row] = [{"role": "user", "content": before.strip()}] if before.strip() else []
     for speaker, said in zip(parts[::2], parts[1::2], strict=True):
         if not said.strip():
             continue
-        if found and found[-1]["role"] == ROLES[speaker]:
-            found[-1]["content"] += "\n\n" + said.strip()
+        if messages and messages[-1]["role"] == ROLES[speaker]:
+            messages[-1]["content"] += "\n\n" + said.strip()
         else:
-            found.append({"role": ROLES[speaker], "content": said.strip()})
-    if not found or found[-1]["role"] != "user":
+            messages.append({"role": ROLES[speaker], "content": said.strip()})
+    if not messages or messages[-1]["role"] != "user":
         raise record.error("prompt", "does not end with a question of the human", "drop the record")
-    return found
+    return messages
 
 
 def _answer(record: Record, column: str) -> str:
