@@ -72,7 +72,7 @@ def cpu_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def catalogues() -> Iterator[None]:
     """Forgets afterwards what a plug-in of the test has registered, in any table."""
     from paddock.algorithms.advantages import ESTIMATOR
-    from paddock.algorithms.losses import OF_THE_PROGRAM, POLICY_LOSS
+    from paddock.algorithms.losses import POLICY_LOSS
     from paddock.config import recipes
     from paddock.config.loggers import LOGGERS
     from paddock.config.roles import DECLARED_LOSSES
@@ -81,7 +81,7 @@ def catalogues() -> Iterator[None]:
     from paddock.environments.catalogue import SOURCES
     from paddock.library.plugins import SCORERS
 
-    tables = [recipes.ESTIMATORS, ESTIMATOR._entries, POLICY_LOSS._entries, OF_THE_PROGRAM, LOGGERS, ENGINES,
+    tables = [recipes.ESTIMATORS, ESTIMATOR._entries, POLICY_LOSS._entries, LOGGERS, ENGINES,
               SOURCES._entries, FORMATS, SCORERS]  # fmt: skip
     before, losses = [{*table} for table in tables], {*DECLARED_LOSSES}
     yield

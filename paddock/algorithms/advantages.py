@@ -30,7 +30,6 @@ Compute = Callable[[Batch, Any], tuple[PerToken, PerToken]]
 
 @dataclass(frozen=True)
 class Estimator:
-    name: str
     compute: Compute
     needs: frozenset[str]
 
@@ -63,7 +62,7 @@ def estimator(name: str, *aliases: str, needs: Iterable[str] = ()) -> Callable[[
     def file(fn: Compute) -> Compute:
         compute = torch.no_grad()(fn)
         recipe = recipes.declare(name, (fn.__doc__ or name).splitlines()[0], known)
-        ESTIMATOR.register(name, *aliases, by=fn)(Estimator(name, compute, recipe.needs))
+        ESTIMATOR.register(name, *aliases, by=fn)(Estimator(compute, recipe.needs))
         return compute
 
     return file

@@ -102,8 +102,6 @@ class PolicyLoss:
 
 
 POLICY_LOSS: Registry[PolicyLoss] = Registry("policy loss", key="actor_rollout_ref.actor.policy_loss.loss_mode")
-OF_THE_PROGRAM: dict[str, PolicyLoss] = {}
-"""Losses that no other process can import: they are sent to ranks by value."""
 
 
 def policy_loss(name: str, **declared: Any) -> Callable[[Any], Any]:
@@ -126,11 +124,15 @@ def policy_loss(name: str, **declared: Any) -> Callable[[Any], Any]:
     def file(matrix: Any) -> Any:
         POLICY_LOSS.register(name, by=matrix)(PolicyLoss(matrix, **declared))
         DECLARED_LOSSES.add(name)
-        if matrix.__module__ == "__main__":
-            OF_THE_PROGRAM[name] = PolicyLoss(matrix, **declared)
         return matrix
 
     return file
+
+
+def losses_of_the_program() -> dict[str, PolicyLoss]:
+    """Returns the losses that no other process can import: they are sent to ranks by value."""
+    losses = {name: POLICY_LOSS.get(name) for name in POLICY_LOSS.names()}
+    return {name: loss for name, loss in losses.items() if loss.matrix.__module__ == "__main__"}
 
 
 def evaluate(loss: PolicyLoss, inputs: LossInputs, config: Any) -> tuple[PerToken, PerToken, Matrices]:

@@ -435,19 +435,11 @@ def ascend_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: list[int], key_ends: list[int], scale: float
 ) -> torch.Tensor:
     npu = importlib.import_module("torch_npu")
+    # with sparse_mode=3 the mask is a pattern: causal, from the end of each sequence
     return npu.npu_fusion_attention(
-        q,
-        k,
-        v,
-        q.shape[1],
-        input_layout="TND",
-        atten_mask=ascend_mask(q.device),
-        scale=scale,
-        keep_prob=1.0,
-        actual_seq_qlen=ends,
-        actual_seq_kvlen=key_ends,
-        sparse_mode=3,  # the mask is a pattern: causal, from the end of each sequence
-    )[0]
+        q, k, v, q.shape[1], input_layout="TND", atten_mask=ascend_mask(q.device), scale=scale, keep_prob=1.0,
+        actual_seq_qlen=ends, actual_seq_kvlen=key_ends, sparse_mode=3,
+    )[0]  # fmt: skip
 
 
 @cache

@@ -12,7 +12,6 @@ SPLIT_NAMES = {"train": "train", "test": "test", "validation": "validation", "va
 @dataclass(frozen=True)
 class KnownDataset:
     name: str
-    hub: str
     splits: Mapping[str, int]  # rows of each published split
     aliases: tuple[str, ...] = ()  # other names of its folder or file
     preparer: str | None = None  # `paddock data <preparer>` writes it
@@ -35,42 +34,24 @@ class KnownDataset:
 
 TABLE = (
     *(
-        KnownDataset(name, "openai/gsm8k", {"train": 7473, "test": 1319}, preparer=name)
+        KnownDataset(name, {"train": 7473, "test": 1319}, preparer=name)
         for name in (
             *("gsm8k", "gsm8k_sft", "gsm8k_calculator", "gsm8k_calculator_sft", "gsm8k_calculator_text_sft"),
             *("gsm8k_tool_agent_loop", "gsm8k_multiturn_w_tool"),
         )
     ),
-    KnownDataset("math", "DigitalLearningGmbH/MATH-lighteval", {"train": 7500, "test": 5000}, preparer="math"),
-    KnownDataset("math-500", "HuggingFaceH4/MATH-500", {"test": 500}, aliases=("math500",)),
-    KnownDataset(
-        "geo3k",
-        "hiyouga/geometry3k",
-        {"train": 2101, "validation": 300, "test": 601},
-        aliases=("geometry3k",),
-        preparer="geo3k",
-    ),
-    KnownDataset(
-        "full_hh_rlhf",
-        "Dahoas/full-hh-rlhf",
-        {"train": 112052, "test": 12451},
-        aliases=("full_hh_rlhf/rl",),
-        preparer="full_hh_rlhf --split rl",
-    ),
-    KnownDataset("hellaswag", "Rowan/hellaswag", {"train": 39905, "validation": 10042}),
-    KnownDataset(
-        "deepscaler",
-        "agentica-org/DeepScaleR-Preview-Dataset",
-        {"train": 40315},
-        aliases=("deepscaler-preview-dataset",),
-    ),
-    KnownDataset("dapo-math-17k", "BytedTsinghua-SIA/DAPO-Math-17k", {"train": 1791700}),  # 17 thousand, 100 times each
-    KnownDataset("aime-2024", "BytedTsinghua-SIA/AIME-2024", {"test": 960}),  # 30 problems, 32 times each
-    KnownDataset("Eurus-2-RL-Data", "PRIME-RL/Eurus-2-RL-Data", {"train": 480537, "validation": 2048}),
-    KnownDataset("humaneval", "openai/openai_humaneval", {"test": 164}, preparer="humaneval"),
-    KnownDataset(
-        "mbpp", "google-research-datasets/mbpp", {"train": 374, "validation": 90, "test": 500}, preparer="mbpp"
-    ),
+    KnownDataset("math", {"train": 7500, "test": 5000}, preparer="math"),
+    KnownDataset("math-500", {"test": 500}, ("math500",)),  # HuggingFaceH4/MATH-500
+    KnownDataset("geo3k", {"train": 2101, "validation": 300, "test": 601}, ("geometry3k",), "geo3k"),
+    KnownDataset("full_hh_rlhf", {"train": 112052, "test": 12451}, ("full_hh_rlhf/rl",), "full_hh_rlhf --split rl"),
+    KnownDataset("hellaswag", {"train": 39905, "validation": 10042}),  # Rowan/hellaswag
+    KnownDataset("deepscaler", {"train": 40315}, ("deepscaler-preview-dataset",)),  # agentica-org
+    # of BytedTsinghua-SIA: 17 thousand problems, 100 times each, and 30 problems, 32 times each
+    KnownDataset("dapo-math-17k", {"train": 1791700}),
+    KnownDataset("aime-2024", {"test": 960}),
+    KnownDataset("Eurus-2-RL-Data", {"train": 480537, "validation": 2048}),  # PRIME-RL
+    KnownDataset("humaneval", {"test": 164}, preparer="humaneval"),
+    KnownDataset("mbpp", {"train": 374, "validation": 90, "test": 500}, preparer="mbpp"),
 )
 
 

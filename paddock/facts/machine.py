@@ -108,7 +108,7 @@ class Importable:
 
 @cache
 def this_machine() -> Machine:
-    """Read once per process."""
+    """Returns the machine of this process, which is looked at once."""
     device, count = _accelerators()
     return Machine(
         device=device,
@@ -122,7 +122,7 @@ def this_machine() -> Machine:
 
 
 def cache_folder(kind: str) -> Path:
-    """The user's own, for one kind of work that would be done again. It may not exist, nor be writable."""
+    """Returns the user's cache folder for one kind of work. It may neither exist nor be writable."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home).expanduser() / "paddock" / kind
 

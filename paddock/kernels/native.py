@@ -97,15 +97,9 @@ def kind(norm: HeadNorm | None) -> tuple[float, bool]:
 
 
 def rotary_backward(
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    qkv: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    norm: HeadNorm | None,
+    dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor | None, cos: Tensor, sin: Tensor, norm: HeadNorm | None,
     room: int = 0,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     assert not room, NO_ROOM
     dq, dk, dv = dq.contiguous(), dk.contiguous(), dv.contiguous()
     (tokens, queries, dim), keys = dq.shape, dk.shape[1]

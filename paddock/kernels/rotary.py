@@ -118,15 +118,9 @@ def rotate_backward(
 
 
 def rotary_backward(
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    qkv: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    norm: HeadNorm | None,
+    dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor | None, cos: Tensor, sin: Tensor, norm: HeadNorm | None,
     room: int = 0,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of the projection, which a norm of heads must see again, and of that norm's two weights if trained.
 
     That of the projection has `room` more columns, which are left as they are.

@@ -262,7 +262,7 @@ def adapters_of(model: PreTrainedModel) -> Adapters | None:
 
 
 def adapters_on(model: Any) -> bool:
-    """Does a forward go through adapters, as it is now?"""
+    """True if a forward goes through adapters, as the model is now."""
     found = (module for module in model.modules() if hasattr(module, "base_layer"))
     return hasattr(model, "peft_config") and not any(module.disable_adapters for module in found)
 

@@ -10,7 +10,7 @@ experts are found by their parameters, `[experts, in, out]` beside a router's `[
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
 
@@ -111,7 +111,7 @@ def blocks_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
 
 
 def held(module: nn.Module) -> int:
-    """Experts in one module: tensors that are stacked, or a list of networks."""
+    """Counts the experts in a module: tensors that are stacked, or a list of networks."""
     stacked = [len(parameter) for parameter in module.parameters(recurse=False) if parameter.dim() == 3]
     return stacked[0] if stacked else len(module) if isinstance(module, nn.ModuleList) else 0
 
@@ -123,7 +123,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 def hand_over(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Before every run of a layer, its second one under checkpointing too: its blocks get the forward's routing."""
+    """Gives a layer's blocks the forward's routing, before every run: under checkpointing there is a second."""
     for module in layer.modules():
         if BLOCK in vars(module):
             vars(module)[ROUTING] = kwargs.get(ARGUMENT)
@@ -151,7 +151,7 @@ def chosen_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 class WatchedRouter(TorchFunctionMode):
-    """Hears of every top-k inside of a block of experts."""
+    """Intercepts every top-k inside of a block of experts."""
 
     def __init__(self, routing: Routing, block: ExpertBlock):
         super().__init__()
@@ -171,28 +171,23 @@ class WatchedRouter(TorchFunctionMode):
         return func(scores if covered is None else covered, *args[1:], **kwargs)
 
 
+@dataclass(eq=False)
 class Routing:
-    """The choices of one forward over T tokens, flattened.
+    """The choices of one forward over T tokens, flattened; results are by the number of the block."""
 
-    `replay [T, layers, k]`: make these. `counts [T]` bool: tokens that statistics are taken of; None: no statistics.
-    `frequency [experts]`: choices a token, for the loss that balances (see engines/train). `required`: a block
-    that chooses in a way nobody sees is an error.
-    """
-
-    def __init__(
-        self,
-        experts: Experts,
-        replay: Tensor | None = None,
-        counts: Tensor | None = None,
-        frequency: Tensor | None = None,
-        required: bool = True,
-    ):
-        self.experts, self.replay, self.counts, self.frequency = experts, replay, counts, frequency
-        self.required = required
-        self.ids: dict[int, Tensor] = {}
-        self.agreed: dict[int, Tensor] = {}
-        self.entropy: dict[int, Tensor] = {}
-        self.pressure: dict[int, Tensor] = {}
+    experts: Experts
+    replay: Tensor | None = None
+    """``[T, layers, k]``: the choices to make."""
+    counts: Tensor | None = None
+    """bool ``[T]``: tokens that statistics are taken of; None: no statistics."""
+    frequency: Tensor | None = None
+    """``[experts]``: choices per token, for the loss that balances (see engines/train)."""
+    required: bool = True
+    """True if a block that chooses in a way nobody sees is an error."""
+    ids: dict[int, Tensor] = field(default_factory=dict)
+    agreed: dict[int, Tensor] = field(default_factory=dict)
+    entropy: dict[int, Tensor] = field(default_factory=dict)
+    pressure: dict[int, Tensor] = field(default_factory=dict)
 
     def choose(self, block: ExpertBlock, scores: Tensor, own: Any) -> Any:
         """Scores and numbers of the chosen: the recorded ones, where there are any, else the router's own."""

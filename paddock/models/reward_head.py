@@ -55,7 +55,7 @@ class RewardModel(ValueModel):
         return None if self.every_token else self.backbone.config.get_text_config().pad_token_id
 
     def for_pairs(self, pad_token: int) -> RewardModel:
-        """To be trained on whole sequences: what is left of a head that had more to say is its weight."""
+        """Prepares the model for training on whole sequences: of a head that it has, only the weight is kept."""
         config = self.backbone.config
         config.get_text_config().pad_token_id = pad_token
         setattr(config, LAST_ONLY, True)

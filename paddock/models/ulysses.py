@@ -21,7 +21,7 @@ from paddock.models.packing import Inputs
 
 
 class SumOfSlices(torch.autograd.Function):
-    """Values that each rank has of its own tokens, zero elsewhere, become everyone's.
+    """Sums values over the ranks, each of which has those of its own tokens, and zero elsewhere.
 
     All ranks then compute the same loss; its gradient goes back to the tokens' own rank, and to no other.
     """
@@ -38,7 +38,7 @@ class SumOfSlices(torch.autograd.Function):
 
 
 def joined_slices(column: Tensor, ranks: dist.ProcessGroup) -> Tensor:
-    """Whole numbers that each rank has of its own tokens, zero elsewhere, of all of them."""
+    """Sums integers over the ranks, each of which has those of its own tokens, and zero elsewhere."""
     whole = column.int()  # not every backend adds smaller ones
     dist.all_reduce(whole, group=ranks)
     return whole.to(column.dtype)

@@ -125,7 +125,7 @@ class Placed:
 
 
 def joined(parts: Tensor | Sequence[Tensor]) -> Tensor:
-    """Features of all images: some versions of transformers return them image by image."""
+    """Joins the features of all images: some versions of transformers return them image by image."""
     return parts if isinstance(parts, Tensor) else torch.cat(list(parts))
 
 

@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from paddock.algorithms.losses import OF_THE_PROGRAM, POLICY_LOSS, PolicyLoss
+from paddock.algorithms.losses import POLICY_LOSS, PolicyLoss, losses_of_the_program
 from paddock.config.plugins import import_plugin
 from paddock.config.schema import Config
 from paddock.config.topology import DevicePool
@@ -205,7 +205,7 @@ class RayRanks(Ranks):
         store = (ray.util.get_node_ip_address(), self.store.port)
         places = [Rendezvous(rank, self.size, address, self.timeout) for rank in range(self.size)]
         self.enlisting = [
-            process.enlist.remote(self.config, total_steps, self.pool.roles, place, store, OF_THE_PROGRAM)
+            process.enlist.remote(self.config, total_steps, self.pool.roles, place, store, losses_of_the_program())
             for process, place in zip(self.ranks, places, strict=True)
         ]
 

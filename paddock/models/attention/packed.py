@@ -30,7 +30,7 @@ class Packed:
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu"):
         self.lengths = list(lengths)
         self.may_grow = True
-        """May tokens come behind the last sequence? On a CPU they attend to nothing, and get zeros."""
+        """True if tokens may come behind the last sequence; on a CPU they attend to nothing, and get zeros."""
         self.max_len = max(self.lengths, default=0)
         self.device = torch.device(device)
 

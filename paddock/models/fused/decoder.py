@@ -106,7 +106,7 @@ class FusedDecoder:
 
     @torch.no_grad()
     def leave_file(self, model: PreTrainedModel) -> None:
-        """Weights that are still mapped from a file: beside those that were joined, it would stay in memory whole."""
+        """Copies weights that are mapped from a file: beside those that were joined, it would stay in memory whole."""
         moved = {p for joined in self.products if len(joined.layers) > 1 for p in joined.parameters}
         moved |= {p for pair in self.pairs for p in (pair.a, pair.b)}
         for parameter in model.parameters():

@@ -83,7 +83,7 @@ class Joined:
             self.bias = self.whole_bias[: self.rows]
 
     def refresh(self) -> None:
-        """After a parameter that stands alone was given other memory."""
+        """Reads the weights of a layer by itself again, after they were given other memory."""
         if len(self.layers) == 1:
             self.weight = self.weights[0].data
             self.bias = self.biases[0].data if self.biased else None
