@@ -14,6 +14,7 @@ from functools import cached_property
 from paddock.grading.limits import MOST_MEMBERS, TooLarge, Unread
 from paddock.grading.reader import Node, read
 from paddock.grading.units import without_unit
+from paddock.grading.values import letters_of
 
 
 @dataclass(frozen=True)
@@ -163,15 +164,14 @@ def form(text: str) -> Form:
     text = LEAD.sub("", text, count=1) if LEAD.match(text) else text
     if not text:
         raise Unread("nothing")
-    if found := LABEL.fullmatch(text):
-        letter, content = found[1] or found[3], (found[2] or found[4] or "").strip(" }")
+    if match := LABEL.fullmatch(text):
+        letter, content = match[1] or match[3], (match[2] or match[4] or "").strip(" }")
         return Option(letter, form(content) if content and not _is_option(content, letter) else None)
-    if found := CLOCK.fullmatch(plain(text)):
-        return Words(f"{int(found[1])}:{found[2] or '00'} {found[3].lower()}m")
+    if match := CLOCK.fullmatch(plain(text)):
+        return Words(f"{int(match[1])}:{match[2] or '00'} {match[3].lower()}m")
     for reading in READINGS:
-        found_form = reading(text)
-        if found_form is not None:
-            return found_form
+        if (kind := reading(text)) is not None:
+            return kind
     return scalar(text)
 
 
@@ -191,9 +191,8 @@ def like_option(text: str, letter: str) -> bool:
 def options(text: str) -> set[str]:
     """Returns the letters A to J, as capitals, that stand alone in the text; small ones only beside one in brackets."""
     plain_text = unicodedata.normalize("NFKC", text)  # circled and wide letters
-    found = ALONE.findall(plain_text)
     small = SMALL_LABEL.search(plain_text)
-    return {letter.upper() for letter in found if small or letter.isupper()}
+    return {letter.upper() for letter in ALONE.findall(plain_text) if small or letter.isupper()}
 
 
 def names_option(read: Form) -> bool:
@@ -204,8 +203,10 @@ def names_option(read: Form) -> bool:
 
 def scalar(text: str) -> Scalar:
     bare, unit = without_unit(text)
-    found = Scalar(bare, unit)
-    return found if found.tree is not None or bare == text else Scalar(text)  # the noun of `\\angle ABC` is its name
+    measured = Scalar(bare, unit)
+    if bare == text or measured.tree is not None:
+        return measured
+    return Scalar(text)  # the noun of `\\angle ABC` is its name
 
 
 def plain(text: str) -> str:
@@ -258,11 +259,11 @@ def _counted(words: list[str]) -> int:
 
 
 def _residue(text: str) -> Form | None:
-    found = MODULUS.fullmatch(text)
-    if not found or "mod" not in text:
+    match = MODULUS.fullmatch(text)
+    if not match or "mod" not in text:
         return None
-    value = found[1].rpartition("≡")[2]
-    return Residue(form(value), form(next(part for part in found.groups()[1:] if part).strip(" )}")))
+    value = match[1].rpartition("≡")[2]
+    return Residue(form(value), form(next(part for part in match.groups()[1:] if part).strip(" )}")))
 
 
 def _assigned(text: str) -> Form | None:
@@ -280,13 +281,9 @@ def _equation(parts: list[str], sign: str = "=") -> Form:
     left, *rights = map(form, parts)
     if len(rights) == 1 and sign == "=" and is_name(rights[0]) and isinstance(left, Scalar) and not is_name(left):
         left, rights = rights[0], [left]
-    if isinstance(left, Scalar) and left.tree is not None and not has_letters(left.tree):
+    if isinstance(left, Scalar) and left.tree is not None and not letters_of(left.tree):
         return Equation(None, (left, *rights))
     return Equation(left, tuple(rights), sign)
-
-
-def has_letters(tree: Node) -> bool:
-    return tree.kind in ("letter", "apply") or any(map(has_letters, tree.parts))
 
 
 def is_name(left: Form | None) -> bool:
@@ -304,8 +301,8 @@ def is_name(left: Form | None) -> bool:
 
 
 def _thousands(text: str) -> Form | None:
-    found = THOUSANDS.fullmatch(text)
-    return form(found[1] + found[2].replace(",", "") + found[3]) if found else None
+    match = THOUSANDS.fullmatch(text)
+    return form(match[1] + match[2].replace(",", "") + match[3]) if match else None
 
 
 def _listed(text: str) -> Form | None:
@@ -316,7 +313,7 @@ def _listed(text: str) -> Form | None:
         raise TooLarge("members")
     kept = [piece for piece in pieces if not PARAMETER.fullmatch(piece)]
     if 0 < len(kept) < len(pieces):
-        for name in filter(None, (found[1] or found[2] for found in map(PARAMETER.fullmatch, pieces) if found)):
+        for name in filter(None, (match[1] or match[2] for match in map(PARAMETER.fullmatch, pieces) if match)):
             kept = [re.sub(rf"(?<![\\A-Za-z]){name}(?![A-Za-z])", r"\\kappa ", piece) for piece in kept]
         return form(", ".join(kept))
     members = [form(piece) for piece in pieces]
@@ -365,8 +362,8 @@ def _braced(text: str) -> Form | None:
     inside = text[1:-1]
     if not inside.strip():
         return NOTHING
-    if found := CONDITION.fullmatch(inside):
-        return form(found[1])
+    if match := CONDITION.fullmatch(inside):
+        return form(match[1])
     if re.search(r"[|:]", inside):
         raise Unread("a set by its property")
     members = form(inside)
@@ -383,8 +380,8 @@ def _plus_minus(text: str) -> Form | None:
 
 def _bracketed(text: str) -> Form | None:
     """`(1, 2]`, `⟨1, 2⟩`, a point `P(1, 2)`; brackets around one member only group."""
-    if (found := POINT.match(text)) and "," in text:
-        text = text[found.end() :]
+    if (match := POINT.match(text)) and "," in text:
+        text = text[match.end() :]
     opening, closing = text[0], text[-1]
     if len(text) < 2 or opening not in "([⟨" or closing not in ")]⟩" or not _one_pair(text):
         return None
@@ -415,10 +412,10 @@ def _ratio(text: str) -> Form | None:
 
 
 def _numeral(text: str) -> Form | None:
-    found = NUMERAL.fullmatch(re.sub(r"^\\text\{([0-9A-Za-z]+)\}", r"\1", text))
-    if not found:
+    match = NUMERAL.fullmatch(re.sub(r"^\\text\{([0-9A-Za-z]+)\}", r"\1", text))
+    if not match:
         return None
-    digits, name = found[1].replace(" ", ""), found[2] or found[3]
+    digits, name = match[1].replace(" ", ""), match[2] or match[3]
     base = int(name) if name.isdigit() else BASES.get(name, 0)
     if not 2 <= base <= 36 or not (digits[0].isdigit() or (base > 10 and len(digits) > 1)):
         return None
@@ -438,27 +435,27 @@ READINGS = (
 
 def split_signs(text: str, signs: str) -> tuple[list[str], list[str]]:
     """The parts between these signs where no bracket is open, and the signs."""
-    parts, found, depth, start = [], [], 0, 0
+    parts, between, depth, start = [], [], 0, 0
     for place, sign in enumerate(text):
         depth += (sign in OPENING) - (sign in CLOSING)
         if depth == 0 and sign in signs:
             parts.append(text[start:place])
-            found.append(sign)
+            between.append(sign)
             start = place + 1
-    return [*parts, text[start:]], found
+    return [*parts, text[start:]], between
 
 
 def split_list(text: str) -> tuple[list[str], set[str]]:
     """Members, and the words between them. A comma inside `1,234, 5` groups digits, as the other has a blank."""
     pieces, joints, depth, start = [], set(), 0, 0
-    separators = {found.start(): found for found in SEPARATOR.finditer(text)}
+    separators = {match.start(): match for match in SEPARATOR.finditer(text)}
     place = 0
     while place < len(text):
-        found = separators.get(place)
-        if depth == 0 and found:
+        match = separators.get(place)
+        if depth == 0 and match:
             pieces.append(text[start:place])
-            joints.add(found[1] or found[2] or ",")
-            place = start = found.end()
+            joints.add(match[1] or match[2] or ",")
+            place = start = match.end()
             continue
         depth += (text[place] in OPENING) - (text[place] in CLOSING)
         place += 1

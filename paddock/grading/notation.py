@@ -125,7 +125,7 @@ ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{(?:align|aligned|equation|gather|
 def canonical(text: str) -> str:
     """Returns the answer in one notation, without what surrounds it in prose."""
     text = _unwrapped(text.translate(UNICODE).replace("...", "…"))
-    text = SUPERSCRIPT.sub(lambda found: f"^{{{found[0].translate(RAISED)}}}", text)
+    text = SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(RAISED)}}}", text)
     text = ENVIRONMENT.sub("", text)
     text = MATRIX.sub("⟦", text)
     text = MATRIX_END.sub("⟧", text).replace(r"\hline", "")
@@ -133,29 +133,29 @@ def canonical(text: str) -> str:
         text = DOUBLED.sub(r"\\", text)
     text = text.replace(r"\\", ROW)
     text = CHOSEN.sub(_binomial, text)
-    text = NUMBER_SET.sub(lambda found: NUMBER_SETS[found[1]], text)
+    text = NUMBER_SET.sub(lambda match: NUMBER_SETS[match[1]], text)
     text = DECIMAL_COMMA.sub(".", THIN.sub("", text)).replace(r"\!", "")
     text = text.replace(r"\{", "⦃").replace(r"\}", "⦄").replace(r"\%", "%").replace(r"\|", "|")
     pieces, end = [], 0
-    for found in TEXT.finditer(text):
-        pieces += [_signs(text[end : found.start()]), _text(found[1])]
-        end = found.end()
+    for match in TEXT.finditer(text):
+        pieces += [_signs(text[end : match.start()]), _text(match[1])]
+        end = match.end()
     text = re.sub(" {2,}", " ", "".join([*pieces, _signs(text[end:])]))  # patterns below try every split of blanks
-    text = BLANKS.sub(lambda found: found[0].replace(" ", ""), text)
+    text = BLANKS.sub(lambda match: match[0].replace(" ", ""), text)
     text = ORDINAL.sub("", DEGREE.sub("°", LARGE.sub(_multiplied, text)))
     return text.strip(" ,;").rstrip(".").strip()
 
 
-def _binomial(found: re.Match[str]) -> str:
+def _binomial(match: re.Match[str]) -> str:
     """`{}_{10}C_3`, `^{10}C_3` and `C_{10}^3`, which all are 10 over 3."""
-    above, below = (group for group in found.groups() if group)
+    above, below = (group for group in match.groups() if group)
     return rf"\binom{{{above}}}{{{below}}}"
 
 
-def _multiplied(found: re.Match[str]) -> str:
+def _multiplied(match: re.Match[str]) -> str:
     r"""`5\text{ million dollars}` -> `5*10^{6}\text{dollars}`"""
-    words = (found[3] or "").strip()
-    return f"*{TIMES[found[2].lower()]}" + (rf"\text{{{words}}}" if words else "")
+    words = (match[3] or "").strip()
+    return f"*{TIMES[match[2].lower()]}" + (rf"\text{{{words}}}" if words else "")
 
 
 def _unwrapped(text: str) -> str:
@@ -180,8 +180,8 @@ def _unwrapped(text: str) -> str:
 def _closed(text: str) -> bool:
     """True if no brace closes what it did not open: `1} + \\boxed{2` is two boxes."""
     depth = 0
-    for found in re.finditer(r"\\.|[{}]", text, re.DOTALL):
-        depth += {"{": 1, "}": -1}.get(found[0], 0)
+    for match in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
         if depth < 0:
             return False
     return depth == 0
@@ -197,13 +197,13 @@ def _signs(text: str) -> str:
     text = FONT.sub("", text).replace("{:}", ":")
     text = COMMAND.sub(_command, text)
     text = SPACING.sub(" ", text)
-    text = SIGNS.sub(lambda found: PLAIN_SIGNS[found[0]], text)
-    text = ROOT.sub(lambda found: rf"\sqrt{{{found[1]}}}" if found[1] else r"\sqrt", text)
-    return PLAIN.sub(lambda found: ENDLESS.get(found[1], rf"\{found[1]} "), text)
+    text = SIGNS.sub(lambda match: PLAIN_SIGNS[match[0]], text)
+    text = ROOT.sub(lambda match: rf"\sqrt{{{match[1]}}}" if match[1] else r"\sqrt", text)
+    return PLAIN.sub(lambda match: ENDLESS.get(match[1], rf"\{match[1]} "), text)
 
 
-def _command(found: re.Match[str]) -> str:
-    name = found[1]
+def _command(match: re.Match[str]) -> str:
+    name = match[1]
     if name in COMMANDS:
         return COMMANDS[name]
-    return rf"\{name} " if found[0] != rf"\{name}" else found[0]
+    return rf"\{name} " if match[0] != rf"\{name}" else match[0]

@@ -76,8 +76,8 @@ class Reader:
     def command(self) -> str:
         r"""The name of the command that follows, `frac` of `\frac`; empty where there is none."""
         self.peek()
-        found = WORD.match(self.text, self.at)
-        return found[1] if found else ""
+        match = WORD.match(self.text, self.at)
+        return match[1] if match else ""
 
     def skip(self, sign: str) -> bool:
         if not sign or self.peek() != sign[0] or not self.text.startswith(sign, self.at):
@@ -226,22 +226,22 @@ class Reader:
         raise Unread(self.rest())
 
     def number(self) -> Node:
-        if (found := MIXED.match(self.text, self.at)) and (fraction := mixed(found)) is not None:
-            self.at = found.end()
+        if (match := MIXED.match(self.text, self.at)) and (fraction := mixed(match)) is not None:
+            self.at = match.end()
             return Node("mixed", value=fraction)
         for pattern, endless in ((REPEATING, repeating), (ELLIPSIS, continued)):
-            if found := pattern.match(self.text, self.at):
-                self.at = found.end()
-                return Node("number", value=endless(found))
-        found = NUMBER.match(self.text, self.at)
-        if not found:
+            if match := pattern.match(self.text, self.at):
+                self.at = match.end()
+                return Node("number", value=endless(match))
+        match = NUMBER.match(self.text, self.at)
+        if not match:
             raise Unread(self.rest())
-        self.at = found.end()
-        whole, _, decimals = found[1].partition(".")
+        self.at = match.end()
+        whole, _, decimals = match[1].partition(".")
         value = Fraction(int(whole or "0")) + (Fraction(int(decimals), 10 ** len(decimals)) if decimals else 0)
-        if found[2]:
-            return Node("number", value=value * Fraction(10) ** int(found[2]))
-        return Node("number", value=value, digits=len(decimals) if "." in found[1] else None)
+        if match[2]:
+            return Node("number", value=value * Fraction(10) ** int(match[2]))
+        return Node("number", value=value, digits=len(decimals) if "." in match[1] else None)
 
     def letters(self) -> Node:
         name = self.text[self.at]
@@ -264,11 +264,11 @@ class Reader:
                     self.at = place + 1
                     return self.text[start + 1 : place].replace(" ", "")
             raise Unread("an open subscript")
-        found = re.compile(r"\d+|[A-Za-z]|\\[A-Za-z]+").match(self.text, self.at)
-        if not found:
+        match = re.compile(r"\d+|[A-Za-z]|\\[A-Za-z]+").match(self.text, self.at)
+        if not match:
             raise Unread(self.rest())
-        self.at = found.end()
-        return found[0]
+        self.at = match.end()
+        return match[0]
 
     def arguments(self) -> Node:
         """`(a, b)` after a function; `\\max⦃a, b⦄` as well."""
@@ -353,21 +353,21 @@ def letter(name: str) -> Node:
     return Node({"i": "i", "e": "e"}.get(name, "letter"), name=name)
 
 
-def mixed(found: re.Match[str]) -> Fraction | None:
+def mixed(match: re.Match[str]) -> Fraction | None:
     """Returns the mixed number; None unless the fraction is proper: `2\\frac{5}{3}` is a product."""
-    whole, above, below = (int(digits) for digits in found.groups() if digits)
+    whole, above, below = (int(digits) for digits in match.groups() if digits)
     return Fraction(whole) + Fraction(above, below) if 0 < above < below else None
 
 
-def repeating(found: re.Match[str]) -> Fraction:
+def repeating(match: re.Match[str]) -> Fraction:
     r"""`0.1\overline{6}` = 1/6"""
-    whole, fixed, overlined, first, between, last, bracketed = (part or "" for part in found.groups())
+    whole, fixed, overlined, first, between, last, bracketed = (part or "" for part in match.groups())
     return _periodic(whole, fixed, overlined or bracketed or first + between + last)
 
 
-def continued(found: re.Match[str]) -> Fraction:
+def continued(match: re.Match[str]) -> Fraction:
     """`0.333…` = 1/3, if the end of the digits repeats three times."""
-    whole, digits = found.groups()
+    whole, digits = match.groups()
     for length in range(1, len(digits) // 3 + 1):
         period = digits[-length:]
         if digits.endswith(period * 3):

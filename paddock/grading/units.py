@@ -85,24 +85,24 @@ NEVER = frozenset(NOT_NOUNS.split())
 def without_unit(text: str) -> tuple[str, str | None]:
     """Returns the expression, and its unit in one spelling; None if there is none, or only a noun."""
     text = text.strip()
-    if found := MONEY.fullmatch(text):
-        rest, unit = without_unit(found[3])
-        return found[1] + rest, SIGNS[found[2]] if found[2] else unit if unit == "cent" else "dollar"
-    if found := TEMPERATURE.fullmatch(text):
-        return found[1].strip(), f"degree {found[2]}"
+    if match := MONEY.fullmatch(text):
+        rest, unit = without_unit(match[3])
+        return match[1] + rest, SIGNS[match[2]] if match[2] else unit if unit == "cent" else "dollar"
+    if match := TEMPERATURE.fullmatch(text):
+        return match[1].strip(), f"degree {match[2]}"
     if text.endswith(r"\$") and len(text) > 2:
         return text[:-2].strip(), "dollar"
-    if (found := CHINESE.fullmatch(text)) and (found[2] in CHINESE_UNITS or not CHINESE_NOT_NOUNS & set(found[2])):
-        return found[1].strip(), CHINESE_UNITS.get(found[2])
+    if (match := CHINESE.fullmatch(text)) and (match[2] in CHINESE_UNITS or not CHINESE_NOT_NOUNS & set(match[2])):
+        return match[1].strip(), CHINESE_UNITS.get(match[2])
     if len(text) > 1 and text[-1] in SIGNS and not re.search(r"(?:sin|cos|tan|cot|sec|csc)", text):
         return text[:-1].strip(), SIGNS[text[-1]]
-    if (found := TEXT_UNIT.fullmatch(text)) and r"\text" not in found[1] and _only_names(found[2]):
-        unit = canonical_unit(found[2])
-        return (found[1].strip(), unit) if unit else without_unit(found[1])  # `20%\\text{ increase}`
-    if found := AFTER_NUMBER.fullmatch(text):
-        return found[1].strip(), canonical_unit(f"{found[2] or found[3]}^{found[4] or 1}")
-    if (found := WORDS.fullmatch(text)) and _is_noun(found[2]):
-        return found[1].strip(), canonical_unit(found[2] + (f"^{found[3]}" if found[3] else ""))
+    if (match := TEXT_UNIT.fullmatch(text)) and r"\text" not in match[1] and _only_names(match[2]):
+        unit = canonical_unit(match[2])
+        return (match[1].strip(), unit) if unit else without_unit(match[1])  # `20%\\text{ increase}`
+    if match := AFTER_NUMBER.fullmatch(text):
+        return match[1].strip(), canonical_unit(f"{match[2] or match[3]}^{match[4] or 1}")
+    if (match := WORDS.fullmatch(text)) and _is_noun(match[2]):
+        return match[1].strip(), canonical_unit(match[2] + (f"^{match[3]}" if match[3] else ""))
     return text, None
 
 

@@ -26,7 +26,6 @@ from paddock.grading.forms import (
     Sets,
     Words,
     form,
-    has_letters,
     is_name,
     like_option,
     names_option,
@@ -85,8 +84,8 @@ def _equal(answer: str, truth: str) -> bool:
 
 
 def _as_list(text: str, read: Form) -> Form:
-    found = THOUSANDS.fullmatch(text)
-    return Many(tuple(map(form, text.split(",")))) if found and not found[3] else read
+    match = THOUSANDS.fullmatch(text)
+    return Many(tuple(map(form, text.split(",")))) if match and not match[3] else read
 
 
 def same(truth: Form, answer: Form) -> bool:
@@ -369,7 +368,7 @@ def _same_scalar(truth: Scalar, answer: Scalar) -> bool:
         return library.equal(truth.text, answer.text)
     if equal(truth.tree, answer.tree):
         return True
-    if has_letters(truth.tree) or has_letters(answer.tree):
+    if letters_of(truth.tree) or letters_of(answer.tree):
         return False
     return rounds_to(answer.tree, truth.tree, SIGNIFICANT) or rounds_to(truth.tree, answer.tree, SIGNIFICANT)
 
