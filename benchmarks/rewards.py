@@ -26,7 +26,6 @@ from paddock.data.loader import prompt_batch
 from paddock.engines.rollout.base import Prompt
 from paddock.loading.load import load
 from paddock.rewards.functions import MODULE, Target
-from paddock.rewards.manager import RewardManager
 from paddock.rewards.maths import boxed
 from paddock.rewards.rules import Scorer, gsm8k
 from paddock.rewards.score import ScoreRequest
@@ -35,6 +34,7 @@ from paddock.rollouts.batch import with_responses
 from paddock.rollouts.collect import Collector, Drawn
 from paddock.rollouts.environments import ids_of
 from paddock.rollouts.episode import Episode, Span
+from paddock.trainer.assembly import open_rewards
 
 LIMIT = 2.0  # seconds
 WORDS, SAMPLES, TOKENS = 49_152, 8, 256
@@ -122,7 +122,7 @@ def step(name: str, source: str, rule: Callable[..., Any], prompts: int, config:
     Each is the median of its steps; the first, which starts processes, does not count.
     """
     seconds: dict[str, list[float]] = {"decode": [], "calls": [], "scored": []}
-    with RewardManager(config) as rewards:
+    with open_rewards(config) as rewards:
         collector = Collector(config, None, None, rewards, tokenizer_of_words(), frozenset())  # type: ignore[arg-type]
         for number in range(STEPS):
             drawn = answered(number, prompts, source, rewards.begin())
@@ -147,7 +147,7 @@ def step(name: str, source: str, rule: Callable[..., Any], prompts: int, config:
 
 def uneven(count: int, workers: int, config: Config) -> None:
     """Times a step in which the calls of some neighbouring answers wait, after steps in which all calls were quick."""
-    with RewardManager(config) as rewards:
+    with open_rewards(config) as rewards:
         for number in range(STEPS):
             waits = [SLOW_SECONDS if number == STEPS - 1 and 100 <= row < 100 + SLOW else 0.0 for row in range(count)]
             begin = time.perf_counter()
@@ -182,7 +182,7 @@ def main() -> None:
 
 def kinds(args: argparse.Namespace, config: Config) -> None:
     """Times answers of each kind, which are texts already."""
-    with RewardManager(config) as rewards:
+    with open_rewards(config) as rewards:
         asked = gsm8k_answers(args.answers)
         with timed("GSM8K", args.answers):
             assert sum(score.value for score in rewards.score(asked)) == (args.answers + 1) // 2

@@ -20,7 +20,7 @@ from pathlib import Path
 from paddock.data.prepare.records import read_file
 from paddock.rewards.code import completed
 from paddock.sandbox.local import LocalSandbox
-from paddock.sandbox.program import Program, settings_from
+from paddock.sandbox.program import Program, default_settings
 
 BARE = 64
 
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=8)
     options = parser.parse_args()
     programs = (humaneval(options.humaneval) if options.humaneval else our_own()) * options.repeats
-    with LocalSandbox(replace(settings_from(None), isolation=options.isolation), options.workers) as sandbox:
+    with LocalSandbox(replace(default_settings(), isolation=options.isolation), options.workers) as sandbox:
         sandbox.run_all(programs[: options.workers])  # the cells are warm
         start = time.perf_counter()
         results = sandbox.run_all(programs)

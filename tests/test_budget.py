@@ -15,9 +15,9 @@ PACKAGE = ROOT / "paddock"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 24
-FILES_WITH_THE_WHOLE_CONFIG = 46
+FILES_WITH_THE_WHOLE_CONFIG = 45
 PLACES_OF_ERRORS = 375
-WORDS = {"found": 1184, "told": 103, "one": 1662, "said": 231}
+WORDS = {"found": 1030, "told": 97, "one": 1660, "said": 231}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -34,7 +34,7 @@ LINES = {
     "errors.py": 50,
     "estimate": 1061,
     "facts": 1450,
-    "grading": 2268,
+    "grading": 2264,
     "help": 803,
     "kernels": 1824,
     "library": 922,
@@ -45,8 +45,8 @@ LINES = {
     "rewards": 3189,
     "rollouts": 1554,
     "runs": 1772,
-    "sandbox": 3485,
-    "trainer": 2003,
+    "sandbox": 3480,
+    "trainer": 2018,
     "verl": 2564,
     "workers": 2538,
 }

@@ -162,12 +162,11 @@ def accelerators(seen: int) -> Accelerators:
 
 def sandbox() -> Sandbox:
     """Starts the sandbox of this machine with the config's defaults, and ends it."""
-    from paddock.config.schema import RewardModelConfig
     from paddock.sandbox.local import LocalSandbox
-    from paddock.sandbox.program import settings_of
+    from paddock.sandbox.program import default_settings
 
     try:
-        with LocalSandbox(settings_of(RewardModelConfig())) as started:
+        with LocalSandbox(default_settings()) as started:
             return Sandbox(True, started.isolation, started.guard, None, None)
     except UserError as error:
         return Sandbox(False, None, None, error.reason, error.fix)

@@ -15,6 +15,7 @@ from paddock.environments.environment import Environment
 from paddock.environments.tools import Tool, ToolError, is_tool, tool, tool_of
 from paddock.errors import UserError
 from paddock.facts.modules import user_module
+from paddock.sandbox.program import Program, SandboxSettings
 
 KEY = "actor_rollout_ref.rollout.multi_turn.function_tool_path"
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -38,7 +39,7 @@ class ToolEnvironment(Environment):
 
 
 def load_tools(
-    paths: Sequence[str], sandbox: Callable[[], Mapping[str, Any]], functions: Mapping[str, Callable[..., Any]]
+    paths: Sequence[str], sandbox: Callable[[], SandboxSettings], functions: Mapping[str, Callable[..., Any]]
 ) -> list[Tool]:
     """Returns the tools that the key names: files, functions of files, and those of this package by name.
 
@@ -122,12 +123,11 @@ INTERPRETER = "code_interpreter"
 BUILT_IN: dict[str, Callable[..., Any]] = {"calculator": calculator}
 
 
-def interpreter(sandbox: Mapping[str, Any]) -> Tool:
+def interpreter(sandbox: SandboxSettings) -> Tool:
     """Returns the tool that runs Python programs in the sandbox: without a network, and without the row's truth."""
-    from paddock.sandbox.program import Program, settings_from
     from paddock.sandbox.runner import runner_of
 
-    runner = runner_of(settings_from(sandbox), os.cpu_count() or 1)
+    runner = runner_of(sandbox, os.cpu_count() or 1)
     atexit.register(runner.close)
 
     @tool(name=INTERPRETER)

@@ -1,6 +1,6 @@
 """Answers that are programs: taken out of the text, run in the sandbox, scored by the tests they pass.
 
-Each scorer takes `sandbox`, the settings as `SandboxSettings.as_argument()` writes them, or else the config's defaults.
+Each scorer takes the settings of the sandbox; without them, those of a config that sets none.
 Each returns, beside the score, `acc` and for every cause `sandbox/<cause>`, 1 for how this answer ended and else 0.
 """
 
@@ -15,7 +15,7 @@ from itertools import takewhile, zip_longest
 from math import isclose, isfinite
 from typing import Any
 
-from paddock.sandbox.program import CAUSES, Program, SandboxSettings, settings_from
+from paddock.sandbox.program import CAUSES, Program, SandboxSettings, default_settings
 from paddock.sandbox.runner import runner_of
 
 FENCE = "```"
@@ -24,7 +24,7 @@ LINE, WORD = re.compile("[^\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]+"), re.compile(
 
 
 def contest(
-    solution_str: str, ground_truth: Any, sandbox: Mapping[str, Any] | None = None, continuous: bool = True
+    solution_str: str, ground_truth: Any, sandbox: SandboxSettings | None = None, continuous: bool = True
 ) -> dict[str, Any]:
     """codecontests, apps, codeforces, taco: the share of tests passed, or 1 for all of them and else 0.
 
@@ -32,29 +32,29 @@ def contest(
     that function. A test that runs out of time is the last: those after it count as failed.
     """
     truth = _truth(ground_truth, "inputs", "outputs")
-    settings = settings_from(sandbox)
+    settings = sandbox or default_settings()
     code = code_of(solution_str)
     inputs, outputs = truth["inputs"], truth["outputs"]
     if not inputs or len(inputs) != len(outputs):
         raise ValueError(f"the ground truth has {len(inputs)} inputs and {len(outputs)} outputs")
     if function := truth.get("fn_name"):
         program = Program(code, checks=tuple(map(_call, inputs, outputs)), entry=function)
-        return _scored(_checked(program, settings), continuous)
+        return _checked(program, settings, continuous)
     texts = [*map(_joined, inputs)], [*map(_joined, outputs)]
     return _scored(_read_and_written(code, *texts, settings, continuous), continuous)
 
 
-def humaneval(solution_str: str, ground_truth: Any, sandbox: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def humaneval(solution_str: str, ground_truth: Any, sandbox: SandboxSettings | None = None) -> dict[str, Any]:
     """1 if the function passes `check`. The truth has `prompt`, `test` and `entry_point`.  arXiv:2107.03374"""
     truth = _truth(ground_truth, "prompt", "test", "entry_point")
     prompt, entry = truth["prompt"], truth["entry_point"]
     check = f"{truth['test']}\ncheck(candidate)\n"
     program = Program(completed(prompt, entry, solution_str), checks=(check,), setup=_closed(prompt), entry=entry)
-    return _scored(_checked(program, settings_from(sandbox)), continuous=False)
+    return _checked(program, sandbox or default_settings(), continuous=False)
 
 
 def mbpp(
-    solution_str: str, ground_truth: Any, sandbox: Mapping[str, Any] | None = None, continuous: bool = False
+    solution_str: str, ground_truth: Any, sandbox: SandboxSettings | None = None, continuous: bool = False
 ) -> dict[str, Any]:
     """1 if all asserts hold, or the share of those that do. The truth has `test_list`, and may have `test_setup_code`
     and `test_imports`.  arXiv:2108.07732"""
@@ -64,17 +64,15 @@ def mbpp(
         raise ValueError("the ground truth has no tests")
     code = f"{setup}\n{code_of(solution_str)}"
     program = Program(code, checks=tuple(truth["test_list"]), setup=setup)
-    return _scored(_checked(program, settings_from(sandbox)), continuous)
+    return _checked(program, sandbox or default_settings(), continuous)
 
 
 def by_its_tests(
-    solution_str: str, ground_truth: Any, sandbox: Mapping[str, Any] | None = None, continuous: bool | None = None
+    solution_str: str, ground_truth: Any, sandbox: SandboxSettings | None = None, continuous: bool | None = None
 ) -> dict[str, Any]:
     """Scores by the tests that the ground truth has: `test_list` as `mbpp`, `entry_point` as `humaneval`, or else
     `inputs` and `outputs` as `contest`. `continuous`: None leaves it to the kind of tests."""
-    truth = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
-    if not isinstance(truth, Mapping):
-        raise ValueError(f"the ground truth is {ground_truth!r:.80}, not tests: an object with inputs and outputs")
+    truth = _truth(ground_truth)
     if "entry_point" in truth and "test_list" not in truth:  # a single test
         return humaneval(solution_str, truth, sandbox)
     given = {} if continuous is None else {"continuous": continuous}
@@ -180,9 +178,9 @@ def _read_and_written(
     return causes + [rest] * (len(inputs) - len(causes))
 
 
-def _checked(program: Program, settings: SandboxSettings) -> tuple[str, ...]:
+def _checked(program: Program, settings: SandboxSettings, continuous: bool) -> dict[str, Any]:
     (result,) = runner_of(settings).run_all([program])
-    return result.checks
+    return _scored(result.checks, continuous)
 
 
 def _scored(causes: Sequence[str], continuous: bool) -> dict[str, Any]:
@@ -230,8 +228,10 @@ def _joined(text: Any) -> str:
 
 
 def _truth(ground_truth: Any, *needed: str) -> Mapping[str, Any]:
-    """JSON, or what it says."""
+    """Returns the ground truth, which may be written as JSON."""
     truth = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
-    if not isinstance(truth, Mapping) or any(truth.get(name) is None for name in needed):
+    if not isinstance(truth, Mapping):
+        raise ValueError(f"the ground truth is {ground_truth!r:.80}, not tests: an object with inputs and outputs")
+    if any(truth.get(name) is None for name in needed):
         raise ValueError(f"the ground truth must have {', '.join(needed)}; it is {ground_truth!r:.80}")
     return truth

@@ -1,14 +1,7 @@
 """Reward functions of a file, of a module or of the program that runs, in one form: responses in, a score for each out.
 
-The names in a function's signature tell how it is called, and what it is given of what there is:
-
-- `ROW`: with one response, as verl does.
-- `FIELDS`: with one response as `completion`, its prompt, and the row's columns by their names.
-- `BATCH`: with lists of a batch, as verl's batch manager does. This alone follows from the config.
-- `COLUMNS`: with lists of a batch, by TRL's contract, ``reward(prompts, completions, **columns)``; None as a score says
-  that the function does not apply to the row. Prompts and completions are texts for a row whose prompt is a text, and
-  lists of messages for others.
-- `ENVIRONMENTS`: as `COLUMNS`, and with the environments of conversations.
+The names in a function's signature tell its `Shape`: how it is called, and what it is given of what there is. `BATCH`
+alone follows from the config.
 """
 
 from __future__ import annotations
@@ -28,24 +21,39 @@ from paddock.facts.compat import importable, why_missing
 from paddock.facts.modules import MODULE, file_at, module_at
 from paddock.rewards.score import Failed, Score, ScoreRequest, checked
 
-ROW, FIELDS, BATCH, COLUMNS, ENVIRONMENTS = "row", "fields", "batch", "columns", "environments"
-BY_COLUMNS = frozenset({COLUMNS, ENVIRONMENTS})
-"""Shapes of functions of TRL's contract."""
-READS_TOKENS = BY_COLUMNS | {FIELDS}
-"""Shapes of functions that may be given prompts and token ids."""
-WHOLE = BY_COLUMNS | {BATCH}
-"""Shapes of functions that are called once with all responses of a batch."""
 
-_TRL = ("completions", "prompts", "completion_ids", "ground_truth", "data_source", "extra_info")
-ARGUMENTS = {
-    ROW: ("data_source", "solution_str", "ground_truth", "extra_info"),
-    FIELDS: ("completion", "prompt", "ground_truth", "data_source", "extra_info"),
-    BATCH: ("data_sources", "solution_strs", "ground_truths", "extra_infos"),
-    COLUMNS: _TRL,
-    ENVIRONMENTS: _TRL,
-}
-"""Arguments that there are for every row, by shape."""
-OF_VERL = frozenset({"solution_str", *ARGUMENTS[BATCH]})
+@dataclass(frozen=True)
+class Shape:
+    """How a function is called."""
+
+    arguments: tuple[str, ...]
+    """Names of the arguments that there are for every row."""
+    whole: bool = False
+    """True if it is called once with all responses of a batch."""
+    of_trl: bool = False
+    """True if it has TRL's contract, ``reward(prompts, completions, **columns)``: None as a score says that it does not
+    apply to the row. Prompts and completions are texts for a row whose prompt is a text, else lists of messages."""
+    reads_prompts: bool = False
+    """True if it may be given prompts and token ids."""
+    reads_environments: bool = False
+    """True if it is given the environments of conversations."""
+
+
+ROW = Shape(("data_source", "solution_str", "ground_truth", "extra_info"))
+"""Called with one response, as verl does."""
+FIELDS = Shape(("completion", "prompt", "ground_truth", "data_source", "extra_info"), reads_prompts=True)
+"""Called with one response, its prompt, and the row's columns by their names."""
+BATCH = Shape(("data_sources", "solution_strs", "ground_truths", "extra_infos"), whole=True)
+"""Called with lists of a batch, as verl's batch manager does."""
+COLUMNS = Shape(
+    ("completions", "prompts", "completion_ids", "ground_truth", "data_source", "extra_info"),
+    whole=True,
+    of_trl=True,
+    reads_prompts=True,
+)
+"""Called with lists of a batch, and of the rows' columns by their names."""
+
+OF_VERL = frozenset({"solution_str", *BATCH.arguments})
 OF_TRL = frozenset({"prompts", "completions", "completion_ids", "environments"})
 TRUTHS = ("answer", "solution")
 """Names under which data sets of others have the ground truth."""
@@ -89,10 +97,10 @@ class RewardFunction:
         if unused := target.kwargs.keys() - self.signature.taken(target.kwargs).keys():
             raise Failed(f"takes no {min(unused)!r}, which reward_kwargs gives it, and has no **kwargs")
         if self.shape == BATCH:
-            self.signature.require({**dict.fromkeys(ARGUMENTS[BATCH]), **target.kwargs}, BATCH)
+            self.signature.require({**dict.fromkeys(BATCH.arguments), **target.kwargs}, BATCH)
 
     def __call__(self, requests: Sequence[ScoreRequest]) -> list[Score]:
-        return self.scores(requests) if self.shape in WHOLE else [self.score(request) for request in requests]
+        return self.scores(requests) if self.shape.whole else [self.score(request) for request in requests]
 
     def call(self, given: Mapping[str, Any]) -> Any:
         """Calls the function with what it names of `given`; the result may be something to await."""
@@ -153,7 +161,7 @@ def row_of(request: ScoreRequest) -> dict[str, Any]:
 def lists_of(requests: Sequence[ScoreRequest]) -> dict[str, Any]:
     """Returns the rows as lists, by the names of verl's batch manager."""
     rows = [row_of(request) for request in requests]
-    return {f"{name}s": [row[name] for row in rows] for name in ARGUMENTS[ROW]}
+    return {f"{name}s": [row[name] for row in rows] for name in ROW.arguments}
 
 
 def fields_of(request: ScoreRequest) -> dict[str, Any]:
@@ -240,15 +248,15 @@ def logging_into(logged: dict[str, list[Any]], count: int) -> dict[str, Callable
 # What a function takes
 
 
-def shape_of(function: Callable[..., Any], batch: bool = False) -> str:
+def shape_of(function: Callable[..., Any], batch: bool = False) -> Shape:
     """Returns how a function is called. `batch`: verl's batch manager calls it, unless it is of TRL's contract."""
     signature = signature_of(function)
     of_verl = bool(signature.named & OF_VERL)
     if signature.named & OF_TRL and not of_verl:
-        return ENVIRONMENTS if "environments" in signature.named else COLUMNS
+        return replace(COLUMNS, reads_environments="environments" in signature.named)
     if batch:
         return BATCH
-    if not of_verl and ("completion" in signature.named or {*signature.needed} - {*ARGUMENTS[ROW]}):
+    if not of_verl and ("completion" in signature.named or {*signature.needed} - {*ROW.arguments}):
         return FIELDS
     return ROW
 
@@ -271,7 +279,7 @@ class Signature:
             return dict(given)
         return {name: value for name, value in given.items() if name in self.named}
 
-    def require(self, given: Mapping[str, Any], shape: str) -> None:
+    def require(self, given: Mapping[str, Any], shape: Shape) -> None:
         """Refuses a function that needs what is not given, or takes nothing of it."""
         if self.placed:
             reason = f"takes {self.placed!r} by its position alone, and arguments are given by their names"
@@ -285,9 +293,9 @@ class Signature:
             reason = f"takes {truth!r}, which is the row's ground truth, and no response"
             raise Failed(reason, fix=f"name the response `completion`: f(completion, {truth})")
 
-    def unmet(self, given: Mapping[str, Any], missing: Sequence[str], shape: str) -> Failed:
+    def unmet(self, given: Mapping[str, Any], missing: Sequence[str], shape: Shape) -> Failed:
         """Returns the error of a function that cannot be called with what there is."""
-        names = ARGUMENTS[shape]
+        names = shape.arguments
         columns = [] if shape in (ROW, BATCH) else sorted(given.keys() - {*names} - SELDOM)
         offered = ", ".join(names) + (f", or columns of the rows: {', '.join(columns)}" if columns else "")
         if not missing:
@@ -295,7 +303,7 @@ class Signature:
             return Failed(reason, fix="name what it shall read")
         wanted = " and ".join(map(repr, missing))
         reason = f"takes {wanted}, and nothing that it is given is called so; it may name {offered}"
-        if shape != BATCH and self.named & {*ARGUMENTS[BATCH]}:
+        if shape != BATCH and self.named & {*BATCH.arguments}:
             return Failed(reason, fix="reward_model.reward_manager=batch calls it once, with lists")
         known = [name for name in (*names, *columns) if name not in self.named]
         for name in missing:

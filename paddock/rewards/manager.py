@@ -15,25 +15,19 @@ from typing import Any
 import torch
 
 from paddock.algorithms.selection import overlong_penalty
-from paddock.config.conversations import has_agent_loops
-from paddock.config.rewards import PYTHON, Part, reward_parts
-from paddock.config.schema import Config
+from paddock.config.rewards import PYTHON, Part
+from paddock.config.schema import RewardModelConfig
 from paddock.core.batch import Batch, PerRow, PerToken
 from paddock.core.registry import suggest
 from paddock.errors import UserError
-from paddock.rewards.functions import (
-    BY_COLUMNS,
-    ENVIRONMENTS,
-    READS_TOKENS,
-    Target,
-    shape_of,
-)
+from paddock.rewards.functions import Target, shape_of
 from paddock.rewards.rules import NAMED, NOTHING, SCORERS, Scorer, prepared, rule_of, scorer_of
 from paddock.rewards.runners import LimitedPool, ProcessPool
 from paddock.rewards.score import Failed, Score, ScoreRequest
 from paddock.rewards.scoring import Known, ScoreColumn, Scoring, combined, where
 from paddock.rewards.sending import Sender
 from paddock.rewards.threads import ThreadPool
+from paddock.sandbox.program import settings_of
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +47,7 @@ class RewardManager:
     Rules by name and functions are components: each is a column and a metric, and the score is their weighted sum. One
     function in our own form, without a weight, is the score itself and no component.
 
-    >>> with RewardManager(config) as rewards:
+    >>> with RewardManager(config.reward_model) as rewards:
     ...     rewards.check(requests)                       # before training: a response of each source
     ...     batch, metrics = rewards.fill(batch, texts)
     ...
@@ -62,20 +56,30 @@ class RewardManager:
     ...     batch, metrics = rewards.finish(batch, scoring.collect())
     """
 
-    def __init__(self, config: Config, functions: Functions = NO_FUNCTIONS, folder: Path | None = None):
-        """`functions`: those of this program that the config names as `python:NAME`. `folder`: that of the run, whose
-        file `PRINTS` takes what processes that score print; without it their standard output is this process's."""
-        self.config = config.reward_model
+    def __init__(
+        self,
+        config: RewardModelConfig,
+        named: Sequence[Scorer] = (),
+        *,
+        weighted: bool = False,
+        environment_pays: bool = False,
+        loops_may_score: bool = False,
+        total_steps: int = 1,
+        folder: Path | None = None,
+    ):
+        """`named`: all that the config names (`named_scorers`); without any, each row's data_source picks a rule.
+
+        `weighted`: the config gives weights. `environment_pays`: rows whose data_source has no rule get nothing here.
+        `loops_may_score`: agent loops of the user's may answer. `folder`: that of the run, whose file `PRINTS` takes
+        what processes that score print; without it their standard output is this process's.
+        """
+        self.config, self.named, self.weighted = config, named, weighted
+        self.environment_pays, self.loops_may_score = environment_pays, loops_may_score
         self.prints = folder and folder / PRINTS
         self.printed = size_of(self.prints)
         """Bytes that scorers of earlier starts of the run printed."""
-        self.named = [scorer_of_part(part, config, functions) for part in reward_parts(config)]
-        """All that the config names; empty if each row's data_source picks a rule."""
-        self.weighted = config.custom_reward_function.weights is not None
-        self.paid_elsewhere = config.environment is not None
-        """True if an environment pays: rows whose data_source has no rule get nothing here."""
-        self.loops_may_score = has_agent_loops(config.actor_rollout_ref.rollout.agent)
-        self._require_a_use_for_arguments(config)
+        nobody_takes, key = "no built-in scorer takes", "reward_model.compute_score_kwargs"
+        require_options(key, config.compute_score_kwargs, SCORERS.values(), nobody_takes)
         self.scorers: dict[str, Scorer] = {}
         self.names: dict[str, None] = {}
         """What scorers returned so far beside the score. Every batch gets all these columns: batches can be joined."""
@@ -88,7 +92,7 @@ class RewardManager:
         """Scores by functions of this program that processes cannot be given."""
         self.sender = Sender(self.rule_pool)
         self.warned_of_unscored = False
-        self.steps_done, self.total_steps = 0, config.trainer.total_training_steps or 1
+        self.steps_done, self.total_steps = 0, total_steps
         """The run's progress, for functions of TRL's contract that ask for it."""
         if self.config.reward_kwargs.overlong_buffer_cfg.enable:
             self._overlong(torch.zeros(1))  # a wrong length is an error now, not after the first rollout
@@ -123,8 +127,7 @@ class RewardManager:
             return
         scorers = self.named or [self._scorer(request) for request in requests]
         self._warn_of_unused_arguments(scorers, requests)
-        if any(scorer.settings is not None for scorer in scorers):
-            from paddock.sandbox.program import settings_of
+        if any(scorer.sandboxed for scorer in scorers):
             from paddock.sandbox.runner import check
 
             check(settings_of(self.config))
@@ -139,7 +142,7 @@ class RewardManager:
                 if score.timed_out:
                     reason = f"took longer than {self.pool.timeout:g} s (reward_model.timeout)"
                     raise self._error(column.scorer_of(request), request, Failed(reason))
-        rows = combined(self.components, scores) if self.components else scores[0]
+        rows = combined(self.components, scores)
         self.names |= dict.fromkeys(name for score in rows for name in score.extras)
         self.warn_of_prints()
 
@@ -164,7 +167,7 @@ class RewardManager:
     def _column(self, part: Scorer) -> ScoreColumn:
         scorer = self.sender.current(part)
         pool: ProcessPool | ThreadPool = self.pool if part.own else self.rule_pool
-        if part.here or part.shape == ENVIRONMENTS:
+        if part.here or part.shape.reads_environments:
             pool = self.threads
         return ScoreColumn(lambda _: scorer, pool, self.known, self._error, part.shape)
 
@@ -181,7 +184,7 @@ class RewardManager:
             return replace(part, here=self.sender.obstacle_to(part))
         try:
             shape = self.rule_pool.shape_of(target)
-            if shape in BY_COLUMNS and self.config.reward_manager == "rate_limited":
+            if shape.of_trl and self.config.reward_manager == "rate_limited":
                 reason = "takes a whole batch, and reward_model.reward_manager=rate_limited calls it for one response"
                 fix = "name `completion` in place of `completions`, or choose another reward_manager"
                 raise Failed(reason, fix=fix)
@@ -199,17 +202,17 @@ class RewardManager:
     @functools.cached_property
     def of_trl(self) -> bool:
         """True if a function has TRL's contract."""
-        return any(part.shape in BY_COLUMNS for part in self.parts)
+        return any(part.shape.of_trl for part in self.parts)
 
     @functools.cached_property
     def reads_environments(self) -> bool:
         """True if a function asks for the environments of conversations."""
-        return any(part.shape == ENVIRONMENTS for part in self.parts)
+        return any(part.shape.reads_environments for part in self.parts)
 
     @functools.cached_property
     def reads_tokens(self) -> bool:
         """True if a function may ask for the token ids of responses."""
-        return any(part.shape in READS_TOKENS for part in self.parts)
+        return any(part.shape.reads_prompts for part in self.parts)
 
     def score(self, requests: Sequence[ScoreRequest | None]) -> list[Score]:
         """Returns one score per request, 0 for None; a UserError names the first that gave none."""
@@ -306,7 +309,7 @@ class RewardManager:
         """Returns the rule that the data source of the response picks."""
         source = request.data_source
         if source not in self.scorers:
-            rule = scorer_of(source, self.paid_elsewhere)
+            rule = scorer_of(source, self.environment_pays)
             self.scorers[source] = rule.with_arguments(self.config.compute_score_kwargs, self.config)
         return self.scorers[source]
 
@@ -320,27 +323,13 @@ class RewardManager:
             fix = f"mend the row, or choose another rule: {', '.join(NAMED)}"
             return UserError(reason, key="reward", value=scorer.name, fix=fix)
         returns = "a finite number, or a dict with one under 'score'"
-        if scorer.shape in BY_COLUMNS:
+        if scorer.shape.of_trl:
             returns = "a list with a finite number, or None, for each completion"
         fix = failure.fix or f"mend the function: it returns {returns}"
         if scorer.here:
             fix = f"{fix}. It runs in a thread, as it cannot be sent to a process: {scorer.here}"
         value = target if target.path == PYTHON else target.path
         return UserError(reason, key="custom_reward_function.path", value=value, fix=fix)
-
-    def _require_a_use_for_arguments(self, config: Config) -> None:
-        """Refuses an argument that no rule takes."""
-        rules = {part.name: part for part in self.named if not part.own}
-        for key, given, scorers in (
-            ("reward_model.compute_score_kwargs", self.config.compute_score_kwargs, SCORERS),
-            ("reward_kwargs", config.reward_kwargs, rules),
-        ):
-            options = sorted({name for scorer in scorers.values() for name in scorer.options})
-            for name in given:
-                if name not in options:
-                    what = "no built-in scorer takes" if scorers is SCORERS else f"{' and '.join(scorers)} takes no"
-                    fix = suggest(name, options) if options else "leave it out: there are no arguments"
-                    raise UserError(f"{what} {name!r}", key=key, value=dict(given), fix=fix)
 
     def _warn_of_unused_arguments(self, scorers: Sequence[Scorer], requests: Sequence[ScoreRequest]) -> None:
         """Names arguments that built-in scorers have, but none of those that these rows' data sources pick."""
@@ -365,13 +354,24 @@ SHAPES = (
 )
 
 
-def scorer_of_part(part: Part, config: Config, functions: Functions) -> Scorer:
-    """The rule or function with its arguments: those of a rule follow from `reward_kwargs` and from other keys."""
-    reward = config.reward_model
-    if part.path is None:
-        rule = NAMED[part.function]
-        given = {name: value for name, value in config.reward_kwargs.items() if name in rule.options}
-        return replace(rule.with_arguments(prepared(part.function, given), reward), weight=part.weight)
+def named_scorers(
+    parts: Sequence[Part], arguments: Mapping[str, Any], config: RewardModelConfig, functions: Functions
+) -> list[Scorer]:
+    """Returns the rules and functions that the config names. `arguments`: those of rules, the key `reward_kwargs`.
+    `functions`: those of this program that the config names as `python:NAME`."""
+    scorers = []
+    for part in parts:
+        if part.path is None:
+            rule = NAMED[part.function].with_arguments(prepared(part.function, arguments), config)
+            scorers.append(replace(rule, weight=part.weight))
+        else:
+            scorers.append(function_at(part, config, functions))
+    rules = [scorer for scorer in scorers if not scorer.own]
+    require_options("reward_kwargs", arguments, rules, f"{' and '.join(rule.name for rule in rules)} takes no")
+    return scorers
+
+
+def function_at(part: Part, config: RewardModelConfig, functions: Functions) -> Scorer:
     function = functions.get(part.function) if part.path == PYTHON else None
     if part.path == PYTHON and function is None:
         raise UserError(
@@ -380,10 +380,17 @@ def scorer_of_part(part: Part, config: Config, functions: Functions) -> Scorer:
             value=f"{PYTHON}:{part.function}",
             fix="run that program again; or put the function into a file, custom_reward_function.path=FILE.py:NAME",
         )
-    batch = reward.reward_manager == "batch"
-    return Scorer(
-        Target(part.path, part.function, part.kwargs, function, batch=batch), part.name, part.weight, own=True
-    )
+    target = Target(str(part.path), part.function, part.kwargs, function, batch=config.reward_manager == "batch")
+    return Scorer(target, part.name, part.weight, own=True)
+
+
+def require_options(key: str, given: Mapping[str, Any], rules: Iterable[Scorer], nobody_takes: str) -> None:
+    """Refuses an argument that none of the rules takes."""
+    options = sorted({name for rule in rules for name in rule.options})
+    for name in given:
+        if name not in options:
+            fix = suggest(name, options) if options else "leave it out: there are no arguments"
+            raise UserError(f"{nobody_takes} {name!r}", key=key, value=dict(given), fix=fix)
 
 
 def on_last_token(values: PerRow, mask: PerToken) -> PerToken:

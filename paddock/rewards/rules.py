@@ -27,8 +27,9 @@ from paddock.facts.distribution import install_command
 from paddock.facts.modules import MODULE
 from paddock.grading.limits import TooLong, cpu_seconds
 from paddock.rewards import verl_verdicts
-from paddock.rewards.functions import ROW, Target, load
+from paddock.rewards.functions import ROW, Shape, Target, load
 from paddock.rewards.score import Score, ScoreRequest
+from paddock.sandbox.program import settings_of
 
 if TYPE_CHECKING:
     from paddock.config.schema import RewardModelConfig
@@ -50,8 +51,7 @@ class Scorer:
     own: bool = False
     """True for a function of the user's own, which is given all turns of a response; False: a rule, which is given the
     last turn alone."""
-    shape: str = ROW
-    """How the function is called (functions.py)."""
+    shape: Shape = ROW
     here: str | None = None
     """Why a function of this program runs in a thread of it, if it does."""
     pooled: bool = True
@@ -66,16 +66,16 @@ class Scorer:
     """Ground truth and response decide the score, and nothing else: equal ones need not be scored again."""
     options: frozenset[str] = frozenset()
     """Arguments of a rule that the config may set."""
-    settings: Callable[[RewardModelConfig], dict[str, Any]] | None = None
-    """Arguments that follow from other keys of the config; plain values, for they travel to another process."""
+    sandboxed: bool = False
+    """True for a rule that runs programs: its argument `sandbox` follows from other keys of the config."""
     sources: tuple[str, ...] = ()
     """Data sources that pick the rule, a `*` standing for any text."""
 
     def with_arguments(self, given: Mapping[str, Any], config: RewardModelConfig) -> Scorer:
         """Returns the scorer with those of its options that are given, and with what follows from other keys."""
         kwargs = {name: value for name, value in given.items() if name in self.options}
-        if self.settings:
-            kwargs |= self.settings(config)
+        if self.sandboxed:
+            kwargs["sandbox"] = settings_of(config)
         return replace(self, target=replace(self.target, kwargs=kwargs))
 
 
@@ -322,18 +322,18 @@ def _no_constant(name: str) -> Any:
 
 
 def prepared(rule: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a rule as plain values, checked before the run begins: a pattern compiles, a schema is read."""
+    """Returns arguments of rules as plain values, checked before the run begins: patterns compile, schemas are read."""
     if rule == "json_schema" and not find_spec("jsonschema"):
         reason, fix = "needs the package jsonschema, which is not installed", install_command("json")
         raise UserError(reason, key="reward", value=rule, fix=fix)
-    if rule not in _PREPARED:
-        return dict(arguments)
-    prepare, fix = _PREPARED[rule]
-    try:
-        return {name: prepare(value) for name, value in arguments.items()}
-    except (OSError, ValueError) as error:
-        name, value = next(iter(arguments.items()))
-        raise UserError(str(error), key=f"reward_kwargs.{name}", value=value, fix=fix) from None
+    values = dict(arguments)
+    for name, (prepare, fix) in _PREPARED.items():
+        try:
+            if name in values:
+                values[name] = prepare(values[name])
+        except (OSError, ValueError) as error:
+            raise UserError(str(error), key=f"reward_kwargs.{name}", value=values[name], fix=fix) from None
+    return values
 
 
 def _pattern_of(given: Any) -> Any:
@@ -348,15 +348,10 @@ def _schema_of(given: Any) -> Any:
 
 
 _PREPARED = {
-    "regex": (_pattern_of, "a pattern of Python's `re`, in single quotes"),
-    "json_schema": (_schema_of, "a JSON file, or {type: object, ...}"),
+    "pattern": (_pattern_of, "a pattern of Python's `re`, in single quotes"),
+    "schema": (_schema_of, "a JSON file, or {type: object, ...}"),
 }
-
-
-def _sandbox(config: RewardModelConfig) -> dict[str, Any]:
-    from paddock.sandbox.program import settings_of  # imports the config's schema, which no other rule needs
-
-    return {"sandbox": settings_of(config).as_argument()}
+"""What checks an argument of a rule and makes a plain value of it, and the fix if it cannot."""
 
 
 def _rule(function: str, sources: str = "", options: str = "", module: str = "rules", **rest: Any) -> Scorer:
@@ -368,7 +363,7 @@ def _rule(function: str, sources: str = "", options: str = "", module: str = "ru
 _pattern = partial(_rule, pooled=True)
 _mathematics = partial(_rule, module="maths", pooled=True, limit=10.0)
 """Gives up by itself (grading/limits.py). The limit here is for native code, which only a kill ends."""
-_program = partial(_rule, module="code", pooled=True, pure=False, settings=_sandbox)
+_program = partial(_rule, module="code", pooled=True, pure=False, sandboxed=True)
 """Run in the sandbox. Not pure: a program may draw at random, and a busy machine may make it late."""
 
 RULES = (

@@ -31,7 +31,7 @@ from typing import Any
 from paddock.config.schema import RewardModelConfig
 from paddock.core.supervisor import PATIENCE
 from paddock.rewards.channel import GONE, Channel
-from paddock.rewards.functions import Target
+from paddock.rewards.functions import Shape, Target
 from paddock.rewards.score import Failed, ScoreRequest
 from paddock.rewards.worker import FAILED, READY, RECALL, RETURNED, SCORED, TIMED_OUT, TOOK
 
@@ -142,11 +142,12 @@ class ProcessPool:
             self.cancel()
             raise
 
-    def shape_of(self, target: Target) -> str:
+    def shape_of(self, target: Target) -> Shape:
         """Returns how a function is called; raises Failed if no process can import it."""
         job = ScoringJob(target, ())
         self.submit([job])
-        return job.future.result()
+        shape: Shape = job.future.result()
+        return shape
 
     def cancel(self) -> None:
         """Drops all work, and the processes that are at it."""

@@ -41,11 +41,6 @@ class ScoreRequest:
     extra_fields: Mapping[str, Any] = field(default_factory=dict)
     """What the environment of a conversation says of it."""
 
-    @property
-    def for_functions(self) -> bool:
-        """True if it holds what a few functions alone read."""
-        return self.prompt is not None or len(self.tokens) > 0 or self.environment is not None
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as a call with all values: half the time of what a dataclass does by itself."""
         return ScoreRequest, _values_of_request(self)

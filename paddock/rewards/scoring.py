@@ -13,7 +13,7 @@ from math import inf
 from typing import Any
 
 from paddock.errors import UserError
-from paddock.rewards.functions import READS_TOKENS, ROW, WHOLE, Target, load
+from paddock.rewards.functions import ROW, Shape, Target, load
 from paddock.rewards.rules import Scorer
 from paddock.rewards.runners import ProcessPool, ScoringJob
 from paddock.rewards.score import Failed, Score, ScoreRequest
@@ -51,16 +51,13 @@ class Known:
                 self.scores.move_to_end(key)
             return self.scores.get(key)
 
-    def put(self, key: bytes, score: Score | Future[Any]) -> None:
-        with self.lock:
-            self.scores.pop(key, None)
-            self.scores[key] = score
-            while len(self.scores) > self.most:
-                self.scores.popitem(last=False)
-
     def expect(self, key: bytes, future: Future[Any]) -> None:
         """Keeps the score of a job that is about to begin."""
-        self.put(key, future)
+        with self.lock:
+            self.scores.pop(key, None)
+            self.scores[key] = future
+            while len(self.scores) > self.most:
+                self.scores.popitem(last=False)
         future.add_done_callback(lambda future: self._arrived(key, future))
 
     def _arrived(self, key: bytes, future: Future[Any]) -> None:
@@ -98,7 +95,7 @@ class Scoring:
         for column in self.columns:
             column.start()  # side by side
         scores = [column.collect() for column in self.columns]
-        return combined(self.components, scores) if self.components else scores[0]
+        return combined(self.components, scores)
 
     def __contains__(self, index: int) -> bool:
         return index in self.columns[0].scores or index in self.columns[0].requests
@@ -113,10 +110,10 @@ class ScoreColumn:
         pool: ProcessPool | ThreadPool,
         known: Known,
         blame: Blame,
-        shape: str = ROW,
+        shape: Shape = ROW,
     ):
         self.scorer_of, self.pool, self.known, self.blame = scorer_of, pool, known, blame
-        self.whole, self.reads_prompts = shape in WHOLE, shape in READS_TOKENS
+        self.whole = shape.whole
         self.requests: dict[int, ScoreRequest] = {}
         self.scores: dict[int, Score] = {}
         """Scores that are known already."""
@@ -134,7 +131,7 @@ class ScoreColumn:
                 if request is None:
                     self.scores[index] = NO_RULE
                 else:
-                    self._begin(index, self._lean(request), jobs)
+                    self._begin(index, request, jobs)
         except BaseException:
             for job in jobs:
                 job.future.cancel()  # it is not submitted: whoever has an equal request must not wait for it
@@ -144,19 +141,13 @@ class ScoreColumn:
         if self.broken:
             self._results()
 
-    def _lean(self, request: ScoreRequest) -> ScoreRequest:
-        """Returns the request without what the scorer does not read: that need not travel to another process."""
-        if isinstance(self.pool, ThreadPool) or not request.for_functions:
-            return request
-        if self.reads_prompts:
-            return replace(request, environment=None)
-        return replace(request, prompt=None, tokens=(), steps=(0, 0), environment=None)
-
     def _begin(self, index: int, request: ScoreRequest, jobs: list[ScoringJob]) -> None:
         """Scores the request if that is done here; appends a job for it if it is a call of its own."""
         scorer = self.scorer_of(request)
         if request.last_turn is not None and not scorer.own:
             request = replace(request, solution=request.last_turn)
+        if request.environment is not None and not isinstance(self.pool, ThreadPool):
+            request = replace(request, environment=None)  # it lives here
         self.requests[index] = request
         if self.whole:
             return
@@ -232,9 +223,10 @@ class ScoreColumn:
         return Score(scorer.failed, timed_out=True, undecided=scorer.limit < inf)
 
 
-def combined(components: Sequence[Scorer], columns: Sequence[Sequence[Score]]) -> list[Score]:
-    """For each row the weighted sum of its components' scores, with each component's own value among the extras."""
-    return [summed(components, scores) for scores in zip(*columns, strict=True)]
+def combined(components: Sequence[Scorer], columns: Sequence[list[Score]]) -> list[Score]:
+    """Returns for each row the weighted sum of its components' scores, with each component's own value among the
+    extras; without components the only column."""
+    return [summed(components, scores) for scores in zip(*columns, strict=True)] if components else columns[0]
 
 
 def summed(components: Sequence[Scorer], scores: Sequence[Score]) -> Score:

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paddock.rewards.functions import ENVIRONMENTS, Target
+from paddock.rewards.functions import Target
 from paddock.rewards.rules import Scorer
 from paddock.rewards.runners import ProcessPool
 from paddock.rewards.score import Failed
@@ -59,7 +59,7 @@ class Sender:
         return why
 
     def _obstacle_to(self, scorer: Scorer) -> str | None:
-        if scorer.shape == ENVIRONMENTS:
+        if scorer.shape.reads_environments:
             return "it reads `environments`, which live here"
         try:
             self.pool.shape_of(self.current(scorer).target)

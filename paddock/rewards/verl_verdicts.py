@@ -8,15 +8,18 @@ from __future__ import annotations
 import re
 
 NUMBER = r"(-?[0-9.,]+)"
-LEFT_OUT_FIRST = ("an ", "a ")
-SPELLED = ((".$", "$"), (r"\$", ""), (r"\ ", ""), (" ", ""), ("mbox", "text"))
-JOINTS = ((r",\text{and}", ","), (r"\text{and}", ","), (r"\text{m}", r"\text{}"))
 NOUNS = """square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents degrees
 cm gm pounds meters meals edges students childrentickets multiples"""
 MARKS = (
     *(r"\text{s}", r"\text{.}", "\\text{\ns}", r"\text{}^2", r"\text{}^3", "\\text{\n}", r"\text{}", r"\mathrm{th}"),
     *(r"^\circ", r"^{\circ}", r"\;", r",\!", "{,}", '"', r"\dots"),
 )
+REPLACED = (
+    *(("an ", ""), ("a ", ""), (".$", "$"), (r"\$", ""), (r"\ ", ""), (" ", ""), ("mbox", "text")),
+    *((r",\text{and}", ","), (r"\text{and}", ","), (r"\text{m}", r"\text{}")),
+    *((word, "") for word in (*NOUNS.split(), *MARKS)),
+)
+"""Texts and what replaces them, in this order."""
 REWRITTEN = (
     (r"(.*?)(\$)(.*?)(\$)(.*)", r"$\3$"),
     *((rf"\\{name}\{{(.*?)\}}", r"\1") for name in ("text", "textbf", "overline")),
@@ -42,8 +45,7 @@ def same_text(answer: str, truth: str) -> bool:
 
 def _plain(text: str) -> str:
     text = text.split("=")[-1]
-    replaced = (*((word, "") for word in LEFT_OUT_FIRST), *SPELLED, *JOINTS)
-    for before, after in (*replaced, *((word, "") for word in (*NOUNS.split(), *MARKS))):
+    for before, after in REPLACED:
         text = text.replace(before, after)
     for pattern, after in REWRITTEN:
         text = re.sub(pattern, after, text)

@@ -155,7 +155,7 @@ class RowEnvironments:
         limits = self.config.actor_rollout_ref.rollout.multi_turn
         classes: list[Tool] = self.verl.tools()
         paths = files_of(limits.function_tool_path)
-        functions = load_tools(paths, lambda: settings_of(self.config.reward_model).as_argument(), self.functions)
+        functions = load_tools(paths, lambda: settings_of(self.config.reward_model), self.functions)
         names = [one.name for one in (*classes, *functions)]
         if repeated := [name for name in names if names.count(name) > 1]:
             reason = f"two tools are both called {repeated[0]}, and a call names its tool"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 from paddock.errors import UserError
 
@@ -87,7 +87,8 @@ def causes_of(known: Sequence[str], cause: str, program: Program) -> tuple[str, 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxSettings:
-    """The keys of `reward_model.sandbox` and `reward_model.sandbox_fusion`, complete: a scorer's argument `sandbox`."""
+    """The keys of `reward_model.sandbox` and `reward_model.sandbox_fusion`, complete; plain values, which travel to
+    another process."""
 
     isolation: str
     timeout: float
@@ -99,10 +100,6 @@ class SandboxSettings:
     readable: tuple[str, ...]
     url: str | None
     max_concurrent: int
-
-    def as_argument(self) -> dict[str, Any]:
-        """Only what JSON has."""
-        return asdict(self) | {"command": list(self.command), "readable": list(self.readable)}
 
 
 def settings_of(config: RewardModelConfig) -> SandboxSettings:
@@ -128,11 +125,8 @@ def settings_of(config: RewardModelConfig) -> SandboxSettings:
     )
 
 
-def settings_from(argument: Mapping[str, Any] | None) -> SandboxSettings:
-    """Reads the settings from `as_argument`; without one, the config's defaults."""
-    if argument is not None:
-        given: dict[str, Any] = {**argument}
-        return SandboxSettings(**given | {name: tuple(given[name]) for name in ("command", "readable")})
+def default_settings() -> SandboxSettings:
+    """Returns the settings of a config that sets none of them."""
     from paddock.config.schema import RewardModelConfig  # a fifth of a second that a scorer with settings is spared
 
     return settings_of(RewardModelConfig())

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paddock.config.conversations import converses
+from paddock.config.conversations import converses, has_agent_loops
+from paddock.config.rewards import reward_parts
 from paddock.config.schema import Config
 from paddock.config.topology import in_one_process
 from paddock.data.chat import Messages, PromptEncoder
@@ -17,7 +18,7 @@ from paddock.environments.environment import messages_said
 from paddock.errors import UserError
 from paddock.models.image_reader import ImageReader
 from paddock.models.load import open_tokenizer
-from paddock.rewards.manager import NO_FUNCTIONS, Functions, RewardManager
+from paddock.rewards.manager import NO_FUNCTIONS, Functions, RewardManager, named_scorers
 from paddock.rewards.score import ScoreRequest
 from paddock.rollouts.environments import Environments, RowEnvironments
 from paddock.trainer.model_rewards import ModelRewards, validation_styles
@@ -53,7 +54,7 @@ class Assembly:
         return PromptDataset.validation(self.config.data, self.tokenizer, self.reader, styles)
 
     def rewards(self, folder: Path | None = None) -> RewardManager:
-        return self.things.enter_context(RewardManager(self.config, self.functions, folder))
+        return self.things.enter_context(open_rewards(self.config, self.functions, folder))
 
     def try_scorers(self, dataset: PromptDataset, rewards: RewardManager) -> list[ScoreRequest]:
         """Tries every scorer that the rows need, before weights are loaded; returns the responses that were tried."""
@@ -114,6 +115,20 @@ class Assembly:
             PromptRow(0, group, tokens, messages, PROMPT, None, {}, name, written_prompt=prompt)
             for tokens, messages, name, prompt, group in zip(encoded, asked, names, prompts, groups, strict=False)
         ]
+
+
+def open_rewards(config: Config, functions: Functions = NO_FUNCTIONS, folder: Path | None = None) -> RewardManager:
+    """Returns what scores the responses of a run. `folder`: that of the run."""
+    reward = config.reward_model
+    return RewardManager(
+        reward,
+        named_scorers(reward_parts(config), config.reward_kwargs, reward, functions),
+        weighted=config.custom_reward_function.weights is not None,
+        environment_pays=config.environment is not None,
+        loops_may_score=has_agent_loops(config.actor_rollout_ref.rollout.agent),
+        total_steps=config.trainer.total_training_steps or 1,
+        folder=folder,
+    )
 
 
 def trial(row: PromptRow, conversation: bool, chat: bool) -> ScoreRequest:

@@ -11,8 +11,8 @@ from paddock.config.paths import files_of
 from paddock.config.schema import Config
 from paddock.data.tables import Record, Table, bad_row, open_tables
 from paddock.errors import UserError
-from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
+from paddock.trainer.assembly import open_rewards
 from paddock.verl.commands import ScoredColumns
 
 FILES = "data.val_files"
@@ -23,7 +23,7 @@ def mean_scores(config: Config, columns: ScoredColumns) -> dict[str, float]:
     rows = [row for path in files_of(config.data.val_files) for row in answered(path, columns)]
     if not rows:
         raise UserError("holds no rows", key=FILES, value=config.data.val_files, fix="name a file with answers")
-    with RewardManager(config) as rewards:
+    with open_rewards(config) as rewards:
         scores = rewards.score([request for requests in rows for request in requests])
     values, means = iter(score.value for score in scores), defaultdict[str, list[float]](list)
     for requests in rows:

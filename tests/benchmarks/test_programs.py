@@ -19,7 +19,7 @@ from paddock.errors import UserError
 from paddock.rewards.code import completed
 from paddock.rewards.rules import scorer_of
 from paddock.sandbox.local import LocalSandbox
-from paddock.sandbox.program import Program, settings_from
+from paddock.sandbox.program import Program, default_settings
 
 HUMANEVAL = ROOT.parent / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
 ONE_EACH = {name: next(tasks_of(name, family, seed=1)) for name, family in FAMILIES.items()}
@@ -27,7 +27,7 @@ ONE_EACH = {name: next(tasks_of(name, family, seed=1)) for name, family in FAMIL
 
 @pytest.fixture(scope="module")
 def sandbox():
-    with LocalSandbox(settings_from(None), size=2) as found:
+    with LocalSandbox(default_settings(), size=2) as found:
         yield found
 
 

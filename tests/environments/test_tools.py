@@ -11,19 +11,14 @@ import pytest
 from transformers.utils import get_json_schema
 
 import paddock
-from paddock.config.schema import RewardModelConfig
 from paddock.environments.tool_environment import calculator, load_tools
 from paddock.environments.tools import Tool, ToolError, tool_of, written
 from paddock.errors import UserError
-from paddock.sandbox.program import settings_of
-
-
-def sandbox() -> dict[str, Any]:
-    return settings_of(RewardModelConfig()).as_argument()
+from paddock.sandbox.program import default_settings
 
 
 def loaded(*paths: str, **functions: Any) -> list[Tool]:
-    return load_tools(paths, sandbox, functions)
+    return load_tools(paths, default_settings, functions)
 
 
 def book(title: str, pages: int, price: float = 1.5, tags: list[str] | None = None, kind: Literal["a", "b"] = "a"):

@@ -22,11 +22,11 @@ from paddock.grading.values import SampledValue, valued
 from paddock.grading.verdicts import compared
 from paddock.loading.load import load
 from paddock.rewards.functions import Failed, Target
-from paddock.rewards.manager import RewardManager
 from paddock.rewards.maths import boxed
 from paddock.rewards.rules import compute_score
 from paddock.rewards.runners import ProcessPool, ScoringJob
 from paddock.rewards.score import ScoreRequest, checked
+from paddock.trainer.assembly import open_rewards
 
 TABLE = [line.split("\t") for line in (ROOT / "tests" / "rewards" / "answers.tsv").read_text().splitlines()[1:]]
 
@@ -319,7 +319,7 @@ def batch_of(sources: list[str], truth: str) -> Batch:
 
 def test_answers_that_were_given_up_are_counted_and_hold_no_worker():
     towers = [rf"\boxed{{10^{{10^{{1{n}}}}}}}" for n in range(20)]
-    with RewardManager(load(["reward_model.num_workers=1"]).config) as rewards:
+    with open_rewards(load(["reward_model.num_workers=1"]).config) as rewards:
         rewards.fill(batch_of(["lighteval/MATH"], "3"), [r"\boxed{3}"])  # the worker is up
         (worker,) = rewards.pool.workers
         begin = time.monotonic()
@@ -333,7 +333,7 @@ def test_answers_that_were_given_up_are_counted_and_hold_no_worker():
 
 
 def test_runs_without_mathematics_have_no_such_metric():
-    with RewardManager(load([]).config) as rewards:
+    with open_rewards(load([]).config) as rewards:
         _, metrics = rewards.fill(batch_of(["openai/gsm8k"], "3"), ["#### 3"])
     assert "reward/math_undecided" not in metrics
 

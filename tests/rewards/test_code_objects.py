@@ -12,13 +12,13 @@ from paddock.errors import UserError
 from paddock.rewards.code import contest, humaneval
 from paddock.sandbox.local import LocalSandbox
 from paddock.sandbox.oracle import guarded
-from paddock.sandbox.program import settings_from
+from paddock.sandbox.program import default_settings
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _isolation() -> None:
     try:
-        LocalSandbox(settings_from(None)).close()
+        LocalSandbox(default_settings()).close()
     except UserError as error:
         pytest.skip(f"no isolation works on this machine: {error}")
 

@@ -17,16 +17,15 @@ from paddock.core.supervisor import descendants
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rewards.code import code_of, completed, contest, humaneval, mbpp, same_output
-from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.sandbox.inside.checks import accepted, same
 from paddock.sandbox.inside.wire import read, written
 from paddock.sandbox.local import LocalSandbox
-from paddock.sandbox.program import CAUSES, Program, settings_from, settings_of
+from paddock.sandbox.program import CAUSES, Program, default_settings, settings_of
+from paddock.trainer.assembly import open_rewards
 
 HUMANEVAL = ROOT.parent / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
-LIMITS = replace(settings_from(None), memory_limit_mb=256)
-SANDBOX = LIMITS.as_argument()
+LIMITS = replace(default_settings(), memory_limit_mb=256)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -136,23 +135,23 @@ SUMS = {"inputs": ["1 2\n", "3 4\n", "-1 1\n", "5 5\n"], "outputs": ["3\n", "7\n
 
 
 def test_the_score_is_the_share_of_tests_passed_or_all_or_nothing():
-    scored = contest(ADD, json.dumps(SUMS), sandbox=SANDBOX)
+    scored = contest(ADD, json.dumps(SUMS), sandbox=LIMITS)
     assert scored["score"] == 1.0 and scored["acc"] is True and cause(scored) == "ok"
     product = ADD.replace("a + b", "abs(a) + b if b < 4 else 7")
-    scored = contest(product, SUMS, sandbox=SANDBOX)
+    scored = contest(product, SUMS, sandbox=LIMITS)
     assert scored["score"] == 0.5 and scored["acc"] is False and cause(scored) == "wrong"
-    assert contest(product, SUMS, sandbox=SANDBOX, continuous=False)["score"] == 0.0
-    assert contest("no code", SUMS, sandbox=SANDBOX)["score"] == 0.0
+    assert contest(product, SUMS, sandbox=LIMITS, continuous=False)["score"] == 0.0
+    assert contest("no code", SUMS, sandbox=LIMITS)["score"] == 0.0
 
 
 def test_lines_may_be_lists():
     truth = {"inputs": [["1 2", "3 4"]], "outputs": [["3", "7"]]}
     code = "for _ in range(2):\n    print(sum(map(int, input().split())))"
-    assert contest(code, truth, sandbox=SANDBOX)["score"] == 1.0
+    assert contest(code, truth, sandbox=LIMITS)["score"] == 1.0
 
 
 def test_a_test_that_runs_out_of_time_is_the_last():
-    sandbox = replace(LIMITS, timeout=0.5).as_argument()
+    sandbox = replace(LIMITS, timeout=0.5)
     code = "x = input()\nwhile x == '2':\n    pass\nprint(x)"
     numbers = [str(number) for number in range(8)]
     start = time.monotonic()
@@ -162,7 +161,7 @@ def test_a_test_that_runs_out_of_time_is_the_last():
 
 
 def test_all_tests_together_have_a_limit():
-    sandbox = replace(LIMITS, total_timeout=1.0).as_argument()
+    sandbox = replace(LIMITS, total_timeout=1.0)
     code = "import time\ntime.sleep(0.4)\nprint(input())"
     numbers = [str(number) for number in range(20)]
     start = time.monotonic()
@@ -183,14 +182,14 @@ def test_all_tests_together_have_a_limit():
     ],
 )
 def test_functions_are_called_with_each_input(code, truth):
-    assert contest(code, truth | {"fn_name": "two"}, sandbox=SANDBOX)["score"] == 1.0
+    assert contest(code, truth | {"fn_name": "two"}, sandbox=LIMITS)["score"] == 1.0
 
 
 def test_a_function_scores_the_share_of_its_calls():
     truth = {"inputs": [[1], [2], [0], [4]], "outputs": [1, 0.5, 0, 9], "fn_name": "inverse"}
-    scored = contest("def inverse(x):\n    return 1 / x", truth, sandbox=SANDBOX)
+    scored = contest("def inverse(x):\n    return 1 / x", truth, sandbox=LIMITS)
     assert scored["score"] == 0.5 and cause(scored) == "error"
-    assert contest("def other(x):\n    return 1", truth, sandbox=SANDBOX)["score"] == 0.0
+    assert contest("def other(x):\n    return 1", truth, sandbox=LIMITS)["score"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -198,11 +197,11 @@ def test_a_function_scores_the_share_of_its_calls():
 )
 def test_a_row_without_tests_is_an_error_and_not_a_zero(truth):
     with pytest.raises((ValueError, TypeError)):
-        contest(ADD, truth, sandbox=SANDBOX)
+        contest(ADD, truth, sandbox=LIMITS)
     with pytest.raises((ValueError, TypeError)):
-        humaneval("x", truth, sandbox=SANDBOX)
+        humaneval("x", truth, sandbox=LIMITS)
     with pytest.raises((ValueError, TypeError)):
-        mbpp("x", truth, sandbox=SANDBOX)
+        mbpp("x", truth, sandbox=LIMITS)
 
 
 MORE = {
@@ -214,7 +213,7 @@ MORE = {
 
 
 def more(answer: str) -> dict:
-    return humaneval(answer, json.dumps(MORE), sandbox=SANDBOX)
+    return humaneval(answer, json.dumps(MORE), sandbox=LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -236,9 +235,9 @@ def test_helpers_of_the_prompt_are_there_for_the_checks_as_the_prompt_has_them()
         "entry_point": "decode",
         "test": "def check(candidate):\n    assert all(candidate(code(n)) == n for n in range(9))\n",
     }
-    assert humaneval("    return x // 2\n", task, sandbox=SANDBOX)["score"] == 1.0
+    assert humaneval("    return x // 2\n", task, sandbox=LIMITS)["score"] == 1.0
     cheat = "```python\ndef code(x):\n    return x\ndef decode(x):\n    return x\n```"
-    assert humaneval(cheat, task, sandbox=SANDBOX)["score"] == 0.0
+    assert humaneval(cheat, task, sandbox=LIMITS)["score"] == 0.0
 
 
 CHEATS = {
@@ -290,13 +289,13 @@ def test_a_program_cannot_judge_itself(answer):
     ],
 )
 def test_a_functions_failure_is_counted_by_its_cause(body, found):
-    scored = humaneval(body, MORE, sandbox=replace(LIMITS, timeout=3.0).as_argument())
+    scored = humaneval(body, MORE, sandbox=replace(LIMITS, timeout=3.0))
     assert scored["score"] == 0.0 and cause(scored) == found
 
 
 def asserts(code: str, *tests: str, **truth) -> dict:
     truth = {"test_list": list(tests), **truth}
-    return mbpp(f"```python\n{code}\n```", truth, sandbox=SANDBOX)
+    return mbpp(f"```python\n{code}\n```", truth, sandbox=LIMITS)
 
 
 def test_mbpp_counts_when_all_asserts_hold():
@@ -305,7 +304,7 @@ def test_mbpp_counts_when_all_asserts_hold():
     scored = asserts(code, "assert half(4) == 2", "assert half(1) == 0")
     assert scored["score"] == 0.0 and cause(scored) == "wrong"
     truth = {"test_list": ["assert half(4) == 2", "assert half(1) == 0"]}
-    assert mbpp(code, truth, sandbox=SANDBOX, continuous=True)["score"] == 0.5
+    assert mbpp(code, truth, sandbox=LIMITS, continuous=True)["score"] == 0.5
     assert cause(asserts("def other(x): pass", "assert half(4) == 2")) == "error"
 
 
@@ -382,7 +381,7 @@ def problems() -> list[dict]:
 
 @pytest.mark.parametrize(("answer", "score"), [("canonical_solution", 1.0), ("    pass\n", 0.0)])
 def test_humaneval_solutions_score_one_and_pass_scores_nothing(answer, score):
-    found = {row["task_id"]: humaneval(row.get(answer, answer), row, sandbox=SANDBOX) for row in problems()}
+    found = {row["task_id"]: humaneval(row.get(answer, answer), row, sandbox=LIMITS) for row in problems()}
     assert len(found) == 164
     assert {task: scored for task, scored in found.items() if scored["score"] != score} == {}
 
@@ -393,7 +392,7 @@ def test_a_batch_with_hostile_answers_is_scored_in_time_and_leaves_no_process():
     config = load(["reward_model.sandbox.timeout=1", "reward_model.num_workers=2"]).config
     answers = ["    return x + 1", "    while True: pass", "    import socket; socket.socket()", "    return x"]
     requests = [ScoreRequest("openai/openai_humaneval", answer, json.dumps(MORE)) for answer in answers * 2]
-    with RewardManager(config) as rewards:
+    with open_rewards(config) as rewards:
         start = time.monotonic()
         scores = rewards.score(requests)
         assert time.monotonic() - start < config.reward_model.timeout

@@ -11,6 +11,7 @@ from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
+from paddock.trainer.assembly import open_rewards
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def manager(tmp_path):
         calls = f"    open({str(tmp_path / 'calls')!r}, 'a').write(f'{{len(solution_strs)}} ')\n"
         Path(tmp_path / "mine.py").write_text(head + arguments + calls + textwrap.indent(body, "    ") + "\n")
         settings = (f"custom_reward_function.path={tmp_path}/mine.py", "reward_model.reward_manager=batch", *settings)
-        made.append(RewardManager(load(settings).config))
+        made.append(open_rewards(load(settings).config))
         return made[-1]
 
     yield make
@@ -82,7 +83,7 @@ def test_a_function_for_single_responses_is_refused_by_the_check(tmp_path):
     (tmp_path / "one.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info): return 1")
     settings = [f"custom_reward_function.path={tmp_path}/one.py", "reward_model.reward_manager=batch"]
     with (
-        RewardManager(load(settings).config) as rewards,
+        open_rewards(load(settings).config) as rewards,
         pytest.raises(UserError, match=r"it may name data_sources, [\s\S]*fix: did you mean 'data_sources'"),
     ):
         rewards.check(requests(""))
@@ -95,6 +96,6 @@ def test_a_call_that_takes_too_long_stops_the_run(manager):
 
 
 def test_built_in_scorers_have_no_batch_form_and_need_none():
-    with RewardManager(load(["reward_model.reward_manager=batch"]).config) as rewards:
+    with open_rewards(load(["reward_model.reward_manager=batch"]).config) as rewards:
         (score,) = rewards.score([ScoreRequest("openai/gsm8k", "#### 5", "5")])
     assert score.value == 1.0

@@ -15,10 +15,11 @@ from paddock.data.loader import prompt_batch
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.models.load import load_tokenizer
-from paddock.rewards.functions import Target, shape_of
+from paddock.rewards.functions import BATCH, COLUMNS, Target, shape_of
 from paddock.rewards.functions import load as load_function
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import Failed, ScoreRequest
+from paddock.trainer.assembly import open_rewards
 
 
 @pytest.fixture
@@ -120,12 +121,12 @@ def test_what_a_function_logs_becomes_columns(call):
 def test_the_signature_tells_whose_contract_a_function_has(head, of_trl):
     names: dict = {}
     exec(f"{head}: pass", names)
-    assert (shape_of(names["f"]) == "columns") is of_trl
+    assert shape_of(names["f"]).of_trl is of_trl
 
 
 def test_verls_batch_manager_calls_all_functions_but_those_of_trls_contract_with_lists():
-    assert shape_of(lambda completions: [1.0], batch=True) == "columns"
-    assert shape_of(lambda solution_strs, **rest: [1.0], batch=True) == "batch"
+    assert shape_of(lambda completions: [1.0], batch=True) == COLUMNS
+    assert shape_of(lambda solution_strs, **rest: [1.0], batch=True) == BATCH
 
 
 # What it may return
@@ -171,7 +172,7 @@ def manager(file):
 
     def make(code: str, *settings: str, name: str = "reward") -> RewardManager:
         named = [f"custom_reward_function.path={file(code)}:{name}", "reward_model.num_workers=1", *settings]
-        made.append(RewardManager(load(named).config))
+        made.append(open_rewards(load(named).config))
         return made[-1]
 
     yield make

@@ -20,6 +20,7 @@ from paddock.rewards.functions import Target
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.runners import LimitedPool, Rate, ScoringJob
 from paddock.rewards.score import ScoreRequest
+from paddock.trainer.assembly import open_rewards
 
 SYNC = """
 import json, urllib.request
@@ -109,7 +110,7 @@ def manager(service, tmp_path):
                 *settings,
             ]
         ).config
-        made.append(RewardManager(config))
+        made.append(open_rewards(config))
         return made[-1]
 
     yield make

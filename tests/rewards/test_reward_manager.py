@@ -15,6 +15,7 @@ from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager, on_last_token
 from paddock.rewards.score import ScoreRequest
+from paddock.trainer.assembly import open_rewards
 
 
 @cache
@@ -36,7 +37,7 @@ def manager(tmp_path):
         if code:
             (tmp_path / "my_reward.py").write_text(textwrap.dedent(code))
             config.custom_reward_function.path = f"{tmp_path}/my_reward.py"
-        made.append(RewardManager(config))
+        made.append(open_rewards(config))
         return made[-1]
 
     yield make

@@ -12,9 +12,9 @@ from paddock.config.schema import REWARD_RULES
 from paddock.data.dataset import PromptDataset
 from paddock.errors import UserError
 from paddock.loading.load import load
-from paddock.rewards.manager import RewardManager
 from paddock.rewards.rules import NAMED, contains, exact_match, json_schema, last_json, prepared, regex
 from paddock.rewards.score import Score, ScoreRequest
+from paddock.trainer.assembly import open_rewards
 
 
 def ask(rule, response, truth, **options):
@@ -203,7 +203,7 @@ def request(response: str, truth="5", source="mine", row=0) -> ScoreRequest:
 
 
 def scores(requests: list[ScoreRequest], *settings: str) -> list[Score]:
-    with RewardManager(load([*settings, "reward_model.num_workers=1"]).config) as rewards:
+    with open_rewards(load([*settings, "reward_model.num_workers=1"]).config) as rewards:
         rewards.check(requests[:1])
         return rewards.score(requests)
 
@@ -228,7 +228,7 @@ def test_code_runs_the_tests_that_the_ground_truth_has():
     program, function = "```python\nprint(int(input()) + 1)\n```", "```python\ndef f(x):\n    return x\n```"
     asserts = json.dumps({"test_list": ["assert f(1) == 1"]})
     settings = ["reward=code", "reward_model.sandbox.isolation=unsafe", "reward_model.num_workers=1"]
-    with RewardManager(load(settings).config) as rewards:
+    with open_rewards(load(settings).config) as rewards:
         half, all_of_it = rewards.score([request(program, truth), request(function, asserts)])
     assert half.value == half.extras["code"] == 0.5 and all_of_it.value == 1 and all_of_it.extras["acc"]
 
@@ -243,7 +243,7 @@ def test_several_rules_have_weights_and_arguments():
 
 
 def test_a_catastrophic_pattern_is_counted_and_ends_nothing():
-    with RewardManager(
+    with open_rewards(
         load(["reward=regex", "reward_kwargs={pattern: '^(a+)+$'}", "reward_model.num_workers=1"]).config
     ) as rewards:
         slow, fast = rewards.score([request("a" * 40 + "!"), request("aaa")])
@@ -305,14 +305,14 @@ def test_a_config_that_names_no_such_thing_is_refused(settings, key, message):
 )
 def test_an_argument_that_cannot_be_used_is_refused_before_training(settings, key, message):
     with pytest.raises(UserError, match=message) as error:
-        RewardManager(load(settings).config)
+        open_rewards(load(settings).config)
     assert error.value.key == key
 
 
 def test_a_rule_without_its_package_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr("paddock.rewards.rules.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'jsonschema, which is not installed\n  fix: pip install "paddock-rl'):
-        RewardManager(load(["reward=json_schema"]).config)
+        open_rewards(load(["reward=json_schema"]).config)
 
 
 def test_a_schema_may_be_a_file(tmp_path):
@@ -341,13 +341,13 @@ def test_each_answer_of_a_list_in_the_data_is_right(tmp_path, rule):
         ScoreRequest(row.data_source, answer, row.ground_truth, row.extra_info, row.location)
         for row, answer in zip(asked * 3, ["UK", "two", "United Kingdom", "2", "Kingdom", "three"], strict=True)
     ]
-    with RewardManager(config) as rewards:
+    with open_rewards(config) as rewards:
         assert [score.value for score in rewards.score(given)] == [1, 1, 1, 1, 0, 0]
 
 
 def test_an_argument_that_no_scorer_of_the_data_takes_is_named_in_a_warning(caplog):
     config = load(["reward_model.compute_score_kwargs={method: flexible}", "reward_model.num_workers=1"]).config
-    with RewardManager(config) as rewards:
+    with open_rewards(config) as rewards:
         rewards.check([request("5", source="openai/gsm8k")])
         assert caplog.messages == []
         rewards.check([request("5", source="lighteval/MATH")])

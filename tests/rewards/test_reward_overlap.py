@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 import weakref
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -23,10 +24,10 @@ from paddock.engines.rollout.base import Completion
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.models.load import load_tokenizer
-from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import Score, ScoreRequest
 from paddock.rewards.scoring import Known, key_of
 from paddock.rollouts.collect import Collector
+from paddock.trainer.assembly import open_rewards
 from paddock.trainer.reinforcement import train
 
 WATCHING = """
@@ -81,7 +82,7 @@ def explore(tmp_path):
         dataset = PromptDataset.train(config.data, tokenizer)
         run.engine = engine = Slow(tokenizer, tells)
         timer = Timer()
-        with RewardManager(config) as rewards:
+        with open_rewards(config) as rewards:
             rewards.check([ScoreRequest("mine", "", "")])
             (tmp_path / "log").write_text("")
             loader = Loader.train(config.data, dataset)
@@ -159,7 +160,7 @@ def maths(solution: str, truth: str = "3", source: str = "lighteval/MATH") -> Sc
 
 @pytest.fixture(scope="module")
 def with_processes():
-    with RewardManager(load(["reward_model.num_workers=1", "reward_model.timeout=2"]).config) as rewards:
+    with open_rewards(load(["reward_model.num_workers=1", "reward_model.timeout=2"]).config) as rewards:
         yield rewards
 
 
@@ -213,7 +214,7 @@ def test_the_metric_counts_rows_whose_score_was_known(rewards):
 
 
 def test_what_decides_a_score_is_part_of_its_key():
-    target = RewardManager(load([]).config)._scorer(maths("")).target
+    target = open_rewards(load([]).config)._scorer(maths("")).target
     keys = {
         key_of(target, request)
         for request in (
@@ -231,16 +232,22 @@ def test_a_users_function_is_called_for_every_row(tmp_path):
         "    global calls\n    calls += 1\n    return calls\n"
     )
     settings = [f"custom_reward_function.path={tmp_path}/count.py", "reward_model.num_workers=1"]
-    with RewardManager(load(settings).config) as rewards:
+    with open_rewards(load(settings).config) as rewards:
         assert sorted(score.value for score in rewards.score([maths("same")] * 4)) == [1, 2, 3, 4]
 
 
 def test_only_the_most_recently_used_scores_are_kept():
     known = Known(most=2)
-    known.put(b"a", Score(1.0))
-    known.put(b"b", Score(2.0))
+
+    def put(key: bytes, score: Score) -> None:
+        future: Future = Future()
+        known.expect(key, future)
+        future.set_result([score])
+
+    put(b"a", Score(1.0))
+    put(b"b", Score(2.0))
     assert known.get(b"a") == Score(1.0)
-    known.put(b"c", Score(3.0))
+    put(b"c", Score(3.0))
     assert (known.get(b"a"), known.get(b"b"), known.get(b"c")) == (Score(1.0), None, Score(3.0))
 
 

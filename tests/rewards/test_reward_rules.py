@@ -13,10 +13,10 @@ from conftest import ROOT
 from paddock.errors import UserError
 from paddock.grading.verdicts import compared
 from paddock.loading.load import load
-from paddock.rewards.manager import RewardManager
 from paddock.rewards.maths import thought_and_boxed
 from paddock.rewards.rules import compute_score, gsm8k, scorer_of
 from paddock.rewards.score import Failed, ScoreRequest, checked
+from paddock.trainer.assembly import open_rewards
 
 LONG = 100_000  # characters
 
@@ -94,7 +94,7 @@ def test_gsm8k_has_two_methods():
 def test_the_config_chooses_the_method_of_the_scorer_that_has_one():
     asked = [ScoreRequest("openai/gsm8k", "it is 42", "42"), ScoreRequest("paddock/addition", "42", "42")]
     for settings, expected in (([], [0, 1]), (["reward_model.compute_score_kwargs={method: flexible}"], [1, 1])):
-        with RewardManager(load(settings).config) as rewards:
+        with open_rewards(load(settings).config) as rewards:
             assert [score.value for score in rewards.score(asked)] == expected
     later = load(["+reward.compute_score_kwargs={method: flexible}"]).config
     assert later.reward_model.compute_score_kwargs == {"method": "flexible"}

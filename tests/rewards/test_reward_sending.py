@@ -18,6 +18,7 @@ from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
+from paddock.trainer.assembly import open_rewards
 
 REQUEST = ScoreRequest("mine", "The answer is $\\frac{1}{2}$.", "0.5", {}, "a.parquet row 0", prompt="1/2=")
 HERE = os.getpid()
@@ -30,7 +31,7 @@ def manager():
 
     def make(function, *settings: str) -> RewardManager:
         config = load(["custom_reward_function.path=python:f", "reward_model.num_workers=1", *settings]).config
-        made.append(RewardManager(config, {"f": function}))
+        made.append(open_rewards(config, {"f": function}))
         return made[-1]
 
     yield make
@@ -58,11 +59,11 @@ def test_a_closure_that_needs_a_main_thread_runs_in_one(manager):
 
 def test_files_of_functions_go_with_the_manager_and_none_is_made_for_rules(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with RewardManager(load([]).config) as rewards:
+    with open_rewards(load([]).config) as rewards:
         rewards.score([ScoreRequest("openai/gsm8k", "#### 5", "5")])
         assert not [*tmp_path.iterdir()]
     config = load(["custom_reward_function.path=python:f", "reward_model.num_workers=1"]).config
-    with RewardManager(config, {"f": lambda completion: 1.0}) as rewards:
+    with open_rewards(config, {"f": lambda completion: 1.0}) as rewards:
         rewards.score([REQUEST])
         assert [path.name.startswith("paddock-functions-") for path in tmp_path.iterdir()] == [True]
     assert not [*tmp_path.iterdir()]

@@ -17,6 +17,7 @@ from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
+from paddock.trainer.assembly import open_rewards
 
 CODE = """
 import time
@@ -53,7 +54,7 @@ def manager(tmp_path):
     def make(names: str, *settings: str) -> RewardManager:
         (tmp_path / "mine.py").write_text(textwrap.dedent(CODE))
         named = [f"{PATH}.path={tmp_path}/mine.py", f"{PATH}.name={names}", "reward_model.num_workers=2", *settings]
-        made.append(RewardManager(load(named).config))
+        made.append(open_rewards(load(named).config))
         return made[-1]
 
     yield make

@@ -9,8 +9,8 @@ import pytest
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rewards.functions import RewardFunction, Target
-from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import Failed, ScoreRequest
+from paddock.trainer.assembly import open_rewards
 
 REQUEST = ScoreRequest("gsm8k", "#### 72", "72", {"lvl": 3, "score": 0.25}, "a.parquet row 0", prompt="48+24?")
 
@@ -82,11 +82,11 @@ def test_every_manager_gives_a_functions_process_what_it_names(tmp_path, name):
         WAYS[name] + "\ndef g(solution_str, ground_truht, solution_strs=1): return 1.0\n"
     )
     settings = [f"reward_model.reward_manager={name}", "reward_model.num_workers=1"]
-    with RewardManager(load([f"custom_reward_function.path={tmp_path}/mine.py:f", *settings]).config) as rewards:
+    with open_rewards(load([f"custom_reward_function.path={tmp_path}/mine.py:f", *settings]).config) as rewards:
         rewards.check([REQUEST])
         assert [score.value for score in rewards.score([REQUEST])] == [1.0]
     with (
-        RewardManager(load([f"custom_reward_function.path={tmp_path}/mine.py:g", *settings]).config) as rewards,
+        open_rewards(load([f"custom_reward_function.path={tmp_path}/mine.py:g", *settings]).config) as rewards,
         pytest.raises(UserError, match="ground_truht") as error,
     ):
         rewards.check([REQUEST])

@@ -20,10 +20,10 @@ from paddock.errors import UserError
 from paddock.rewards.code import contest
 from paddock.sandbox.cell import OUTPUT_MB, SLACK, Cell, CellFailed
 from paddock.sandbox.local import LocalSandbox
-from paddock.sandbox.program import CAUSES, Program, Result, settings_from
+from paddock.sandbox.program import CAUSES, Program, Result, default_settings
 
 LIMIT = 1.0  # seconds of programs that never end
-LIMITS = replace(settings_from(None), memory_limit_mb=256, processes=16)
+LIMITS = replace(default_settings(), memory_limit_mb=256, processes=16)
 SECRET = "PADDOCK_TEST_SECRET"
 
 
@@ -366,9 +366,9 @@ def test_a_cell_goes_when_its_owner_is_killed(tmp_path):
     code = f"""
 import os, threading, time
 from paddock.sandbox.local import LocalSandbox
-from paddock.sandbox.program import Program, settings_from
+from paddock.sandbox.program import Program, default_settings
 from dataclasses import replace
-box = LocalSandbox(replace(settings_from(None), isolation={AVAILABLE[-1]!r}, timeout=60.0))
+box = LocalSandbox(replace(default_settings(), isolation={AVAILABLE[-1]!r}, timeout=60.0))
 if os.fork() == 0:  # a worker that holds a copy of every descriptor
     time.sleep(60)
 threading.Thread(target=box.run, args=(Program("while True: pass"),), daemon=True).start()
@@ -426,7 +426,7 @@ def _command(pid: int) -> bytes:
 )
 def test_a_hostile_answer_scores_nothing_and_is_counted_by_its_cause(code, cause):
     limits = replace(LIMITS, timeout=LIMIT) if cause == "timeout" else LIMITS
-    truth, sandbox = {"inputs": ["1", "2"], "outputs": ["42", "42"]}, limits.as_argument()
+    truth, sandbox = {"inputs": ["1", "2"], "outputs": ["42", "42"]}, limits
     assert contest("```python\nprint(42)\n```", truth, sandbox=sandbox)["score"] == 1.0
     before = descendants(os.getpid())  # the warm cell itself
     start = time.monotonic()
@@ -464,7 +464,7 @@ import ctypes, sys
 from dataclasses import replace
 from paddock.sandbox.inside import kernel, seccomp
 from paddock.sandbox.local import LocalSandbox
-from paddock.sandbox.program import Program, settings_from
+from paddock.sandbox.program import Program, default_settings
 DENIED = 0x00050001  # EPERM, as a container's own filter says it
 number = seccomp.NUMBERS[__import__("os").uname().machine]["unshare"]
 test = [seccomp._word(seccomp.LOAD, seccomp.FIRST_ARGUMENT), *seccomp._when(seccomp.ANY_BIT, FLAGS, DENIED),
@@ -473,7 +473,7 @@ code = [seccomp._word(seccomp.LOAD, seccomp.NUMBER), seccomp._word(seccomp.EQUAL
         seccomp._word(seccomp.RETURN, seccomp.ALLOW)]
 kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
 kernel.install_filter(b"".join(code))
-with LocalSandbox(replace(settings_from(None), isolation=sys.argv[1])) as box:
+with LocalSandbox(replace(default_settings(), isolation=sys.argv[1])) as box:
     for _ in range(2):
         result = box.run(Program("import os; print(os.listdir('/tmp')); open('/tmp/left', 'w')"))
         print(result.cause, box._idle.queue[0] is None)

@@ -18,7 +18,7 @@ from paddock.errors import UserError
 from paddock.rewards.code import contest, humaneval, mbpp
 from paddock.sandbox import fusion
 from paddock.sandbox.fusion import FusionClient
-from paddock.sandbox.program import CAUSES, Program, SandboxBroken, SandboxSettings, settings_from
+from paddock.sandbox.program import CAUSES, Program, SandboxBroken, SandboxSettings, default_settings
 from paddock.sandbox.runner import check
 
 
@@ -36,7 +36,7 @@ class Service(ThreadingHTTPServer):
 
     @property
     def settings(self) -> SandboxSettings:
-        return replace(settings_from(None), url=f"http://127.0.0.1:{self.server_port}/run_code", memory_limit_mb=512)
+        return replace(default_settings(), url=f"http://127.0.0.1:{self.server_port}/run_code", memory_limit_mb=512)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -135,7 +135,7 @@ def test_endings_have_the_same_causes_as_here(service, code, cause):
 
 
 def test_scorers_give_what_the_local_sandbox_gives(service):
-    sandbox = service.settings.as_argument()
+    sandbox = service.settings
     sums = {"inputs": ["1 2", "3 4"], "outputs": ["3", "8"]}
     assert contest("print(sum(map(int, input().split())))", sums, sandbox=sandbox)["score"] == 0.5
     calls = {"inputs": [[1], [2], [0]], "outputs": [1, 0.5, 0], "fn_name": "inverse"}
@@ -180,7 +180,7 @@ def test_a_service_that_is_not_there_is_named(monkeypatch):
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/run_code"
         with pytest.raises(SandboxBroken, match=f"{url}.*refused"):
-            FusionClient(replace(settings_from(None), url=url)).run(Program("print(1)"))
+            FusionClient(replace(default_settings(), url=url)).run(Program("print(1)"))
 
 
 def test_no_more_programs_are_sent_at_a_time_than_allowed(service):
@@ -191,7 +191,7 @@ def test_no_more_programs_are_sent_at_a_time_than_allowed(service):
 
 
 def test_what_the_service_cannot_do_is_refused_before_training():
-    settings = settings_from(None)
+    settings = default_settings()
     with pytest.raises(UserError, match=r"reward_model\.sandbox_fusion\.url=sandbox:8080"):
         check(replace(settings, url="sandbox:8080"))
     with pytest.raises(UserError, match=r"reward_model\.sandbox\.command=node"):

@@ -102,10 +102,10 @@ kernel.install_filter(b"".join(code))
 os.environ["PATH"] = "/nowhere"
 from paddock.loading.load import load
 from paddock.errors import UserError
-from paddock.rewards.manager import RewardManager
+from paddock.trainer.assembly import open_rewards
 from paddock.rewards.score import ScoreRequest
 truth = {"inputs": ["1"], "outputs": ["1"]}
-with RewardManager(load([]).config) as rewards:
+with open_rewards(load([]).config) as rewards:
     try:
         rewards.check([ScoreRequest("apps", "", truth)])
     except UserError as error:

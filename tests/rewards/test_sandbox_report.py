@@ -101,12 +101,12 @@ def test_a_run_goes_on_after_a_damaged_report(monkeypatch, damage):
         return {"cut": found[:-7], "doubled": found * 2, "huge": found * 9999, "binary": b"\0\xff\xfe" + found}[damage]
 
     truth = {"inputs": ["1", "2"], "outputs": ["1", "2"]}
-    assert contest("print(input())", truth, sandbox=LIMITS.as_argument())["score"] == 1.0
+    assert contest("print(input())", truth, sandbox=LIMITS)["score"] == 1.0
     monkeypatch.setattr(cells, "_content", damaged)
-    scored = contest("print(input())", truth, sandbox=LIMITS.as_argument())
+    scored = contest("print(input())", truth, sandbox=LIMITS)
     assert scored["score"] == 0.0 and scored["sandbox/killed"] == 1.0
     task = {"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(c):\n    assert c(1) == 1\n"}
-    scored = humaneval("    return x", task, sandbox=LIMITS.as_argument())
+    scored = humaneval("    return x", task, sandbox=LIMITS)
     assert scored["score"] == 0.0 and scored["sandbox/killed"] == 1.0
 
 
@@ -204,7 +204,7 @@ def test_a_program_may_end_by_any_signal(number):
     """Also by one that has no name."""
     truth = {"inputs": ["1"], "outputs": ["1"]}
     answer = f"import os\nos.kill(os.getpid(), {number})"
-    scored = contest(answer, truth, sandbox=LIMITS.as_argument())
+    scored = contest(answer, truth, sandbox=LIMITS)
     assert scored["score"] == 0.0 and sum(scored[f"sandbox/{cause}"] for cause in CAUSES) == 1.0
 
 

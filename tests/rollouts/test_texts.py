@@ -13,10 +13,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from paddock.loading.load import load
-from paddock.rewards.manager import RewardManager
 from paddock.rollouts.batch import in_a_row
 from paddock.rollouts.collect import Collector
 from paddock.rollouts.texts import pieces_of
+from paddock.trainer.assembly import open_rewards
 
 
 def collector_of(tokenizer, rewards=None) -> Collector:
@@ -117,7 +117,7 @@ def test_tokens_go_to_scorers_that_may_read_them_alone(tmp_path):
     )
     for name, reads in (("ours", False), ("columns", True)):
         path = [f"custom_reward_function.path={tmp_path / 'reward.py'}", f"custom_reward_function.name={name}"]
-        with RewardManager(load(path).config) as rewards:
+        with open_rewards(load(path).config) as rewards:
             assert rewards.reads_tokens is reads
             asked = collector_of(TOKENIZER, rewards).requests(dict(enumerate(episodes())))
         own = [[token for span in one.response for token in span.tokens] for one in episodes()]

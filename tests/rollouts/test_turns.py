@@ -18,6 +18,7 @@ from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
 from paddock.rollouts.collect import Collector, Drawn
 from paddock.runs.samples import samples_of
+from paddock.trainer.assembly import open_rewards
 from paddock.trainer.metrics import batch_metrics
 from paddock.trainer.performance import token_counts
 from paddock.trainer.reinforcement import train
@@ -60,7 +61,7 @@ def test_generated_tokens_are_the_policys():
 
 def test_the_overlong_penalty_counts_what_the_policy_wrote():
     keys = [f"{BUFFER}.enable=True", f"{BUFFER}.len=4", f"{BUFFER}.penalty_factor=2", "data.max_response_length=7"]
-    with RewardManager(load(keys).config) as rewards:
+    with open_rewards(load(keys).config) as rewards:
         batch, _ = rewards.fill(holes("paddock/addition", "none"), [""] * 4)
     assert batch.scores.sum(-1).tolist() == [-1.0, 0.0, -1.0, 0.0], "5, 2, 5 and 0 tokens; 3 cost nothing"
     assert batch.scores[0].tolist() == [0, 0, 0, 0, 0, 0, -1.0]
@@ -84,7 +85,7 @@ def test_a_record_of_generate_counts_what_the_policy_wrote():
 
 
 def test_a_rule_reads_the_last_turn_and_an_environments_rewards_are_added():
-    with RewardManager(load(["reward=contains", "reward_model.num_workers=1"]).config) as rewards:
+    with open_rewards(load(["reward=contains", "reward_model.num_workers=1"]).config) as rewards:
         batch, _ = collector(rewards).score(drawn(rewards.begin(), episodes(asked(truth="b"))))
         assert batch.extras["contains"] == [0.0] * 4, "b is in the first turn"
         batch, _ = collector(rewards).score(drawn(rewards.begin(), episodes(asked(truth="c"))))
@@ -98,7 +99,7 @@ def test_a_function_of_the_users_reads_the_whole_response(tmp_path):
         "    return {'score': 1.0, 'text': solution_str}\n"
     )
     keys = [f"custom_reward_function.path={tmp_path}/mine.py", "reward_model.num_workers=1"]
-    with RewardManager(load(keys).config) as rewards:
+    with open_rewards(load(keys).config) as rewards:
         batch, _ = collector(rewards).score(drawn(rewards.begin(), episodes()))
     assert batch.extras["text"] == ["ab#4c4", "de", "fghij", ""]
 
@@ -111,7 +112,7 @@ def test_a_function_of_whole_batches_gets_the_messages_of_each_conversation(tmp_
     said = [{"role": "assistant", "content": "ab"}, {"role": "tool", "content": "4"}]
     turns = [[*said, said[0]], said[:1], said[:1], []]
     found = [replace(one, extras={"conversation": own}) for one, own in zip(episodes(), turns, strict=True)]
-    with RewardManager(load(keys).config) as rewards:
+    with open_rewards(load(keys).config) as rewards:
         batch, _ = collector(rewards).score(drawn(rewards.begin(), found))
     assert batch.extras["score"] == [3.0, 1.0, 1.0, 0.0]
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
-from paddock.sandbox.program import Program, settings_from
+from paddock.sandbox.program import Program, default_settings
 from paddock.sandbox.runner import runner_of
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
@@ -26,7 +26,7 @@ class SandboxFusionTool(BaseTool):
         if language != "python":
             raise ValueError(f"default_language is {language!r}, and programs are run as python alone")
         self.sandbox_fusion_url = config.get("sandbox_fusion_url") or None
-        settings = settings_from(None)
+        settings = default_settings()
         limit = config.get("memory_limit_mb", settings.memory_limit_mb)
         settings = replace(settings, url=self.sandbox_fusion_url, memory_limit_mb=limit, timeout=self.default_timeout)
         self.runner = runner_of(settings)

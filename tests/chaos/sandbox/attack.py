@@ -20,7 +20,7 @@ from pathlib import Path
 
 from paddock.sandbox.cell import SLACK
 from paddock.sandbox.local import LocalSandbox
-from paddock.sandbox.program import settings_from
+from paddock.sandbox.program import default_settings
 
 from .catalogue import Case, script
 from .honest import HONEST
@@ -125,7 +125,7 @@ def main() -> None:
     cases = [(case, False) for case in HOSTILE] + [(case, True) for case in HONEST]
     cases = [(case, honest) for case, honest in cases if not options.kinds or case.kind in options.kinds]
     cases = [(case, honest) for case, honest in cases if not options.names or case.name in options.names]
-    with LocalSandbox(settings_from(None)) as sandbox:
+    with LocalSandbox(default_settings()) as sandbox:
         guard = sandbox.guard
     found = attack(cases, options.memory, options.processes, options.seconds)
     text, wrong = table(found, options.memory, guard), faults(found, options.memory, options.seconds)

@@ -18,6 +18,7 @@ from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.sandbox.program import CAUSES
+from paddock.trainer.assembly import open_rewards
 
 from .catalogue import Case
 
@@ -72,7 +73,7 @@ def manager(memory_mb: int, processes: int, seconds: float, command: bool = Fals
         "reward_model.num_workers=1",
     ]
     words += ["reward_model.sandbox.command=[sh,'{file}']"] if command else []
-    with RewardManager(load(words).config) as rewards:
+    with open_rewards(load(words).config) as rewards:
         yield rewards
 
 

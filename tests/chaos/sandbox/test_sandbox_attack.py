@@ -14,7 +14,7 @@ from paddock.errors import UserError
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.sandbox.local import LocalSandbox
-from paddock.sandbox.program import settings_from
+from paddock.sandbox.program import default_settings
 from tests.chaos.sandbox.attack import TENTH, attack, faults
 from tests.chaos.sandbox.catalogue import Case, script
 from tests.chaos.sandbox.cheats import CHEATS
@@ -41,7 +41,7 @@ SLOW = ("forever", "byte by byte", "megabytes", "millions", "huge number", "ques
 @pytest.fixture(scope="module")
 def rewards() -> Iterator[RewardManager]:
     try:
-        LocalSandbox(settings_from(None)).close()
+        LocalSandbox(default_settings()).close()
     except UserError as error:
         pytest.skip(f"no isolation works on this machine: {error}")
     with manager(MEMORY_MB, PROCESSES, SECONDS) as found:

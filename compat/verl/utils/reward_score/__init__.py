@@ -9,7 +9,7 @@ from typing import Any
 from paddock.errors import UserError
 from paddock.facts.compat import of_checkouts
 from paddock.rewards.rules import compute_score, scorer_of
-from paddock.sandbox.program import settings_from
+from paddock.sandbox.program import default_settings
 
 __path__ = [*__path__, *of_checkouts("utils/reward_score")]
 """Rules of a checkout's own are found behind ours: `verl.utils.reward_score.countdown` is its file."""
@@ -33,10 +33,10 @@ def default_compute_score(
     except UserError as error:
         raise NotImplementedError(str(error)) from None
     kwargs: dict[str, Any] = {}
-    if scorer.settings is not None:
-        settings = settings_from(None)
+    if scorer.sandboxed:
+        settings = default_settings()
         limit = memory_limit_mb or settings.memory_limit_mb
-        kwargs["sandbox"] = replace(settings, url=sandbox_fusion_url, memory_limit_mb=limit).as_argument()
+        kwargs["sandbox"] = replace(settings, url=sandbox_fusion_url, memory_limit_mb=limit)
     return compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from paddock.config.schema import Config, CustomRewardConfig, OverlongBufferConfig
+from paddock.config.rewards import Part
+from paddock.config.schema import OverlongBufferConfig, RewardModelConfig
 from paddock.facts.machine import this_machine
 from paddock.rewards.functions import lists_of, row_of, signature_of
-from paddock.rewards.manager import RewardManager
+from paddock.rewards.manager import NO_FUNCTIONS, RewardManager, function_at
 from paddock.rewards.score import Score, ScoreRequest, checked
 from verl.protocol import to_batch
 from verl.trainer.ppo._view import read
@@ -100,7 +101,7 @@ for built_in in (NaiveRewardManager, BatchRewardManager, PrimeRewardManager, DAP
 class Called(RewardManager):
     """Scores by a function at hand, in this process."""
 
-    def __init__(self, config: Config, function: Callable[..., Any]):
+    def __init__(self, config: RewardModelConfig, function: Callable[..., Any]):
         super().__init__(config)
         self.function, self.signature = function, signature_of(function)
 
@@ -112,26 +113,25 @@ class Called(RewardManager):
         return [checked(result) for _, result in zip(rows, results, strict=True)]
 
 
-def scorer(config: Config, compute_score: Callable[..., Any] | None) -> RewardManager:
+def scorer(config: RewardModelConfig, compute_score: Callable[..., Any] | None) -> RewardManager:
     if compute_score in (None, default_compute_score):
         return RewardManager(config)
     target = getattr(compute_score, "target", None)
     if target is None:
         return Called(config, compute_score)
-    config.custom_reward_function = CustomRewardConfig(target.path, target.name, dict(target.kwargs))
-    return RewardManager(config)
+    part = Part(target.name, 1.0, target.path, target.name, dict(target.kwargs))
+    return RewardManager(config, [function_at(part, config, NO_FUNCTIONS)])
 
 
-def settings(manager: str, max_resp_len: int | None, overlong_buffer_cfg: Any) -> Config:
-    config = Config()
-    reward = config.reward_model
+def settings(manager: str, max_resp_len: int | None, overlong_buffer_cfg: Any) -> RewardModelConfig:
+    reward = RewardModelConfig()
     reward.reward_manager, reward.num_workers = manager, this_machine().cores
     reward.reward_kwargs.max_resp_len = max_resp_len or 0
     for each in fields(OverlongBufferConfig):
         value = read(overlong_buffer_cfg, each.name, None)
         if value is not None:
             setattr(reward.reward_kwargs.overlong_buffer_cfg, each.name, value)
-    return config
+    return reward
 
 
 __all__ = [
