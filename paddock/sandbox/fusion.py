@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import inspect
 import json
 import secrets
@@ -99,7 +100,7 @@ class FusionClient(Runner):
                 reason = f"it answered {error.code} {error.reason}: {text}"
                 if error.code not in BUSY:
                     break
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 reason = str(error)
             else:
                 if isinstance(answer, dict) and answer.get("status") in ("Success", "Failed"):
