@@ -47,6 +47,6 @@ def files_named(rollout: RolloutConfig, environment: Any) -> list[tuple[str, str
         f"{_TURNS}.interaction_config_path": rollout.multi_turn.interaction_config_path,
         "actor_rollout_ref.rollout.agent.agent_loop_config_path": rollout.agent.agent_loop_config_path,
     }
-    found = [(key, path, path.partition(".py:")[0] + ".py" if ".py:" in path else path)
+    files = [(key, path, path.partition(".py:")[0] + ".py" if ".py:" in path else path)
              for key, value in named.items() for path in files_of(value)]  # fmt: skip
-    return [one for one in found if one[2].endswith((".py", ".yaml", ".yml", ".json"))]
+    return [one for one in files if one[2].endswith((".py", ".yaml", ".yml", ".json"))]

@@ -140,7 +140,6 @@ class StepLoad:
     roles: Mapping[str, RoleLoad]
     """The actor, and the other roles that hold a model, by the names of topology.ROLES."""
     compute_bytes: int = 2
-    logits_chunk: int = LOGITS_CHUNK
     own_log_probs: bool = True
     """True if the actor computes `old_log_probs` before the update."""
 
@@ -187,11 +186,6 @@ class MemoryPlan:
     @property
     def limit(self) -> int:
         return self.hardware.memory_bytes - self.hardware.margin
-
-    @property
-    def peak(self) -> str:
-        """The fullest phase."""
-        return max(self.phases, key=self.total)
 
     @property
     def overfull(self) -> tuple[str, ...]:
@@ -329,7 +323,7 @@ def forward_work(job: StepLoad, role: RoleLoad) -> dict[str, int]:
     tokens = share(role.forward_tokens, split.tensor)
     layer = tokens * forward_bytes(shape, c)
     head = tokens * c * shape.hidden
-    logits = logits_bytes(job, role, role.forward_tokens, LOGIT_BYTES_FORWARD)
+    logits = logits_bytes(role, role.forward_tokens, LOGIT_BYTES_FORWARD)
     gathered = split.gathered(shape, role.held_bytes, c, updating=False)
     return {"gathered": gathered} | larger(layer, head, logits)
 
@@ -347,7 +341,7 @@ def update_work(job: StepLoad, role: RoleLoad) -> dict[str, int]:
     kept = tokens * kept_layers(role) * (input_bytes(role, c) if role.checkpointing else one)
     backward = tokens * ((one if role.checkpointing else 0) + c * 2 * (mlp_width(shape) + shape.hidden))
     head = tokens * c * 6 * shape.hidden
-    logits = logits_bytes(job, role, role.update_tokens, LOGIT_BYTES_UPDATE)
+    logits = logits_bytes(role, role.update_tokens, LOGIT_BYTES_UPDATE)
     gathered = split.gathered(shape, role.held_bytes, c, updating=not role.lora_rank)  # frozen: without gradients
     images = image_bytes(role, c)
     return {"gathered": gathered, "images": images} | larger(kept + backward, kept + head, logits)
@@ -382,10 +376,10 @@ def larger(layer: int, head: int, logits: int) -> dict[str, int]:
     return {"activations": head, "logits": logits}
 
 
-def logits_bytes(job: StepLoad, role: RoleLoad, tokens: int, each: int) -> int:
+def logits_bytes(role: RoleLoad, tokens: int, each: int) -> int:
     if role.shape.scalar_head:
         return 0
-    return each * min(job.logits_chunk, tokens) * share(role.shape.vocab, role.split.tensor)
+    return each * min(LOGITS_CHUNK, tokens) * share(role.shape.vocab, role.split.tensor)
 
 
 def layer_elements(shape: ModelShape) -> int:

@@ -9,9 +9,12 @@ from functools import partial
 from typing import Any
 
 from paddock.config.phases import CUTS
-from paddock.config.topology import ROLES
+from paddock.config.roles import ActorRolloutRefConfig
+from paddock.config.schema import AlgorithmConfig
+from paddock.config.topology import ROLES, trains_adapters
 from paddock.estimate.memory import GIB, TRAINED, MemoryPlan, StepLoad, estimate
 from paddock.estimate.splits import Fsdp, Megatron
+from paddock.plan.arithmetic import BatchPlan
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 N_KEY = f"{ROLLOUT}.n"
@@ -50,25 +53,18 @@ class Advice:
 
 @dataclass(frozen=True)
 class Facts:
-    estimator: str
-    grouped: bool
-    """The estimator compares the responses to one prompt."""
+    """What is known of a run: sections of its config, and what follows from all of it."""
+
+    group: ActorRolloutRefConfig
+    algorithm: AlgorithmConfig
+    batch: BatchPlan
+    needs: frozenset[str]
+    """What the estimator needs beside rewards."""
     critic: bool
-    n: int
-    model_name: str
-    model_billions: float | None
-    lr: float
-    lora: bool
-    warmup_steps: int
-    warmup_ratio: float
-    use_kl_in_reward: bool
-    kl_coef: float
-    use_kl_loss: bool
-    kl_loss_coef: float
+    billions: float | None
+    """Parameters of the actor; None where its shape is not known."""
     test_freq: int
-    steps_per_epoch: int | None
-    total_steps: int | None
-    train_batch_size: int
+    """Steps from one validation to the next; none follow if it is below 1."""
     cut_by_rows: frozenset[str]
     """Phases whose micro-batches are a number of rows; a token budget cuts the others."""
     job: StepLoad | None
@@ -94,24 +90,25 @@ def recommended_n(billions: float) -> int:
 
 
 def responses(facts: Facts) -> Iterator[Advice]:
-    if facts.critic and not facts.grouped and facts.n > CRITIC_N:
-        message = f"n={facts.n}: with a critic as baseline 1 to {CRITIC_N} responses a prompt are enough"
+    n, estimator, grouped = facts.group.rollout.n, facts.algorithm.adv_estimator, "groups" in facts.needs
+    if facts.critic and not grouped and n > CRITIC_N:
+        message = f"n={n}: with a critic as baseline 1 to {CRITIC_N} responses a prompt are enough"
         yield Advice(N_KEY, message, f"{N_KEY}={CRITIC_N}")
-    if not facts.grouped:
+    if not grouped:
         return
-    if facts.model_billions is None:
-        if facts.n < FEWEST:
-            message = f"n={facts.n}: below {FEWEST} responses a prompt the baseline of {facts.estimator} is too noisy"
+    if facts.billions is None:
+        if n < FEWEST:
+            message = f"n={n}: below {FEWEST} responses a prompt the baseline of {estimator} is too noisy"
             yield Advice(N_KEY, message, f"{N_KEY}={FEWEST}")
         return
-    low, high = n_range(facts.model_billions)
-    best, size = recommended_n(facts.model_billions), f"{facts.model_billions:.1f}B"
-    if facts.n < low:
-        noisy = f"; below {FEWEST} the baseline of {facts.estimator} is too noisy" if facts.n < FEWEST else ""
-        message = f"n={facts.n} is few for {size}: {low} to {high} responses a prompt keep the variance low{noisy}"
+    low, high = n_range(facts.billions)
+    best, size = recommended_n(facts.billions), f"{facts.billions:.1f}B"
+    if n < low:
+        noisy = f"; below {FEWEST} the baseline of {estimator} is too noisy" if n < FEWEST else ""
+        message = f"n={n} is few for {size}: {low} to {high} responses a prompt keep the variance low{noisy}"
         yield Advice(N_KEY, message, f"{N_KEY}={best}")
-    elif facts.n > high:
-        message = f"n={facts.n} is many for {size}: beyond {low} to {high} it pays only where rewards vary a lot"
+    elif n > high:
+        message = f"n={n} is many for {size}: beyond {low} to {high} it pays only where rewards vary a lot"
         yield Advice(N_KEY, message, f"{N_KEY}={high}")
 
 
@@ -129,51 +126,52 @@ def is_tuned(model_name: str) -> bool | None:
 
 def learning_rate(facts: Facts) -> Iterator[Advice]:
     """1e-6 to 5e-6 from a tuned model, 5e-6 to 1e-5 from a base model. Adapters take more."""
-    if facts.lora:
+    if trains_adapters(facts.group):
         return
-    tuned = is_tuned(facts.model_name)
+    tuned, lr = is_tuned(facts.group.model.path or ""), facts.group.actor.optim.lr
     low, high = {True: SFT_RATES, False: BASE_RATES, None: (SFT_RATES[0], BASE_RATES[1])}[tuned]
     start = {True: "a tuned model", False: "a base model", None: "this model"}[tuned]
     floor = low if tuned is False else CAUTIOUS_RATE
-    if floor <= facts.lr <= high:
+    if floor <= lr <= high:
         return
-    side, nearest = ("low", low) if facts.lr < floor else ("high", high)
-    message = f"lr={facts.lr:g} is {side} for {start}: {low:g} to {high:g} is the guide's range"
+    side, nearest = ("low", low) if lr < floor else ("high", high)
+    message = f"lr={lr:g} is {side} for {start}: {low:g} to {high:g} is the guide's range"
     yield Advice(LR_KEY, message, f"{LR_KEY}={nearest:g}")
 
 
 def warmup(facts: Facts) -> Iterator[Advice]:
-    if facts.warmup_steps > 0 or facts.warmup_ratio > 0:
+    optim, total_steps = facts.group.actor.optim, facts.batch.total_steps
+    if optim.lr_warmup_steps > 0 or optim.lr_warmup_steps_ratio > 0:
         return
     key = f"{LR_KEY}_warmup_steps"
     message = "the first step takes the full learning rate: a linear warm-up is advised"
-    if facts.total_steps is None:
+    if total_steps is None:
         yield Advice(key, message, f"{key}_ratio={WARMUP_RATIO}")
     else:
-        yield Advice(key, message, f"{key}={max(1, round(WARMUP_RATIO * facts.total_steps))}")
+        yield Advice(key, message, f"{key}={max(1, round(WARMUP_RATIO * total_steps))}")
 
 
 def kl_coefficient(facts: Facts) -> Iterator[Advice]:
-    low, high = KL_RANGE
-    if not facts.use_kl_in_reward or low <= facts.kl_coef <= high:
+    (low, high), coefficient = KL_RANGE, facts.algorithm.kl_ctrl.kl_coef
+    if not facts.algorithm.use_kl_in_reward or low <= coefficient <= high:
         return
-    if facts.kl_coef <= 0:
+    if coefficient <= 0:
         message = (
             "algorithm.use_kl_in_reward=True with a coefficient of 0 penalises nothing, and no reference is loaded"
         )
         yield Advice(KL_KEY, message, f"{KL_KEY}=0.001")
         return
-    kind, nearest = (
-        ("weaker than the aggressive", low) if facts.kl_coef < low else ("stronger than the conservative", high)
-    )
-    limits = "0.0001 to 0.0005" if facts.kl_coef < low else "0.001 to 0.005"
-    yield Advice(KL_KEY, f"kl_coef={facts.kl_coef:g} is {kind} range, {limits}", f"{KL_KEY}={nearest:g}")
+    kind, nearest = "weaker than the aggressive range, 0.0001 to 0.0005", low
+    if coefficient > high:
+        kind, nearest = "stronger than the conservative range, 0.001 to 0.005", high
+    yield Advice(KL_KEY, f"kl_coef={coefficient:g} is {kind}", f"{KL_KEY}={nearest:g}")
 
 
 def double_kl(facts: Facts) -> Iterator[Advice]:
-    if facts.use_kl_in_reward and facts.kl_coef > 0 and facts.use_kl_loss and facts.kl_loss_coef > 0:
+    actor, in_reward = facts.group.actor, facts.algorithm.kl_ctrl.kl_coef
+    if facts.algorithm.use_kl_in_reward and in_reward > 0 and actor.use_kl_loss and actor.kl_loss_coef > 0:
         message = (
-            f"KL is penalised twice, in the reward with {facts.kl_coef:g} and in the loss with {facts.kl_loss_coef:g}: "
+            f"KL is penalised twice, in the reward with {in_reward:g} and in the loss with {actor.kl_loss_coef:g}: "
             "training may become too conservative"
         )
         key = "actor_rollout_ref.actor.use_kl_loss"
@@ -182,7 +180,7 @@ def double_kl(facts: Facts) -> Iterator[Advice]:
 
 def validation(facts: Facts) -> Iterator[Advice]:
     """Steps, not epochs: said where the number could be meant as epochs, or is never reached."""
-    per_epoch, total, every = facts.steps_per_epoch, facts.total_steps, facts.test_freq
+    per_epoch, total, every = facts.batch.steps_per_epoch, facts.batch.total_steps, facts.test_freq
     if every <= 0 or not per_epoch or not total:
         return
     if every > total:
@@ -225,7 +223,7 @@ def memory(facts: Facts) -> Iterator[Advice]:
         job = change.job
     if not plan.fits:
         yield from last_resorts(smallest)
-    key, size = "data.train_batch_size", facts.train_batch_size
+    key, size = "data.train_batch_size", facts.batch.prompts
     message = f"a smaller batch than {size} saves nothing: the peak follows the micro-batch, not the number of prompts"
     yield Advice(key, message, f"{key}={size}, as it is")
 

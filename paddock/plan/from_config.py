@@ -8,13 +8,7 @@ from copy import deepcopy
 from paddock.config.phases import CUTS
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config
-from paddock.config.topology import (
-    computes_merged,
-    estimator_needs,
-    trains_adapters,
-    wants_one_thread,
-    world_size,
-)
+from paddock.config.topology import computes_merged, estimator_needs, wants_one_thread, world_size
 from paddock.estimate.counts import Work
 from paddock.estimate.duration import Duration, duration
 from paddock.estimate.job import job, planned_device
@@ -84,28 +78,15 @@ def merged_job(loaded: Loaded, gpu: str | None = None) -> StepLoad | None:
 
 
 def advice_facts(config: Config, batch: BatchPlan, work: StepLoad | None, merged: StepLoad | None = None) -> Facts:
-    group, algorithm, trainer = config.actor_rollout_ref, config.algorithm, config.trainer
-    actor, optim = group.actor, group.actor.optim
-    shape = shape_of(group.model.path or "")
+    shape = shape_of(config.actor_rollout_ref.model.path or "")
     return Facts(
-        estimator=algorithm.adv_estimator,
-        grouped="groups" in estimator_needs(config),
+        group=config.actor_rollout_ref,
+        algorithm=config.algorithm,
+        batch=batch,
+        needs=estimator_needs(config),
         critic=bool(config.critic.enable),
-        n=group.rollout.n,
-        model_name=group.model.path or "",
-        model_billions=shape.billions if shape else None,
-        lr=optim.lr,
-        lora=trains_adapters(config.actor_rollout_ref),
-        warmup_steps=optim.lr_warmup_steps,
-        warmup_ratio=optim.lr_warmup_steps_ratio,
-        use_kl_in_reward=algorithm.use_kl_in_reward,
-        kl_coef=algorithm.kl_ctrl.kl_coef,
-        use_kl_loss=actor.use_kl_loss,
-        kl_loss_coef=actor.kl_loss_coef,
-        test_freq=trainer.test_freq if config.data.val_files else -1,
-        steps_per_epoch=batch.steps_per_epoch,
-        total_steps=batch.total_steps,
-        train_batch_size=config.data.train_batch_size,
+        billions=shape.billions if shape else None,
+        test_freq=config.trainer.test_freq if config.data.val_files else -1,
         cut_by_rows=frozenset(phase for phase, cut in CUTS.items() if not cut.by_tokens(config)),
         job=work,
         merged=merged,

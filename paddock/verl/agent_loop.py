@@ -209,20 +209,20 @@ class LoopConversation(Conversation):
         """Returns a turn that is asked for, once it is one that can be drawn."""
         if seen := [name for name, value in more.items() if name != "priority" and value]:
             raise self.refused(f"generate is given {seen[0]}, and agent loops run on texts", f"leave {seen[0]} out")
-        found = [int(token) for token in tokens]
-        if not found:
+        prompt = [int(token) for token in tokens]
+        if not prompt:
             raise self.refused("generate is given no tokens", "prompt_ids=[...]")
         other = unlike(parameters, self.sampling, self.setting.stops)
         if other is not None:
             reason = f"generate is given {other}={parameters[other]!r:.80}, and all turns of a step are drawn alike"
             fix = f"; {ROLLOUT}.{other} sets it for the whole run" if other in own_parameters(self.sampling) else ""
             raise self.refused(reason, f"leave it out{fix}")
-        room = self.setting.prompt_length + self.sampling.max_tokens - len(found)
+        room = self.setting.prompt_length + self.sampling.max_tokens - len(prompt)
         if room <= 0 and not self.drawn:
-            reason = f"generate is given a prompt of {len(found)} tokens, which leaves no room for a turn"
-            raise self.refused(reason, f"data.max_prompt_length={len(found)}")
+            reason = f"generate is given a prompt of {len(prompt)} tokens, which leaves no room for a turn"
+            raise self.refused(reason, f"data.max_prompt_length={len(prompt)}")
         limits = [int(parameters[name]) for name in LENGTHS if parameters.get(name) is not None]
-        return AskedTurn(found, min(room, self.sampling.max_tokens, *limits), answer)
+        return AskedTurn(prompt, min(room, self.sampling.max_tokens, *limits), answer)
 
     # What the loop returned
 
@@ -243,7 +243,7 @@ class LoopConversation(Conversation):
         if not hasattr(output, "response_mask"):
             what = f"{len(output)} outputs" if isinstance(output, list) else f"a {type(output).__name__}"
             raise self.refused(f"returned {what}", "return one AgentLoopOutput: an episode is one sequence")
-        tokens, mask = [int(token) for token in output.response_ids], [bool(one) for one in output.response_mask]
+        tokens, mask = [int(token) for token in output.response_ids], [bool(own) for own in output.response_mask]
         prompt = [int(token) for token in output.prompt_ids]
         self.check(prompt, tokens, mask)
         self.prompt, self.spans = Prompt(prompt, [self.id]), self.spans_of(prompt, tokens, mask)
@@ -273,7 +273,7 @@ class LoopConversation(Conversation):
     def spans_of(self, prompt: list[int], tokens: list[int], mask: list[bool]) -> list[Span]:
         """Returns the response as spans. A token of the policy has the log-prob with which it was drawn behind the very
         tokens that stand before it."""
-        log_probs, ends = self.found(prompt, tokens)
+        log_probs, ends = self.drawn_in_place(prompt, tokens)
         if drifted := [at for at, wrote in enumerate(mask) if wrote and at not in log_probs]:
             raise self.drifted(tokens, drifted, sum(mask))
         last = max((at for at, wrote in enumerate(mask) if wrote), default=-1)
@@ -285,20 +285,20 @@ class LoopConversation(Conversation):
             spans.append(Span(own, [log_probs[place] for place in at], self.version) if wrote else Span(own))
         return spans
 
-    def found(self, prompt: list[int], tokens: list[int]) -> tuple[dict[int, float], dict[int, bool]]:
+    def drawn_in_place(self, prompt: list[int], tokens: list[int]) -> tuple[dict[int, float], dict[int, bool]]:
         """Returns the log-probs of the response's tokens that were drawn where they stand, and whether the turns that
         end at a token were stopped; both by the token's index."""
         log_probs, ends, whole = dict[int, float](), dict[int, bool](), prompt + tokens
         for turn in self.drawn:
             if whole[: len(turn.before)] != turn.before:
                 continue
-            begin, said = len(turn.before), turn.completion
-            pairs = zip(said.tokens, whole[begin:], strict=False)
+            begin, completion = len(turn.before), turn.completion
+            pairs = zip(completion.tokens, whole[begin:], strict=False)
             same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             begin -= len(prompt)
-            log_probs |= {begin + at: said.log_probs[at] for at in range(same)}
-            if same == len(said.tokens):
-                ends[begin + same - 1] = said.stopped
+            log_probs |= {begin + at: completion.log_probs[at] for at in range(same)}
+            if same == len(completion.tokens):
+                ends[begin + same - 1] = completion.stopped
         return log_probs, ends
 
     def drifted(self, tokens: list[int], places: list[int], wrote: int) -> UserError:
@@ -342,8 +342,8 @@ class LoopConversation(Conversation):
         self.finish(0, 0.0)
 
     def episode(self) -> Episode:
-        found = super().episode()
-        return replace(found, extras={**found.extras, "num_turns": self.num_turns})
+        episode = super().episode()
+        return replace(episode, extras={**episode.extras, "num_turns": self.num_turns})
 
     def refused(self, reason: str, fix: str) -> UserError:
         key = f"{ROLLOUT}.agent.default_agent_loop" if self.row.agent is None else "agent_name"

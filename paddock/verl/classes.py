@@ -33,19 +33,19 @@ def entries(path: str, key: str, section: str | None, needed: str) -> list[Entry
     if not file.is_file():
         raise refused("there is no such file", f"check the path; it is looked for in {Path.cwd()}")
     try:
-        found: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+        content: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
     except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise refused(f"cannot be read: {str(error).splitlines()[0]}", "mend the YAML") from error
     if section is not None:
-        found = found.get(section) if isinstance(found, Mapping) else None
+        content = content.get(section) if isinstance(content, Mapping) else None
     form = f"- {needed}: ..."
     fix = f"{section}:\n    {form}" if section else form
-    if not isinstance(found, list) or not found:
+    if not isinstance(content, list) or not content:
         raise refused(f"holds no list{f' {section!r}' if section else ''}", f"write one: {fix}")
-    for number, entry in enumerate(found):
+    for number, entry in enumerate(content):
         if not isinstance(entry, dict) or not isinstance(entry.get(needed), str):
             raise refused(f"entry {number} has no {needed!r}", fix)
-    return found
+    return content
 
 
 def require_known(name: str, key: str, path: str) -> None:
@@ -58,30 +58,27 @@ def require_known(name: str, key: str, path: str) -> None:
         return
     importable()
     try:
-        found = find_spec(module)
+        spec = find_spec(module)
     except ImportError:
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         fix = f"Paddock has no {module}: write it yourself, in a file of function_tool_path if it is a tool"
         raise UserError(f"{name} cannot be imported: no module named {module!r}", key=key, value=path, fix=fix)
 
 
 def class_of(name: str, key: str, path: str) -> Any:
     """Returns the class `package.module.Class`; `key` and `path` are the setting and the file that name it."""
-    module_name, _, attribute = name.rpartition(".")
-
-    def refused(reason: str, fix: str) -> UserError:
-        return UserError(f"{name} {reason}", key=key, value=path, fix=fix)
-
     require_known(name, key, path)
+    module_name, _, attribute = name.rpartition(".")
     fix = "a module that this Python imports: check its name, and PYTHONPATH"
     with blaming(f"{name} cannot be imported:", key, path, fix):
         module = module_named(module_name)
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        own = [one for one, value in vars(module).items() if isinstance(value, type) and not one.startswith("_")]
-        raise refused(f"is not there: the module has no class {attribute!r}", suggest(attribute, own))
-    return found
+    member = getattr(module, attribute, None)
+    if not callable(member):
+        own = [other for other, value in vars(module).items() if isinstance(value, type) and not other.startswith("_")]
+        reason = f"{name} is not there: the module has no class {attribute!r}"
+        raise UserError(reason, key=key, value=path, fix=suggest(attribute, own))
+    return member
 
 
 def made(thing: Callable[..., Any], name: str, key: str, path: str, arguments: Mapping[str, Any]) -> Any:
@@ -100,9 +97,9 @@ def taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, A
 def named(function: Callable[..., Any]) -> frozenset[str] | None:
     """Returns the names of a function's arguments; None: it takes any. Read once, for every episode asks."""
     parameters = inspect.signature(function).parameters.values()
-    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return frozenset(one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY)
+    return frozenset(parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY)
 
 
 async def settled(value: Any) -> Any:

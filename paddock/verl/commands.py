@@ -173,8 +173,8 @@ def load_supervised(surface: Surface, arguments: Sequence[str], world: Mapping[s
     devices, rest = launched_devices(rest, world)
     rules = {**ENGINES[engine], **surface.rules}
     defaults = {key: value for key, value in surface.defaults.items() if key not in rows}
-    found = replace(surface, rules=rules, defaults={**defaults, **rows})
-    loaded = found.load([*rest, *devices], here)
+    chosen = replace(surface, rules=rules, defaults={**defaults, **rows})
+    loaded = chosen.load([*rest, *devices], here)
     if loaded.config.trainer.test_freq < 1:
         loaded.config.trainer.test_freq = LAST_STEP
         loaded.origins["trainer.test_freq"] = "verl validates after the last step"

@@ -52,18 +52,18 @@ def loop_arguments(settings: dict[str, Any], limits: MultiTurnConfig, tools: Seq
     data = Holder(tree.data)
     return {
         "trainer_config": Holder(tree), "dataset_config": data, "data_config": data, "dataset_cls": None,
-        "processor": None, "hf_model_type": None, "tools": SimpleNamespace(tools=[handed(one) for one in tools]),
+        "processor": None, "hf_model_type": None, "tools": SimpleNamespace(tools=[handed(tool) for tool in tools]),
     }  # fmt: skip
 
 
-def handed(one: Tool) -> Any:
+def handed(tool: Tool) -> Any:
     """Returns a tool as verl's loops call it: an object of its class, or a FunctionTool."""
-    if isinstance(one, VerlTool):
-        return one.own
-    of = partial(class_of, key=f"{AGENT}.default_agent_loop", path=one.name)
-    schema = of("verl.tools.schemas.OpenAIFunctionToolSchema").model_validate(one.schema())
-    beside = inspect.iscoroutinefunction(one.function)
-    return of("verl.tools.function_tool.FunctionTool")(one.name, one.function, schema, beside)
+    if isinstance(tool, VerlTool):
+        return tool.own
+    of = partial(class_of, key=f"{AGENT}.default_agent_loop", path=tool.name)
+    schema = of("verl.tools.schemas.OpenAIFunctionToolSchema").model_validate(tool.schema())
+    beside = inspect.iscoroutinefunction(tool.function)
+    return of("verl.tools.function_tool.FunctionTool")(tool.name, tool.function, schema, beside)
 
 
 def no_environment() -> Any:

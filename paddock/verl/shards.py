@@ -20,13 +20,13 @@ REPLICAS = ("dp", "ddp")
 
 def shard_files(folder: Path) -> dict[int, Path]:
     """Returns the files of the model by rank; empty if the folder holds none."""
-    return {int(found[2]): file for file in folder.iterdir() if (found := NAME.fullmatch(file.name))}
+    return {int(match[2]): file for file in folder.iterdir() if (match := NAME.fullmatch(file.name))}
 
 
 def merged_shards(folder: Path, key: str) -> dict[str, Tensor]:
     """Returns the whole weights of a folder with one file a rank. `key` names the folder in errors."""
     files = shard_files(folder)
-    world = max(int(found[1]) for file in files.values() if (found := NAME.fullmatch(file.name)))
+    world = max(int(match[1]) for file in files.values() if (match := NAME.fullmatch(file.name)))
     if missing := sorted(set(range(world)) - set(files)):
         reason = f"the files of {len(missing)} of {world} ranks are missing, the first of rank {missing[0]}"
         raise UserError(reason, key=key, value=folder, fix="copy the files of every rank into the folder")
@@ -39,12 +39,12 @@ def merged_shards(folder: Path, key: str) -> dict[str, Tensor]:
 def read_shard(file: Path, key: str) -> dict[str, Any]:
     """Reads one file: tensors and DTensors alone. A pickle that would run code is refused."""
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        weights = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
         reason = f"cannot be read as weights: {str(error).splitlines()[0]}"
         fix = "check that the file is whole, and of an FSDP model"
         raise UserError(reason, key=key, value=file, fix=fix) from error
-    return dict(found)
+    return dict(weights)
 
 
 def shards_of(weights: dict[str, Any]) -> int:

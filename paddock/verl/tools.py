@@ -96,17 +96,17 @@ def interaction_entries(path: str) -> list[Entry]:
 
 def load_interactions(path: str) -> dict[str, Any]:
     """Returns the interactions of a YAML file by name: `interaction: [{name, class_name, config}]`."""
-    found: dict[str, Any] = {}
+    interactions: dict[str, Any] = {}
     for entry in interaction_entries(path):
         short = entry["class_name"].rpartition(".")[2]
         name = entry.get("name") or (short.removesuffix("Interaction") or short).lower()
-        if name in found:
+        if name in interactions:
             fix = "`name:` of its own for each"
             raise UserError(f"two interactions are called {name!r}", key=INTERACTIONS, value=path, fix=fix)
         config = {**(entry.get("config") or {}), "name": name}
         kind = class_of(entry["class_name"], INTERACTIONS, path)
-        found[name] = made(kind, entry["class_name"], INTERACTIONS, path, {"config": config})
-    return found
+        interactions[name] = made(kind, entry["class_name"], INTERACTIONS, path, {"config": config})
+    return interactions
 
 
 def function_tool(name: Any = None, *, schema: Any = None) -> Any:
@@ -128,7 +128,7 @@ def function_tool(name: Any = None, *, schema: Any = None) -> Any:
 
 def needs_verl(tools: Sequence[Tool]) -> bool:
     """True if one of the tools is in verl's form."""
-    return any(isinstance(one, VerlTool) or hasattr(one.function, TRIPLE) for one in tools)
+    return any(isinstance(tool, VerlTool) or hasattr(tool.function, TRIPLE) for tool in tools)
 
 
 class VerlEnvironment(Environment):
@@ -140,11 +140,11 @@ class VerlEnvironment(Environment):
         self.interaction: Any = None
         self.instances: dict[str, tuple[Any, str]] = {}
         """Objects of tools that were called, and the ids of this episode there."""
-        self.creating = {one.name: asyncio.Lock() for one in tools}
+        self.creating = {tool.name: asyncio.Lock() for tool in tools}
         self.told: dict[str, Any] = {"tool_rewards": [], "turn_scores": []}
         self.messages: list[Message] = []
         self.kwargs: Mapping[str, Any] = {}
-        self.own: list[Tool] = [self._bound(one) for one in tools]
+        self.own: list[Tool] = [self._bound(tool) for tool in tools]
 
     def tools(self) -> Sequence[Tool]:
         return self.own
@@ -154,7 +154,7 @@ class VerlEnvironment(Environment):
         if row.get("need_tools_kwargs") and not self.kwargs:
             log.warning("%s needs tools_kwargs and has none", place(row))
         if chosen := row.get("tool_selection"):
-            self.own = [one for one in self.own if one.name in chosen]
+            self.own = [tool for tool in self.own if tool.name in chosen]
         self.agent_data = SimpleNamespace(
             messages=self.messages, tools_kwargs=self.kwargs, request_id=self.id, extra_fields=self.told
         )
@@ -181,13 +181,13 @@ class VerlEnvironment(Environment):
         if self.interaction is None or not answer.stopped:
             return Turn()
         ask = self.interaction.generate_response
-        found = await settled(ask(self.id, self.messages, **taken(ask, self.interaction_kwargs)))
-        over, said, score = found[:3]
+        reply = await settled(ask(self.id, self.messages, **taken(ask, self.interaction_kwargs)))
+        over, text, score = reply[:3]
         if score is not None:
             self.told["turn_scores"].append(score)
-        reply = [{"role": "user", "content": str(said)}]
-        self.messages += reply
-        return Turn(reply, done=bool(over))
+        message = {"role": "user", "content": str(text)}
+        self.messages.append(message)
+        return Turn([message], done=bool(over))
 
     async def reward(self, episode: Ended) -> float:  # type: ignore[override]
         """Asks the tools what the episode is worth: reward functions are told, and nothing more is paid."""
@@ -208,33 +208,33 @@ class VerlEnvironment(Environment):
 
     # Calls
 
-    def _bound(self, one: Tool) -> Tool:
+    def _bound(self, tool: Tool) -> Tool:
         """Returns a tool whose function belongs to this episode. A coroutine function stays one; calls of others come
         one after the other, in a thread."""
-        if not isinstance(one, VerlTool) and not hasattr(one.function, TRIPLE):
-            return one
-        runs = one.own.execute if isinstance(one, VerlTool) else one.function
+        if not isinstance(tool, VerlTool) and not hasattr(tool.function, TRIPLE):
+            return tool
+        runs = tool.own.execute if isinstance(tool, VerlTool) else tool.function
 
         async def call(**arguments: Any) -> str:
-            found = self._execute(one, arguments) if isinstance(one, VerlTool) else one.function(**arguments)
-            return self._take(one.name, await settled(found))
+            result = self._execute(tool, arguments) if isinstance(tool, VerlTool) else tool.function(**arguments)
+            return self._take(tool.name, await settled(result))
 
         def call_here(self: VerlEnvironment, **arguments: Any) -> Any:
             return finished(call(**arguments))
 
         beside = inspect.iscoroutinefunction(inspect.unwrap(runs))
-        return replace(one, function=call if beside else MethodType(call_here, self))
+        return replace(tool, function=call if beside else MethodType(call_here, self))
 
-    async def _execute(self, one: VerlTool, arguments: dict[str, Any]) -> Any:
-        own = one.own
-        async with self.creating[one.name]:
-            if one.name not in self.instances:
-                create = self._kwargs(one.name, "create", own)
-                found = await settled(own.create(self.id, **create))
-                instance = found[0] if isinstance(found, tuple) else found
-                self.instances[one.name] = own, str(instance or self.id)
-        instance = self.instances[one.name][1]
-        return await settled(own.execute(instance, arguments, **self._kwargs(one.name, "execute", own)))
+    async def _execute(self, tool: VerlTool, arguments: dict[str, Any]) -> Any:
+        own = tool.own
+        async with self.creating[tool.name]:
+            if tool.name not in self.instances:
+                create = self._kwargs(tool.name, "create", own)
+                created = await settled(own.create(self.id, **create))
+                instance = created[0] if isinstance(created, tuple) else created
+                self.instances[tool.name] = own, str(instance or self.id)
+        instance = self.instances[tool.name][1]
+        return await settled(own.execute(instance, arguments, **self._kwargs(tool.name, "execute", own)))
 
     def _kwargs(self, name: str, method: str, own: Any) -> dict[str, Any]:
         """Returns what the row gives a method of a tool, as arguments. Tools of newer versions find those of `create`
@@ -246,13 +246,13 @@ class VerlEnvironment(Environment):
             given["agent_data"] = self.agent_data
         return taken(getattr(own, method), given)
 
-    def _take(self, name: str, found: Any) -> str:
+    def _take(self, name: str, result: Any) -> str:
         """Notes the reward of a call; returns its response as a text."""
-        response, reward = found, None
-        if isinstance(found, tuple):
-            if not 1 <= len(found) <= 3:
-                raise ToolError(f"{name} returned {len(found)} values, not a response, a reward and metrics")
-            response, reward, *_ = (*found, None)
+        response, reward = result, None
+        if isinstance(result, tuple):
+            if not 1 <= len(result) <= 3:
+                raise ToolError(f"{name} returned {len(result)} values, not a response, a reward and metrics")
+            response, reward, *_ = (*result, None)
         if reward is not None:
             self.told["tool_rewards"].append(reward)
         if getattr(response, "image", None) or getattr(response, "video", None):

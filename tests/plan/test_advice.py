@@ -7,41 +7,78 @@ from typing import Any
 
 import pytest
 
+from paddock.config import tree
+from paddock.config.schema import Config
 from paddock.estimate.memory import GIB, Hardware, RoleLoad, RolloutLoad, StepLoad, estimate
 from paddock.estimate.splits import Fsdp, Megatron
 from paddock.facts.models import shape_of
 from paddock.loading.load import load
 from paddock.plan.advice import Advice, Facts, advise, is_tuned, recommended_n
+from paddock.plan.arithmetic import BatchPlan
 from paddock.plan.plan import make
 
 # The guide's first example, with a warm-up and a validation frequency that count steps knowingly.
-RIGHT = Facts(
-    estimator="rloo",
-    grouped=True,
-    critic=False,
-    n=5,
-    model_name="Qwen/Qwen2-7B-Instruct",
-    model_billions=7.6,
-    lr=1e-6,
-    lora=False,
-    warmup_steps=3,
-    warmup_ratio=0.0,
-    use_kl_in_reward=True,
-    kl_coef=0.001,
-    use_kl_loss=False,
-    kl_loss_coef=0.001,
-    test_freq=7,
+_A = "actor_rollout_ref.actor"
+KEYS = {
+    "estimator": "algorithm.adv_estimator",
+    "n": "actor_rollout_ref.rollout.n",
+    "model_name": "actor_rollout_ref.model.path",
+    "lora_rank": "actor_rollout_ref.model.lora_rank",
+    "lr": f"{_A}.optim.lr",
+    "warmup_steps": f"{_A}.optim.lr_warmup_steps",
+    "warmup_ratio": f"{_A}.optim.lr_warmup_steps_ratio",
+    "use_kl_in_reward": "algorithm.use_kl_in_reward",
+    "kl_coef": "algorithm.kl_ctrl.kl_coef",
+    "use_kl_loss": f"{_A}.use_kl_loss",
+    "kl_loss_coef": f"{_A}.kl_loss_coef",
+}
+RIGHT: dict[str, Any] = {
+    "estimator": "rloo",
+    "n": 5,
+    "model_name": "Qwen/Qwen2-7B-Instruct",
+    "lr": 1e-6,
+    "warmup_steps": 3,
+    "use_kl_in_reward": True,
+    "kl_coef": 0.001,
+}
+BATCH = BatchPlan(
+    prompts=1024,
+    responses=5,
+    rows=5120,
+    mini_batches=4,
+    optimizer_steps=4,
+    rows_per_device=640,
+    micro_batches="",
+    train_rows=7473,
     steps_per_epoch=7,
     total_steps=105,
-    train_batch_size=1024,
-    cut_by_rows=frozenset(),
-    job=None,
-    merged=None,
 )
 
 
+def facts(**changes: Any) -> Facts:
+    """The guide's example with other values of keys, of the batch, or of what follows from all keys."""
+    config = Config()
+    for name, value in {**RIGHT, **changes}.items():
+        if name in KEYS:
+            tree.put(config, KEYS[name], value)
+    batch = replace(BATCH, **{name: value for name, value in changes.items() if hasattr(BATCH, name)})
+    right = Facts(
+        group=config.actor_rollout_ref,
+        algorithm=config.algorithm,
+        batch=batch,
+        needs=frozenset({"groups"}),
+        critic=False,
+        billions=7.6,
+        test_freq=7,
+        cut_by_rows=frozenset(),
+        job=None,
+        merged=None,
+    )
+    return replace(right, **{name: value for name, value in changes.items() if hasattr(right, name)})
+
+
 def about(key: str, **changes: Any) -> list[Advice]:
-    return [advice for advice in advise(replace(RIGHT, **changes)) if advice.key.endswith(key)]
+    return [advice for advice in advise(facts(**changes)) if advice.key.endswith(key)]
 
 
 def only(key: str, **changes: Any) -> Advice:
@@ -50,7 +87,7 @@ def only(key: str, **changes: Any) -> Advice:
 
 
 def test_a_run_that_is_right_gets_no_advice() -> None:
-    assert advise(RIGHT) == []
+    assert advise(facts()) == []
 
 
 @pytest.mark.parametrize(
@@ -66,25 +103,25 @@ def test_n_follows_the_formula_within_the_range_of_the_size(billions: float, n: 
     [(2.9, 7, 8, 16, 17), (3.0, 4, 5, 8, 9), (10.0, 4, 5, 8, 9), (10.1, 3, 4, 6, 7)],
 )
 def test_n_outside_the_range_of_the_size_is_named(billions: float, few: int, enough: int, most: int, many: int) -> None:
-    assert about("rollout.n", model_billions=billions, n=enough) == []
-    assert about("rollout.n", model_billions=billions, n=most) == []
-    low = only("rollout.n", model_billions=billions, n=few)
+    assert about("rollout.n", billions=billions, n=enough) == []
+    assert about("rollout.n", billions=billions, n=most) == []
+    low = only("rollout.n", billions=billions, n=few)
     assert low.suggestion == f"actor_rollout_ref.rollout.n={recommended_n(billions)}"
-    assert only("rollout.n", model_billions=billions, n=many).suggestion == f"actor_rollout_ref.rollout.n={most}"
+    assert only("rollout.n", billions=billions, n=many).suggestion == f"actor_rollout_ref.rollout.n={most}"
 
 
 def test_fewer_than_four_responses_are_too_noisy_a_baseline() -> None:
     assert "too noisy" in only("rollout.n", n=3).message
     assert "too noisy" not in only("rollout.n", n=4).message
-    assert only("rollout.n", n=3, model_billions=None).suggestion.endswith("n=4")
-    assert about("rollout.n", n=4, model_billions=None) == []
+    assert only("rollout.n", n=3, billions=None).suggestion.endswith("n=4")
+    assert about("rollout.n", n=4, billions=None) == []
 
 
 def test_a_critic_needs_few_responses() -> None:
-    assert about("rollout.n", estimator="gae", grouped=False, critic=True, n=4) == []
-    assert about("rollout.n", estimator="gae", grouped=False, critic=True, n=1) == []
-    assert only("rollout.n", estimator="gae", grouped=False, critic=True, n=5).suggestion.endswith("n=4")
-    assert about("rollout.n", estimator="reinforce_plus_plus", grouped=False, n=1) == []
+    assert about("rollout.n", estimator="gae", needs=frozenset(), critic=True, n=4) == []
+    assert about("rollout.n", estimator="gae", needs=frozenset(), critic=True, n=1) == []
+    assert only("rollout.n", estimator="gae", needs=frozenset(), critic=True, n=5).suggestion.endswith("n=4")
+    assert about("rollout.n", estimator="reinforce_plus_plus", needs=frozenset(), n=1) == []
 
 
 @pytest.mark.parametrize(
@@ -133,7 +170,7 @@ def test_learning_rates_have_a_range_by_the_kind_of_start(name: str, lr: float, 
 
 
 def test_adapters_have_no_range_of_learning_rates() -> None:
-    assert about("optim.lr", lora=True, lr=3e-4) == []
+    assert about("optim.lr", lora_rank=8, lr=3e-4) == []
 
 
 def test_a_linear_warm_up_is_advised_where_there_is_none() -> None:
@@ -214,7 +251,7 @@ def job(
 
 def told(work: StepLoad, cut_by_rows: frozenset[str] = frozenset()) -> list[str]:
     """The suggestions on memory, less the closing note on the batch size."""
-    suggestions = [advice.suggestion for advice in advise(replace(RIGHT, job=work, cut_by_rows=cut_by_rows))]
+    suggestions = [advice.suggestion for advice in advise(facts(job=work, cut_by_rows=cut_by_rows))]
     if suggestions:
         assert suggestions.pop() == "data.train_batch_size=1024, as it is"
     return suggestions
@@ -226,7 +263,7 @@ def test_a_run_that_fits_gets_no_advice_on_memory() -> None:
 
 
 def test_the_batch_size_is_said_to_save_nothing() -> None:
-    advice = advise(replace(RIGHT, job=job(memory=24)))[-1]
+    advice = advise(facts(job=job(memory=24)))[-1]
     assert advice.key == "data.train_batch_size"
     assert "saves nothing" in advice.message
 

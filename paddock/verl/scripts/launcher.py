@@ -138,8 +138,8 @@ def ranks(options: list[str], command: list[str]) -> list[str]:
     machines = int(nodes[1]) if nodes else 1
     devices = int(per_node[1]) if per_node else int(in_all[1]) // max(machines, 1) if in_all else 0
     asked = {"trainer.n_gpus_per_node": devices, "trainer.nnodes": machines}
-    said = {word.partition("=")[0] for word in command}
-    return [f"{key}={count}" for key, count in asked.items() if count and key not in said] if devices else []
+    given = {word.partition("=")[0] for word in command}
+    return [f"{key}={count}" for key, count in asked.items() if count and key not in given] if devices else []
 
 
 def shell_behind(words: list[str]) -> list[str]:
@@ -239,11 +239,11 @@ def execute(flags: list[str], command: list[str]) -> None:
 
 def say(text: str) -> None:
     """Prints a message once in a run."""
-    said = Path(os.environ[FOLDER], SAID)
-    if said.exists() and text in said.read_text().splitlines():
+    notes = Path(os.environ[FOLDER], SAID)
+    if notes.exists() and text in notes.read_text().splitlines():
         return
     print(f"paddock: {text}", file=sys.stderr, flush=True)
-    with suppress(OSError), said.open("a") as file:
+    with suppress(OSError), notes.open("a") as file:
         file.write(f"{text}\n")
 
 
