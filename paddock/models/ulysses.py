@@ -69,14 +69,16 @@ def slice_of(inputs: Inputs, ranks: dist.ProcessGroup) -> Inputs:
     )
 
 
-def require_divisible_heads(config: PreTrainedConfig, ranks: int, key: str) -> None:
+def require_divisible_heads(config: PreTrainedConfig, ranks: int, key: str, beside: int = 1) -> None:
+    """Refuses ranks over which the model's heads do not divide. `beside`: ranks that share the heads of each."""
     text = config.get_text_config()
     keys = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     for what, heads in (("attention heads", text.num_attention_heads), ("key and value heads", keys)):
-        if heads % ranks:
-            most = max(n for n in range(1, ranks) if keys % n == 0 and text.num_attention_heads % n == 0)
+        if heads % (ranks * beside):
+            least = keys // beside, text.num_attention_heads // beside
+            most = max(n for n in range(1, ranks) if not any(count % n for count in least))
             raise UserError(
-                f"the model's {heads} {what} do not divide over {ranks} ranks",
+                f"the model's {heads} {what} do not divide over {ranks * beside} ranks",
                 key=key,
                 value=ranks,
                 fix=f"{key}={most}",

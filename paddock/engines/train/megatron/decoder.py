@@ -29,6 +29,7 @@ from paddock.engines.train.settings import Settings
 from paddock.errors import UserError
 from paddock.models.packing import Inputs
 from paddock.models.token_stats import Head
+from paddock.models.ulysses import require_divisible_heads
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +155,8 @@ def transformer_config(
 ) -> TransformerConfig:
     text = theirs.config.get_text_config()
     require_known(theirs.config)
-    require_divisible(text, layout)
+    require_divisible_heads(text, layout.tensor, f"{layout.key}.tensor_model_parallel_size")
+    require_divisible_heads(text, layout.context, f"{layout.key}.context_parallel_size", beside=layout.tensor)
     tensors = theirs.base_model.state_dict()
     options: dict[str, Any] = {
         "num_layers": text.num_hidden_layers,
@@ -292,21 +294,3 @@ def not_mapped(what: str) -> UserError:
         value="megatron",
         fix=f"actor_rollout_ref.actor.strategy=fsdp; or a model of {', '.join(FAMILIES)}",
     )
-
-
-def require_divisible(text: PreTrainedConfig, layout: Layout) -> None:
-    for what, heads in (
-        ("attention heads", text.num_attention_heads),
-        ("key and value heads", text.num_key_value_heads),
-    ):
-        for ways, name in (
-            (layout.tensor, "tensor_model_parallel_size"),
-            (layout.tensor * layout.context, "context_parallel_size"),
-        ):
-            if heads % ways:
-                raise UserError(
-                    f"the model's {heads} {what} do not divide over {ways} ranks",
-                    key=f"{layout.key}.{name}",
-                    value=layout.tensor if ways == layout.tensor else layout.context,
-                    fix="fewer ranks",
-                )
