@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paddock.algorithms.losses import LossInputs, policy_loss_terms, value_loss
-from paddock.config.engine import OptimConfig
+from paddock.config.engine import FSDPConfig, MegatronConfig, OptimConfig
 from paddock.config.roles import ActorConfig, CriticConfig
 from paddock.core.batch import Batch
 from paddock.core.masked import Denominators
-from paddock.engines.train.base import LossFn, Outputs
+from paddock.engines.train.base import LossFn, Outputs, Placement
 from paddock.engines.train.settings import Budget, Settings
 from paddock.models.value_head import ValueModel
 
@@ -27,6 +27,11 @@ def settings(**changes: Any) -> Settings:
     optim = OptimConfig(lr=0.01, override_optimizer_config={"eps": 1e-3})
     defaults: dict[str, Any] = {"optim": optim, "budget": Budget(24), "forward_budget": Budget(40)}
     return Settings(**defaults | changes)
+
+
+def over_ranks(sequence: int = 1, **keys: Any) -> Placement:
+    """The actor's weights over all ranks, of which so many share each sequence; `keys` are those of FSDP."""
+    return Placement(DEVICE, "actor_rollout_ref.actor", sequence, FSDPConfig(**keys), MegatronConfig(), None)
 
 
 def in_role(model: PreTrainedModel, role: str) -> PreTrainedModel | ValueModel:

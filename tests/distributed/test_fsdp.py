@@ -11,7 +11,7 @@ import torch
 from devices import DEVICE, on_host
 from ranks import Ranks
 from tiny_models import tiny_model
-from tiny_updates import WANT, in_role, loss_of, rollouts, settings
+from tiny_updates import WANT, in_role, loss_of, over_ranks, rollouts, settings
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from paddock.core.balance import balanced_order
 from paddock.core.batch import Batch
 from paddock.engines.train.engine import Engine, offload_idle
-from paddock.engines.train.fsdp import FSDPBackend, Shards
+from paddock.engines.train.fsdp import FSDPBackend
 from paddock.engines.train.offload import offloads_of
 from paddock.engines.train.settings import Budget
 from paddock.engines.train.shards import save_streamed
@@ -78,10 +78,10 @@ def part(rank: int, size: int, batch: Batch) -> Batch:
 
 
 def train_on_rank(rank: int, role: str, family: str, changes: dict, shards: dict, rows: int) -> dict[str, Any]:
-    engine = Engine(FSDPBackend(model_of(role, family), settings(**changes), Shards(**shards)))
+    engine = Engine(FSDPBackend(model_of(role, family), settings(**changes), over_ranks(**shards)))
     offload_idle(engine, least=1)  # what the settings name, as on a GPU
-    shares = 2 // engine.backend.shards.sequence
-    found = trained(engine, role, lambda batch: part(rank // engine.backend.shards.sequence, shares, batch), rows)
+    shares = 2 // engine.backend.placement.sequence
+    found = trained(engine, role, lambda batch: part(rank // engine.backend.placement.sequence, shares, batch), rows)
     assert all(offload.sent and offload.fetched for offload in offloads_of(engine))
     return found
 
@@ -106,10 +106,12 @@ def assert_equal_runs(got: dict[str, Any], want: dict[str, Any], tolerance: floa
 CASES = [
     ("actor", "qwen2", {}, {}, 7),
     ("critic", "qwen2", {}, {}, 7),
-    ("actor", "llama", {"checkpointing": True}, {"reshard": False}, 7),
-    pytest.param("actor", "qwen3", {"budget": Budget(64, rows=2)}, {"prefetch": True}, 7, marks=pytest.mark.slow),
+    ("actor", "llama", {"checkpointing": True}, {"reshard_after_forward": False}, 7),
+    pytest.param(
+        "actor", "qwen3", {"budget": Budget(64, rows=2)}, {"forward_prefetch": True}, 7, marks=pytest.mark.slow
+    ),
     pytest.param("actor", "gemma2", {"packed": False}, {}, 7, marks=pytest.mark.slow),
-    ("actor", "qwen2", {}, {"size": 1}, 7),  # every rank has all weights
+    ("actor", "qwen2", {}, {"fsdp_size": 1}, 7),  # every rank has all weights
     ("actor", "qwen2", {"offload_params": True, "offload_optimizer": True}, {}, 1),  # one rank has no rows
     ("actor", "qwen2", {}, {"sequence": 2}, 7),
     pytest.param("critic", "llama", {"checkpointing": True}, {"sequence": 2}, 7, marks=pytest.mark.slow),
@@ -126,7 +128,7 @@ def test_two_ranks_train_as_one_process_does(ranks, role, family, changes, shard
 
 
 def forward_on_rank(rank: int, sequence: int) -> tuple[Tensor, Tensor]:
-    engine = Engine(FSDPBackend(model_of("actor"), settings(optim=None), Shards(sequence=sequence)))
+    engine = Engine(FSDPBackend(model_of("actor"), settings(optim=None), over_ranks(sequence=sequence)))
     mine = part(rank // sequence, 2 // sequence, rollouts())
     return mine.row, engine.forward(mine, frozenset({"log_probs"})).log_probs
 
@@ -147,7 +149,7 @@ def test_a_frozen_model_gives_every_rank_the_log_probs_of_its_rows(ranks, sequen
 
 
 def gathered_on_rank(rank: int, family: str, compute: torch.dtype) -> dict[str, Any]:
-    engine = Engine(FSDPBackend(model_of("actor", family), settings(compute=compute)))
+    engine = Engine(FSDPBackend(model_of("actor", family), settings(compute=compute), over_ranks()))
     batch = rollouts()
     engine.train_step(engine.micro_batches(part(rank, 2, batch)), loss_of("actor", batch), WANT["actor"])
     model = engine.rollout_model
@@ -177,7 +179,7 @@ def test_a_rollout_sees_all_weights_in_a_plain_module_and_leaves_nothing(ranks, 
 
 
 def bf16_gradient(rank: int) -> dict[str, Tensor]:
-    engine = Engine(FSDPBackend(model_of("critic"), settings(compute=torch.bfloat16)))
+    engine = Engine(FSDPBackend(model_of("critic"), settings(compute=torch.bfloat16), over_ranks()))
     return trained(engine, "critic", lambda batch: part(rank, 2, batch), 7, steps=1)["gradient"]
 
 
@@ -192,13 +194,13 @@ def test_bf16_gradients_are_summed_in_float32(ranks):
 
 
 def save_on_rank(rank: int, role: str, family: str, folder: Path) -> None:
-    engine = Engine(FSDPBackend(model_of(role, family), settings()))
+    engine = Engine(FSDPBackend(model_of(role, family), settings(), over_ranks()))
     trained(engine, role, lambda batch: part(rank, 2, batch), 7, steps=2)
     engine.save(folder)
 
 
 def resume_on_rank(rank: int, role: str, family: str, folder: Path) -> dict[str, Any]:
-    engine = Engine(FSDPBackend(model_of(role, family), settings()))
+    engine = Engine(FSDPBackend(model_of(role, family), settings(), over_ranks()))
     engine.forward(part(rank, 2, rollouts()), WANT[role])  # gathers weights that loading makes stale
     engine.load(folder)
     return trained(engine, role, lambda batch: part(rank, 2, batch), 7, steps=2)
@@ -246,7 +248,7 @@ def test_weights_are_written_a_few_layers_at_a_time(tmp_path):
 
 
 def not_finite_on_rank(rank: int) -> tuple[dict[str, float], bool]:
-    engine, batch = Engine(FSDPBackend(model_of("actor"), settings())), rollouts()
+    engine, batch = Engine(FSDPBackend(model_of("actor"), settings(), over_ranks())), rollouts()
     before = {name: tensor.clone() for name, tensor in engine.weights()}
     if rank == 1:
         batch = batch.with_(advantages=batch.need("advantages") * float("nan"))
@@ -261,14 +263,14 @@ def test_an_update_that_one_rank_finds_void_is_skipped_by_all(ranks):
 
 def refused_on_rank(rank: int, changes: dict, shards: dict) -> None:
     model = in_role(tiny_model("llama", num_key_value_heads=1), "actor")
-    Engine(FSDPBackend(model, settings(**changes), Shards(**shards)))
+    Engine(FSDPBackend(model, settings(**changes), over_ranks(**shards)))
 
 
 @pytest.mark.parametrize(
     ("changes", "shards", "reason"),
     [
         ({}, {"sequence": 2}, "actor.ulysses_sequence_parallel_size=2: the model's 1 key and value heads"),
-        ({}, {"size": 3}, "fsdp_size=3: 2 ranks do not divide"),
+        ({}, {"fsdp_size": 3}, "fsdp_size=3: 2 ranks do not divide"),
     ],
 )
 def test_what_ranks_cannot_share_is_refused_by_name(ranks, changes, shards, reason):

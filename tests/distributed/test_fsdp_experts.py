@@ -10,7 +10,7 @@ import torch
 from devices import DEVICE, on_host
 from ranks import Ranks
 from test_fsdp import caught_gradient
-from tiny_updates import in_role, loss_of, rollouts, settings
+from tiny_updates import in_role, loss_of, over_ranks, rollouts, settings
 from tiny_zoo import SPARSE, tiny
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from paddock.core.balance import balanced_order
 from paddock.core.batch import Batch
 from paddock.engines.train.base import EXPERT_COLUMNS
 from paddock.engines.train.engine import Engine
-from paddock.engines.train.fsdp import FSDPBackend, Shards
+from paddock.engines.train.fsdp import FSDPBackend
 from paddock.engines.train.routers import RouterSettings
 from paddock.engines.train.single import SingleBackend
 from paddock.models.experts import experts_of
@@ -56,7 +56,7 @@ def trained(engine: Engine, batch: Batch, mine: Batch) -> tuple[dict[str, float]
 
 
 def on_a_rank(rank: int, family: str, batch: Batch, routers: RouterSettings, sequence: int) -> Any:
-    engine = Engine(FSDPBackend(model_of(family), settings(routers=routers), Shards(sequence=sequence)))
+    engine = Engine(FSDPBackend(model_of(family), settings(routers=routers), over_ranks(sequence=sequence)))
     mine = batch if sequence == 2 else batch.rows(torch.tensor(balanced_order(sequence_lengths(batch), 2)[rank]))
     chosen = engine.forward(mine.with_(prompt_experts=None, response_experts=None), LOG_PROBS | EXPERT_COLUMNS)
     columns = {"row": mine.row, "prompt": chosen.prompt_experts, "response": chosen.response_experts}
@@ -91,7 +91,7 @@ def test_a_rollout_knows_the_experts_of_a_model_whose_weights_are_spread(family)
 
 
 def uneven_on_a_rank(rank: int, family: str, batch: Batch, routers: RouterSettings) -> Any:
-    engine = Engine(FSDPBackend(model_of(family), settings(routers=routers), Shards()))
+    engine = Engine(FSDPBackend(model_of(family), settings(routers=routers), over_ranks()))
     mine = batch.rows(torch.arange(len(batch) - 1) if rank == 0 else torch.tensor([len(batch) - 1]))
     assert any(len(micro) == 0 for micro in engine.micro_batches(mine)) == (rank == 1)
     found = engine.forward(mine, LOG_PROBS).log_probs

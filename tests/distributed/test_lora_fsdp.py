@@ -13,14 +13,14 @@ from ranks import Ranks
 from safetensors.torch import load_file
 from test_fsdp import assert_equal_runs, part, trained
 from tiny_models import tiny_model
-from tiny_updates import rollouts, settings
+from tiny_updates import over_ranks, rollouts, settings
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from paddock.engines.train.engine import Engine, adapter_of
-from paddock.engines.train.fsdp import FSDPBackend, Shards
+from paddock.engines.train.fsdp import FSDPBackend
 from paddock.engines.train.settings import Budget
 from paddock.engines.train.single import SingleBackend
 from paddock.models.adapters import MERGED, WEIGHTS_FILE, Lora, attach, is_adapter
@@ -45,16 +45,16 @@ def model_of(role: str, family: str = "qwen2") -> Any:
 
 
 def train_on_rank(rank: int, role: str, family: str, changes: dict, shards: dict) -> dict[str, Any]:
-    engine = Engine(FSDPBackend(model_of(role, family), settings(**changes), Shards(**shards)))
-    shares = 2 // engine.backend.shards.sequence
-    return trained(engine, role, lambda batch: part(rank // engine.backend.shards.sequence, shares, batch), 7)
+    engine = Engine(FSDPBackend(model_of(role, family), settings(**changes), over_ranks(**shards)))
+    shares = 2 // engine.backend.placement.sequence
+    return trained(engine, role, lambda batch: part(rank // engine.backend.placement.sequence, shares, batch), 7)
 
 
 CASES = [
     ("actor", "qwen2", {}, {}),
     ("critic", "llama", {"checkpointing": True}, {}),
     ("actor", "qwen3", {}, {"sequence": 2}),
-    ("actor", "qwen2", {"packed": False}, {"size": 1}),
+    ("actor", "qwen2", {"packed": False}, {"fsdp_size": 1}),
 ]
 
 
@@ -69,7 +69,7 @@ def test_two_ranks_train_adapters_as_one_process_does(ranks, role, family, chang
 
 def held_on_rank(rank: int) -> dict[str, Any]:
     """In bf16: what is kept wide, what the rollout and the reference see."""
-    engine = Engine(FSDPBackend(model_of("actor"), settings(compute=torch.bfloat16)))
+    engine = Engine(FSDPBackend(model_of("actor"), settings(compute=torch.bfloat16), over_ranks()))
     trained(engine, "actor", lambda batch: part(rank, 2, batch), 7, steps=2)
     types = {is_adapter(name): param.dtype for name, param in engine.model.named_parameters()}
     mine = part(rank, 2, rollouts())
@@ -111,14 +111,14 @@ def test_a_rollout_sees_the_adapter_and_the_reference_does_not(ranks):
 
 
 def save_on_rank(rank: int, role: str, folder: str) -> dict[str, Tensor]:
-    engine = Engine(FSDPBackend(model_of(role), settings(saves_merged=True)))
+    engine = Engine(FSDPBackend(model_of(role), settings(saves_merged=True), over_ranks()))
     trained(engine, role, lambda batch: part(rank, 2, batch), 7, steps=2)
     engine.save(Path(folder))
     return {name: tensor.clone() for name, tensor in engine.backend.tensors()}
 
 
 def load_on_rank(rank: int, role: str, folder: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    engine = Engine(FSDPBackend(model_of(role), settings()))
+    engine = Engine(FSDPBackend(model_of(role), settings(), over_ranks()))
     engine.load(Path(folder))
     assert all(isinstance(master, DTensor) for master in engine.updater.masters)
     loaded = {name: tensor.clone() for name, tensor in engine.backend.tensors()}

@@ -10,14 +10,14 @@ import torch
 from devices import DEVICE
 from ranks import Ranks
 from tiny_models import tiny_batch, tiny_model
-from tiny_updates import in_role
+from tiny_updates import in_role, over_ranks
 from torch import Tensor
 
 from paddock.config.engine import OptimConfig
 from paddock.core.device import CopyStream
 from paddock.engines.train.activations import Activations, SavedTensors
 from paddock.engines.train.engine import Engine
-from paddock.engines.train.fsdp import FSDPBackend, Shards
+from paddock.engines.train.fsdp import FSDPBackend
 from paddock.engines.train.optim import whole
 from paddock.engines.train.settings import Budget, Settings
 
@@ -38,7 +38,7 @@ def loss(micro: Any, outputs: Any) -> Any:
 def gradients(rank: int, checkpointing: bool, away: bool, sequence: int) -> tuple[dict[str, Tensor], list[Any]]:
     model = in_role(tiny_model("qwen2"), "actor")
     settings = Settings(optim=OptimConfig(lr=0.01), budget=Budget(24), checkpointing=checkpointing)
-    engine = Engine(FSDPBackend(model, settings, Shards(sequence=sequence)))
+    engine = Engine(FSDPBackend(model, settings, over_ranks(sequence=sequence)))
     travelled: list[Any] = []
     if away:
         leave = SavedTensors.save

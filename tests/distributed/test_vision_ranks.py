@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 pytest.importorskip("PIL", reason="needs the extra `vision`")
 
+from tiny_updates import over_ranks
 from tiny_vision import painted, prompt_of, reader_of, save_tiny_vision, vision_batch
 
 from paddock.config.engine import OptimConfig
@@ -23,7 +24,7 @@ from paddock.core.masked import Denominators, aggregate
 from paddock.engines.rollout.base import Prompt, Sampling
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.train.engine import Engine
-from paddock.engines.train.fsdp import FSDPBackend, Shards
+from paddock.engines.train.fsdp import FSDPBackend
 from paddock.engines.train.settings import Budget, Settings
 from paddock.engines.train.single import SingleBackend
 from paddock.errors import UserError
@@ -81,7 +82,7 @@ def trained(engine: Engine, whole: Batch, mine: list[int]) -> dict[str, Any]:
 
 
 def train_on_rank(rank: int, folder: Path, frozen: bool, sequence: int, shares: list[list[int]]) -> dict[str, Any]:
-    engine = Engine(FSDPBackend(policy(folder, frozen), settings(), Shards(sequence=sequence)))
+    engine = Engine(FSDPBackend(policy(folder, frozen), settings(), over_ranks(sequence=sequence)))
     return trained(engine, rollouts(folder), shares[rank // sequence])
 
 
@@ -105,7 +106,7 @@ def test_two_ranks_train_as_one_process_does(ranks, folders, family, frozen, seq
 
 
 def rollout_on_rank(rank: int, folder: Path) -> list[list[int]]:
-    engine = Engine(FSDPBackend(policy(folder, False), settings()))
+    engine = Engine(FSDPBackend(policy(folder, False), settings(), over_ranks()))
     with engine.gathered():
         found = EmbeddedEngine(engine.rollout_model).generate(prompts(folder), GREEDY)
     assert all(isinstance(p, DTensor) for p in engine.model.parameters())
@@ -129,7 +130,7 @@ def test_weights_that_are_spread_answer_as_whole_ones(ranks, folders):
 
 def padded_on_rank(rank: int, folder: Path) -> str:
     try:
-        Engine(FSDPBackend(policy(folder, False), settings(packed=False)))
+        Engine(FSDPBackend(policy(folder, False), settings(packed=False), over_ranks()))
     except UserError as error:
         return str(error)
     return ""

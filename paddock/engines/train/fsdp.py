@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -42,29 +42,6 @@ from paddock.models.value_head import ValueModel
 from paddock.models.vision import blank, tower_of
 
 
-@dataclass(frozen=True)
-class Shards:
-    """Says how weights are sharded over ranks, and sequences over groups of ranks."""
-
-    size: int = -1
-    """Ranks that share one copy of the weights; -1: all."""
-    reshard: bool = True
-    prefetch: bool = False
-    offload: bool = False
-    reduce: torch.dtype = torch.float32
-    sequence: int = 1
-    """Ranks that share each sequence."""
-    key: str = "actor_rollout_ref.actor"
-    """Section of the role, for errors."""
-
-    @classmethod
-    def of(cls, placement: Placement) -> Shards:
-        keys = placement.fsdp
-        reduce = keys.mixed_precision.reduce_dtype if isinstance(keys, FSDPConfig) else "fp32"
-        return cls(keys.fsdp_size, keys.reshard_after_forward, keys.forward_prefetch, keys.offload_policy,
-                   DTYPES[reduce], placement.sequence, placement.section)  # fmt: skip
-
-
 class Network(nn.Module):
     """Runs all that reads parameters in one forward, around which FSDP gathers the parameters outside of layers."""
 
@@ -83,15 +60,9 @@ class FSDPBackend:
     name: ClassVar = "fsdp"
     spans_ranks: ClassVar = True
 
-    def __init__(
-        self,
-        model: PreTrainedModel | ValueModel,
-        settings: Settings,
-        shards: Shards | None = None,
-        device: torch.device | None = None,
-    ):
+    def __init__(self, model: PreTrainedModel | ValueModel, settings: Settings, placement: Placement):
         self.model, self.settings, self.backbone = model, settings, forwards.backbone_of(model)
-        self.shards, self.device = shards or Shards(), device or self.backbone.device
+        self.placement, self.device = placement, placement.device
         self.sequence = self.sequence_group()
         self.adapters, self.gathered_model = adapters_of(self.backbone), GatheredModel.of(self.backbone, self.device)
         self.network = Network(model, settings)
@@ -106,18 +77,18 @@ class FSDPBackend:
         if self.tower and not settings.packed:
             raise UserError(
                 "beside images, ranks share packed rows only",
-                key=f"{self.shards.key}: model.use_remove_padding",
+                key=f"{self.placement.section}: model.use_remove_padding",
                 value=False,
                 fix="leave it at True",
             )
 
     @classmethod
     def place(cls, model: Any, settings: Settings, placement: Placement) -> Self:
-        return cls(model, settings, Shards.of(placement), placement.device)
+        return cls(model, settings, placement)
 
     def sequence_group(self) -> dist.ProcessGroup | None:
         """Returns the ranks that share each sequence with this one."""
-        ranks, key = self.shards.sequence, f"{self.shards.key}.ulysses_sequence_parallel_size"
+        ranks, key = self.placement.sequence, f"{self.placement.section}.ulysses_sequence_parallel_size"
         if ranks == 1:
             return None
         require_divisible_heads(self.backbone.config, ranks, key)
@@ -129,11 +100,10 @@ class FSDPBackend:
 
     def spread(self) -> None:
         """Shards the weights layer by layer, so that at most one layer is whole at a time on the device."""
-        model, settings, shards, mesh = self.model, self.settings, self.shards, self.mesh()
-        offload = CPUOffloadPolicy() if shards.offload and self.device.type != "cpu" else OffloadPolicy()
-        narrow = MixedPrecisionPolicy(
-            param_dtype=settings.compute, reduce_dtype=shards.reduce, cast_forward_inputs=False
-        )
+        model, settings, keys, mesh = self.model, self.settings, self.placement.fsdp, self.mesh()
+        offload = CPUOffloadPolicy() if keys.offload_policy and self.device.type != "cpu" else OffloadPolicy()
+        reduce = DTYPES[keys.mixed_precision.reduce_dtype] if isinstance(keys, FSDPConfig) else torch.float32
+        narrow = MixedPrecisionPolicy(param_dtype=settings.compute, reduce_dtype=reduce, cast_forward_inputs=False)
         wide = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         classes = frozenset(getattr(self.backbone, "_no_split_modules", None) or ())
         layers = [module for module in model.modules() if type(module).__name__ in classes]
@@ -144,27 +114,27 @@ class FSDPBackend:
         for module in layers:
             widen(module, settings.wide, settings.compute)
             fully_shard(module, mesh=mesh, mp_policy=narrow, offload_policy=offload,
-                        reshard_after_forward=shards.reshard)  # fmt: skip
+                        reshard_after_forward=keys.reshard_after_forward)  # fmt: skip
         widen(self.network, settings.wide, settings.compute)
         fully_shard(self.network, mesh=mesh, mp_policy=narrow, offload_policy=offload)
         for spread in self.sharded():
             spread.set_gradient_divide_factor(1.0)
             spread.set_force_sum_reduction_for_comms(True)
-        if shards.prefetch:
+        if keys.forward_prefetch:
             for before, after in pairwise(layers):
                 assert isinstance(before, FSDPModule) and isinstance(after, FSDPModule)
                 before.set_modules_to_forward_prefetch([after])
 
     def mesh(self) -> DeviceMesh:
         """Lets all ranks share one copy of the weights, or gives each group of `fsdp_size` ranks one."""
-        world, size = dist.get_world_size(), self.shards.size
+        world, size = dist.get_world_size(), self.placement.fsdp.fsdp_size
         if size < 1 or size == world:
             return init_device_mesh(self.device.type, (world,))
         if world % size:
             divisors = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
             raise UserError(
                 f"{world} ranks do not divide into groups of {size}",
-                key=f"{self.shards.key}: fsdp_config.fsdp_size",
+                key=f"{self.placement.section}: fsdp_config.fsdp_size",
                 value=size,
                 fix=f"-1, or one of {divisors}",
             )
@@ -186,7 +156,7 @@ class FSDPBackend:
     def parts(self, batch: Batch, budget: Budget) -> list[Tensor]:
         """See `Backend.parts`. If one rank has images, all run the tower."""
         self.sees = self.tower and bool(largest(len(images_of(batch)), self.device))
-        budget = replace(budget, tokens=budget.tokens * self.shards.sequence)
+        budget = replace(budget, tokens=budget.tokens * self.placement.sequence)
         by_group = self.shares_prompts
         return budget.split_into(batch, largest(budget.needed(batch, by_group), self.device), by_group)
 
@@ -215,7 +185,7 @@ class FSDPBackend:
         return self.adapters.off()
 
     def everyones(self, thing: Any) -> list[Any]:
-        return from_everyone(thing)[:: self.shards.sequence]
+        return from_everyone(thing)[:: self.placement.sequence]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """See `Backend.tensors`. Gathers one by one."""
