@@ -1,4 +1,4 @@
-"""A weight sync, and after it: does the rollout engine compute what the trainer does? A few tokens tell."""
+"""Sends weights to a rollout engine, and verifies by a few tokens that it computes what the trainer does."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def send(trainer: Engine, rollout: CopyEngine, size: int) -> None:
 
 
 def verify(trainer: Engine, rollout: CopyEngine, limits: RolloutConfig) -> float:
-    """The mean difference of both sides' log-probs, for tokens that the engine draws. Every rank must call it."""
+    """Returns the mean gap of both sides' log-probs, for tokens that the engine draws. Every rank must call it."""
     prompt, sampling = question(trainer, limits)
-    found = rollout.generate([prompt], sampling)
-    gap, limit = gap_of(trainer, prompt, found), tolerance(trainer, rollout.dtype)
+    completions = rollout.generate([prompt], sampling)
+    gap, limit = gap_of(trainer, prompt, completions), tolerance(trainer, rollout.dtype)
     if not gap <= limit:
         raise out_of_step(rollout.name, gap, limit, rollout.differing_layers())
     return gap
 
 
 def question(trainer: Engine, limits: RolloutConfig) -> tuple[Prompt, Sampling]:
-    """What the engine is asked: tokens from all of the vocabulary."""
+    """Returns the prompt that the engine answers, of tokens from all of the vocabulary, and how it draws."""
     words = trainer.rollout_model.config.get_text_config().vocab_size
     length = min(PROMPT, limits.prompt_length)
     tokens = [words * (place + 1) // (length + 1) for place in range(length)]
@@ -72,28 +72,28 @@ def question(trainer: Engine, limits: RolloutConfig) -> tuple[Prompt, Sampling]:
     return Prompt(tokens, list(range(ROWS))), sampling
 
 
-def gap_of(trainer: Engine, prompt: Prompt, found: list[Completion]) -> float:
-    """The mean difference of log-probs. Every rank must call it."""
-    theirs = trainer.forward(as_batch(prompt.tokens, found), frozenset({"log_probs"})).need("log_probs")
-    return (theirs.float().cpu() - torch.tensor([one.log_probs for one in found])).abs().mean().item()
+def gap_of(trainer: Engine, prompt: Prompt, completions: list[Completion]) -> float:
+    """Returns the mean difference of log-probs. Every rank must call it."""
+    theirs = trainer.forward(as_batch(prompt.tokens, completions), frozenset({"log_probs"})).need("log_probs")
+    return (theirs.float().cpu() - torch.tensor([each.log_probs for each in completions])).abs().mean().item()
 
 
 def tolerance(trainer: Engine, dtype: torch.dtype) -> float:
-    """`dtype` is the engine's."""
+    """Returns the largest gap that rounding explains; `dtype` is the engine's."""
     return TOLERANCE[max(trainer.settings.compute, dtype, key=lambda one: torch.finfo(one).eps)]
 
 
-def as_batch(prompt: list[int], found: list[Completion]) -> Batch:
-    responses = torch.tensor([one.tokens for one in found])
-    prompts = torch.tensor([prompt] * len(found))
+def as_batch(prompt: list[int], completions: list[Completion]) -> Batch:
+    responses = torch.tensor([completion.tokens for completion in completions])
+    prompts = torch.tensor([prompt] * len(completions))
     return Batch(
-        row=torch.arange(len(found)),
-        group=torch.zeros(len(found), dtype=torch.long),
+        row=torch.arange(len(completions)),
+        group=torch.zeros(len(completions), dtype=torch.long),
         prompts=prompts,
         prompt_mask=torch.ones_like(prompts),
         responses=responses,
         mask=torch.ones_like(responses),
-        lengths=torch.full((len(found),), responses.shape[1]),
+        lengths=torch.full((len(completions),), responses.shape[1]),
     )
 
 

@@ -299,8 +299,8 @@ class RolloutServers(ShardedRollout):
     def send(self) -> None:
         last = False
         while not last:
-            found = self.actor.ranks.broadcast("sender", WeightSender.next_bucket)
-            buckets = [bucket for bucket in found if bucket is not None]
+            answers = self.actor.ranks.broadcast("sender", WeightSender.next_bucket)
+            buckets = [bucket for bucket in answers if bucket is not None]
             self.ranks.map("server", RolloutServer.load_bucket, [[bucket] for bucket in buckets])
             last = buckets[0].last
         self.version = self.actor.ranks.broadcast("sender", WeightSender.finish)[0]

@@ -220,20 +220,20 @@ class RolloutEngine(Protocol):
         if not requests:
             return []
         wanted = sum(len(request.rows) for request in requests)
-        found: dict[int, Completion] = {}
+        completions: dict[int, Completion] = {}
         self.resume(sampling, Limits.of(requests))
         try:
             self.submit(requests)
-            while len(found) < wanted:
+            while len(completions) < wanted:
                 done = self.advance()
-                found.update((completion.key, completion) for completion in done)
-                if on_done is not None and done and len(found) < wanted:
+                completions.update((completion.key, completion) for completion in done)
+                if on_done is not None and done and len(completions) < wanted:
                     on_done(done)
         except BaseException:
             self.abandon()
             raise
         self.pause()
-        return [found[key] for key in range(wanted)]
+        return [completions[key] for key in range(wanted)]
 
     def sleep(self) -> None:
         """Frees device memory that is idle between sessions."""

@@ -145,19 +145,19 @@ class SGLangEngine(WeightCopy):
             "stream": False,
         }
         answer = self.open.post("/generate", body, timeout=None)
-        found = completion(key, row, answer, sampling)
+        drawn = completion(key, row, answer, sampling)
         if self.strings is None:
-            return found
-        _, end = self.strings.read(found.tokens, self.strings.begun(request))
+            return drawn
+        _, end = self.strings.read(drawn.tokens, self.strings.begun(request))
         if end is not None:
-            return replace(found, tokens=found.tokens[:end], log_probs=found.log_probs[:end], stopped=True)
+            return replace(drawn, tokens=drawn.tokens[:end], log_probs=drawn.log_probs[:end], stopped=True)
         if answer["meta_info"]["finish_reason"].get("matched") not in sampling.stop:
-            return found
+            return drawn
         # SGLang decodes the last tokens alone: it may see a string that the whole response has not.
-        if len(found.tokens) == request.limit:
-            return replace(found, stopped=False)
-        rest = replace(request, keys=[key], rows=[row]).after(found)
-        return joined(found, self.respond(rest, key, row, sampling, *row_seeds(rest, sampling)))
+        if len(drawn.tokens) == request.limit:
+            return replace(drawn, stopped=False)
+        rest = replace(request, keys=[key], rows=[row]).after(drawn)
+        return joined(drawn, self.respond(rest, key, row, sampling, *row_seeds(rest, sampling)))
 
     def load_bucket(self, bucket: list[tuple[str, Tensor]], first: bool, last: bool) -> None:
         if first:
@@ -227,20 +227,20 @@ class ServerRanks:
 
     def on_leader(self, work: Callable[[], Any]) -> Any:
         """Runs `work` on the first rank and returns its result on every rank; an exception is raised on every rank."""
-        found: Any = None
+        result: Any = None
         failure: BaseException | None = None
         if self.leads:
             try:
-                found = work()
+                result = work()
             except Exception as error:
                 failure = error
         if self.group is not None:
-            box = [found, failure if self.leads else None]
+            box = [result, failure if self.leads else None]
             dist.broadcast_object_list(box, group=self.group, group_src=0)
-            found, failure = box
+            result, failure = box
         if failure is not None:
             raise failure
-        return found
+        return result
 
 
 def start(arguments: dict[str, Any], extra: dict[str, Any], environment: dict[str, str]) -> Server:
@@ -249,10 +249,10 @@ def start(arguments: dict[str, Any], extra: dict[str, Any], environment: dict[st
     try:
         server.wait_for("/health_generate")
     except UserError as error:
-        said = next((line for line in error.reason.splitlines() if line.startswith(REFUSED)), None)
-        if said is None:
+        refusal = next((line for line in error.reason.splitlines() if line.startswith(REFUSED)), None)
+        if refusal is None:
             raise
-        name, near = json.loads(said.removeprefix(REFUSED))
+        name, near = json.loads(refusal.removeprefix(REFUSED))
         raise UserError(
             "is no argument of the SGLang that is installed",
             key=f"{ARGUMENTS}.{name}" if name in extra else KEY,
@@ -275,7 +275,7 @@ def packed(bucket: list[tuple[str, Tensor]]) -> bytes:
 
 
 def parameters(sampling: Sampling, seed: int | None, max_tokens: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "max_new_tokens": max_tokens,
         "temperature": sampling.temperature,
         "top_k": sampling.top_k if sampling.top_k > 0 else -1,
@@ -288,8 +288,8 @@ def parameters(sampling: Sampling, seed: int | None, max_tokens: int) -> dict[st
         "no_stop_trim": True,
     }
     if sampling.stop:
-        found["stop"] = list(sampling.stop)
-    return found | ({} if seed is None else {"sampling_seed": seed >> (63 - SEED_BITS)})
+        arguments["stop"] = list(sampling.stop)
+    return arguments | ({} if seed is None else {"sampling_seed": seed >> (63 - SEED_BITS)})
 
 
 def completion(key: int, row: int, answer: dict[str, Any], sampling: Sampling) -> Completion:

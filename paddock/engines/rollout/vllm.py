@@ -199,30 +199,32 @@ class VLLMEngine(WeightCopy):
     def advance(self, seconds: float | None = None) -> list[Completion]:
         deadline = None if seconds is None else time.monotonic() + seconds
         while self.waiting:
-            found = [one for answer in self.core.step() if (one := self.heard(answer))]
-            if found or (deadline is not None and time.monotonic() > deadline):
-                return found
+            finished = [completion for answer in self.core.step() if (completion := self.heard(answer))]
+            if finished or (deadline is not None and time.monotonic() > deadline):
+                return finished
         return []
 
     def heard(self, answer: Any) -> Completion | None:
         """Takes the tokens of an answer; returns the response if they end it, by a stop string before vLLM knows."""
-        one = self.waiting.get(answer.request_id)
-        if one is None:  # it was ended while the device drew on
+        drawing = self.waiting.get(answer.request_id)
+        if drawing is None:  # it was ended while the device drew on
             return None
-        output, before = answer.outputs[0], len(one.tokens)
-        one.take(output)
+        output, before = answer.outputs[0], len(drawing.tokens)
+        drawing.take(output)
         end = None
         if self.strings:
-            new, left = one.tokens[before:], max(0, one.minimum - before)
-            one.state, end = self.strings.read(new, one.state, left)
+            new, left = drawing.tokens[before:], max(0, drawing.minimum - before)
+            drawing.state, end = self.strings.read(new, drawing.state, left)
         if end is None and not answer.finished:
             return None
         del self.waiting[answer.request_id]
         if not answer.finished:
             self.core.abort_request([answer.request_id])
-        whole = len(one.tokens) if end is None else before + end
+        whole = len(drawing.tokens) if end is None else before + end
         stopped = end is not None or output.finish_reason == "stop"
-        return Completion(one.row, one.tokens[:whole], one.log_probs[:whole], stopped=stopped, key=one.key)
+        return Completion(
+            drawing.row, drawing.tokens[:whole], drawing.log_probs[:whole], stopped=stopped, key=drawing.key
+        )
 
     def pause(self) -> list[Completion]:
         """Ends the session. What is not finished begins again when it is submitted again, with the same seed."""
@@ -271,16 +273,16 @@ class VLLMEngine(WeightCopy):
         """Matrices that are not what was sent, the most different first; where vLLM's layout can be compared."""
         if self.parallel.distributed_executor_backend == LAUNCHED and self.parallel.world_size > 1:
             return []  # the other parts are in other processes
-        found: dict[tuple[str, ...], float] = {}
+        held: dict[tuple[str, ...], float] = {}
         for sums in self.llm.collective_rpc("paddock_layer_sums"):
             for names, value in sums.items():
-                found[names] = found.get(names, 0.0) + value
+                held[names] = held.get(names, 0.0) + value
         sent = dict(self.sent)
         table = next((name for name in sent if name.endswith(TABLE)), None)
         if table is not None:
             sent.setdefault(HEAD, sent[table])
         far: dict[str, float] = {}
-        for names, total in found.items():
+        for names, total in held.items():
             if all(name in sent for name in names):
                 size = sum(sent[name].squares.item() for name in names) ** 0.5
                 gap = abs(total - sum(sent[name].total.item() for name in names))

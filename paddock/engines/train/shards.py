@@ -69,14 +69,14 @@ def load_shards(folder: Path, weights: Mapping[str, Tensor], updater: Updater | 
 
 def optimizer_fields(prefix: str, known: Mapping[str, Any], master: Tensor, numbers: torch.device) -> dict[str, Tensor]:
     """Allocates what the optimizer keeps of a weight: tensors of the weight's own shape, or a number, on `numbers`."""
-    found: dict[str, Tensor] = {}
+    fields: dict[str, Tensor] = {}
     for key, what in known.items():
         if key.startswith(prefix) and isinstance(what, TensorStorageMetadata):
             dtype = what.properties.dtype
             whole = what.size == master.shape
             room = torch.zeros_like(master, dtype=dtype) if whole else torch.zeros(what.size, device=numbers)
-            found[key.removeprefix(prefix)] = room
-    return found
+            fields[key.removeprefix(prefix)] = room
+    return fields
 
 
 def require_same_model(folder: Path, known: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:

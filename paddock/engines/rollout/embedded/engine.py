@@ -150,23 +150,23 @@ class EmbeddedEngine(RolloutEngine):
                 self.decode(sequences)
             else:
                 break  # parked responses hold all the room: they go on, or are forgotten, before others begin
-            found = sequences.retire()
-            if found or (deadline is not None and time.monotonic() > deadline):
-                return found
+            finished = sequences.retire()
+            if finished or (deadline is not None and time.monotonic() > deadline):
+                return finished
         return []
 
     def next_turns(self) -> list[Request]:
         """Takes the next turns whose new tokens are within the token budget; at least one."""
         assert self.session is not None
-        found: list[Request] = []
+        turns: list[Request] = []
         budget = self.max_num_batched_tokens
         while self.turns:
             new = len(self.turns[0].tokens) - len(self.session.parked[self.turns[0].keys[0]].tokens) + 1
-            if found and new > budget:
+            if turns and new > budget:
                 break
-            found.append(self.turns.popleft())
+            turns.append(self.turns.popleft())
             budget -= new
-        return found
+        return turns
 
     def can_wait(self) -> bool:
         """True until a GPU begins the last step: while it computes that one, the next ones are to be launched."""
@@ -180,11 +180,11 @@ class EmbeddedEngine(RolloutEngine):
     def pause(self) -> list[Completion]:
         assert self.session is not None
         try:
-            found = self.session.interrupt()
+            parts = self.session.interrupt()
         finally:
             self.end_session()
         self.sleep()
-        return found
+        return parts
 
     def abandon(self) -> None:
         """Ends the session and drops keys and values: what is not finite would spread from there."""

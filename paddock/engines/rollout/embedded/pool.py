@@ -148,8 +148,8 @@ class TokenPool:
         """Writes where the sequences from `start` on have their tokens to the columns that kernels read."""
         where = [self.where(*held) for held in self.held[start:]]
         if where:
-            found = torch.tensor(where, dtype=torch.int32).t().to(self.prompt.device, non_blocking=True)
-            for column, values in zip((self.prompt, self.prompt_length, self.answer), found, strict=True):
+            rows = torch.tensor(where, dtype=torch.int32).t().to(self.prompt.device, non_blocking=True)
+            for column, values in zip((self.prompt, self.prompt_length, self.answer), rows, strict=True):
                 column[start : len(self.held)] = values
 
     def where(self, span: SlotSpan, slot: int) -> tuple[int, int, int]:
@@ -196,13 +196,13 @@ class TokenPool:
         if total == 0:
             return None
         columns = self.extension(total)
-        told = np.zeros(columns.shape, np.int64)
-        told[-1] = self.scratch  # the answer of rows that stand for nothing
-        told[0, :total] = [token for part in new for token in part.tokens]
-        told[1, :total] = ranges([part.held + part.offset for part in new], counts)
-        told[2, :total] = ranges([part.held for part in new], counts)
-        told[3:, :total] = np.repeat([self.where(*self.held[part.row]) for part in new], counts, axis=0).T
-        columns.copy_(torch.from_numpy(told), non_blocking=True)
+        values = np.zeros(columns.shape, np.int64)
+        values[-1] = self.scratch  # the answer of rows that stand for nothing
+        values[0, :total] = [token for part in new for token in part.tokens]
+        values[1, :total] = ranges([part.held + part.offset for part in new], counts)
+        values[2, :total] = ranges([part.held for part in new], counts)
+        values[3:, :total] = np.repeat([self.where(*self.held[part.row]) for part in new], counts, axis=0).T
+        columns.copy_(torch.from_numpy(values), non_blocking=True)
         return Extension(columns[0], columns[1], columns[2:])
 
     def extension(self, tokens: int) -> Tensor:

@@ -179,14 +179,14 @@ class Sequences:
     def next_requests(self, waiting: deque[Request], budget: int) -> list[Request]:
         """Takes the next requests that find a slot for each row, with prompts within the token budget; at least one."""
         free = self.slots.count - self.live - len(self.parked)
-        found: list[Request] = []
-        while waiting and len(waiting[0].rows) <= free and (not found or len(waiting[0].tokens) <= budget):
-            found.append(waiting.popleft())
-            free -= len(found[-1].rows)
-            budget -= len(found[-1].tokens)
-        taken = self.slots.admit(found)
-        waiting.extendleft(reversed(found[taken:]))
-        return found[:taken]
+        requests: list[Request] = []
+        while waiting and len(waiting[0].rows) <= free and (not requests or len(waiting[0].tokens) <= budget):
+            requests.append(waiting.popleft())
+            free -= len(requests[-1].rows)
+            budget -= len(requests[-1].tokens)
+        taken = self.slots.admit(requests)
+        waiting.extendleft(reversed(requests[taken:]))
+        return requests[:taken]
 
     def unpark(self, requests: list[Request]) -> list[NewTokens]:
         """Gives parked sequences slots, as if the last token of each request had just been drawn; returns the tokens
@@ -245,11 +245,11 @@ class Sequences:
 
     def admit_stops(self, requests: list[Request], start: int) -> None:
         """Notes what each response has of a stop string already, and how many tokens must precede its end."""
-        told: list[tuple[int, int]] = []
+        ends: list[tuple[int, int]] = []
         for request in requests:
             state = self.strings.begun(request) if self.strings else 0
-            told += [(state, request.minimum(self.sampling))] * len(request.rows)
-        columns = to_device(torch.tensor(told).t(), self.length.device)
+            ends += [(state, request.minimum(self.sampling))] * len(request.rows)
+        columns = to_device(torch.tensor(ends).t(), self.length.device)
         self.state[start : self.live], self.minimum[start : self.live] = columns
         self.ended[start : self.live] = False
 
@@ -304,13 +304,13 @@ class Sequences:
         """Returns finished responses. The last sequences move into the slots that become free."""
         if not self.ahead:
             self.seen = self.copy_done_flags()
-        found = []
+        finished = []
         if self.seen:
             self.seen.copied.wait()
-            found = self.finish(self.seen.done.nonzero()[:, 0].tolist())
+            finished = self.finish(self.seen.done.nonzero()[:, 0].tolist())
         if self.ahead:
             self.seen = self.copy_done_flags()
-        return found
+        return finished
 
     def copy_done_flags(self) -> DoneFlags:
         """Starts the copy of the flags to the host."""
@@ -336,22 +336,24 @@ class Sequences:
                 for column in (self.drawn, self.tokens, self.log_probs, self.ended)
             )
             experts = self.routes.of(slots, at) if self.routes else None
-        found, freed, likely = [], [], log_probs.numpy()
+        completions, freed, likely = [], [], log_probs.numpy()
         require_finite(likely[np.arange(likely.shape[1]) < drawn.numpy()[:, None]])
         for i, (slot, count, all_tokens) in enumerate(zip(slots, drawn.tolist(), tokens.numpy(), strict=True)):
-            source, said = self.sources[slot], all_tokens[:count].tolist()
+            source, own = self.sources[slot], all_tokens[:count].tolist()
             chose = chosen(experts[0][i], experts[1][i], count) if experts else None
-            stopped = said[-1] in self.stop_tokens or bool(ended[i])
+            stopped = own[-1] in self.stop_tokens or bool(ended[i])
             finished = not (interrupted and interrupted[i])
-            found.append(Completion(source.row, said, likely[i, :count].tolist(), stopped, chose, source.key, finished))
+            completions.append(
+                Completion(source.row, own, likely[i, :count].tolist(), stopped, chose, source.key, finished)
+            )
             if source.parked is None or interrupted:
                 freed.append(slot)
             else:
-                everything = source.parked + said
+                everything = source.parked + own
                 self.parked[source.key] = Parked(everything, self.slots.park(slot, len(everything) - 1))
         self.slots.release(freed)
         self.close_gaps(slots)
-        return found
+        return completions
 
     def close_gaps(self, finished: list[int]) -> None:
         """Moves the last sequences into the slots of finished ones."""

@@ -259,11 +259,11 @@ def expert_options(text: PreTrainedConfig, tensors: dict[str, Tensor], layout: L
 def allowed(layout: Layout) -> dict[str, Any]:
     """Returns the fields of Megatron's config that the user may set; refuses others by name, or warns of no effect."""
     place, known = f"{layout.key}.override_transformer_config", {field.name for field in fields(TransformerConfig)}
-    found: dict[str, Any] = {}
+    honoured: dict[str, Any] = {}
     for name, value in layout.overrides.items():
         key = f"{place}.{name}"
         if name in HONOURED:
-            found[name] = value
+            honoured[name] = value
         elif name in FASTER_ELSEWHERE:
             if name != "attention_backend":
                 log.warning("%s=%s has no effect: the layers are those that need no Transformer Engine", key, value)
@@ -278,7 +278,7 @@ def allowed(layout: Layout) -> dict[str, Any]:
             )
         else:
             raise UserError("Megatron has no such field", key=key, value=value, fix=suggest(name, sorted(HONOURED)))
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in honoured.items() if value is not None}
 
 
 def require_known(config: PreTrainedConfig) -> None:

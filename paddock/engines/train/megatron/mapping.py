@@ -182,10 +182,10 @@ class Mapping:
 
     def layers_by_stage(self) -> list[list[int]]:
         own = [layer.layer_number - 1 for layer in self.decoder.gpt.decoder.layers]
-        found: list[list[int]] = [own] * self.ranks.stages
+        numbers: list[list[int]] = [own] * self.ranks.stages
         if self.ranks.stages > 1:
-            dist.all_gather_object(found, own, group=self.ranks.pipeline)
-        return found
+            dist.all_gather_object(numbers, own, group=self.ranks.pipeline)
+        return numbers
 
     @cached_property
     def own(self) -> dict[str, Tensor]:

@@ -73,12 +73,12 @@ class Pipeline:
     def run(self, number: int, states: Tensor | None, step: Forward[Y], flying: Flying) -> Run[Y]:
         if states is not None:
             states.requires_grad_()
-        found = yield from step(number, states)
-        flying.append((number, states, found))
-        return found.detach()
+        output = yield from step(number, states)
+        flying.append((number, states, output))
+        return output.detach()
 
     def back(self, flying: Flying, grad: Tensor | None) -> Tensor | None:
         """Runs backward of the micro-batch that is longest in flight; returns the gradient of the states it got."""
-        _, states, found = flying.popleft()
-        torch.autograd.backward(found, grad)
+        _, states, output = flying.popleft()
+        torch.autograd.backward(output, grad)
         return None if states is None else states.grad
