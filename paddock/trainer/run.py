@@ -88,9 +88,10 @@ class Training:
 
     def fit(self) -> Outcome:
         """Trains all steps that are left. A signal ends it after the current step, with a checkpoint."""
+        first: int | None = None
         while True:
             with self.restarting() as run:
-                first = run.step_no
+                first = run.step_no if first is None else first
                 if self.config.trainer.val_only:
                     return Outcome(True, 0, run.total_steps, run.saved)
                 with Interruption() as interruption, run.keeping(self.tracker):

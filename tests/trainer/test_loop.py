@@ -21,6 +21,7 @@ from paddock.core.garbage import NEW_OBJECTS
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.rollouts.collect import Collector, over_rounds
+from paddock.trainer.loop import Trainer
 from paddock.trainer.reinforcement import REINFORCEMENT, open_trainer, train
 from paddock.workers.sharded import WorkerLost
 from tests.forked import Forked
@@ -382,6 +383,20 @@ def test_a_worker_that_is_lost_while_the_run_opens_restarts_it(tmp_path):
         kind.train(load([*keys, "trainer.max_restarts=0"]).config)
     opened.clear()
     assert kind.train(load([*keys, "trainer.max_restarts=1"]).config).finished and len(opened) == 2
+
+
+def test_a_restarted_run_counts_all_steps_that_it_trained(tmp_path, monkeypatch):
+    step, lost = Trainer.step, []
+
+    def dying(self):
+        if self.step_no == 2 and not lost:
+            lost.append(self.step_no)
+            raise WorkerLost("rank 0 of 1 (main) died in actor.learn")
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "step", dying)
+    outcome = train(load(arguments(tmp_path, "algorithm.adv_estimator=grpo", "trainer.max_restarts=1")).config)
+    assert outcome.finished and outcome.trained == 2 and lost == [2]
 
 
 def test_groups_are_filtered_by_their_final_reward(tmp_path):
