@@ -15,7 +15,7 @@ PACKAGE = ROOT / "paddock"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 24
-FILES_WITH_THE_WHOLE_CONFIG = 45
+FILES_WITH_THE_WHOLE_CONFIG = 38
 PLACES_OF_ERRORS = 375
 WORDS = {"found": 1030, "told": 97, "one": 1660, "said": 231}
 """Uses of words that stand for a noun without naming it."""
@@ -24,11 +24,11 @@ LINES = {
     "__main__.py": 7,
     "algorithms": 1568,
     "cli.py": 77,
-    "commands": 1460,
+    "commands": 1438,
     "config": 2290,
     "core": 1802,
     "data": 4736,
-    "doctor": 365,
+    "doctor": 364,
     "engines": 7008,
     "environments": 3328,
     "errors.py": 50,
@@ -44,9 +44,9 @@ LINES = {
     "report": 593,
     "rewards": 3189,
     "rollouts": 1554,
-    "runs": 1772,
+    "runs": 1762,
     "sandbox": 3480,
-    "trainer": 2018,
+    "trainer": 2014,
     "verl": 2564,
     "workers": 2538,
 }
