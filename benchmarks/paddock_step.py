@@ -15,7 +15,6 @@ from step_work import Clock, Work
 import paddock
 from paddock.engines.train.single import SingleBackend
 from paddock.loading.load import load
-from paddock.rewards.manager import RewardManager
 from paddock.rollouts.collect import Collector
 from paddock.trainer.loop import Trainer
 from paddock.trainer.reinforcement import train
@@ -49,7 +48,7 @@ def arguments(work: Work) -> list[str]:
 def main() -> None:
     work, clock = Work.read(sys.argv[1]), Clock()
     clock.time(Collector, "respond", "generation")
-    clock.time(RewardManager, "fill", "reward")
+    clock.time(Collector, "score_drawn", "reward")
     clock.time(SingleBackend, "outputs", "forward")
     clock.time(Policy, "learn", "update")
     advance = Trainer.advance

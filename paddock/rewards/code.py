@@ -98,7 +98,7 @@ def code_of(answer: str) -> str:
 
 
 def completed(prompt: str, entry: str, answer: str) -> str:
-    """The prompt with the answer, which is the whole function again or the rest of it.
+    """Returns the prompt with the answer, which is the whole function again or the rest of it.
 
     Nothing of the answer is parsed here: a parser can be brought down.
     """
@@ -161,7 +161,7 @@ def _same_word(word: str, expected: str) -> bool:
 def _read_and_written(
     code: str, inputs: Sequence[str], outputs: Sequence[str], settings: SandboxSettings, continuous: bool
 ) -> list[str]:
-    """The cause of each test, as many as were run and a last one for those that were not."""
+    """Returns the cause of each test. Those that were not run have the cause that stopped them."""
     runner = runner_of(settings)
     causes: list[str] = []
     end = time.monotonic() + settings.total_timeout

@@ -72,11 +72,11 @@ class ScoringJob:
     future: Future[Any] = field(default_factory=Future)
     deadline: float = inf
     started: bool = False
-    """The scorer is loaded, and it is this job's turn."""
+    """True once the scorer is loaded and it is this job's turn."""
     retries: int = 0
     not_before: float = 0.0
     shared: bool = False
-    """Another job was in its process."""
+    """True if another job was in its process."""
     alone: bool = False
     """True if it gets a process that has no other job."""
 
@@ -117,7 +117,7 @@ class ProcessPool:
         self._at_exit = weakref.finalize(self, stop, self.workers)
 
     def submit(self, jobs: Sequence[ScoringJob]) -> None:
-        """Begins at once."""
+        """Starts the jobs, and does not wait for them."""
         if not jobs:
             return
         with self._lock:
@@ -150,7 +150,7 @@ class ProcessPool:
         return shape
 
     def cancel(self) -> None:
-        """Drops all work, and the processes that are at it."""
+        """Drops all work, and kills the processes that are at it."""
         with self._lock:
             thread, self._dropping = self._thread, self._thread is not None
             if thread:
@@ -230,8 +230,8 @@ class ProcessPool:
                     worker.channel.send(RECALL)
 
     def _crowded(self, idle: int) -> bool:
-        """Have all workers had work for a while? Not while one of them is still loading its scorer. Those between two
-        calls of a slow scorer are not idle, if more calls wait."""
+        """Returns True if all workers have had work for a while, and none is still loading its scorer. Workers between
+        two calls of a slow scorer do not count as idle if more calls wait."""
         now = time.monotonic()
         loading = any(not next(iter(worker.jobs.values())).started for worker in self.workers if worker.jobs)
         slow = len(self.waiting) > idle and self._quick.get(self.waiting[0].target, 2) < 2
@@ -373,7 +373,7 @@ class LimitedPool(ProcessPool):
         self.room = max(2, -(-config.max_concurrent // self.size))  # above 1: the worker serves calls side by side
         self.calls, self.tokens = Rate(config.max_rpm), Rate(config.max_tpm)
         self._full = False
-        """No process takes the next job before a call ends."""
+        """True if no process takes the next job before a call ends."""
 
     def _next(self) -> float:
         if not self.waiting or self._full or len(self._jobs()) >= self.config.max_concurrent:
@@ -483,7 +483,7 @@ class Worker:
 
 
 def stop(workers: list[Worker]) -> None:
-    """Tells all to end before it waits for the first: they end side by side."""
+    """Ends these workers side by side: tells all of them to end before it waits for the first."""
     leaving, workers[:] = list(workers), []
     for worker in leaving:
         worker.channel.close()

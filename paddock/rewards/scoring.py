@@ -1,4 +1,4 @@
-"""Responses on their way to scores: begun as they come, waited for together, and summed over several scorers."""
+"""Scores the responses of a batch: starts calls as responses come, waits for all together, and sums several scorers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def where(request: ScoreRequest) -> str:
 
 
 class Known:
-    """Scores by scorer, ground truth and response, the most recently used; the future of a score that is on its way."""
+    """Keeps the most recently used scores by scorer, ground truth and response; a future until its score has come."""
 
     def __init__(self, most: int = MOST_KNOWN):
         self.most = most
