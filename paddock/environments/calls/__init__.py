@@ -13,7 +13,7 @@ from paddock.environments.calls.format import Format, Objects, call_of, json_val
 from paddock.environments.calls.gemma import FUNCTION_GEMMA, GEMMA_4
 from paddock.errors import UserError
 
-__all__ = ["FORMATS", "LISTED", "OTHER_NAMES", "Format", "call_of", "format_of", "json_value"]
+__all__ = ["FORMATS", "OTHER_NAMES", "Format", "call_of", "format_of", "json_value"]
 
 KEY = "actor_rollout_ref.rollout.multi_turn.format"
 
@@ -25,7 +25,7 @@ def _format(name: str, grammar: Any, *marks: str, **more: Any) -> Format:
     return Format(name, render=grammar.render, marks=marks, **more)
 
 
-LISTED = [
+FORMATS: dict[str, Format] = {each.name: each for each in [
     Format("gpt_oss", json_like.read_harmony, json_like.render_harmony, ("<|channel|>", "functions."),
            content="<|channel|>final<|message|>"),
     _format("seed_oss", xml_like.SEED, "<seed:tool_call>", thinking=("<seed:think>", "</seed:think>")),
@@ -61,8 +61,7 @@ LISTED = [
     _format("hermes", json_like.HERMES, "<tool_call>", read=json_like.read_hermes),
     Format("llama3_json", json_like.read_llama, json_like.LLAMA.render, ("<|start_header_id|>", "ipython")),
     Format("pythonic", python_like.read_python, python_like.LLAMA_4.render, ("<|python_start|>",)),
-]  # fmt: skip
-FORMATS: dict[str, Format] = {one.name: one for one in LISTED}
+]}  # fmt: skip
 """Formats by name, in the order in which they are looked for in a template."""
 OTHER_NAMES = {
     "qwen25": "hermes", "qwen": "hermes", "qwen2_5": "hermes", "qwen3": "hermes", "openai": "gpt_oss",
@@ -79,7 +78,7 @@ OTHER_NAMES = {
 def format_of(name: str | None, template: str | None) -> Format:
     """Returns the format of this name; without one, the format that the chat template shows, else hermes."""
     if name is None:
-        shown = (one for one in LISTED if template and all(mark in template for mark in one.marks))
+        shown = (each for each in FORMATS.values() if template and all(mark in template for mark in each.marks))
         return next(shown, FORMATS["hermes"])
     plain = name.strip().lower().replace("-", "_").replace(".", "_")
     found = FORMATS.get(OTHER_NAMES.get(plain, plain))

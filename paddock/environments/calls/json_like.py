@@ -147,7 +147,7 @@ def render_deepseek(calls: Sequence[Call]) -> str:
         f"{BEGIN}function{SEPARATOR}{call.name}\n```json\n{written_json(dict(call.arguments))}\n```{END}"
         for call in calls
     ]
-    return "<｜tool▁calls▁begin｜>" + "\n".join(written) + "<｜tool▁calls▁end｜>"
+    return DEEPSEEK_CALLS[0] + "\n".join(written) + DEEPSEEK_CALLS[1]
 
 
 # DeepSeek V3.1: <｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>
@@ -165,7 +165,7 @@ def read_deepseek_31(text: str) -> Iterator[Call | Malformed]:
 
 def render_deepseek_31(calls: Sequence[Call]) -> str:
     written = (f"{BEGIN}{call.name}{SEPARATOR}{written_json(dict(call.arguments))}{END}" for call in calls)
-    return f"<｜tool▁calls▁begin｜>{''.join(written)}<｜tool▁calls▁end｜>"
+    return DEEPSEEK_CALLS[0] + "".join(written) + DEEPSEEK_CALLS[1]
 
 
 # Kimi K2: <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>
