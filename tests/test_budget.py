@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 24
 FILES_WITH_THE_WHOLE_CONFIG = 38
-PLACES_OF_ERRORS = 375
+PLACES_OF_ERRORS = 361
 WORDS = {"found": 1030, "told": 97, "one": 1660, "said": 231}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
@@ -27,10 +27,10 @@ LINES = {
     "commands": 1438,
     "config": 2290,
     "core": 1802,
-    "data": 4736,
+    "data": 4676,
     "doctor": 364,
     "engines": 7008,
-    "environments": 3328,
+    "environments": 3292,
     "errors.py": 50,
     "estimate": 1061,
     "facts": 1423,
