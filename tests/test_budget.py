@@ -39,7 +39,7 @@ LINES = {
     "kernels": 1797,
     "library": 922,
     "loading": 2395,
-    "models": 4966,
+    "models": 4968,
     "plan": 1127,
     "report": 593,
     "rewards": 3189,
