@@ -72,14 +72,9 @@ def slice_of(inputs: Inputs, ranks: dist.ProcessGroup) -> Inputs:
 def require_divisible_heads(config: PreTrainedConfig, ranks: int, key: str, beside: int = 1) -> None:
     """Refuses ranks over which the model's heads do not divide. `beside`: ranks that share the heads of each."""
     text = config.get_text_config()
-    keys = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    for what, heads in (("attention heads", text.num_attention_heads), ("key and value heads", keys)):
+    queries, keys = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    for what, heads in (("attention heads", queries), ("key and value heads", keys)):
         if heads % (ranks * beside):
-            least = keys // beside, text.num_attention_heads // beside
-            most = max(n for n in range(1, ranks) if not any(count % n for count in least))
-            raise UserError(
-                f"the model's {heads} {what} do not divide over {ranks * beside} ranks",
-                key=key,
-                value=ranks,
-                fix=f"{key}={most}",
-            )
+            most = max(n for n in range(1, ranks) if queries % (n * beside) == keys % (n * beside) == 0)
+            reason = f"the model's {heads} {what} do not divide over {ranks * beside} ranks"
+            raise UserError(reason, key=key, value=ranks, fix=f"{key}={most}")
