@@ -100,7 +100,7 @@ def check_paths(
             _folder(key, tree.get(config, key))
     for teacher in teachers_of(config.distillation):
         _folder(teacher.setting, teacher.path)
-    require_files(config, splits)
+    require_files(config.data, splits)
     for key, value, file in files_named(config.actor_rollout_ref.rollout, config.environment):
         if not os.path.isfile(os.path.expanduser(file)):
             raise missing_file(key, value)

@@ -51,9 +51,8 @@ def missing_file(key: str, path: str, fix: str | None = None) -> UserError:
         return UserError(f"cannot be read: {refusal}", key=key, value=path, fix="make it readable, or name another")
     near = difflib.get_close_matches(file.name, names_in(folder), n=1)
     reason = "no such file" if os.path.isdir(folder) else f"no such file: there is no folder {folder}"
-    return UserError(
-        reason, key=key, value=path, fix=f"did you mean {folder / near[0]}?" if near else fix or "check the path"
-    )
+    meant = f"did you mean {folder / near[0]}?" if near else fix or "check the path"
+    return UserError(reason, key=key, value=path, fix=meant)
 
 
 def missing_folder(key: str, path: str, fix: str) -> UserError:

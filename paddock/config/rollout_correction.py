@@ -105,8 +105,7 @@ def preset_settings(chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | N
 
 def parse(config: Any) -> CorrectionPlan:
     """Read the keys into a plan; a UserError names the key that cannot be read. A preset has been filled in before."""
-    defaults = RolloutCorrectionConfig()
-    keys = {name: getattr(config, name, default) for name, default in vars(defaults).items()}
+    keys = {name: getattr(config, name, default) for name, default in vars(RolloutCorrectionConfig()).items()}
     level = _choice(keys, "rollout_is", (None, "token", "sequence"))
     low, high = _weight_bounds(keys["rollout_is_threshold"]) if level is not None else (None, 2.0)
     return CorrectionPlan(

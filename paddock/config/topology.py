@@ -113,14 +113,14 @@ def pools(config: Config) -> list[DevicePool]:
     """Roles share the trainer's devices, but for those that have a pool of their own."""
     trainer, together = config.trainer, [role.name for role in roles_of(config) if not role.apart(config)]
     main = DevicePool("main", trainer.nnodes, trainer.n_gpus_per_node or 1, tuple(together), "trainer")
-    found = [main]
+    several = [main]
     for role in roles_of(config):
-        if role.apart(config):
+        if role.name == "rollout" and rolls_out_beside(config):
+            several.append(replace(main, name=role.name, roles=(role.name,), beside=main.name))
+        elif role.apart(config):
             keys = role.keys(config)
-            own = DevicePool(role.name, keys.nnodes, keys.n_gpus_per_node, (role.name,), role.section)
-            beside = role.name == "rollout" and rolls_out_beside(config)
-            found.append(replace(main, name=own.name, roles=own.roles, beside=main.name) if beside else own)
-    return [replace(pool, ranks_per_device=trainer.ranks_per_device) for pool in found]
+            several.append(DevicePool(role.name, keys.nnodes, keys.n_gpus_per_node, (role.name,), role.section))
+    return [replace(pool, ranks_per_device=trainer.ranks_per_device) for pool in several]
 
 
 ANSWERS, PAIRS = "answers", "pairs"
@@ -128,12 +128,8 @@ ANSWERS, PAIRS = "answers", "pairs"
 
 
 def supervised_pools(config: Config, role: str) -> list[DevicePool]:
-    """Returns the one pool of a run that trains one model on given answers."""
-    trainer = config.trainer
-    shared = trainer.ranks_per_device
-    return [
-        DevicePool("main", trainer.nnodes, trainer.n_gpus_per_node or 1, (role,), "trainer", ranks_per_device=shared)
-    ]
+    """Returns the one pool of a run that trains one model on given answers: the trainer's devices."""
+    return [replace(pools(config)[0], roles=(role,))]
 
 
 def rolls_out_apart(config: Config) -> bool:

@@ -16,7 +16,6 @@ from paddock.config import recipes, tree
 from paddock.config.loggers import LOGGERS
 from paddock.config.roles import POLICY_LOSSES
 from paddock.config.rollout_correction import PRESETS
-from paddock.config.schema import Config
 
 FOLLOWS = re.compile(r"\$\{([\w.]+)\}")
 COMMANDS: dict[str, Command | None] = {
@@ -51,12 +50,11 @@ class KeyEntry:
 @cache
 def entries() -> dict[str, KeyEntry]:
     """Returns every key of the schema, in its order."""
-    defaults = Config()
     return {
         key: KeyEntry(
             key=key,
             type=type_of(leaf),
-            default=text_of(tree.get(defaults, key)),
+            default=text_of(tree.default_of(key)),
             limits=limits_of(leaf.metadata),
             meaning=leaf.metadata["meaning"],
             choices=choices_of(leaf),

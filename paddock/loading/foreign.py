@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import Any, cast
 
 from paddock.config import tree
-from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.facts.compat import CHECKOUT
 
@@ -206,8 +205,8 @@ def without_effect(rule: Ignored | Refused, key: str, value: Any, planned: bool 
     raise UserError(rule.why, key=key, value=value, fix=rule.fix)
 
 
-def differences(config: Config, origins: dict[str, str]) -> Iterable[str]:
+def differences(value_of: Callable[[str], Any], origins: Mapping[str, str]) -> Iterable[str]:
     """Returns a warning for each default that differs in the checkout from which `paddock run` was called."""
     if not os.environ.get(CHECKOUT):
         return ()
-    return cast(Iterable[str], import_module("paddock.verl.forks").differences(config, origins))
+    return cast(Iterable[str], import_module("paddock.verl.forks").differences(value_of, origins))

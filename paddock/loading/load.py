@@ -6,7 +6,7 @@ import pickle
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -80,7 +80,7 @@ def load(
     rules.check_limits(config)
     warnings += resolve.resolve(config, origins, machine)
     warnings += [str(choice) for choice in budgets.decide(config, origins, machine, gpu, trains)]
-    warnings += [*rules.check(config, origins, here, trains), *foreign.differences(config, origins)]
+    warnings += [*rules.check(config, origins, here, trains), *foreign.differences(partial(tree.get, config), origins)]
     return Loaded(config, origins, warnings)
 
 
@@ -177,13 +177,13 @@ def _layers(
 ) -> list[tuple[str, dict[str, Any]]]:
     """Returns the settings between the schema's defaults and the user's, weakest first; `own` are choices for data."""
     ours = {choice.key: choice.value for choice in own}
-    default = ours.get("algorithm.adv_estimator", Config().algorithm.adv_estimator)
-    estimator = str(chosen.get("algorithm.adv_estimator", default))
+    key = "algorithm.adv_estimator"
+    estimator = str(chosen.get(key, ours.get(key, tree.default_of(key))))
     _import_declaring(chosen, estimator)
     recipe = recipes.recipe_of(estimator)
     if recipe is None:
         names = (*recipes.ESTIMATORS, *recipes.ALIASES)
-        raise rules.unknown("advantage estimator", "algorithm.adv_estimator", estimator, names)
+        raise rules.unknown("advantage estimator", key, estimator, names)
     layers = [(f"recipe {estimator}", recipe.values), ("--config-name", base)]
     if embedded:
         values = recipes.embedded(chosen.get("environment"))

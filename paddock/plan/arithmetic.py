@@ -9,7 +9,7 @@ from typing import Any
 
 from paddock.config import tree
 from paddock.config.paths import BUILTIN, files_of, missing_file
-from paddock.config.schema import Config, row_tokens
+from paddock.config.schema import Config, DataConfig, row_tokens
 from paddock.config.topology import (
     data_parallel_size,
     engine_size,
@@ -55,12 +55,12 @@ class BatchPlan:
     total_steps: int | None
 
 
-def data_files(config: Config, split: str, strict: bool = True) -> list[DataFile]:
+def data_files(data: DataConfig, split: str, strict: bool = True) -> list[DataFile]:
     """Returns the files of data.train_files or data.val_files. One that is neither here nor publicly known is an error
     if `strict`, else its rows are not known; nor are those that a user's data set makes of it."""
     key = f"data.{split}_files"
-    paths = files_of(tree.get(config, key))
-    if config.data.custom_cls.path:
+    paths = files_of(getattr(data, f"{split}_files"))
+    if data.custom_cls.path:
         return [DataFile(path, None, here=path.startswith(BUILTIN) or os.path.exists(path)) for path in paths]
     return [_data_file(key, path, strict) for path in paths]
 
@@ -78,10 +78,10 @@ def _data_file(key: str, path: str, strict: bool) -> DataFile:
     return DataFile(path, known.rows, False, known.prepare_command) if known else DataFile(path, None, False)
 
 
-def require_files(config: Config, splits: Sequence[str] = ("train", "val")) -> None:
+def require_files(data: DataConfig, splits: Sequence[str] = ("train", "val")) -> None:
     """Before a run: every data file is here and holds rows."""
     for split in splits:
-        for file in data_files(config, split, strict=False):
+        for file in data_files(data, split, strict=False):
             if not file.here:
                 fix = f"make it: {file.prepare}" if file.prepare else None
                 raise missing_file(f"data.{split}_files", file.path, fix)

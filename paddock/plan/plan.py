@@ -9,12 +9,11 @@ from paddock.commands.preflight import refusals
 from paddock.config.distillation import TOPK, teachers_of
 from paddock.config.paths import BUILTIN
 from paddock.config.recipes import recipe_of
-from paddock.config.schema import Config
 from paddock.config.topology import learns_from_rewards, needs_reference
 from paddock.errors import UserError
 from paddock.estimate.duration import Duration
 from paddock.estimate.job import job
-from paddock.estimate.memory import MemoryPlan, StepLoad, estimate
+from paddock.estimate.memory import MemoryPlan, estimate
 from paddock.facts.machine import GPU_MEMORY_GIB, gpu_named
 from paddock.loading.load import Loaded
 from paddock.loading.rules import Scope
@@ -41,6 +40,39 @@ class Plan:
         refused = refusals(self.loaded.config, Scope.TRAINING, Scope.SCORING, Scope.MACHINE)
         return [*refused, *self.loaded.warnings, *missing, *unknown]
 
+    @property
+    def algorithm(self) -> dict[str, Any]:
+        """Returns the estimator, the losses with their weights, and the roles that they need."""
+        config = self.loaded.config
+        actor, kl = config.actor_rollout_ref.actor, config.algorithm
+        recipe = recipe_of(kl.adv_estimator)
+        return {
+            "estimator": kl.adv_estimator,
+            "about": recipe.about if recipe else "registered by actor_rollout_ref.model.external_lib",
+            "policy_loss": actor.policy_loss.loss_mode if learns_from_rewards(config) else None,
+            "distillation": self._distillation,
+            "aggregation": actor.loss_agg_mode or "the loss's own aggregation",
+            "responses_per_prompt": config.actor_rollout_ref.rollout.n,
+            "critic": bool(config.critic.enable),
+            "reference": needs_reference(config),
+            "kl_in_reward": kl.kl_ctrl.kl_coef if kl.use_kl_in_reward else 0.0,
+            "kl_loss": actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+        }
+
+    @property
+    def _distillation(self) -> dict[str, Any] | None:
+        """Returns the loss towards teachers, and who they are; None if there are none."""
+        distillation = self.loaded.config.distillation
+        loss = distillation.distillation_loss
+        if not distillation.enabled:
+            return None
+        return {
+            "loss": f"{loss.loss_mode}, k={loss.topk}" if loss.loss_mode == TOPK else loss.loss_mode,
+            "as": "reward" if loss.use_policy_gradient else "loss",
+            "weight": loss.distillation_loss_coef if learns_from_rewards(self.loaded.config) else 1.0,
+            "teachers": [{"path": one.path, "key": one.key} for one in teachers_of(distillation)],
+        }
+
 
 def known_gpu(key: str, gpu: str) -> str:
     """Returns the name of a GPU in the table of memory; refuses one that is not there."""
@@ -54,12 +86,14 @@ def make(loaded: Loaded, gpu: str | None = None, assumed_rows: int | None = None
     """`strict`: a data file must be here or be publicly known, unless its rows are assumed."""
     config = loaded.config
     strict = strict and assumed_rows is None
-    train_files, val_files = data_files(config, "train", strict), data_files(config, "val", strict)
+    train_files, val_files = data_files(config.data, "train", strict), data_files(config.data, "val", strict)
     batch = batch_plan(config, train_files, assumed_rows)
     work = job(config, gpu)
     memory = estimate(work) if work else None
     time = seconds(config, work, gpu) if work else None
-    advice = _advice(config, batch, work, merged_job(loaded, gpu))
+    builtin = (config.actor_rollout_ref.model.path or "").startswith(BUILTIN)
+    # the embedded default is tuned as it is: the guide's rules are for language models
+    advice = [] if builtin else advise(advice_facts(config, batch, work, merged_job(loaded, gpu)))
     return Plan(loaded, train_files, val_files, batch, memory, time, advice)
 
 
@@ -73,39 +107,3 @@ def make_supervised(loaded: Loaded, strict: bool = True) -> Plan:
         parts = {name: size for name, size in memory.phases[update].items() if name not in beside}
         memory = replace(memory, phases={update: parts}, kv_sequences=1)
     return replace(plan, memory=memory, time=time and Duration({update: time.phases[update]}), advice=[])
-
-
-def _advice(config: Config, batch: BatchPlan, work: StepLoad | None, merged: StepLoad | None) -> list[Advice]:
-    """The embedded default is tuned as it is: the guide's rules are for language models."""
-    builtin = (config.actor_rollout_ref.model.path or "").startswith(BUILTIN)
-    return [] if builtin else advise(advice_facts(config, batch, work, merged))
-
-
-def algorithm(config: Config) -> dict[str, Any]:
-    actor, kl = config.actor_rollout_ref.actor, config.algorithm
-    recipe = recipe_of(kl.adv_estimator)
-    return {
-        "estimator": kl.adv_estimator,
-        "about": recipe.about if recipe else "registered by actor_rollout_ref.model.external_lib",
-        "policy_loss": actor.policy_loss.loss_mode if learns_from_rewards(config) else None,
-        "distillation": _distillation(config),
-        "aggregation": actor.loss_agg_mode or "the loss's own aggregation",
-        "responses_per_prompt": config.actor_rollout_ref.rollout.n,
-        "critic": bool(config.critic.enable),
-        "reference": needs_reference(config),
-        "kl_in_reward": kl.kl_ctrl.kl_coef if kl.use_kl_in_reward else 0.0,
-        "kl_loss": actor.kl_loss_coef if actor.use_kl_loss else 0.0,
-    }
-
-
-def _distillation(config: Config) -> dict[str, Any] | None:
-    """Returns the loss towards teachers, and who they are; None if there are none."""
-    loss = config.distillation.distillation_loss
-    if not config.distillation.enabled:
-        return None
-    return {
-        "loss": f"{loss.loss_mode}, k={loss.topk}" if loss.loss_mode == TOPK else loss.loss_mode,
-        "as": "reward" if loss.use_policy_gradient else "loss",
-        "weight": loss.distillation_loss_coef if learns_from_rewards(config) else 1.0,
-        "teachers": [{"path": one.path, "key": one.key} for one in teachers_of(config.distillation)],
-    }

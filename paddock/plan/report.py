@@ -10,7 +10,7 @@ from typing import Any
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.plan.arithmetic import roles
-from paddock.plan.plan import Plan, algorithm, known_gpu, make
+from paddock.plan.plan import Plan, known_gpu, make
 
 
 def run(arguments: list[str], strict: bool = True, chooses: bool = True) -> int:
@@ -60,7 +60,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     return {
         "config": plan.loaded.as_dict(),
         "origins": plan.loaded.origins,
-        "algorithm": algorithm(plan.loaded.config),
+        "algorithm": plan.algorithm,
         "roles": roles(plan.loaded.config),
         "batch": asdict(plan.batch),
         "memory": memory,

@@ -21,7 +21,7 @@ from paddock.estimate.memory import MemoryPlan
 from paddock.facts.machine import GIB
 from paddock.loading.overrides import LINE, PROGRAM
 from paddock.plan.arithmetic import BatchPlan, roles
-from paddock.plan.plan import Plan, algorithm
+from paddock.plan.plan import Plan
 
 BAR = 24  # characters of a full memory bar
 MIN_WIDTH = 120  # long keys stay on one line, also in a file
@@ -94,7 +94,7 @@ def _rows(console: Console, *rows: tuple[str, str]) -> None:
 
 
 def _algorithm(plan: Plan, console: Console) -> None:
-    facts = algorithm(plan.loaded.config)
+    facts = plan.algorithm
     reward, loss = facts["kl_in_reward"], facts["kl_loss"]
     terms = [f"{value:g} in the {place}" for value, place in ((reward, "reward"), (loss, "loss")) if value]
     _title(console, f"Algorithm: {facts['estimator']}")

@@ -138,7 +138,7 @@ class RowEnvironments:
     @cached_property
     def verl(self) -> Any:
         """Knows the tools, interactions and agent loops in verl's form (`VerlConversations`)."""
-        return importlib.import_module(VERL).VerlConversations(self.config)
+        return importlib.import_module(VERL).VerlConversations(self.config.actor_rollout_ref.rollout, self.config)
 
     def named(self, name: str) -> str | Callable[..., Any]:
         """Returns the name, or the class of the program that made the run."""

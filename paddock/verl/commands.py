@@ -252,15 +252,6 @@ GENERATION_SERVER = Surface(
 )
 
 
-@dataclass(frozen=True)
-class ScoredColumns:
-    """Names the columns of a file of answers."""
-
-    responses: str = "responses"
-    source: str = "data_source"
-    truth: str = "reward_model"
-
-
 SCORES = Surface(
     "main_eval",
     Command(
@@ -271,12 +262,14 @@ SCORES = Surface(
     ),
     {"data.prompt_key": Ignored("prompts are not read"), "ray_kwargs.*": NO_RAY},
 )
-COLUMN_KEYS = {"data.response_key": "responses", "data.data_source_key": "source", "data.reward_model_key": "truth"}
+RESPONSES, SOURCE, TRUTH = "data.response_key", "data.data_source_key", "data.reward_model_key"
+SCORED_COLUMNS = {RESPONSES: "responses", SOURCE: "data_source", TRUTH: "reward_model"}
+"""Keys of a file of answers, and the columns that they name by default."""
 
 
-def load_scores(arguments: Sequence[str], here: bool = True) -> tuple[Loaded, ScoredColumns]:
-    """Loads the config of verl's main_eval, and the columns that it names."""
-    own = [argument for argument in arguments if argument.lstrip("+").partition("=")[0] in COLUMN_KEYS]
-    columns = {COLUMN_KEYS[setting.key]: str(setting.value) for setting in parse(own).settings}
+def load_scores(arguments: Sequence[str], here: bool) -> tuple[Loaded, dict[str, str]]:
+    """Loads the config of verl's main_eval, and the column that each key names."""
+    own = [argument for argument in arguments if argument.lstrip("+").partition("=")[0] in SCORED_COLUMNS]
+    columns = {setting.key: str(setting.value) for setting in parse(own).settings}
     rest = [argument for argument in arguments if argument not in own]
-    return SCORES.load(rest, here), ScoredColumns(**columns)
+    return SCORES.load(rest, here), SCORED_COLUMNS | columns

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from paddock.config.conversations import TOOLS
-from paddock.config.schema import Config
+from paddock.config.roles import RolloutConfig
 from paddock.environments.catalogue import Factory
 from paddock.environments.tools import Tool
 from paddock.verl.agent_loop import LoopConversation
@@ -19,8 +19,9 @@ from paddock.verl.tools import VerlEnvironment, VerlTool, load_interactions, loa
 class VerlConversations:
     """Makes the factories of a config's conversations that are in verl's form."""
 
-    def __init__(self, config: Config):
-        self.config, self.rollout = config, config.actor_rollout_ref.rollout
+    def __init__(self, rollout: RolloutConfig, settings: Any):
+        """`settings`: the dataclass with every key of the run, which agent loops are given as it is."""
+        self.rollout, self.settings = rollout, settings
 
     def tools(self) -> list[VerlTool]:
         """Returns the tools of the config's YAML file."""
@@ -40,7 +41,7 @@ class VerlConversations:
         kind, own = self.listed.get(name) or (LOOPS.get(name), {})
         if kind is None:
             return None
-        arguments = {**loop_arguments(asdict(self.config), self.rollout.multi_turn, tools()), **own}
+        arguments = {**loop_arguments(asdict(self.settings), self.rollout.multi_turn, tools()), **own}
         play = {"loop": kind, "arguments": arguments, "conversation": LoopConversation}
         return LoopFactory(name, no_environment, (), None, inline=True, **play)
 

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from paddock.config.paths import files_of
-from paddock.config.schema import Config
 from paddock.data.tables import Record, Table, bad_row, open_tables
 from paddock.errors import UserError
+from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
-from paddock.trainer.assembly import open_rewards
-from paddock.verl.commands import ScoredColumns
+from paddock.verl.commands import RESPONSES, SOURCE, TRUTH
 
 FILES = "data.val_files"
 
 
-def mean_scores(config: Config, columns: ScoredColumns) -> dict[str, float]:
+def mean_scores(files: Sequence[str], columns: Mapping[str, str], rewards: RewardManager) -> dict[str, float]:
     """Returns the mean score of each data source, as `test_score/SOURCE`."""
-    rows = [row for path in files_of(config.data.val_files) for row in answered(path, columns)]
+    rows = [row for path in files for row in answered(path, columns)]
     if not rows:
-        raise UserError("holds no rows", key=FILES, value=config.data.val_files, fix="name a file with answers")
-    with open_rewards(config) as rewards:
-        scores = rewards.score([request for requests in rows for request in requests])
+        raise UserError("holds no rows", key=FILES, value=",".join(files), fix="name a file with answers")
+    scores = rewards.score([request for requests in rows for request in requests])
     values, means = iter(score.value for score in scores), defaultdict[str, list[float]](list)
     for requests in rows:
         means[requests[0].data_source].append(fmean(next(values) for _ in requests))
-    return {f"test_score/{source}": fmean(found) for source, found in means.items()}
+    return {f"test_score/{source}": fmean(rows_means) for source, rows_means in means.items()}
 
 
-def answered(path: str, columns: ScoredColumns) -> Iterator[list[ScoreRequest]]:
+def answered(path: str, columns: Mapping[str, str]) -> Iterator[list[ScoreRequest]]:
     """Yields the requests of each row of a file, one for each answer."""
     for table in open_tables(path, FILES, lambda names: names):
         require_columns(table, columns)
@@ -39,20 +36,19 @@ def answered(path: str, columns: ScoredColumns) -> Iterator[list[ScoreRequest]]:
             yield requests_of(table.rows([row])[0], table.location(row), columns)
 
 
-def require_columns(table: Table, columns: ScoredColumns) -> None:
-    settings = {"response_key": columns.responses, "data_source_key": columns.source, "reward_model_key": columns.truth}
-    for key, name in settings.items():
+def require_columns(table: Table, columns: Mapping[str, str]) -> None:
+    for key, name in columns.items():
         if name not in table.columns:
             reason = f"{table.path} has no column {name!r}; it has {', '.join(map(repr, table.columns))}"
-            raise UserError(reason, key=f"data.{key}", value=name, fix=f"name the right one: data.{key}=...")
+            raise UserError(reason, key=key, value=name, fix=f"name the right one: {key}=...")
 
 
-def requests_of(record: Record, location: str, columns: ScoredColumns) -> list[ScoreRequest]:
-    found, truth = record[columns.responses], record[columns.truth]
-    answers: list[Any] = [found] if isinstance(found, str) else list(found or ())
+def requests_of(record: Record, location: str, columns: Mapping[str, str]) -> list[ScoreRequest]:
+    responses, truth = record[columns[RESPONSES]], record[columns[TRUTH]]
+    answers: list[Any] = [responses] if isinstance(responses, str) else list(responses or ())
     if not answers or not all(isinstance(answer, str) for answer in answers):
-        raise bad_row(location, columns.responses, "is no list of texts", "write one text for each answer")
+        raise bad_row(location, columns[RESPONSES], "is no list of texts", "write one text for each answer")
     if not isinstance(truth, dict) or "ground_truth" not in truth:
-        raise bad_row(location, columns.truth, "has no ground_truth", '{"style": "rule", "ground_truth": "..."}')
-    extra, source = record.get("extra_info") or {}, str(record[columns.source])
+        raise bad_row(location, columns[TRUTH], "has no ground_truth", '{"style": "rule", "ground_truth": "..."}')
+    extra, source = record.get("extra_info") or {}, str(record[columns[SOURCE]])
     return [ScoreRequest(source, answer, truth["ground_truth"], extra, location) for answer in answers]

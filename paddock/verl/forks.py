@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from paddock.config import tree
-from paddock.config.schema import Config
 from paddock.errors import UserError
 from paddock.facts.compat import CHECKOUT
 from paddock.loading import foreign
@@ -34,25 +33,26 @@ PAYS_KL = re.compile(
 """Line of a trainer that pays KL in the reward whenever no KL is in the loss: verl before `use_kl_in_reward`."""
 
 
-def differences(config: Config, origins: dict[str, str]) -> Iterator[str]:
+ACTOR, PAID, COEFFICIENT = "actor_rollout_ref.actor", "algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef"
+
+
+def differences(value_of: Callable[[str], Any], origins: Mapping[str, str]) -> Iterator[str]:
     """Yields a warning for each default of the checkout's `verl` that differs here, with the key that restores it."""
-    if not (checkout := os.environ.get(CHECKOUT)):
-        return
-    package, user = Path(os.path.relpath(checkout)), {key for key, origin in origins.items() if set_by_user(origin)}
-    kl, actor = config.algorithm, config.actor_rollout_ref.actor
-    unpaid = not (actor.use_kl_loss or kl.use_kl_in_reward) and kl.kl_ctrl.kl_coef and pays_kl(package)
-    if unpaid and "algorithm.use_kl_in_reward" not in user:
+    package = Path(os.path.relpath(os.environ[CHECKOUT]))
+    user = {key for key, origin in origins.items() if set_by_user(origin)}
+    without_kl = not (value_of(f"{ACTOR}.use_kl_loss") or value_of(PAID))
+    if without_kl and PAID not in user and value_of(COEFFICIENT) and pays_kl(package):
         yield (
-            f"KL in the reward is not paid here; {package} pays it (algorithm.kl_ctrl.kl_coef={kl.kl_ctrl.kl_coef:g}) "
-            "whenever use_kl_loss is off: algorithm.use_kl_in_reward=True restores it"
+            f"KL in the reward is not paid here; {package} pays it ({COEFFICIENT}={value_of(COEFFICIENT):g}) "
+            f"whenever use_kl_loss is off: {PAID}=True restores it"
         )
-    name = "ppo_megatron_trainer" if actor.strategy == "megatron" else "ppo_trainer"
+    name = "ppo_megatron_trainer" if value_of(f"{ACTOR}.strategy") == "megatron" else "ppo_trainer"
     files = [package / "trainer" / "config" / f"{kind}{name}.yaml" for kind in ("_generated_", "")]
     file = next((file for file in files if file.is_file()), None)
     for key, value in defaults_of(file).items() if file else ():
         matters = key not in user and any(fnmatchcase(key, pattern) for pattern in CHANGES_TRAINING)
-        if matters and differs(config, key, value):
-            yield f"{key} is {tree.get(config, key)} here and {value} in {file}: {key}={value} restores it"
+        if matters and differs(value_of, key, value):
+            yield f"{key} is {value_of(key)} here and {value} in {file}: {key}={value} restores it"
 
 
 def defaults_of(file: Path) -> dict[str, Any]:
@@ -71,10 +71,10 @@ def defaults_of(file: Path) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if "$" not in str(value) and key in tree.leaves()}
 
 
-def differs(config: Config, key: str, value: Any) -> bool:
+def differs(value_of: Callable[[str], Any], key: str, value: Any) -> bool:
     """True if the run has another value. An unset key of the schema follows others, which are compared themselves."""
-    ours = tree.get(config, key)
-    unread = key.startswith("critic.") and not config.critic.enable
+    ours = value_of(key)
+    unread = key.startswith("critic.") and not value_of("critic.enable")
     return ours is not None and not unread and ours != value and str(ours) != str(value)
 
 

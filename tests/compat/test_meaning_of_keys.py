@@ -16,6 +16,7 @@ from paddock.engines.train.optim import lr_at
 from paddock.loading.load import load
 from paddock.trainer.loop import Trainer
 from paddock.trainer.reinforcement import train
+from paddock.verl.commands import ENGINE_SFT, Surface
 from paddock.verl.main import supervise
 from paddock.workers.roles import build
 
@@ -101,7 +102,7 @@ def sft(tmp_path, monkeypatch):
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     model = save_tiny(tmp_path / "model")
 
-    def run(surface: str, *overrides: str) -> list[dict[str, float]]:
+    def run(surface: Surface, *overrides: str) -> list[dict[str, float]]:
         given = [f"model.path={model}", f"data.train_files={tmp_path / 'rows.parquet'}", "data.train_batch_size=4",
                  "trainer.total_training_steps=2", "trainer.logger=file", "trainer.device=cpu",
                  "trainer.n_gpus_per_node=1", f"trainer.default_local_dir={tmp_path / 'out'}"]  # fmt: skip
@@ -113,10 +114,10 @@ def sft(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("test_freq", [[], ["trainer.test_freq=-1"]])
 def test_sft_of_verl_validates_after_its_last_step_alone(sft, tmp_path, test_freq):
-    found = sft("ENGINE_SFT", f"data.val_files={tmp_path / 'rows.parquet'}", "data.max_length=128", *test_freq)
+    found = sft(ENGINE_SFT, f"data.val_files={tmp_path / 'rows.parquet'}", "data.max_length=128", *test_freq)
     assert [line["step"] for line in found if "val/loss" in line] == [2]
 
 
 @pytest.mark.parametrize("truncation", [[], ["data.truncation=error"]])
 def test_a_row_that_is_too_long_for_verls_sft_trainer_is_cut_at_its_end(sft, truncation):
-    assert len(sft("ENGINE_SFT", "data.max_length=40", *truncation)) == 2
+    assert len(sft(ENGINE_SFT, "data.max_length=40", *truncation)) == 2

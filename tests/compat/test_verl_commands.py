@@ -17,7 +17,7 @@ from tiny_models import save_tiny
 from paddock.commands.guard import PLAN_ONLY
 from paddock.commands.keys_of import SFT
 from paddock.errors import UserError
-from paddock.verl.commands import ENGINE_SFT, FSDP_SFT, load_supervised
+from paddock.verl.commands import ENGINE_SFT, FSDP_SFT, GENERATION, GENERATION_SERVER, load_supervised
 from paddock.verl.main import generate, leave_torchrun, score, supervise
 
 A, M = "actor_rollout_ref.actor", "actor_rollout_ref.model"
@@ -116,10 +116,10 @@ def test_nested_questions_are_asked_by_the_template_and_learnt_as_paddock_sft_do
     folder, model = tiny
     monkeypatch.delenv("RANK", raising=False)
     nested = [f"data.train_files={folder / 'nested.parquet'}", *GSM8K[1:]]
-    assert supervise("FSDP_SFT", [*small(folder, model, "old"), *nested]) == 0
+    assert supervise(FSDP_SFT, [*small(folder, model, "old"), *nested]) == 0
     said = [f"data.train_files={folder / 'said.parquet'}"]
     cosine = ["optim.betas=[0.9,0.95]", "optim.lr_warmup_steps_ratio=0.1", "optim.lr_scheduler_type=cosine"]
-    assert supervise("ENGINE_SFT", [*small(folder, model, "new"), *said, *cosine]) == 0
+    assert supervise(ENGINE_SFT, [*small(folder, model, "new"), *said, *cosine]) == 0
     found = losses(folder / "old")
     assert len(found) == 2 and found == losses(folder / "new"), "both hold the same conversations"
     assert (folder / "old" / "huggingface" / "model.safetensors").is_file()
@@ -151,7 +151,7 @@ def test_a_row_beyond_max_length_stops_is_cut_or_is_left_out(tiny):
 
 def test_ranks_of_torchrun_above_the_first_have_nothing_to_do(monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    assert supervise("FSDP_SFT", ["no such argument"]) == 0
+    assert supervise(FSDP_SFT, ["no such argument"]) == 0
 
 
 def test_the_runs_own_processes_do_not_meet_in_the_group_of_torchrun(monkeypatch):
@@ -169,7 +169,7 @@ def test_the_runs_own_processes_do_not_meet_in_the_group_of_torchrun(monkeypatch
 def test_a_plan_of_sft_says_model_rows_steps_and_memory_and_trains_nothing(monkeypatch, capsys):
     for name, value in {PLAN_ONLY: "1", **FOUR}.items():
         monkeypatch.setenv(name, value)
-    assert supervise("FSDP_SFT", [*GSM8K, "model.partial_pretrain=Qwen/Qwen2.5-0.5B-Instruct"]) == 0
+    assert supervise(FSDP_SFT, [*GSM8K, "model.partial_pretrain=Qwen/Qwen2.5-0.5B-Instruct"]) == 0
     out = capsys.readouterr().out
     for text in ("Supervised training: Qwen/Qwen2.5-0.5B-Instruct", "2 node(s) x 4 cuda", "256 rows of at most 1024",
                  "prompts in extra_info.question", "update_actor", "verl's fsdp_sft_trainer"):  # fmt: skip
@@ -177,7 +177,7 @@ def test_a_plan_of_sft_says_model_rows_steps_and_memory_and_trains_nothing(monke
     assert "rollout  " not in out and "KV cache" not in out
 
 
-def test_generation_writes_answers_under_verls_keys_and_scores_of_the_file_are_printed(tiny, capsys, tmp_path):
+def test_generation_writes_answers_under_verls_keys_and_scores_of_the_file_are_printed(tiny, capsys, caplog, tmp_path):
     _, model = tiny
     prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.parquet"
     row = {"prompt": "1+1=", "data_source": "mine", "reward_model": {"style": "rule", "ground_truth": "2"}}
@@ -187,8 +187,9 @@ def test_generation_writes_answers_under_verls_keys_and_scores_of_the_file_are_p
     given = [f"model.path={model}", f"data.path={prompts}", f"data.output_path={answers}", "data.n_samples=2",
              "rollout.response_length=4", "rollout.prompt_length=32", "trainer.n_gpus_per_node=8", "trainer.nnodes=1",
              "rollout.tensor_model_parallel_size=2", "trainer.device=cpu", "rollout.dtype=float32"]  # fmt: skip
-    assert generate("GENERATION", given) == 0
-    assert "which ones come does not depend on their number" in capsys.readouterr().err
+    assert generate(GENERATION, given) == 0
+    assert "which ones come does not depend on their number" in caplog.text
+    capsys.readouterr()
     (written,) = parquet.read_table(answers).to_pylist()
     assert len(written["responses"]) == 2
     assert score([f"data.path={answers}", f"custom_reward_function.path={tmp_path / 'r.py'}"]) == 0
@@ -214,7 +215,7 @@ def test_plans_of_generation_and_scores_name_what_they_would_do(monkeypatch, cap
         "data.train_files=/far/t.parquet",
         "+data.output_path=o.parquet",
     ]
-    assert generate("GENERATION_SERVER", [*given, "actor_rollout_ref.rollout.n=3"]) == 0
+    assert generate(GENERATION_SERVER, [*given, "actor_rollout_ref.rollout.n=3"]) == 0
     assert score(["data.path=/far/a.parquet", "data.prompt_key=prompt", "custom_reward_function.path=/far/r.py"]) == 0
     out = capsys.readouterr().out
     assert "Qwen/Qwen3-8B answers /far/t.parquet" in out and "3 answer(s)" in out and "written to o.parquet" in out

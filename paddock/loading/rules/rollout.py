@@ -19,7 +19,7 @@ _RO = "actor_rollout_ref.rollout"
 
 @rule(Scope.TRAINING)
 def engines_honour_their_keys(config: Config) -> None:
-    default, engine = Config(), config.actor_rollout_ref.rollout.name
+    engine = config.actor_rollout_ref.rollout.name
     kind = engine_kind(engine)
     honoured = {
         "enable_rollout_routing_replay": not kind.copies_weights,
@@ -34,7 +34,7 @@ def engines_honour_their_keys(config: Config) -> None:
     errors = [
         UserError(f"is not built yet for {engine}", key=key, value=value, fix="leave it out")
         for key in (f"{_RO}.{name}" for name, taken in honoured.items() if not taken)
-        if (value := tree.get(config, key)) != tree.get(default, key)
+        if (value := tree.get(config, key)) != tree.default_of(key)
     ]
     if errors:
         raise together(errors)
