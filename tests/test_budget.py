@@ -15,9 +15,9 @@ PACKAGE = ROOT / "paddock"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 24
-FILES_WITH_THE_WHOLE_CONFIG = 38
+FILES_WITH_THE_WHOLE_CONFIG = 32
 PLACES_OF_ERRORS = 361
-WORDS = {"found": 1030, "told": 97, "one": 1660, "said": 231}
+WORDS = {"found": 710, "told": 82, "one": 1555, "said": 210}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -25,29 +25,29 @@ LINES = {
     "algorithms": 1568,
     "cli.py": 77,
     "commands": 1438,
-    "config": 2290,
+    "config": 2276,
     "core": 1802,
     "data": 4676,
     "doctor": 364,
     "engines": 6955,
     "environments": 3292,
     "errors.py": 50,
-    "estimate": 1061,
+    "estimate": 1055,
     "facts": 1423,
     "grading": 2264,
-    "help": 803,
+    "help": 801,
     "kernels": 1797,
     "library": 922,
-    "loading": 2395,
+    "loading": 2394,
     "models": 4966,
-    "plan": 1127,
+    "plan": 1104,
     "report": 593,
     "rewards": 3189,
     "rollouts": 1553,
     "runs": 1762,
     "sandbox": 3480,
     "trainer": 2014,
-    "verl": 2564,
+    "verl": 2544,
     "workers": 2538,
 }
 
