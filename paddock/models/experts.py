@@ -10,7 +10,7 @@ experts are found by their parameters, `[experts, in, out]` beside a router's `[
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
@@ -171,23 +171,27 @@ class WatchedRouter(TorchFunctionMode):
         return func(scores if covered is None else covered, *args[1:], **kwargs)
 
 
-@dataclass(eq=False)
 class Routing:
-    """The choices of one forward over T tokens, flattened; results are by the number of the block."""
+    """The choices of one forward over T tokens, flattened; results are by the number of the block. FSDP copies every
+    dataclass among the arguments of a forward, so that results of a copy would be lost: this is none."""
 
-    experts: Experts
-    replay: Tensor | None = None
-    """``[T, layers, k]``: the choices to make."""
-    counts: Tensor | None = None
-    """bool ``[T]``: tokens that statistics are taken of; None: no statistics."""
-    frequency: Tensor | None = None
-    """``[experts]``: choices per token, for the loss that balances (see engines/train)."""
-    required: bool = True
-    """True if a block that chooses in a way nobody sees is an error."""
-    ids: dict[int, Tensor] = field(default_factory=dict)
-    agreed: dict[int, Tensor] = field(default_factory=dict)
-    entropy: dict[int, Tensor] = field(default_factory=dict)
-    pressure: dict[int, Tensor] = field(default_factory=dict)
+    def __init__(
+        self,
+        experts: Experts,
+        replay: Tensor | None = None,
+        counts: Tensor | None = None,
+        frequency: Tensor | None = None,
+        required: bool = True,
+    ):
+        """`replay` ``[T, layers, k]``: the choices to make. `counts` bool ``[T]``: tokens that statistics are taken of;
+        None: no statistics. `frequency` ``[experts]``: choices per token, for the loss that balances (see
+        engines/train). `required`: a block that chooses in a way nobody sees is an error."""
+        self.experts, self.replay, self.counts, self.frequency = experts, replay, counts, frequency
+        self.required = required
+        self.ids: dict[int, Tensor] = {}
+        self.agreed: dict[int, Tensor] = {}
+        self.entropy: dict[int, Tensor] = {}
+        self.pressure: dict[int, Tensor] = {}
 
     def choose(self, block: ExpertBlock, scores: Tensor, own: Any) -> Any:
         """Scores and numbers of the chosen: the recorded ones, where there are any, else the router's own."""

@@ -16,6 +16,7 @@ import torch
 from devices import joined
 from specimens import Specimen
 from tiny_models import EOS, one_turn_each
+from tiny_updates import over_ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
@@ -53,7 +54,7 @@ def settings(**changes: Any) -> Settings:
 def actor(specimen: Specimen, plain: bool = False, backend: type[Backend] = SingleBackend, **changes: Any) -> Any:
     """`plain`: padded rows, and the attention that comes with the family."""
     model = load_causal_lm(str(specimen.folder), attn="eager" if plain else "paddock")
-    return Engine(backend(model, settings(packed=not plain, **changes)))
+    return Engine(backend.place(model, settings(packed=not plain, **changes), over_ranks()))
 
 
 def policy_loss(batch: Batch) -> LossFn:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from test_code_scorers import SANDBOX, asserts, cause
+from test_code_scorers import LIMITS, asserts, cause
 
 from paddock.errors import UserError
 from paddock.rewards.code import contest, humaneval
@@ -74,7 +74,7 @@ def test_a_function_with_a_capital_letter_is_believed_no_more_than_another():
         "test": "def check(c):\n    assert abs(c(41) - 42) < 1e-6\n",
     }
     cheat = "class Diff:\n    def __init__(self, x): pass\n    def __sub__(self, other): return 0\n"
-    assert humaneval(f"```python\n{cheat}def Diff_(x): pass\n# def Diff(x)\n```", task, sandbox=SANDBOX)["score"] == 0.0
+    assert humaneval(f"```python\n{cheat}def Diff_(x): pass\n# def Diff(x)\n```", task, sandbox=LIMITS)["score"] == 0.0
 
 
 def test_an_equality_that_agrees_to_anything_is_not_believed():
@@ -140,16 +140,16 @@ def test_the_end_of_a_program_cannot_be_taken_for_an_error(swallow):
 def test_infinity_and_what_is_no_number_in_rows():
     inf, nan = float("inf"), float("nan")
     truth = {"inputs": [[[1, inf]], [[nan]]], "outputs": [inf, nan], "fn_name": "top"}
-    assert contest("def top(a):\n    return a[-1]", truth, sandbox=SANDBOX)["score"] == 1.0
-    assert contest("def top(a):\n    return 0.0", truth, sandbox=SANDBOX)["score"] == 0.0
-    assert contest("def top(a):\n    return 'nan'", truth, sandbox=SANDBOX)["score"] == 0.0
-    assert contest("def top(a):\n    return a[-1]", json.dumps(truth), sandbox=SANDBOX)["score"] == 1.0
+    assert contest("def top(a):\n    return a[-1]", truth, sandbox=LIMITS)["score"] == 1.0
+    assert contest("def top(a):\n    return 0.0", truth, sandbox=LIMITS)["score"] == 0.0
+    assert contest("def top(a):\n    return 'nan'", truth, sandbox=LIMITS)["score"] == 0.0
+    assert contest("def top(a):\n    return a[-1]", json.dumps(truth), sandbox=LIMITS)["score"] == 1.0
 
 
 def test_every_solution_has_an_instance_of_its_own():
     code = "class Solution:\n    def __init__(self):\n        self.n = 0\n    def up(self):\n        self.n += 1\n        return self.n"
     truth = {"inputs": [[], []], "outputs": [1, 1], "fn_name": "up"}
-    assert contest(code, truth, sandbox=SANDBOX)["score"] == 1.0
+    assert contest(code, truth, sandbox=LIMITS)["score"] == 1.0
 
 
 MATH = "class math:\n    isclose = staticmethod(lambda *parts, **more: True)\n"
